@@ -1,0 +1,78 @@
+//! Metrics and health, on a runtime of their own, so that a scrape cannot stall traffic and traffic cannot stall a probe.
+
+mod debug;
+mod exporter;
+
+pub use exporter::{Exporter, exporter};
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use crate::base::Ready;
+use crate::cache::{Feeds, State as FeedState};
+
+/// What the admin pages show.
+#[derive(Clone)]
+pub struct Pages {
+    pub ready: Ready,
+    pub feeds: Feeds,
+    pub exporter: Exporter,
+}
+
+impl Pages {
+    /// `/metrics`, `/livez`, `/readyz`, `/debug/feeds`.
+    pub fn router(self) -> Router {
+        Router::new()
+            .route("/metrics", get(metrics))
+            .route("/livez", get(livez))
+            .route("/healthz", get(livez))
+            .route("/readyz", get(readyz))
+            .route("/debug/feeds", get(debug::feeds))
+            .route("/debug/{other}", get(unknown))
+            .with_state(Arc::new(self))
+    }
+}
+
+async fn metrics(State(pages): State<Arc<Pages>>) -> Response {
+    pages.exporter.observe(&pages.feeds);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], pages.exporter.render()).into_response()
+}
+
+/// The process answers: upstream's health is none of this probe's business (reliability.md O3).
+async fn livez() -> &'static str {
+    "ok"
+}
+
+/// A line for whatever must be there before clients are sent here, and one per feed.
+async fn readyz(State(pages): State<Arc<Pages>>) -> Response {
+    let pending = pages.ready.pending();
+    let mut text = String::new();
+    for what in &pending {
+        text.push_str(&format!("[-]{what} not ready\n"));
+    }
+    for feed in pages.feeds.all() {
+        let (mark, state) = match feed.reader.state() {
+            FeedState::Live => ('+', "live".to_owned()),
+            FeedState::Stale { since } => ('+', format!("stale for {} s", since.elapsed().as_secs())),
+            FeedState::Syncing => ('-', "syncing".to_owned()),
+            FeedState::Ended(end) => ('-', format!("ended: {}", end.as_str())),
+        };
+        let stats = feed.reader.stats();
+        let (key, objects, rv) = (&feed.spec.key, stats.objects, stats.progress);
+        text.push_str(&format!("[{mark}]feed {key} {state}, {objects} objects at {rv}\n"));
+    }
+    let (code, verdict) =
+        if pending.is_empty() { (StatusCode::OK, "passed") } else { (StatusCode::SERVICE_UNAVAILABLE, "failed") };
+    text.push_str(&format!("readyz check {verdict}\n"));
+    (code, text).into_response()
+}
+
+async fn unknown(Path(other): Path<String>) -> Response {
+    (StatusCode::NOT_FOUND, format!("no page {other:?} here; there is /debug/feeds\n")).into_response()
+}

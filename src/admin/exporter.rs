@@ -1,0 +1,106 @@
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+use metrics::{Label, gauge};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use parking_lot::Mutex;
+
+use crate::cache::{FeedKey, Feeds, State};
+
+/// Renders every metric of the process.
+#[derive(Clone)]
+pub struct Exporter {
+    handle: PrometheusHandle,
+    /// Feeds whose gauges were set, so that those of one that ended are set to zero.
+    shown: Arc<Mutex<BTreeSet<FeedKey>>>,
+}
+
+/// Seconds: from a tenth of a millisecond, what a delivery takes on an idle machine, to ten seconds.
+const DELAY_BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
+const STATES: [&str; 4] = ["syncing", "live", "stale", "ended"];
+
+/// The process's exporter; the recorder behind it is installed at the first call.
+///
+/// # Errors
+/// If another recorder is installed, or the buckets are refused.
+pub fn exporter() -> Result<Exporter, String> {
+    static HANDLE: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
+    let handle = HANDLE.get_or_init(|| {
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &DELAY_BUCKETS)
+            .map_err(|error| error.to_string())?
+            .build_recorder();
+        let handle = recorder.handle();
+        metrics::set_global_recorder(recorder).map_err(|error| error.to_string())?;
+        crate::serve::describe();
+        Ok(handle)
+    });
+    handle.clone().map(|handle| Exporter { handle, shown: Arc::default() })
+}
+
+impl Exporter {
+    /// Prometheus text.
+    pub fn render(&self) -> String {
+        self.handle.render()
+    }
+
+    /// Folds what histograms have gathered; to be called now and then.
+    pub fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+
+    /// Sets the gauges that are read off the feeds.
+    pub(super) fn observe(&self, feeds: &Feeds) {
+        let running = feeds.all();
+        let mut shown = self.shown.lock();
+        for gone in shown.iter().filter(|key| running.iter().all(|feed| feed.spec.key != **key)) {
+            set_state(gone, None);
+        }
+        shown.clear();
+        for feed in running {
+            let key = &feed.spec.key;
+            let stats = feed.reader.stats();
+            let state = feed.reader.state();
+            let stale = match state {
+                State::Stale { since } => since.elapsed().as_secs_f64(),
+                _ => 0.0,
+            };
+            set_state(key, Some(state));
+            set(key, "kube_fanout_feed_stale_seconds", stale);
+            set(key, "kube_fanout_feed_objects", stats.objects as f64);
+            set(key, "kube_fanout_feed_object_bytes", stats.object_bytes as f64);
+            set(key, "kube_fanout_feed_resource_version", stats.progress.0 as f64);
+            set(key, "kube_fanout_ring_events", stats.events as f64);
+            set(key, "kube_fanout_ring_bytes", stats.event_bytes as f64);
+            set(key, "kube_fanout_ring_span_seconds", stats.span_seconds);
+            set(key, "kube_fanout_lanes", stats.lanes as f64);
+            shown.insert(key.clone());
+        }
+    }
+}
+
+fn labels(key: &FeedKey) -> Vec<Label> {
+    vec![
+        Label::new("resource", key.gvr.to_string()),
+        Label::new("namespace", key.namespace.as_deref().unwrap_or_default().to_owned()),
+        Label::new("form", key.form.as_str()),
+    ]
+}
+
+fn set(key: &FeedKey, name: &'static str, value: f64) {
+    gauge!(name, labels(key)).set(value);
+}
+
+fn set_state(key: &FeedKey, state: Option<State>) {
+    let current = match state {
+        Some(State::Syncing) => "syncing",
+        Some(State::Live) => "live",
+        Some(State::Stale { .. }) => "stale",
+        Some(State::Ended(_)) | None => "ended",
+    };
+    for state in STATES {
+        let mut labels = labels(key);
+        labels.push(Label::new("state", state));
+        gauge!("kube_fanout_feed_state", labels).set(if state == current { 1.0 } else { 0.0 });
+    }
+}

@@ -1,0 +1,225 @@
+//! Wiring, and nothing else: the only module that sees everything.
+//!
+//! `config::Serve` → [`App::bind`] → [`Bound`] (addresses known, nothing accepted yet) → [`Bound::run`] until shutdown.
+
+pub mod demo;
+mod ops;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::admin::{self, Pages};
+use crate::auth::Gate;
+use crate::base::{Backoff, DrainTrigger, DrainWatch, NotReady, Ready, Tasks};
+use crate::cache::{Feeds, State};
+use crate::config::{Serve, TlsSource};
+use crate::net::{self, Address, Listener, Tls, TlsError};
+use crate::reflect::Supervisor;
+use crate::serve::{Door, feed_spec};
+use crate::upstream::{Catalog, Client, CredentialError};
+use crate::wire::Form;
+
+/// The application, listening but not yet accepting.
+pub struct Bound {
+    listeners: Vec<(Listener, Option<Tls>)>,
+    admin: Option<ops::Admin>,
+    door: Arc<Door>,
+    catalog: Catalog,
+    feeds: Feeds,
+    tasks: Tasks,
+    drain: (DrainTrigger, DrainWatch),
+    ready: Ready,
+    config: Serve,
+}
+
+/// Why the application cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Credentials(#[from] CredentialError),
+    #[error("tls: {0}")]
+    Tls(#[from] TlsError),
+    #[error("cannot listen on {address}: {source}")]
+    Bind { address: Address, source: io::Error },
+    #[error("cannot write {path}: {source}")]
+    Write { path: std::path::PathBuf, source: io::Error },
+    #[error("metrics: {0}")]
+    Metrics(String),
+}
+
+/// How often what upstream serves is asked again.
+const DISCOVERY_PERIOD: Duration = Duration::from_secs(30);
+
+impl Bound {
+    /// Reads the credentials, binds every address and wires the parts. Nothing is accepted and upstream is not asked yet.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn bind(config: Serve) -> Result<Self, StartError> {
+        let exporter = admin::exporter().map_err(StartError::Metrics)?;
+        let client = Client::connect(&config.upstream).await?;
+        let tls = tls(&config)?;
+        let mut listeners = Vec::new();
+        for address in &config.listen {
+            let bind = |source| StartError::Bind { address: address.clone(), source };
+            let listener = Listener::bind(address).await.map_err(bind)?;
+            // A unix socket is as private as its file: no TLS there.
+            let tls = matches!(address, Address::Tcp(_)).then(|| tls.clone()).flatten();
+            listeners.push((listener, tls));
+        }
+        let ready = Ready::new();
+        let tasks = Tasks::new();
+        let (feeds, demands) = Feeds::new(config.cache.clone());
+        let admin = match &config.admin {
+            Some(address) => {
+                let bind = |source| StartError::Bind { address: address.clone(), source };
+                let pages = Pages { ready: ready.clone(), feeds: feeds.clone(), exporter };
+                Some(ops::Admin::bind(address, pages).map_err(bind)?)
+            }
+            None => None,
+        };
+        let drain = DrainTrigger::new();
+        let catalog = Catalog::new(client.clone());
+        let supervisor = Supervisor::new(client.clone(), feeds.clone(), config.reflect.clone(), tasks.clone());
+        tasks.spawn("supervisor", supervisor.run(demands));
+        let gate = Gate::new(config.auth, config.allowed_hosts.clone());
+        let door = Door::new(
+            config.door.clone(),
+            client,
+            catalog.clone(),
+            feeds.clone(),
+            gate,
+            tasks.clone(),
+            drain.1.clone(),
+        );
+        Ok(Self { listeners, admin, door: Arc::new(door), catalog, feeds, tasks, drain, ready, config })
+    }
+
+    /// Every address that clients can use, as a URL or `unix:PATH`.
+    pub fn addresses(&self) -> Vec<String> {
+        let url = |(listener, tls): &(Listener, Option<Tls>)| {
+            let address = listener.local_address().ok()?;
+            Some(match address {
+                Address::Tcp(tcp) => format!("{}://{tcp}", if tls.is_some() { "https" } else { "http" }),
+                Address::Unix(_) => address.to_string(),
+            })
+        };
+        self.listeners.iter().filter_map(url).collect()
+    }
+
+    pub fn admin_address(&self) -> Option<String> {
+        self.admin.as_ref().map(ops::Admin::address)
+    }
+
+    pub fn feeds(&self) -> &Feeds {
+        &self.feeds
+    }
+
+    /// Accepts and serves until `shutdown` completes, then drains: no new connections, running watches end spread over
+    /// the drain time, the rest is cut.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let Self { listeners, admin, door, catalog, feeds, tasks, drain: (trigger, watch), ready, config } = self;
+        let starting = ready.register("discovery");
+        tasks.spawn("discovery", discovery(catalog, feeds.clone(), config.preload.clone(), ready.clone(), starting));
+        for (listener, tls) in listeners {
+            let door = door.clone();
+            let handle = move |peer, request| door.clone().answer(peer, request);
+            let serving =
+                net::serve(listener, tls, config.connections.clone(), tasks.clone(), watch.clone(), handle);
+            tasks.spawn("listener", serving);
+        }
+        drop(watch);
+        drop(door);
+        let admin = admin.map(ops::Admin::start);
+        shutdown.await;
+        let stopping = ready.register("shutting down");
+        tracing::info!(grace = ?config.drain, "draining");
+        let in_time = trigger.drain(config.drain).await;
+        tracing::info!(in_time, "drained");
+        tasks.join().await;
+        drop(stopping);
+        if let Some(admin) = admin {
+            admin.stop();
+        }
+    }
+}
+
+fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {
+    Ok(match &config.tls {
+        None => None,
+        Some(TlsSource::Files { certificate, key }) => Some(Tls::from_files(certificate, key)?),
+        Some(TlsSource::SelfSigned { out }) => {
+            let mut names: Vec<_> = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).collect();
+            names.extend(config.allowed_hosts.iter().cloned());
+            names.extend(config.listen.iter().filter_map(|address| match address {
+                Address::Tcp(tcp) => Some(tcp.ip().to_string()),
+                Address::Unix(_) => None,
+            }));
+            names.sort();
+            names.dedup();
+            let tls = Tls::self_signed(names)?;
+            if let (Some(path), Some(pem)) = (out, tls.self_signed_pem()) {
+                std::fs::write(path, pem).map_err(|source| StartError::Write { path: path.clone(), source })?;
+            }
+            Some(tls)
+        }
+    })
+}
+
+/// Learns what upstream serves, starts the feeds that are to be there from the beginning, and keeps asking.
+async fn discovery(catalog: Catalog, feeds: Feeds, preload: Vec<String>, ready: Ready, starting: NotReady) {
+    let mut backoff = Backoff::default();
+    while let Err(error) = catalog.refresh(Instant::now()).await {
+        tracing::warn!(%error, "discovery failed; trying again");
+        tokio::time::sleep(backoff.failed(Instant::now())).await;
+    }
+    tracing::info!(resources = catalog.len(), "discovered what upstream serves");
+    let waiting: Vec<_> = preload.iter().filter_map(|name| start_preload(name, &catalog, &feeds, &ready)).collect();
+    drop(starting);
+    // The leases keep preloaded feeds from being idle.
+    let mut leases = Vec::new();
+    for (lease, guard) in waiting {
+        let mut state = lease.reader.watch_state();
+        let _ = state.wait_for(|state| *state != State::Syncing).await;
+        drop(guard);
+        leases.push(lease);
+    }
+    loop {
+        tokio::time::sleep(DISCOVERY_PERIOD).await;
+        match catalog.refresh(Instant::now()).await {
+            Ok(true) => feeds.forget_refusals(),
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%error, "discovery failed"),
+        }
+    }
+}
+
+fn start_preload(
+    name: &str,
+    catalog: &Catalog,
+    feeds: &Feeds,
+    ready: &Ready,
+) -> Option<(crate::cache::Lease, NotReady)> {
+    let Some(resource) = catalog.find_by_name(name) else {
+        tracing::error!(resource = name, "preload: upstream serves no such resource");
+        return None;
+    };
+    // Built-in resources in the form that kubelets and controllers ask for.
+    let form = match resource.origin {
+        crate::upstream::Origin::BuiltIn => Form::Protobuf,
+        _ => Form::Json,
+    };
+    match feeds.lease(&feed_spec(&resource, None, form)) {
+        Ok(lease) => {
+            let guard = ready.register(format!("feed {}", lease.spec.key));
+            Some((lease, guard))
+        }
+        Err(why) => {
+            tracing::error!(resource = name, ?why, "preload: no feed");
+            None
+        }
+    }
+}

@@ -1,0 +1,113 @@
+use std::io;
+use std::net::TcpListener as StdTcpListener;
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::Pages;
+use crate::net::Address;
+
+/// The admin listener: bound with the others, served on a thread and a runtime of its own.
+pub(super) struct Admin {
+    listener: AdminListener,
+    pages: Pages,
+}
+
+enum AdminListener {
+    Tcp(StdTcpListener),
+    Unix(StdUnixListener, std::path::PathBuf),
+}
+
+/// The running admin server.
+pub(super) struct Running {
+    stop: CancellationToken,
+    thread: JoinHandle<()>,
+}
+
+/// How often histograms are folded.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+impl Admin {
+    pub(super) fn bind(address: &Address, pages: Pages) -> io::Result<Self> {
+        let listener = match address {
+            Address::Tcp(tcp) => {
+                let listener = StdTcpListener::bind(tcp)?;
+                listener.set_nonblocking(true)?;
+                AdminListener::Tcp(listener)
+            }
+            Address::Unix(path) => {
+                let _ = std::fs::remove_file(path);
+                let listener = StdUnixListener::bind(path)?;
+                listener.set_nonblocking(true)?;
+                AdminListener::Unix(listener, path.clone())
+            }
+        };
+        Ok(Self { listener, pages })
+    }
+
+    pub(super) fn address(&self) -> String {
+        match &self.listener {
+            AdminListener::Tcp(listener) => {
+                listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("http://{address}"))
+            }
+            AdminListener::Unix(_, path) => format!("unix:{}", path.display()),
+        }
+    }
+
+    pub(super) fn start(self) -> Running {
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("ops").build();
+            match runtime {
+                Ok(runtime) => runtime.block_on(self.serve(stopped)),
+                Err(error) => tracing::error!(%error, "no runtime for the admin pages"),
+            }
+        });
+        Running { stop, thread }
+    }
+
+    async fn serve(self, stop: CancellationToken) {
+        let Self { listener, pages } = self;
+        let exporter = pages.exporter.clone();
+        let router = pages.router();
+        let serving = async {
+            let ended = match listener {
+                AdminListener::Tcp(listener) => match TcpListener::from_std(listener) {
+                    Ok(listener) => axum::serve(listener, router).await,
+                    Err(error) => Err(error),
+                },
+                AdminListener::Unix(listener, _) => match UnixListener::from_std(listener) {
+                    Ok(listener) => axum::serve(listener, router).await,
+                    Err(error) => Err(error),
+                },
+            };
+            if let Err(error) = ended {
+                tracing::error!(%error, "admin pages ended");
+            }
+        };
+        let upkeep = async {
+            loop {
+                tokio::time::sleep(UPKEEP).await;
+                exporter.upkeep();
+            }
+        };
+        tokio::select! {
+            () = serving => {}
+            () = upkeep => {}
+            () = stop.cancelled() => {}
+        }
+    }
+}
+
+impl Running {
+    pub(super) fn stop(self) {
+        self.stop.cancel();
+        if self.thread.join().is_err() {
+            tracing::error!("the admin thread panicked");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The floor: what every layer may stand on. No domain words, no sockets.
+
+mod backoff;
+mod drain;
+mod ready;
+mod tasks;
+
+pub use backoff::Backoff;
+pub use drain::{DrainTrigger, DrainWatch, Draining};
+pub use ready::{NotReady, Ready};
+pub use tasks::Tasks;

@@ -1,0 +1,127 @@
+use std::sync::Arc;
+use std::task::Waker;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::lane::{Lane, Read};
+use super::lanes::LaneKey;
+use super::reader::{Progress, Shared};
+use super::{Event, View};
+use crate::kube::ResourceVersion;
+
+/// A reader's place in a feed: the next event it needs. It holds no events; a slow reader costs its position.
+#[derive(Debug)]
+pub struct Cursor {
+    shared: Arc<Shared>,
+    lane: Arc<Lane>,
+    key: LaneKey,
+    view: View,
+    slot: usize,
+    next: u64,
+    /// Events up to this version are not for this reader: it starts in the future, or from a state read elsewhere.
+    after: ResourceVersion,
+}
+
+/// What [`Cursor::pull`] found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Pull {
+    /// Frames were put into the batch.
+    Frames {
+        /// Version of the last event that was looked at.
+        last: ResourceVersion,
+        /// When the first of them was applied.
+        applied: Instant,
+    },
+    /// Everything that matches and is not later than `progress` has been pulled.
+    CaughtUp { progress: Progress },
+    /// The position left the ring: the client must list again.
+    Expired { oldest: ResourceVersion },
+}
+
+/// Events looked at in one go: bounds the time between two looks at the client.
+const BATCH_EVENTS_MAX: usize = 128;
+
+impl Cursor {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        lane: Arc<Lane>,
+        key: LaneKey,
+        view: View,
+        next: u64,
+        after: ResourceVersion,
+    ) -> Self {
+        let slot = lane.add_reader();
+        Self { shared, lane, key, view, slot, next, after }
+    }
+
+    /// Appends frames to `batch` until about `room` bytes are in it, and moves past them.
+    ///
+    /// At least one frame is pulled if there is one, however small the room. When there is none, `waker` is woken by the
+    /// next event of this reader's lane, by upstream's next bookmark, and by the end of the history.
+    pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
+        let before = batch.len();
+        let mut bytes = 0;
+        let mut events = Vec::new();
+        loop {
+            // Read before the lane: whatever is published after this is also in the lane after this.
+            let progress = *self.shared.progress.borrow();
+            events.clear();
+            match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), &mut events) {
+                Read::Lost => return Pull::Expired { oldest: self.shared.inner.read().floor },
+                Read::CaughtUp => return Pull::CaughtUp { progress },
+                Read::Some => {}
+            }
+            let mut last = self.after;
+            let mut applied = None;
+            for event in &events {
+                self.next = event.seq + 1;
+                last = event.rv;
+                let taken = self.take(event, batch);
+                if taken > 0 {
+                    applied.get_or_insert(event.at);
+                }
+                bytes += taken;
+                if bytes >= room {
+                    break;
+                }
+            }
+            if let (Some(applied), true) = (applied, batch.len() > before) {
+                return Pull::Frames { last, applied };
+            }
+        }
+    }
+
+    /// The version behind which this reader started.
+    pub fn start(&self) -> ResourceVersion {
+        self.after
+    }
+
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Events that this reader has not looked at, counted over the whole feed.
+    pub fn lag(&self) -> u64 {
+        self.shared.inner.read().next_seq.saturating_sub(self.next)
+    }
+
+    fn take(&self, event: &Event, batch: &mut Vec<Bytes>) -> usize {
+        if event.rv <= self.after {
+            return 0;
+        }
+        let Some(event_type) = event.seen_by(&self.view) else { return 0 };
+        let frame = event.frame_as(event_type, &self.shared.envelope);
+        let len = frame.len();
+        batch.push(frame);
+        len
+    }
+}
+
+impl Drop for Cursor {
+    fn drop(&mut self) {
+        if self.lane.remove_reader(self.slot) && self.key != LaneKey::All {
+            self.shared.inner.write().lanes.release(&self.key);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::held::Held;
+use super::lanes::{LaneKey, Lanes};
+use super::writer::Inner;
+use super::{Config, Cursor, Snapshot, View};
+use crate::kube::{Gvr, ResourceVersion};
+use crate::wire::{BookmarkTemplate, Envelope};
+
+/// What one writer and many readers share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) gvr: Gvr,
+    pub(super) envelope: Envelope,
+    pub(super) namespaced: bool,
+    /// Key of the field that has lanes of its own.
+    pub(super) lane_field: Option<Box<str>>,
+    pub(super) inner: RwLock<Inner>,
+    pub(super) held: Mutex<Held>,
+    pub(super) progress: watch::Sender<Progress>,
+    pub(super) state: watch::Sender<State>,
+    pub(super) bookmark: RwLock<BookmarkTemplate>,
+}
+
+/// How far a feed is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Everything up to here has been applied.
+    pub rv: ResourceVersion,
+    /// The last version that upstream's own stream confirmed by a bookmark or an event; downstream bookmarks follow it.
+    pub bookmark: ResourceVersion,
+    /// Bookmarks seen so far.
+    pub bookmarks: u64,
+}
+
+/// Whether a feed can be served from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// No complete state yet.
+    Syncing,
+    /// Upstream's stream is open.
+    Live,
+    /// It was open; since then the cache may lag behind.
+    Stale { since: Instant },
+    /// The feed is over; readers look for another one or pass through.
+    Ended(End),
+}
+
+/// Why a feed is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Upstream does not let our identity read it.
+    Forbidden,
+    /// Upstream does not know the resource (any more).
+    Gone,
+    /// Upstream does not offer this form of it.
+    NotOffered,
+    /// Its resourceVersions are not numbers, or its objects do not decode.
+    Unreadable,
+    /// Nobody has read it for a while.
+    Idle,
+    /// The proxy stops.
+    Shutdown,
+}
+
+impl End {
+    /// Whether trying again at once would end the same way.
+    pub fn is_refusal(self) -> bool {
+        matches!(self, Self::Forbidden | Self::Gone | Self::NotOffered | Self::Unreadable)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Forbidden => "forbidden",
+            Self::Gone => "gone",
+            Self::NotOffered => "not_offered",
+            Self::Unreadable => "unreadable",
+            Self::Idle => "idle",
+            Self::Shutdown => "shutdown",
+        }
+    }
+}
+
+/// Reads one feed. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct CacheReader {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// Where a watch starts.
+#[derive(Debug, Clone)]
+pub enum Start {
+    /// After this version.
+    After(ResourceVersion),
+    /// With the current state, which is handed out as a snapshot.
+    Current,
+    /// With a state that was read elsewhere (a consistent LIST), and every event after it.
+    From(Snapshot),
+}
+
+/// An opened watch: its initial state if it asked for one, and its cursor right behind it. Both of one critical section.
+#[derive(Debug)]
+pub struct Opened {
+    pub snapshot: Option<Snapshot>,
+    pub cursor: Cursor,
+}
+
+/// The version asked for is no longer in the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too old resource version: {requested} ({floor})")]
+pub struct TooOld {
+    pub requested: ResourceVersion,
+    /// The oldest version that a watch may start from.
+    pub floor: ResourceVersion,
+}
+
+/// Sizes of one feed, for metrics and admin pages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CacheStats {
+    pub objects: usize,
+    /// Bytes of the objects' bodies.
+    pub object_bytes: usize,
+    pub events: usize,
+    pub event_bytes: usize,
+    /// The oldest version that a watch may start from.
+    pub floor: ResourceVersion,
+    pub progress: ResourceVersion,
+    /// Lanes besides the one of all events.
+    pub lanes: usize,
+    /// Seconds between the oldest and the newest event.
+    pub span_seconds: f64,
+}
+
+impl CacheReader {
+    pub fn gvr(&self) -> &Gvr {
+        &self.shared.gvr
+    }
+
+    pub fn envelope(&self) -> &Envelope {
+        &self.shared.envelope
+    }
+
+    pub fn namespaced(&self) -> bool {
+        self.shared.namespaced
+    }
+
+    pub fn progress(&self) -> Progress {
+        *self.shared.progress.borrow()
+    }
+
+    pub fn state(&self) -> State {
+        *self.shared.state.borrow()
+    }
+
+    /// Follows the feed's state.
+    pub fn watch_state(&self) -> watch::Receiver<State> {
+        self.shared.state.subscribe()
+    }
+
+    /// Follows the feed's progress.
+    pub fn watch_progress(&self) -> watch::Receiver<Progress> {
+        self.shared.progress.subscribe()
+    }
+
+    /// Completes when everything up to `rv` has been applied; never, if that never happens.
+    pub async fn reached(&self, rv: ResourceVersion) {
+        let mut progress = self.shared.progress.subscribe();
+        if progress.wait_for(|progress| progress.rv >= rv).await.is_err() {
+            // The writer is gone and so is every hope; the caller's deadline decides.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.inner.read().snapshot()
+    }
+
+    /// A snapshot of exactly `rv`: the current state if that is what it is, or one held for a paging client.
+    pub fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+        let current = {
+            let inner = self.shared.inner.read();
+            // Nothing has changed between the last event and the progress reached since.
+            (inner.last_event() <= rv && rv <= inner.progress).then(|| Snapshot::new(rv, inner.snapshot().into_objects()))
+        };
+        current.or_else(|| self.shared.held.lock().find(rv, Instant::now()))
+    }
+
+    /// Keeps `snapshot` for the next pages of the client that reads it.
+    pub fn hold(&self, snapshot: &Snapshot) {
+        self.shared.held.lock().keep(snapshot.clone(), Instant::now(), &self.shared.config);
+    }
+
+    /// Opens a watch: its position, and the snapshot if it starts with one, belong to one instant of the feed.
+    pub fn open(&self, start: Start, view: View) -> Result<Opened, TooOld> {
+        let key = Lanes::key_for(&view, self.shared.namespaced, self.shared.lane_field.as_deref());
+        let mut inner = self.shared.inner.write();
+        let (after, snapshot) = match start {
+            Start::After(rv) => (rv, None),
+            Start::Current => (inner.progress, Some(inner.snapshot())),
+            Start::From(snapshot) => (snapshot.rv, Some(snapshot)),
+        };
+        if after < inner.floor {
+            return Err(TooOld { requested: after, floor: inner.floor });
+        }
+        let next = inner.seq_after(after);
+        let next_seq = inner.next_seq;
+        let lane = inner.lanes.open(&key, next, next_seq);
+        let cursor = Cursor::new(self.shared.clone(), lane, key, view, next, after);
+        Ok(Opened { snapshot, cursor })
+    }
+
+    /// A watch behind everything there is, for one that is only to be told why it cannot be.
+    pub fn open_at_end(&self, view: View) -> Opened {
+        let mut inner = self.shared.inner.write();
+        let (next, after) = (inner.next_seq, inner.progress);
+        let lane = inner.lanes.open(&LaneKey::All, next, next);
+        Opened { snapshot: None, cursor: Cursor::new(self.shared.clone(), lane, LaneKey::All, view, next, after) }
+    }
+
+    /// The bookmark frame at `rv` for this feed.
+    pub fn bookmark(&self, rv: ResourceVersion, initial_events_end: bool) -> bytes::Bytes {
+        self.shared.bookmark.read().frame(rv, initial_events_end)
+    }
+
+    pub fn stats(&self) -> CacheStats {
+        self.shared.inner.read().stats()
+    }
+}

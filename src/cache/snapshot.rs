@@ -1,0 +1,87 @@
+use std::ops::Bound;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
+use super::View;
+use crate::kube::{ObjectKey, ResourceVersion};
+use crate::wire::Object;
+
+/// All objects of a feed at one version. Cloning shares; the writer goes on beside it.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The version whose state this is.
+    pub rv: ResourceVersion,
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+}
+
+impl Snapshot {
+    pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<Object>>) -> Self {
+        Self { rv, objects }
+    }
+
+    /// Gathers listed objects; of two with one key the later wins.
+    pub fn from_objects(rv: ResourceVersion, objects: impl IntoIterator<Item = Object>) -> Self {
+        let objects = objects.into_iter().map(|object| (object.key.clone(), Arc::new(object))).collect();
+        Self { rv, objects }
+    }
+
+    pub fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
+        self.objects.get(key)
+    }
+
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Every object, in the apiserver's key order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Object>> {
+        self.objects.values()
+    }
+
+    /// The objects that `view` sees, in key order, from the first key that is not before `start` (inclusive).
+    pub fn select<'a>(
+        &'a self,
+        view: &'a View,
+        namespaced: bool,
+        start: Option<&str>,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+        let (low, high) = match (view.single(namespaced), view.namespace()) {
+            // One object: from its key to the key right behind it.
+            (Some(key), _) => (key.as_str().to_owned(), Some(format!("{}\0", key.as_str()))),
+            // A namespace: '0' is the character after '/'.
+            (None, Some(namespace)) if namespaced => (format!("{namespace}/"), Some(format!("{namespace}0"))),
+            _ => (String::new(), None),
+        };
+        let low = match start {
+            Some(start) if start > low.as_str() => start.to_owned(),
+            _ => low,
+        };
+        let empty = high.as_ref().is_some_and(|high| *high <= low);
+        let range = (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded));
+        let range = (as_key(range.0), as_key(range.1));
+        let range = if empty { None } else { Some(self.objects.range(range)) };
+        range.into_iter().flatten().map(|(_, object)| object).filter(|object| view.matches(object))
+    }
+
+    pub(super) fn objects(&self) -> &OrdMap<ObjectKey, Arc<Object>> {
+        &self.objects
+    }
+
+    pub(super) fn into_objects(self) -> OrdMap<ObjectKey, Arc<Object>> {
+        self.objects
+    }
+}
+
+/// Bounds are written as key strings; the map compares keys bytewise as those strings.
+fn as_key(bound: Bound<String>) -> Bound<ObjectKey> {
+    match bound {
+        Bound::Included(text) => Bound::Included(ObjectKey::from_path(&text)),
+        Bound::Excluded(text) => Bound::Excluded(ObjectKey::from_path(&text)),
+        Bound::Unbounded => Bound::Unbounded,
+    }
+}

@@ -1,0 +1,49 @@
+use crate::kube::{ObjectKey, Selector};
+use crate::wire::Object;
+
+/// What part of a collection a reader sees: a namespace or all, and a selector.
+#[derive(Debug, Clone, PartialEq)]
+pub struct View {
+    namespace: Option<Box<str>>,
+    selector: Selector,
+}
+
+impl View {
+    /// `namespace: None` means all namespaces, or a cluster-scoped resource.
+    pub fn new(namespace: Option<&str>, selector: Selector) -> Self {
+        // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (semantics.md §3.2).
+        let namespace = namespace.or_else(|| selector.fields.required_namespace()).map(Into::into);
+        Self { namespace, selector }
+    }
+
+    pub fn everything() -> Self {
+        Self { namespace: None, selector: Selector::everything() }
+    }
+
+    pub fn is_everything(&self) -> bool {
+        self.namespace.is_none() && self.selector.is_everything()
+    }
+
+    pub fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+
+    pub fn selector(&self) -> &Selector {
+        &self.selector
+    }
+
+    /// The one object that can be seen, when the view names it.
+    pub fn single(&self, namespaced: bool) -> Option<ObjectKey> {
+        let name = self.selector.fields.required_name()?;
+        match (&self.namespace, namespaced) {
+            (Some(namespace), true) => Some(ObjectKey::new(namespace, name)),
+            (None, false) => Some(ObjectKey::new("", name)),
+            _ => None,
+        }
+    }
+
+    pub fn matches(&self, object: &Object) -> bool {
+        self.namespace.as_deref().is_none_or(|namespace| object.key.namespace() == namespace)
+            && (self.selector.is_everything() || self.selector.matches(&object.key, &object.attributes))
+    }
+}

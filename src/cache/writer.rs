@@ -1,0 +1,321 @@
+use std::sync::Arc;
+use std::task::Waker;
+
+use bytes::Bytes;
+use imbl::OrdMap;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::held::Held;
+use super::lanes::Lanes;
+use super::reader::{CacheReader, CacheStats, Progress, Shared, State};
+use super::{Config, Event, Snapshot};
+use crate::kube::{EventType, FieldTable, Gvr, ObjectKey, ResourceVersion};
+use crate::wire::{BookmarkTemplate, Envelope, Object};
+
+/// The only hand that changes a feed's cache. Not `Clone`: one reflector per feed.
+#[derive(Debug)]
+pub struct CacheWriter {
+    shared: Arc<Shared>,
+}
+
+/// One change as upstream's stream reported it.
+#[derive(Debug)]
+pub struct Change {
+    /// `Added`, `Modified` or `Deleted`.
+    pub event_type: EventType,
+    pub object: Object,
+    /// The frame it came in, if it came in one; `object.body()` is a slice of it.
+    pub frame: Option<Bytes>,
+}
+
+/// What became of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// It is in the store and in the ring.
+    Fresh,
+    /// The ring had it already: two streams of one history overlap.
+    Duplicate,
+}
+
+/// A change that contradicts what is known: older than the state that upstream vouched for, yet not seen before. The
+/// stream that brought it cannot be trusted (reliability.md U11, U17).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("change of {key} at {rv} is out of order: everything up to {progress} was already vouched for")]
+pub struct OutOfOrder {
+    pub key: ObjectKey,
+    pub rv: ResourceVersion,
+    pub progress: ResourceVersion,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    object_bytes: usize,
+    pub(super) lanes: Lanes,
+    pub(super) next_seq: u64,
+    /// Watches may start from here: nothing after it has been evicted.
+    pub(super) floor: ResourceVersion,
+    pub(super) progress: ResourceVersion,
+    /// Version of the newest event, or of the state that the history starts with.
+    last_event: ResourceVersion,
+    event_bytes: usize,
+    events: usize,
+}
+
+impl CacheWriter {
+    /// An empty cache for one feed, and the handle that its readers clone.
+    ///
+    /// `lane_field` is the key of a selectable field that gets lanes (`spec.nodeName` of pods).
+    pub fn new(
+        config: Config,
+        gvr: Gvr,
+        envelope: Envelope,
+        namespaced: bool,
+        fields: &FieldTable,
+        lane_field: Option<&str>,
+    ) -> (Self, CacheReader) {
+        let field = lane_field.and_then(|key| fields.fields.iter().position(|field| field.key == key));
+        let shared = Arc::new(Shared {
+            config,
+            gvr,
+            bookmark: RwLock::new(BookmarkTemplate::minimal(&envelope)),
+            envelope,
+            namespaced,
+            lane_field: field.and(lane_field).map(Into::into),
+            inner: RwLock::new(Inner::new(field)),
+            held: Mutex::new(Held::default()),
+            progress: watch::Sender::new(Progress::default()),
+            state: watch::Sender::new(State::Syncing),
+        });
+        (Self { shared: shared.clone() }, CacheReader { shared })
+    }
+
+    /// How the feed's objects are framed.
+    pub fn envelope(&self) -> &Envelope {
+        &self.shared.envelope
+    }
+
+    pub fn reader(&self) -> CacheReader {
+        CacheReader { shared: self.shared.clone() }
+    }
+
+    /// Starts a new history with this state. Readers of the old one find their position expired: what happened between
+    /// is not known, and is not made up (reliability.md F6).
+    pub fn replace(&mut self, list: Snapshot) {
+        let rv = list.rv;
+        let mut wake = Vec::new();
+        {
+            let mut inner = self.shared.inner.write();
+            inner.lanes.close(&mut wake);
+            inner.restart(list);
+            self.shared.held.lock().clear();
+        }
+        self.shared.progress.send_modify(|progress| {
+            progress.rv = rv;
+            progress.bookmark = rv;
+        });
+        wake_all(wake);
+    }
+
+    /// Applies one change: store, ring and lanes in one critical section, then the readers are woken.
+    pub fn apply(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
+        let now = Instant::now();
+        let mut wake = Vec::new();
+        let rv = {
+            let mut inner = self.shared.inner.write();
+            if let Some(known) = inner.admit(&change)? {
+                return Ok(known);
+            }
+            let event = Arc::new(inner.event(change, &self.shared.envelope, now));
+            inner.record(&event);
+            inner.evict(&self.shared.config, now);
+            inner.lanes.push(&event, &mut wake);
+            event.rv
+        };
+        self.shared.progress.send_modify(|progress| {
+            progress.rv = rv;
+            progress.bookmark = rv;
+        });
+        wake_all(wake);
+        Ok(Applied::Fresh)
+    }
+
+    /// Everything up to `rv` is known to have been applied. With `announce` the readers are told, so that bookmarks
+    /// cross a tier at once (reliability.md W10).
+    pub fn advance(&mut self, rv: ResourceVersion, announce: bool) {
+        let mut wake = Vec::new();
+        {
+            let mut inner = self.shared.inner.write();
+            inner.progress = inner.progress.max(rv);
+            inner.evict(&self.shared.config, Instant::now());
+            if announce {
+                inner.lanes.nudge(&mut wake);
+            }
+        }
+        self.shared.progress.send_modify(|progress| {
+            progress.rv = progress.rv.max(rv);
+            if announce {
+                progress.bookmark = progress.bookmark.max(rv);
+                progress.bookmarks += 1;
+            }
+        });
+        wake_all(wake);
+    }
+
+    /// Remembers how upstream lays out a bookmark of this resource.
+    pub fn set_bookmark(&mut self, template: BookmarkTemplate) {
+        *self.shared.bookmark.write() = template;
+    }
+
+    pub fn set_state(&mut self, state: State) {
+        self.shared.state.send_if_modified(|current| {
+            // Staleness counts from the first moment.
+            let keep = matches!((*current, state), (State::Stale { .. }, State::Stale { .. })) || *current == state;
+            if !keep {
+                *current = state;
+            }
+            !keep
+        });
+    }
+}
+
+impl Drop for CacheWriter {
+    /// The feed has ended: its readers are told that no more will come.
+    fn drop(&mut self) {
+        let mut wake = Vec::new();
+        self.shared.inner.write().lanes.close(&mut wake);
+        wake_all(wake);
+    }
+}
+
+impl Inner {
+    fn new(field: Option<usize>) -> Self {
+        Self {
+            objects: OrdMap::new(),
+            object_bytes: 0,
+            lanes: Lanes::new(field, 0),
+            next_seq: 0,
+            floor: ResourceVersion::default(),
+            progress: ResourceVersion::default(),
+            last_event: ResourceVersion::default(),
+            event_bytes: 0,
+            events: 0,
+        }
+    }
+
+    fn restart(&mut self, list: Snapshot) {
+        let rv = list.rv;
+        self.object_bytes = list.iter().map(|object| object.body().len()).sum();
+        self.objects = list.into_objects();
+        self.lanes.reopen(self.next_seq);
+        (self.floor, self.progress, self.last_event) = (rv, rv, rv);
+        (self.events, self.event_bytes) = (0, 0);
+    }
+
+    /// `Ok(None)`: new. `Ok(Some(Duplicate))`: known. Otherwise it contradicts the history.
+    fn admit(&self, change: &Change) -> Result<Option<Applied>, OutOfOrder> {
+        let (key, rv) = (&change.object.key, change.object.rv);
+        let sibling = rv == self.last_event;
+        if rv > self.progress || (sibling && rv == self.progress && rv > self.floor && !self.has(key, rv)) {
+            return Ok(None);
+        }
+        if self.has(key, rv) || rv <= self.floor {
+            return Ok(Some(Applied::Duplicate));
+        }
+        Err(OutOfOrder { key: key.clone(), rv, progress: self.progress })
+    }
+
+    fn has(&self, key: &ObjectKey, rv: ResourceVersion) -> bool {
+        self.lanes.all.with_events(|events| {
+            let first = events.partition_point(|event| event.rv < rv);
+            events.range(first..).take_while(|event| event.rv == rv).any(|event| event.object.key == *key)
+        })
+    }
+
+    /// Types the change by what the store knows, which is how a selector sees it too.
+    fn event(&self, change: Change, envelope: &Envelope, now: Instant) -> Event {
+        let Change { event_type, object, frame } = change;
+        let previous = self.objects.get(&object.key).cloned();
+        let known_as = match (event_type, &previous) {
+            (EventType::Added, Some(_)) => EventType::Modified,
+            (EventType::Modified, None) => EventType::Added,
+            (event_type, _) => event_type,
+        };
+        let frame = match frame {
+            Some(frame) if known_as == event_type => frame,
+            _ => envelope.frame(known_as, object.body()),
+        };
+        Event::new(self.next_seq, known_as, Arc::new(object), previous, frame, now)
+    }
+
+    fn record(&mut self, event: &Arc<Event>) {
+        let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
+        self.object_bytes = self.object_bytes.saturating_sub(gone);
+        if event.event_type == EventType::Deleted {
+            self.objects.remove(&event.object.key);
+        } else {
+            self.object_bytes += event.object.body().len();
+            self.objects.insert(event.object.key.clone(), event.object.clone());
+        }
+        self.next_seq = event.seq + 1;
+        self.last_event = event.rv;
+        self.progress = self.progress.max(event.rv);
+        self.events += 1;
+        self.event_bytes += event.charge();
+    }
+
+    fn evict(&mut self, config: &Config, now: Instant) {
+        loop {
+            let Some(oldest) = self.lanes.all.with_events(|events| events.front().cloned()) else { return };
+            let over = self.events > config.window_events_max
+                || self.event_bytes > config.window_bytes_max
+                || now.duration_since(oldest.at) > config.window_age_max;
+            if !over {
+                return;
+            }
+            self.lanes.evict(&oldest);
+            self.floor = oldest.rv;
+            self.events -= 1;
+            self.event_bytes -= oldest.charge();
+        }
+    }
+
+    pub(super) fn snapshot(&self) -> Snapshot {
+        Snapshot::new(self.progress, self.objects.clone())
+    }
+
+    pub(super) fn last_event(&self) -> ResourceVersion {
+        self.last_event
+    }
+
+    /// The position behind every event up to `rv`.
+    pub(super) fn seq_after(&self, rv: ResourceVersion) -> u64 {
+        self.lanes.all.with_events(|events| {
+            let at = events.partition_point(|event| event.rv <= rv);
+            events.get(at).map_or(self.next_seq, |event| event.seq)
+        })
+    }
+
+    pub(super) fn stats(&self) -> CacheStats {
+        let span = self.lanes.all.with_events(|events| match (events.front(), events.back()) {
+            (Some(first), Some(last)) => last.at.duration_since(first.at).as_secs_f64(),
+            _ => 0.0,
+        });
+        CacheStats {
+            objects: self.objects.len(),
+            object_bytes: self.object_bytes,
+            events: self.events,
+            event_bytes: self.event_bytes,
+            floor: self.floor,
+            progress: self.progress,
+            lanes: self.lanes.len(),
+            span_seconds: span,
+        }
+    }
+}
+
+fn wake_all(wake: Vec<Waker>) {
+    wake.into_iter().for_each(Waker::wake);
+}

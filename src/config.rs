@@ -1,0 +1,65 @@
+//! What operators say: the file, the flags and the environment, checked into what the application runs with.
+//!
+//! **Invariants.** The only module that knows key names. All problems are found before anything is bound, and all are
+//! reported at once. Unknown keys are errors.
+
+mod arguments;
+mod file;
+mod problems;
+#[cfg(test)]
+mod tests;
+
+pub use arguments::{Arguments, Command, ServeArguments};
+pub use problems::Problems;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::auth::Mode;
+use crate::cache;
+use crate::net::{Address, Limits as ConnectionLimits};
+use crate::reflect;
+use crate::serve;
+use crate::upstream::Source;
+
+/// Everything that `serve` runs with.
+#[derive(Debug, Clone)]
+pub struct Serve {
+    pub upstream: Source,
+    pub listen: Vec<Address>,
+    pub admin: Option<Address>,
+    pub tls: Option<TlsSource>,
+    pub auth: Mode,
+    pub allowed_hosts: Vec<String>,
+    pub preload: Vec<String>,
+    pub door: serve::Config,
+    pub cache: cache::Config,
+    pub reflect: reflect::Config,
+    pub connections: ConnectionLimits,
+    pub drain: Duration,
+    pub log: Log,
+}
+
+/// Where a listener's certificate comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TlsSource {
+    Files { certificate: PathBuf, key: PathBuf },
+    /// Made at start; written to a file for clients to trust, if one is named.
+    SelfSigned { out: Option<PathBuf> },
+}
+
+/// How log lines look. Which there are is told by `RUST_LOG` or the level.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    pub level: String,
+    pub json: bool,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), json: false }
+    }
+}
+
+pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8001";
+pub(crate) const DEFAULT_ADMIN: &str = "127.0.0.1:9090";

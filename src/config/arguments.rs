@@ -1,0 +1,196 @@
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use super::file::File;
+use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, Log, Problems, Serve, TlsSource};
+use crate::auth::Mode;
+use crate::net::Address;
+use crate::serve::Consistency;
+use crate::upstream::Source;
+
+/// One upstream Kubernetes watch, thousands of unmodified clients.
+///
+/// kube-fanout keeps one list-watch per resource open to a kube-apiserver and answers LIST, GET and WATCH from memory,
+/// with the cluster's own resourceVersions. Everything else is passed through.
+#[derive(Debug, Parser)]
+#[command(name = "kube-fanout", version, max_term_width = 100)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve clients in front of a kube-apiserver
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(Box<ServeArguments>),
+    /// Show it working on this machine: an embedded upstream, the proxy and watchers in one process
+    Demo {
+        /// Pods in the demo cluster
+        #[arg(long, default_value_t = 500, value_name = "N")]
+        pods: u32,
+        /// Changes per second
+        #[arg(long, default_value_t = 50, value_name = "EVENTS_PER_S")]
+        rate: u32,
+        /// Watches through the proxy
+        #[arg(long, default_value_t = 500, value_name = "N")]
+        watches: u32,
+        /// End after so many seconds [default: run until Ctrl-C]
+        #[arg(long, value_name = "N")]
+        seconds: Option<u64>,
+    },
+    /// Print a completion script for a shell
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        shell: clap_complete::Shell,
+    },
+}
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  A sidecar or a workstation, on loopback, with the credentials of a kubeconfig:
+    kube-fanout serve --kubeconfig ~/.kube/config --listen 127.0.0.1:8001
+    kubectl --server=http://127.0.0.1:8001 get pods --watch
+  The same in a pod, on a socket that a neighbour container mounts:
+    kube-fanout serve --listen unix:/run/kube-fanout/api.sock --preload pods,nodes
+
+Exit codes: 0 stopped by SIGTERM or SIGINT, 64 wrong usage, 78 wrong configuration, 1 anything else.";
+
+#[derive(Debug, Default, clap::Args)]
+pub struct ServeArguments {
+    /// Configuration file in YAML; flags override it (docs/CONFIG.md lists its keys)
+    #[arg(long, value_name = "FILE", env = "KUBE_FANOUT_CONFIG")]
+    config: Option<PathBuf>,
+    /// Credentials for upstream [default: the pod's service account]
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    /// Where to listen: IP:PORT or unix:PATH; may be repeated [default: 127.0.0.1:8001]
+    #[arg(long, value_name = "ADDR")]
+    listen: Vec<String>,
+    /// Where metrics and health are served, or "off" [default: 127.0.0.1:9090]
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<String>,
+    /// Certificate chain of the TCP listeners, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Serve TLS with a certificate made at start
+    #[arg(long, conflicts_with = "tls_cert")]
+    tls_self_signed: bool,
+    /// Write that certificate here, for clients to trust
+    #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
+    tls_self_signed_out: Option<PathBuf>,
+    /// Who may ask: "none" takes every caller for the proxy itself, on loopback and unix sockets only [default: none]
+    #[arg(long, value_name = "MODE")]
+    auth: Option<String>,
+    /// Reads without a resourceVersion: "strict" proves that the cache is current, "bounded" does not [default: strict]
+    #[arg(long, value_name = "MODE")]
+    consistency: Option<String>,
+    /// Resources to fetch at once: pods, deployments.apps, …
+    #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
+    preload: Vec<String>,
+}
+
+impl ServeArguments {
+    /// Reads the file, lays the flags over it and checks the whole.
+    ///
+    /// # Errors
+    /// Everything that is wrong, at once.
+    pub fn resolve(self) -> Result<Serve, Problems> {
+        let mut problems = Problems::default();
+        let file = self.config.as_deref().map(|path| File::read(path, &mut problems)).unwrap_or_default();
+        let resolved = self.over(file, &mut problems);
+        match resolved {
+            Some(serve) if problems.is_empty() => Ok(serve),
+            _ => Err(problems),
+        }
+    }
+
+    fn over(self, file: File, problems: &mut Problems) -> Option<Serve> {
+        let Self {
+            config: _,
+            kubeconfig,
+            listen,
+            admin,
+            tls_cert,
+            tls_key,
+            tls_self_signed,
+            tls_self_signed_out,
+            auth,
+            consistency,
+            preload,
+        } = self;
+        let upstream = kubeconfig.or(file.kubeconfig).map_or(Source::InCluster, Source::File);
+        let listen = if listen.is_empty() { file.listen } else { listen };
+        let listen = if listen.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { listen };
+        let listen: Vec<Address> =
+            listen.iter().filter_map(|text| problems.check("listen", text.parse())).collect();
+        let admin = match admin.or(file.admin).as_deref().unwrap_or(DEFAULT_ADMIN) {
+            "off" => None,
+            text => problems.check("admin", text.parse()),
+        };
+        let tls = match (tls_cert, tls_key, tls_self_signed) {
+            (Some(certificate), Some(key), _) => Some(TlsSource::Files { certificate, key }),
+            (_, _, true) => Some(TlsSource::SelfSigned { out: tls_self_signed_out }),
+            _ => file.tls,
+        };
+        let auth = match auth.or(file.auth).as_deref().unwrap_or("none") {
+            "none" => Some(Mode::None),
+            other => {
+                problems.add(format!("auth: {other:?} is not known; this version has \"none\""));
+                None
+            }
+        };
+        let mut door = file.door;
+        match consistency.or(file.consistency).as_deref().unwrap_or("strict") {
+            "strict" => door.consistency = Consistency::Strict,
+            "bounded" => door.consistency = Consistency::Bounded,
+            other => problems.add(format!("consistency: {other:?} is neither \"strict\" nor \"bounded\"")),
+        }
+        let serve = Serve {
+            upstream,
+            listen,
+            admin,
+            tls,
+            auth: auth?,
+            allowed_hosts: file.allowed_hosts,
+            preload: if preload.is_empty() { file.preload } else { preload },
+            door,
+            cache: file.cache,
+            reflect: file.reflect,
+            connections: file.connections,
+            drain: file.drain,
+            log: Log { ..file.log },
+        };
+        serve.check(problems);
+        Some(serve)
+    }
+}
+
+impl Serve {
+    /// Combinations that are refused (reliability.md §3.2).
+    fn check(&self, problems: &mut Problems) {
+        for address in self.listen.iter().filter(|address| !address.is_local()) {
+            match self.auth {
+                Mode::None => problems.add(format!(
+                    "listen: {address} can be reached from other machines, and with auth none whoever reaches it acts \
+                     with the proxy's own rights; listen on loopback or on a unix socket"
+                )),
+            }
+        }
+        if let Some(admin) = self.admin.as_ref().filter(|admin| !admin.is_local()) {
+            problems.add(format!("admin: {admin} can be reached from other machines; use loopback or a unix socket"));
+        }
+        let mut seen: Vec<&Address> = Vec::new();
+        for address in self.listen.iter().chain(&self.admin) {
+            let any_port = matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
+            if seen.contains(&address) && !any_port {
+                problems.add(format!("{address} is named twice"));
+            }
+            seen.push(address);
+        }
+    }
+}

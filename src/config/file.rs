@@ -1,0 +1,198 @@
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::{Log, Problems, TlsSource};
+use crate::{cache, net, reflect, serve};
+
+/// The configuration file, section by section. Every key is listed in docs/CONFIG.md and in config/example.yaml.
+#[derive(Debug, Clone)]
+pub(super) struct File {
+    pub(super) kubeconfig: Option<PathBuf>,
+    pub(super) listen: Vec<String>,
+    pub(super) admin: Option<String>,
+    pub(super) tls: Option<TlsSource>,
+    pub(super) auth: Option<String>,
+    pub(super) allowed_hosts: Vec<String>,
+    pub(super) consistency: Option<String>,
+    pub(super) preload: Vec<String>,
+    pub(super) door: serve::Config,
+    pub(super) cache: cache::Config,
+    pub(super) reflect: reflect::Config,
+    pub(super) connections: net::Limits,
+    pub(super) drain: Duration,
+    pub(super) log: Log,
+}
+
+impl Default for File {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            listen: Vec::new(),
+            admin: None,
+            tls: None,
+            auth: None,
+            allowed_hosts: Vec::new(),
+            consistency: None,
+            preload: Vec::new(),
+            door: serve::Config::default(),
+            cache: cache::Config::default(),
+            reflect: reflect::Config::default(),
+            connections: net::Limits::default(),
+            drain: Duration::from_secs(20),
+            log: Log::default(),
+        }
+    }
+}
+
+/// A mapping of the file whose keys are taken out one by one; what is left at the end is unknown.
+struct Section<'a> {
+    name: &'static str,
+    keys: Map<String, Value>,
+    problems: &'a mut Problems,
+}
+
+impl File {
+    /// Reads as much as can be read; what cannot is a problem.
+    pub(super) fn read(path: &Path, problems: &mut Problems) -> Self {
+        let Some(text) = problems.check(&path.display().to_string(), std::fs::read_to_string(path)) else {
+            return Self::default();
+        };
+        Self::parse(&text, problems)
+    }
+
+    pub(super) fn parse(text: &str, problems: &mut Problems) -> Self {
+        let mut file = Self::default();
+        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+            return file;
+        }
+        let Some(value) = problems.check("configuration file", serde_saphyr::from_str::<Value>(text)) else { return file };
+        let Some(mut top) = Section::of("", value, problems) else { return file };
+        top.put("listen", &mut file.listen);
+        top.put_some("admin", &mut file.admin);
+        top.put_some("auth", &mut file.auth);
+        top.put("allowedHosts", &mut file.allowed_hosts);
+        top.put_some("consistency", &mut file.consistency);
+        top.put("preload", &mut file.preload);
+        top.put_duration("drain", &mut file.drain);
+        top.within("upstream", |upstream| upstream.put_some("kubeconfig", &mut file.kubeconfig));
+        top.within("tls", |tls| file.tls = tls.tls());
+        top.within("window", |window| {
+            let mut mebibytes = file.cache.window_bytes_max >> 20;
+            window.put_bounded("mebibytes", &mut mebibytes, 1, 1 << 20);
+            file.cache.window_bytes_max = mebibytes << 20;
+            window.put_bounded("events", &mut file.cache.window_events_max, 1, 10_000_000);
+            window.put_duration("age", &mut file.cache.window_age_max);
+        });
+        top.within("feeds", |feeds| {
+            feeds.put_duration("idle", &mut file.reflect.idle_max);
+            feeds.put_duration("syncWait", &mut file.door.sync_wait_max);
+            feeds.put_bounded("heldSnapshots", &mut file.cache.held_snapshots_max, 1, 100_000);
+            feeds.put_duration("heldSnapshotAge", &mut file.cache.held_snapshot_age_max);
+        });
+        top.within("limits", |limits| {
+            limits.put_bounded("watches", &mut file.door.limits.watches_max, 1, 10_000_000);
+            limits.put_bounded("forwards", &mut file.door.limits.forwards_max, 1, 1_000_000);
+            limits.put_bounded("streams", &mut file.door.limits.streams_max, 1, 1_000_000);
+            limits.put_bounded("unreadyForwards", &mut file.door.limits.unready_forwards_max, 0, 1_000_000);
+            limits.put_bounded("connections", &mut file.connections.connections_max, 1, 1_000_000);
+        });
+        top.within("log", |log| {
+            log.put("level", &mut file.log.level);
+            let mut format = "text".to_owned();
+            log.put("format", &mut format);
+            match format.as_str() {
+                "text" => file.log.json = false,
+                "json" => file.log.json = true,
+                other => log.problems.add(format!("log.format: {other:?} is neither \"text\" nor \"json\"")),
+            }
+        });
+        top.finish();
+        file
+    }
+}
+
+impl<'a> Section<'a> {
+    fn of(name: &'static str, value: Value, problems: &'a mut Problems) -> Option<Self> {
+        match value {
+            Value::Object(keys) => Some(Self { name, keys, problems }),
+            Value::Null => Some(Self { name, keys: Map::new(), problems }),
+            _ => {
+                problems.add(format!("{}: expected a mapping of keys", if name.is_empty() { "the file" } else { name }));
+                None
+            }
+        }
+    }
+
+    fn path(&self, key: &str) -> String {
+        if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
+    }
+
+    fn take<T: DeserializeOwned>(&mut self, key: &str) -> Option<T> {
+        let value = self.keys.remove(key)?;
+        let path = self.path(key);
+        self.problems.check(&path, serde_json::from_value(value))
+    }
+
+    fn put<T: DeserializeOwned>(&mut self, key: &str, into: &mut T) {
+        if let Some(value) = self.take(key) {
+            *into = value;
+        }
+    }
+
+    fn put_some<T: DeserializeOwned>(&mut self, key: &str, into: &mut Option<T>) {
+        if let Some(value) = self.take(key) {
+            *into = Some(value);
+        }
+    }
+
+    fn put_bounded(&mut self, key: &str, into: &mut usize, min: usize, max: usize) {
+        match self.take::<usize>(key) {
+            Some(value) if (min..=max).contains(&value) => *into = value,
+            Some(value) => self.problems.add(format!("{}: {value} is not within {min}..={max}", self.path(key))),
+            None => {}
+        }
+    }
+
+    /// `90s`, `10m`, `1h 30m`.
+    fn put_duration(&mut self, key: &str, into: &mut Duration) {
+        if let Some(text) = self.take::<String>(key) {
+            let path = self.path(key);
+            if let Some(duration) = self.problems.check(&path, humantime::parse_duration(&text)) {
+                *into = duration;
+            }
+        }
+    }
+
+    fn tls(&mut self) -> Option<TlsSource> {
+        let (certificate, key) = (self.take::<PathBuf>("certificate"), self.take::<PathBuf>("key"));
+        let (self_signed, out) = (self.take::<bool>("selfSigned"), self.take::<PathBuf>("selfSignedOut"));
+        match (certificate, key, self_signed.unwrap_or(false)) {
+            (Some(certificate), Some(key), false) => Some(TlsSource::Files { certificate, key }),
+            (None, None, true) => Some(TlsSource::SelfSigned { out }),
+            (None, None, false) => None,
+            _ => {
+                self.problems.add("tls: give either certificate and key, or selfSigned");
+                None
+            }
+        }
+    }
+
+    /// Reads a section below this one.
+    fn within(&mut self, name: &'static str, read: impl FnOnce(&mut Section<'_>)) {
+        let Some(value) = self.keys.remove(name) else { return };
+        if let Some(mut section) = Section::of(name, value, self.problems) {
+            read(&mut section);
+            section.finish();
+        }
+    }
+
+    fn finish(self) {
+        for key in self.keys.keys() {
+            let path = self.path(key);
+            self.problems.add(format!("{path}: unknown key"));
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The demo: an embedded upstream, a fleet of watches, and a live view of both.
+//!
+//! Three parts that know nothing of each other. [`upstream()`] starts a small apiserver-alike over an in-memory store;
+//! tests use it too, for it can be told to misbehave. [`Fleet`] opens many watches against any URL and measures what
+//! arrives. [`View`] shows numbers that it is given. What goes between upstream and fleet is the caller's affair.
+//!
+//! Invariant: nothing here imports the cache, the serving side or the reflector. The oracle shares no logic with what
+//! it judges.
+
+mod accept;
+mod churn;
+mod clock;
+mod counts;
+mod discovery;
+mod faults;
+mod fleet;
+mod freeze;
+mod http;
+mod json;
+mod kinds;
+mod list;
+mod listener;
+mod object;
+mod options;
+mod path;
+mod pods;
+mod protobuf;
+mod query;
+mod respond;
+mod seed;
+mod selector;
+mod shared;
+mod status;
+mod store;
+mod table;
+mod upstream;
+mod view;
+mod watch;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use clock::now_ns;
+pub use counts::{Counts, Tally};
+pub use faults::{Faults, RequestKind};
+pub use fleet::{Fleet, FleetCounts, Latencies, RunningFleet, fleet};
+pub use options::Options;
+pub use pods::{Pod, WRITTEN_AT};
+pub use shared::Seen;
+pub use upstream::{Running, Upstream, upstream};
+pub use view::{Snapshot, Summary, View};
+
+/// A random identifier in the form of a version 4 UUID.
+fn uid() -> String {
+    let (high, low) = (fastrand::u64(..), fastrand::u64(..));
+    format!(
+        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xffff,
+        high & 0xfff,
+        0x8000 | low >> 48 & 0x3fff,
+        low & 0xffff_ffff_ffff
+    )
+}
+
+/// The five characters that a generated name ends in.
+fn suffix() -> String {
+    const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    (0..5).map(|_| char::from(LETTERS[fastrand::usize(..LETTERS.len())])).collect()
+}

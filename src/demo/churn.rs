@@ -1,0 +1,127 @@
+//! Pods that come, change and go, at a given rate or a given number of times.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use parking_lot::Mutex;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::kinds::PODS;
+use super::pods::{Pod, nth};
+use super::shared::Shared;
+use super::store::{Change, Store};
+
+/// Of a hundred events, this many change the status of a pod; the rest is half creations and half deletions.
+const UPDATES_PERCENT: u32 = 70;
+const CREATES_PERCENT: u32 = 15;
+const TICK: Duration = Duration::from_millis(5);
+/// Events that one tick makes up for at most, should the machine have stood still.
+const CATCH_UP_MAX: u64 = 1_000;
+/// After this many events without a pause, others get their turn.
+const BREATH: usize = 100;
+
+/// The pods that the churn plays with. Pods that tests or clients make are none of its business.
+#[derive(Debug)]
+pub(crate) struct Population {
+    live: Vec<Pod>,
+    /// The number of the next new pod.
+    next: usize,
+    target: usize,
+    nodes: usize,
+    rng: Rng,
+}
+
+impl Population {
+    pub(crate) fn new(pods: usize, nodes: usize, seed: u64) -> Self {
+        let live = (0..pods).map(|n| nth(n, nodes)).collect();
+        Self { live, next: pods, target: pods, nodes, rng: Rng::with_seed(seed) }
+    }
+
+    /// One event; returns its revision.
+    fn step(&mut self, store: &Store) -> u64 {
+        let slack = self.target / 10 + 1;
+        let too_few = self.live.len() + slack <= self.target || self.live.is_empty();
+        let too_many = self.live.len() > self.target + slack;
+        match self.rng.u32(0..100) {
+            die if die < UPDATES_PERCENT && !self.live.is_empty() => self.update(store),
+            die if too_few || (die < UPDATES_PERCENT + CREATES_PERCENT && !too_many) => self.create(store),
+            _ => self.delete(store),
+        }
+    }
+
+    fn update(&mut self, store: &Store) -> u64 {
+        let at = self.rng.usize(..self.live.len());
+        let pod = &mut self.live[at];
+        match (pod.phase, self.rng.u32(0..10)) {
+            ("Running", 0) => pod.phase = "Failed",
+            ("Running", _) => pod.restarts += 1,
+            _ => pod.phase = "Running",
+        }
+        put_pod(store, pod)
+    }
+
+    fn create(&mut self, store: &Store) -> u64 {
+        let pod = nth(self.next, self.nodes).phase("Pending");
+        self.next += 1;
+        let revision = put_pod(store, &pod);
+        self.live.push(pod);
+        revision
+    }
+
+    fn delete(&mut self, store: &Store) -> u64 {
+        let at = self.rng.usize(..self.live.len());
+        let pod = self.live.swap_remove(at);
+        delete_pod(store, &pod.key())
+    }
+}
+
+/// Writes the pod as it stands, new or not; returns the revision.
+pub(crate) fn put_pod(store: &Store, pod: &Pod) -> u64 {
+    let written = store.write(PODS, &pod.key(), |current| {
+        let (meta, rest) = pod.document(current.map(|current| &current.meta));
+        Ok(Some(Change::Put(meta, rest)))
+    });
+    written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
+}
+
+/// Returns the revision of the deletion, or the current one if there was no such pod.
+pub(crate) fn delete_pod(store: &Store, key: &str) -> u64 {
+    let written = store.write(PODS, key, |current| Ok(current.map(|_| Change::Remove)));
+    written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
+}
+
+/// `n` events as fast as they can be made; returns the last revision.
+pub(crate) async fn churn(shared: &Shared, population: &Mutex<Population>, n: usize) -> u64 {
+    let mut revision = shared.store.revision();
+    for done in 1..=n {
+        revision = population.lock().step(&shared.store);
+        if done % BREATH == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    revision
+}
+
+/// Events at a steady rate until the upstream stops.
+pub(crate) async fn run(shared: Arc<Shared>, population: Arc<Mutex<Population>>, events_per_second: u32) {
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let (mut since, mut done) = (Instant::now(), 0);
+    loop {
+        tokio::select! {
+            () = shared.stopping.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let due = elapsed_ms.saturating_mul(u64::from(events_per_second)) / 1000;
+        if due > done + CATCH_UP_MAX {
+            (since, done) = (Instant::now(), 0);
+            continue;
+        }
+        while done < due {
+            population.lock().step(&shared.store);
+            done += 1;
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What was asked of the upstream: the numbers that tests and the view are about.
+
+use std::collections::BTreeMap;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::kinds::KINDS;
+
+/// A number per resource, by its plural.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally(BTreeMap<&'static str, u64>);
+
+impl Tally {
+    pub fn of(&self, plural: &str) -> u64 {
+        self.0.get(plural).copied().unwrap_or(0)
+    }
+
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    fn up(&mut self, kind: usize) {
+        *self.0.entry(KINDS[kind].plural).or_default() += 1;
+    }
+
+    fn down(&mut self, kind: usize) {
+        if let Some(number) = self.0.get_mut(KINDS[kind].plural) {
+            *number = number.saturating_sub(1);
+        }
+    }
+}
+
+/// Requests since the start, per resource; `watches_open` is the only one that also goes down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub gets: Tally,
+    pub lists: Tally,
+    /// Watches that asked for the initial objects, whether they said so or the server assumed it.
+    pub watch_lists: Tally,
+    pub watches_open: Tally,
+    pub watches_opened: Tally,
+    pub writes: Tally,
+    /// Requests of any kind, discovery and health included.
+    pub requests: u64,
+    pub connections: u64,
+}
+
+/// The live counts, shared by all connections.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counter(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    counts: Mutex<Counts>,
+    changed: watch::Sender<()>,
+}
+
+impl Counter {
+    pub(crate) fn read(&self) -> Counts {
+        self.0.counts.lock().clone()
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
+    }
+
+    pub(crate) fn note(&self, change: impl FnOnce(&mut Counts)) {
+        change(&mut self.0.counts.lock());
+        self.0.changed.send_replace(());
+    }
+
+    pub(crate) fn add(&self, tally: fn(&mut Counts) -> &mut Tally, kind: usize) {
+        self.note(|counts| tally(counts).up(kind));
+    }
+
+    /// Counts a watch as open until the guard is dropped.
+    pub(crate) fn open_watch(&self, kind: usize) -> OpenWatch {
+        self.note(|counts| {
+            counts.watches_open.up(kind);
+            counts.watches_opened.up(kind);
+        });
+        OpenWatch { counter: self.clone(), kind }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct OpenWatch {
+    counter: Counter,
+    kind: usize,
+}
+
+impl Drop for OpenWatch {
+    fn drop(&mut self) {
+        self.counter.note(|counts| counts.watches_open.down(self.kind));
+    }
+}

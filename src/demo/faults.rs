@@ -1,0 +1,253 @@
+//! Faults that a test can order. Each takes effect at a point that the test can await, so that no test needs a sleep.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::{broadcast, watch};
+
+use super::freeze::Freeze;
+use super::kinds::by_plural;
+use super::shared::Shared;
+
+/// Orders that an open watch may fall behind by before it misses one.
+const ORDERS_MAX: usize = 64;
+
+/// Requests that an answer can be ordered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    Any,
+    Get,
+    List,
+    Watch,
+    Write,
+}
+
+/// An order for open watches. They carry it out after everything that had happened before was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    /// `None` for watches of any resource.
+    pub(crate) kind: Option<usize>,
+    pub(crate) act: Act,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Act {
+    Bookmark,
+    BreakFrame { after_bytes: usize },
+    Duplicate,
+    End,
+    Malformed,
+    Regress,
+    Reset,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    on: RequestKind,
+    kind: Option<usize>,
+    left: usize,
+    code: u16,
+    retry_after: Option<u32>,
+}
+
+/// The state behind [`Faults`].
+#[derive(Debug)]
+pub(crate) struct Switches {
+    orders: broadcast::Sender<Order>,
+    hushed: watch::Sender<bool>,
+    answers: Mutex<VecDeque<Answer>>,
+    lists_held: watch::Sender<bool>,
+    lists_waiting: watch::Sender<usize>,
+    pub(crate) freeze: Freeze,
+}
+
+impl Switches {
+    pub(crate) fn new() -> Self {
+        Self {
+            orders: broadcast::Sender::new(ORDERS_MAX),
+            hushed: watch::Sender::new(false),
+            answers: Mutex::default(),
+            lists_held: watch::Sender::new(false),
+            lists_waiting: watch::Sender::new(0),
+            freeze: Freeze::default(),
+        }
+    }
+
+    pub(crate) fn orders(&self) -> broadcast::Receiver<Order> {
+        self.orders.subscribe()
+    }
+
+    pub(crate) fn hushed(&self) -> watch::Receiver<bool> {
+        self.hushed.subscribe()
+    }
+
+    /// The status that was ordered for such a request, if one was.
+    pub(crate) fn answer(&self, on: RequestKind, kind: Option<usize>) -> Option<(u16, Option<u32>)> {
+        let mut answers = self.answers.lock();
+        let fits = |answer: &Answer| {
+            (answer.on == RequestKind::Any || answer.on == on) && (answer.kind.is_none() || answer.kind == kind)
+        };
+        let at = answers.iter().position(fits)?;
+        let answer = &mut answers[at];
+        answer.left -= 1;
+        let found = (answer.code, answer.retry_after);
+        if answer.left == 0 {
+            answers.remove(at);
+        }
+        Some(found)
+    }
+
+    /// Where a LIST waits while the gate is shut. Counted as waiting, also if its client gives up.
+    pub(crate) async fn pass_gate(&self) {
+        struct Waiting<'a>(&'a watch::Sender<usize>);
+        impl Drop for Waiting<'_> {
+            fn drop(&mut self) {
+                self.0.send_modify(|waiting| *waiting -= 1);
+            }
+        }
+        let mut held = self.lists_held.subscribe();
+        if *held.borrow_and_update() {
+            self.lists_waiting.send_modify(|waiting| *waiting += 1);
+            let _waiting = Waiting(&self.lists_waiting);
+            // The sender lives as long as `self`, so waiting cannot fail.
+            let _ = held.wait_for(|held| !*held).await;
+        }
+    }
+}
+
+/// What a test can do to a running upstream. By default to all resources; [`Faults::only`] narrows that.
+#[derive(Clone)]
+pub struct Faults {
+    shared: Arc<Shared>,
+    kind: Option<usize>,
+}
+
+impl Faults {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, kind: None }
+    }
+
+    /// The same faults, for one resource only: orders to open watches, and ordered answers.
+    #[must_use]
+    pub fn only(&self, plural: &str) -> Self {
+        Self { shared: self.shared.clone(), kind: by_plural(plural) }
+    }
+
+    /// Closes the listening socket and every connection; new ones are refused. The port stays ours.
+    pub async fn down(&self) {
+        self.shared.listening.send_replace(false);
+        self.until_bound(false).await;
+        self.drop_connections();
+    }
+
+    /// Listens again, on the same port. Returns when connections are accepted.
+    pub async fn up(&self) {
+        self.shared.listening.send_replace(true);
+        self.until_bound(true).await;
+    }
+
+    /// Waits for the accept loop to follow; after `stop` there is none, and nothing to wait for.
+    async fn until_bound(&self, wanted: bool) {
+        let mut bound = self.shared.bound.subscribe();
+        tokio::select! {
+            _ = bound.wait_for(|bound| *bound == wanted) => {}
+            () = self.shared.stopping.cancelled() => {}
+        }
+    }
+
+    /// Resets every TCP connection, without a word.
+    pub fn drop_connections(&self) {
+        self.shared.connections.send_modify(|generation| *generation += 1);
+    }
+
+    /// Ends every open watch cleanly.
+    pub fn end_watches(&self) {
+        self.order(Act::End);
+    }
+
+    /// Breaks every open watch: a stream reset on HTTP/2, a missing last chunk on HTTP/1.1.
+    pub fn reset_watches(&self) {
+        self.order(Act::Reset);
+    }
+
+    /// Sends the first `after_bytes` bytes of one more frame on every open watch, then breaks it.
+    pub fn break_frame(&self, after_bytes: usize) {
+        self.order(Act::BreakFrame { after_bytes });
+    }
+
+    /// Sends a line that is not JSON on every open watch.
+    pub fn send_malformed(&self) {
+        self.order(Act::Malformed);
+    }
+
+    /// Sends the last event of every open watch once more.
+    pub fn duplicate_event(&self) {
+        self.order(Act::Duplicate);
+    }
+
+    /// Sends a MODIFIED event at revision 1 on every open watch.
+    pub fn regress_revision(&self) {
+        self.order(Act::Regress);
+    }
+
+    /// Sends a bookmark on every open watch that takes bookmarks and is behind the current revision.
+    pub fn bookmark(&self) {
+        self.order(Act::Bookmark);
+    }
+
+    fn order(&self, act: Act) {
+        // No receiver means no open watch, and that the order is already carried out.
+        let _ = self.shared.faults.orders.send(Order { kind: self.kind, act });
+    }
+
+    /// Neither reads nor writes any socket from now on. Connections are accepted, and then nothing.
+    pub fn freeze(&self) {
+        self.shared.faults.freeze.set(true);
+    }
+
+    pub fn thaw(&self) {
+        self.shared.faults.freeze.set(false);
+    }
+
+    /// Watches send nothing from now on, not even bookmarks or their end. All else goes on, HTTP/2 pings included.
+    pub fn hush_watches(&self) {
+        self.shared.faults.hushed.send_replace(true);
+    }
+
+    pub fn unhush_watches(&self) {
+        self.shared.faults.hushed.send_replace(false);
+    }
+
+    /// Answers the next `times` requests of a kind with this status instead of the truth.
+    pub fn answer(&self, on: RequestKind, times: usize, code: u16, retry_after: Option<u32>) {
+        if times > 0 {
+            self.shared.faults.answers.lock().push_back(Answer { on, kind: self.kind, left: times, code, retry_after });
+        }
+    }
+
+    /// Forgets the history up to a revision: older watches and exact lists get 410.
+    pub fn compact(&self, revision: u64) {
+        self.shared.store.compact(revision);
+    }
+
+    /// Forgets all history, as an apiserver that has just started knows none. Open watches are not touched.
+    pub fn forget_history(&self) {
+        self.shared.store.forget();
+    }
+
+    /// Lets LISTs wait until [`Faults::release_lists`].
+    pub fn hold_lists(&self) {
+        self.shared.faults.lists_held.send_replace(true);
+    }
+
+    pub fn release_lists(&self) {
+        self.shared.faults.lists_held.send_replace(false);
+    }
+
+    /// Returns when at least `n` LISTs wait at the gate.
+    pub async fn lists_waiting(&self, n: usize) {
+        let mut waiting = self.shared.faults.lists_waiting.subscribe();
+        let _ = waiting.wait_for(|waiting| *waiting >= n).await;
+    }
+}

@@ -1,0 +1,104 @@
+//! A socket that can be made to stand still: open, but neither read nor written.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+/// The switch that all sockets of one upstream share.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Freeze(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    frozen: AtomicBool,
+    sleepers: Mutex<Vec<Waker>>,
+}
+
+impl Freeze {
+    pub(crate) fn set(&self, frozen: bool) {
+        self.0.frozen.store(frozen, Ordering::SeqCst);
+        if !frozen {
+            std::mem::take(&mut *self.0.sleepers.lock()).into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Pending while frozen; whoever asked is woken by the thaw.
+    fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        if !self.0.frozen.load(Ordering::SeqCst) {
+            return Poll::Ready(());
+        }
+        let mut sleepers = self.0.sleepers.lock();
+        // Checked again under the lock, or a thaw in between would wake everybody but us.
+        if !self.0.frozen.load(Ordering::SeqCst) {
+            return Poll::Ready(());
+        }
+        if !sleepers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            sleepers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Socket {
+    inner: TcpStream,
+    freeze: Freeze,
+    /// Set when the connection is to end with a reset rather than with a goodbye.
+    reset: Arc<AtomicBool>,
+}
+
+impl Socket {
+    pub(crate) fn new(inner: TcpStream, freeze: Freeze, reset: Arc<AtomicBool>) -> Self {
+        Self { inner, freeze, reset }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.reset.load(Ordering::SeqCst) {
+            // Without it the connection ends with a FIN instead: still an end that nobody announced.
+            let _ = self.inner.set_zero_linger();
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.freeze.poll(cx));
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        std::task::ready!(self.freeze.poll(cx));
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        std::task::ready!(self.freeze.poll(cx));
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,221 @@
+//! One request: what it names, what was ordered for it, and who answers it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::CONTENT_TYPE;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+
+use super::discovery;
+use super::faults::RequestKind;
+use super::kinds::{KINDS, Kind};
+use super::list;
+use super::object::Object;
+use super::path::{Route, route};
+use super::query::{ListOptions, Query, parse_rv};
+use super::respond::{Reply, Style};
+use super::selector::Selector;
+use super::shared::Shared;
+use super::status::Status;
+use super::table::IncludeObject;
+use super::watch::{Plan, Start, Watch};
+use super::write::{self, Target};
+
+const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
+/// Unless the request says otherwise, a watch lives between one and two of these.
+const WATCH_SECONDS: u64 = 1800;
+
+pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Reply {
+    let (head, body) = request.into_parts();
+    shared.remember(&head.method, &head.uri, &head.headers);
+    shared.counts.note(|counts| counts.requests += 1);
+    let query = Query::parse(head.uri.query().unwrap_or_default());
+    let style = Style::of(&head.headers, &query);
+    let call = Call { shared, style, query, method: head.method };
+    let answer = match route(head.uri.path()) {
+        Route::Collection { kind, namespace, forced_watch } if matches!(call.method, Method::GET | Method::HEAD) => {
+            call.read_collection(kind, &namespace, "", forced_watch).await
+        }
+        Route::Object { kind, namespace, name, forced_watch: true, .. } if call.method == Method::GET => {
+            call.read_collection(kind, &namespace, &name, true).await
+        }
+        Route::Object { kind, namespace, name, subresource, .. }
+            if matches!(call.method, Method::GET | Method::HEAD) =>
+        {
+            call.get(kind, &namespace, &name, &subresource).await
+        }
+        Route::Collection { kind, namespace, .. } => {
+            let target = Target { kind, namespace, name: String::new(), subresource: String::new() };
+            call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
+        }
+        Route::Object { kind, namespace, name, subresource, .. } => {
+            let target = Target { kind, namespace, name, subresource };
+            call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
+        }
+        Route::Discovery(what) => call.ordered(RequestKind::Any, None).map(|()| discovery::reply(&what, &call.style)),
+        Route::Fixed(path) => call.ordered(RequestKind::Any, None).map(|()| discovery::fixed(&path, &call.style)),
+        Route::NoResource => Err(Status::no_resource()),
+        Route::NoGroup => Ok(discovery::page_not_found(&call.style)),
+        Route::Broken => {
+            let path = head.uri.path();
+            let text = format!(
+                "Internal Server Error: {path:?}: failed to create RequestInfo: \
+                 unable to determine kind and namespace from url, {path}"
+            );
+            Ok(call.style.text(StatusCode::INTERNAL_SERVER_ERROR, text))
+        }
+    };
+    answer.unwrap_or_else(|status| call.style.status(&status))
+}
+
+struct Call {
+    shared: Arc<Shared>,
+    style: Style,
+    query: Query,
+    method: Method,
+}
+
+impl Call {
+    /// Refuses if a test ordered a refusal for such a request.
+    fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), Status> {
+        match self.shared.faults.answer(on, kind) {
+            Some((code, retry_after)) => Err(Status::ordered(code, retry_after)),
+            None => Ok(()),
+        }
+    }
+
+    /// HEAD reads like GET on custom resources, and is not allowed on built-in ones.
+    fn check_head(&self, kind: &Kind) -> Result<(), Status> {
+        if self.method == Method::HEAD && !kind.custom { Err(Status::method_not_allowed()) } else { Ok(()) }
+    }
+
+    fn include(&self) -> Result<IncludeObject, Status> {
+        IncludeObject::parse(self.query.text("includeObject")).map_err(Status::bad_request)
+    }
+
+    /// LIST or WATCH. `name` is that of a single-object watch in the deprecated form.
+    async fn read_collection(
+        &self,
+        at: usize,
+        namespace: &str,
+        name: &str,
+        forced_watch: bool,
+    ) -> Result<Reply, Status> {
+        let kind = &KINDS[at];
+        self.check_head(kind)?;
+        let watch = self.query.is_watch() || forced_watch;
+        self.ordered(if watch { RequestKind::Watch } else { RequestKind::List }, Some(at))?;
+        let form = self.style.accept.form(kind, watch)?;
+        let options = ListOptions::read(&self.query, forced_watch)?;
+        let fields = match (self.query.text("fieldSelector"), name) {
+            (given, "") => given.to_owned(),
+            ("", name) => format!("metadata.name={name}"),
+            (given, _) => given.to_owned(),
+        };
+        let selector = Selector::parse(kind, namespace, self.query.text("labelSelector"), &fields)?;
+        if !name.is_empty() && selector.name() != Some(name) {
+            return Err(Status::bad_request("fieldSelector metadata.name doesn't match requested name"));
+        }
+        if options.watch {
+            let start = start(&options)?;
+            let include = self.include()?;
+            if matches!(start, Start::Initial { .. }) {
+                self.shared.counts.add(|counts| &mut counts.watch_lists, at);
+            }
+            let bookmarks = options.bookmarks;
+            let timeout = watch_timeout(options.timeout_seconds);
+            let plan = Plan { kind: at, selector, form, include, bookmarks, start, timeout };
+            let watch = Watch::new(plan, self.shared.clone());
+            let events = stream::unfold(watch, |mut watch| async { watch.next().await.map(|chunk| (chunk, watch)) });
+            return Ok(self.style.events(events));
+        }
+        self.shared.counts.add(|counts| &mut counts.lists, at);
+        self.shared.faults.pass_gate().await;
+        let patience = self.shared.settings.future_wait;
+        let page = list::list(&self.shared.store, at, &options, &selector, patience).await?;
+        if form == (super::accept::Form::Partial { list: false }) {
+            let text = format!(
+                "you requested PartialObjectMetadata, but the requested object is a list (*core.{})",
+                kind.list_name()
+            );
+            return Err(Status::not_acceptable(text, false));
+        }
+        Ok(self.style.chunks(page.into_chunks(kind, form, self.include()?)).await)
+    }
+
+    async fn get(&self, at: usize, namespace: &str, name: &str, subresource: &str) -> Result<Reply, Status> {
+        let kind = &KINDS[at];
+        self.check_head(kind)?;
+        self.ordered(RequestKind::Get, Some(at))?;
+        self.shared.counts.add(|counts| &mut counts.gets, at);
+        match (kind.plural, subresource) {
+            (_, "" | "status") => {}
+            ("pods", "log") => return Ok(self.style.text(StatusCode::OK, format!("{name} says hello\n"))),
+            _ => return Err(Status::no_resource()),
+        }
+        let form = self.style.accept.form(kind, false)?;
+        let wanted = parse_rv(self.query.text("resourceVersion")).map_err(|text| Status::new(500, "", text))?;
+        self.shared.store.reach(wanted, self.shared.settings.future_wait).await?;
+        let key = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") };
+        let object = self.shared.store.get(at, &key).ok_or_else(|| Status::not_found(kind, name))?;
+        if form == (super::accept::Form::Partial { list: true }) {
+            let text = format!(
+                "you requested PartialObjectMetadataList, but the requested object is not a list (*core.{})",
+                kind.name
+            );
+            return Err(Status::not_acceptable(text, false));
+        }
+        self.object(StatusCode::OK, kind, &object)
+    }
+
+    fn object(&self, code: StatusCode, kind: &Kind, object: &Object) -> Result<Reply, Status> {
+        let form = self.style.accept.form(kind, false)?;
+        Ok(self.style.json(code, list::single(kind, object, form, self.include()?)))
+    }
+
+    async fn write(&self, target: Target, media: Option<&str>, body: Incoming) -> Result<Reply, Status> {
+        let (at, kind) = (target.kind, &KINDS[target.kind]);
+        self.ordered(RequestKind::Write, Some(at))?;
+        self.shared.counts.add(|counts| &mut counts.writes, at);
+        let body = read_body(body).await?;
+        let media = media.unwrap_or("application/json");
+        let media = media.split(';').next().unwrap_or_default().trim();
+        let outcome = write::write(&self.shared.store, &self.method, &target, media, &body, &self.query)?;
+        match outcome {
+            write::Outcome::Object { object, created } => {
+                self.object(if created { StatusCode::CREATED } else { StatusCode::OK }, kind, &object)
+            }
+            write::Outcome::Deleted(text) => Ok(self.style.json(StatusCode::OK, format!("{text}\n").into_bytes())),
+        }
+    }
+}
+
+async fn read_body(body: Incoming) -> Result<Bytes, Status> {
+    let collected = Limited::new(body, REQUEST_BYTES_MAX).collect().await;
+    let too_large = || Status::new(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728");
+    collected.map(http_body_util::Collected::to_bytes).map_err(|_| too_large())
+}
+
+/// Where a watch starts, as the WATCH matrix says. A bad version is a 500 here, not a 400.
+fn start(options: &ListOptions) -> Result<Start, Status> {
+    let rv = parse_rv(&options.rv).map_err(|text| Status::new(500, "", text))?;
+    Ok(match options.initial_events {
+        Some(true) => Start::Initial { rv, mark_end: options.bookmarks },
+        None if rv == 0 => Start::Initial { rv, mark_end: false },
+        Some(false) if rv == 0 => Start::Now,
+        _ => Start::After(rv),
+    })
+}
+
+/// Negative is over before it began; zero is for the server to choose.
+fn watch_timeout(seconds: i64) -> Duration {
+    match u64::try_from(seconds) {
+        Err(_) => Duration::ZERO,
+        Ok(0) => Duration::from_secs(fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS)),
+        Ok(seconds) => Duration::from_secs(seconds.min(10 * WATCH_SECONDS)),
+    }
+}

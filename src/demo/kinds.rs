@@ -1,0 +1,275 @@
+//! The resources that the demo upstream serves, as one table.
+
+/// A resource as the server knows it. Everything that differs between resources is here, not in the handlers.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    pub(crate) group: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) plural: &'static str,
+    pub(crate) singular: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) short_names: &'static [&'static str],
+    pub(crate) categories: &'static [&'static str],
+    pub(crate) namespaced: bool,
+    /// Custom resources have sorted keys, keep the type in list items, and negotiate a little differently.
+    pub(crate) custom: bool,
+    /// False for events: the real server has no watch cache for them, which shows in texts and bookmarks.
+    pub(crate) cached: bool,
+    /// True where the server counts changes of the specification in `metadata.generation`.
+    pub(crate) generation: bool,
+    /// Top-level members after `metadata`, in the order of the Go struct.
+    pub(crate) layout: &'static [&'static str],
+    /// The members after `metadata` of a zero object, as a bookmark carries it; empty or starting with a comma.
+    pub(crate) zero: &'static str,
+    pub(crate) selectable: Selectable,
+}
+
+/// What a field selector of a kind may name.
+#[derive(Debug)]
+pub(crate) struct Selectable {
+    pub(crate) namespace: bool,
+    /// Accepted key, the path that its value is read from, and the value when there is nothing at that path.
+    pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
+    /// True for kinds with the short text about an unknown key.
+    pub(crate) short_text: bool,
+}
+
+impl Kind {
+    pub(crate) fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    pub(crate) fn list_name(&self) -> String {
+        format!("{}List", self.name)
+    }
+
+    /// `pods`, `deployments.apps`: how messages name the resource.
+    pub(crate) fn qualified(&self) -> String {
+        if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
+    }
+}
+
+/// Where a kind is in [`KINDS`]; also the index of its table in the store.
+pub(crate) fn position(group: &str, version: &str, plural: &str) -> Option<usize> {
+    KINDS.iter().position(|kind| kind.group == group && kind.version == version && kind.plural == plural)
+}
+
+/// As [`position`], for callers inside the module that know a plural of ours.
+pub(crate) fn by_plural(plural: &str) -> Option<usize> {
+    KINDS.iter().position(|kind| kind.plural == plural)
+}
+
+pub(crate) const PODS: usize = 0;
+
+const SPEC_STATUS: &[&str] = &["spec", "status"];
+const ONLY_METADATA: Selectable = Selectable { namespace: true, fields: &[], short_text: false };
+
+const CORE: Kind = Kind {
+    group: "",
+    version: "v1",
+    plural: "",
+    singular: "",
+    name: "",
+    short_names: &[],
+    categories: &[],
+    namespaced: true,
+    custom: false,
+    cached: true,
+    generation: false,
+    layout: SPEC_STATUS,
+    zero: "",
+    selectable: ONLY_METADATA,
+};
+
+pub(crate) static KINDS: [Kind; 11] = [
+    Kind {
+        plural: "pods",
+        singular: "pod",
+        name: "Pod",
+        short_names: &["po"],
+        categories: &["all"],
+        generation: true,
+        zero: r#","spec":{"containers":null},"status":{}"#,
+        selectable: Selectable { namespace: true, fields: POD_FIELDS, short_text: true },
+        ..CORE
+    },
+    Kind {
+        plural: "configmaps",
+        singular: "configmap",
+        name: "ConfigMap",
+        short_names: &["cm"],
+        layout: &["immutable", "data", "binaryData"],
+        ..CORE
+    },
+    Kind {
+        plural: "namespaces",
+        singular: "namespace",
+        name: "Namespace",
+        short_names: &["ns"],
+        namespaced: false,
+        zero: r#","spec":{},"status":{}"#,
+        selectable: Selectable { namespace: false, fields: &[("status.phase", "status.phase", "")], short_text: true },
+        ..CORE
+    },
+    Kind {
+        plural: "nodes",
+        singular: "node",
+        name: "Node",
+        short_names: &["no"],
+        namespaced: false,
+        zero: concat!(
+            r#","spec":{},"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":0}},"nodeInfo":{"machineID":"","#,
+            r#""systemUUID":"","bootID":"","kernelVersion":"","osImage":"","containerRuntimeVersion":"","#,
+            r#""kubeletVersion":"","kubeProxyVersion":"","operatingSystem":"","architecture":""}}"#
+        ),
+        selectable: Selectable {
+            namespace: false,
+            fields: &[("spec.unschedulable", "spec.unschedulable", "false")],
+            short_text: true,
+        },
+        ..CORE
+    },
+    Kind {
+        plural: "secrets",
+        singular: "secret",
+        name: "Secret",
+        layout: &["immutable", "data", "stringData", "type"],
+        selectable: Selectable { namespace: true, fields: &[("type", "type", "")], short_text: true },
+        ..CORE
+    },
+    Kind {
+        plural: "services",
+        singular: "service",
+        name: "Service",
+        short_names: &["svc"],
+        categories: &["all"],
+        zero: r#","spec":{},"status":{"loadBalancer":{}}"#,
+        selectable: Selectable {
+            namespace: true,
+            fields: &[("spec.clusterIP", "spec.clusterIP", ""), ("spec.type", "spec.type", "")],
+            short_text: true,
+        },
+        ..CORE
+    },
+    Kind {
+        plural: "events",
+        singular: "event",
+        name: "Event",
+        short_names: &["ev"],
+        cached: false,
+        layout: &[
+            "involvedObject",
+            "reason",
+            "message",
+            "source",
+            "firstTimestamp",
+            "lastTimestamp",
+            "count",
+            "type",
+            "eventTime",
+            "series",
+            "action",
+            "related",
+            "reportingComponent",
+            "reportingInstance",
+        ],
+        zero: concat!(
+            r#","involvedObject":{},"source":{},"firstTimestamp":null,"lastTimestamp":null,"eventTime":null,"#,
+            r#""reportingComponent":"","reportingInstance":"""#
+        ),
+        selectable: Selectable { namespace: true, fields: EVENT_FIELDS, short_text: true },
+        ..CORE
+    },
+    Kind {
+        group: "apps",
+        plural: "deployments",
+        singular: "deployment",
+        name: "Deployment",
+        short_names: &["deploy"],
+        categories: &["all"],
+        generation: true,
+        zero: concat!(
+            r#","spec":{"replicas":0,"selector":null,"template":{"metadata":{},"spec":{"containers":null}},"#,
+            r#""strategy":{}},"status":{}"#
+        ),
+        ..CORE
+    },
+    Kind {
+        group: "demo.kube-fanout.io",
+        plural: "widgets",
+        singular: "widget",
+        name: "Widget",
+        short_names: &["wd"],
+        categories: &["all"],
+        custom: true,
+        generation: true,
+        selectable: Selectable { namespace: true, fields: &[("spec.color", "spec.color", "")], short_text: true },
+        ..CORE
+    },
+    Kind {
+        group: "apiextensions.k8s.io",
+        plural: "customresourcedefinitions",
+        singular: "customresourcedefinition",
+        name: "CustomResourceDefinition",
+        short_names: &["crd", "crds"],
+        categories: &["api-extensions"],
+        namespaced: false,
+        generation: true,
+        zero: concat!(
+            r#","spec":{"group":"","names":{"plural":"","kind":""},"scope":"","versions":null},"#,
+            r#""status":{"conditions":null,"acceptedNames":{"plural":"","kind":""},"storedVersions":null}"#
+        ),
+        ..CORE
+    },
+    Kind {
+        group: "apiregistration.k8s.io",
+        plural: "apiservices",
+        singular: "apiservice",
+        name: "APIService",
+        categories: &["api-extensions"],
+        namespaced: false,
+        zero: r#","spec":{"groupPriorityMinimum":0,"versionPriority":0},"status":{}"#,
+        ..CORE
+    },
+];
+
+const POD_FIELDS: &[(&str, &str, &str)] = &[
+    ("spec.nodeName", "spec.nodeName", ""),
+    ("spec.host", "spec.nodeName", ""),
+    ("spec.restartPolicy", "spec.restartPolicy", ""),
+    ("spec.schedulerName", "spec.schedulerName", ""),
+    ("spec.serviceAccountName", "spec.serviceAccountName", ""),
+    ("spec.hostNetwork", "spec.hostNetwork", "false"),
+    ("status.phase", "status.phase", ""),
+    ("status.podIP", "status.podIP", ""),
+    ("status.podIPs", "", ""),
+    ("status.nominatedNodeName", "status.nominatedNodeName", ""),
+];
+
+const EVENT_FIELDS: &[(&str, &str, &str)] = &[
+    ("involvedObject.kind", "involvedObject.kind", ""),
+    ("involvedObject.namespace", "involvedObject.namespace", ""),
+    ("involvedObject.name", "involvedObject.name", ""),
+    ("involvedObject.uid", "involvedObject.uid", ""),
+    ("involvedObject.apiVersion", "involvedObject.apiVersion", ""),
+    ("involvedObject.resourceVersion", "involvedObject.resourceVersion", ""),
+    ("involvedObject.fieldPath", "involvedObject.fieldPath", ""),
+    ("reason", "reason", ""),
+    ("reportingComponent", "reportingComponent", ""),
+    ("source", "source.component", ""),
+    ("type", "type", ""),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_come_first_and_every_resource_is_found_by_its_address() {
+        assert_eq!(KINDS[PODS].plural, "pods");
+        for (n, kind) in KINDS.iter().enumerate() {
+            assert_eq!(position(kind.group, kind.version, kind.plural), Some(n));
+            assert!(kind.zero.is_empty() || kind.zero.starts_with(','), "{}", kind.plural);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The listening socket and its connections.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hyper::rt::Executor;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+use super::freeze::Socket;
+use super::http::handle;
+use super::shared::Shared;
+
+const BACKLOG: u32 = 4096;
+/// What the apiserver announces on HTTP/2.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+const FRAME_BYTES_MAX: u32 = 256 * 1024;
+/// Streams end by themselves when the upstream stops; a client that does not read is not waited for.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// A port that is ours whether we listen on it or not: a second socket holds it, bound but deaf.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) address: SocketAddr,
+    _held: TcpSocket,
+}
+
+impl Port {
+    pub(crate) fn hold(address: SocketAddr) -> io::Result<Self> {
+        let held = socket(address)?;
+        Ok(Self { address: held.local_addr()?, _held: held })
+    }
+
+    pub(crate) fn listen(&self) -> io::Result<TcpListener> {
+        socket(self.address)?.listen(BACKLOG)
+    }
+}
+
+fn socket(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Accepts until the upstream stops. While it is down, the port refuses connections.
+pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<Shared>) {
+    let mut listening = shared.listening.subscribe();
+    loop {
+        loop {
+            tokio::select! {
+                () = shared.stopping.cancelled() => return,
+                _ = listening.wait_for(|wanted| !*wanted) => break,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => drop(shared.tasks.spawn(serve(stream, shared.clone()))),
+                    // Out of file descriptors, or a client that left: neither is a reason to stop.
+                    Err(error) => tracing::debug!(%error, "accept failed"),
+                },
+            }
+        }
+        drop(listener);
+        shared.bound.send_replace(false);
+        tokio::select! {
+            () = shared.stopping.cancelled() => return,
+            _ = listening.wait_for(|wanted| *wanted) => {}
+        }
+        listener = match port.listen() {
+            Ok(listener) => listener,
+            Err(error) => return tracing::error!(%error, "the port cannot be listened on again"),
+        };
+        shared.bound.send_replace(true);
+    }
+}
+
+async fn serve(stream: TcpStream, shared: Arc<Shared>) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
+    }
+    shared.counts.note(|counts| counts.connections += 1);
+    let reset = Arc::new(AtomicBool::new(false));
+    let socket = Socket::new(stream, shared.faults.freeze.clone(), reset.clone());
+    let service = service_fn(|request| {
+        let shared = shared.clone();
+        async move { Ok::<_, Infallible>(handle(shared, request).await) }
+    });
+    let builder = builder(&shared);
+    let mut generation = shared.connections.subscribe();
+    let connection = builder.serve_connection(TokioIo::new(socket), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => {
+            if let Err(error) = ended {
+                tracing::trace!(%error, "connection ended");
+            }
+        }
+        _ = generation.changed() => reset.store(true, Ordering::SeqCst),
+        () = shared.stopping.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            // Whoever does not take the goodbye is cut off when the future is dropped.
+            let _ = timeout(GOODBYE, connection).await;
+        }
+    }
+}
+
+fn builder(shared: &Shared) -> auto::Builder<Tracked> {
+    let mut builder = auto::Builder::new(Tracked(shared.tasks.clone()));
+    builder.http1().timer(TokioTimer::new());
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(shared.settings.streams_max)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES_MAX);
+    builder
+}
+
+/// Spawns the tasks of HTTP/2 streams where `stop` can wait for them.
+#[derive(Clone)]
+struct Tracked(TaskTracker);
+
+impl<F> Executor<F> for Tracked
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, future: F) {
+        drop(self.0.spawn(async move { drop(future.await) }));
+    }
+}

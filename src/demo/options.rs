@@ -1,0 +1,67 @@
+//! What the `demo` command may be asked for.
+
+use std::ops::RangeInclusive;
+
+pub const PODS: RangeInclusive<u32> = 1..=50_000;
+pub const RATE: RangeInclusive<u32> = 1..=10_000;
+pub const WATCHES: RangeInclusive<u32> = 1..=20_000;
+pub const SECONDS: RangeInclusive<u64> = 1..=86_400;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    pub pods: u32,
+    /// Pod events per second.
+    pub rate: u32,
+    pub watches: u32,
+    /// `None` runs until it is interrupted.
+    pub seconds: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { pods: 500, rate: 50, watches: 500, seconds: None }
+    }
+}
+
+impl Options {
+    /// # Errors
+    /// Everything that is out of bounds, a sentence each.
+    pub fn check(&self) -> Result<(), Vec<String>> {
+        let Self { pods, rate, watches, seconds } = *self;
+        let numbers = [
+            ("pods", u64::from(pods), wide(PODS)),
+            ("rate", u64::from(rate), wide(RATE)),
+            ("watches", u64::from(watches), wide(WATCHES)),
+            ("seconds", seconds.unwrap_or(*SECONDS.start()), SECONDS),
+        ];
+        let problems: Vec<_> = numbers
+            .into_iter()
+            .filter(|(_, value, bounds)| !bounds.contains(value))
+            .map(|(name, value, bounds)| format!("{name} is {value}; it may be {} to {}", bounds.start(), bounds.end()))
+            .collect();
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+fn wide(bounds: RangeInclusive<u32>) -> RangeInclusive<u64> {
+    u64::from(*bounds.start())..=u64::from(*bounds.end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        assert_eq!(Options::default().check(), Ok(()));
+        let options = Options { pods: 0, rate: 50, watches: 20_001, seconds: Some(0) };
+        assert_eq!(
+            options.check().unwrap_err(),
+            [
+                "pods is 0; it may be 1 to 50000",
+                "watches is 20001; it may be 1 to 20000",
+                "seconds is 0; it may be 1 to 86400"
+            ]
+        );
+    }
+}

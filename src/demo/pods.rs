@@ -1,0 +1,219 @@
+//! What the demo's objects look like: pods of about 2.5 KB, and a little of everything else.
+
+use super::clock;
+use super::json::{Fields, Json};
+use super::object::{Meta, Object};
+
+/// The annotation that carries [`clock::now_ns`] of the write, for watches in the same process to measure with.
+pub const WRITTEN_AT: &str = "kube-fanout.io/written-at-ns";
+
+pub(crate) const NAMESPACES: [&str; 10] =
+    ["default", "auth", "billing", "checkout", "data", "edge", "mail", "media", "search", "shop"];
+pub(crate) const NODES: usize = 10;
+const PHASES: [&str; 4] = ["Pending", "Running", "Succeeded", "Failed"];
+const APPS: [&str; 8] = ["api", "cache", "front", "gateway", "indexer", "ledger", "queue", "worker"];
+
+/// A pod as a test or the churn describes it; everything else about it is made up.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+    pub node: String,
+    pub phase: &'static str,
+    pub restarts: u64,
+    pub labels: Vec<(String, String)>,
+}
+
+impl Pod {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        let app = APPS[hash(name) % APPS.len()];
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            node: format!("node-{}", hash(name) % NODES),
+            phase: "Running",
+            restarts: 0,
+            labels: vec![("app".to_owned(), app.to_owned())],
+        }
+    }
+
+    #[must_use]
+    pub fn label(mut self, key: &str, value: &str) -> Self {
+        self.labels.retain(|(known, _)| known != key);
+        self.labels.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The node that it is bound to; empty for a pod that is not scheduled yet.
+    #[must_use]
+    pub fn node(mut self, node: &str) -> Self {
+        node.clone_into(&mut self.node);
+        self
+    }
+
+    #[must_use]
+    pub fn phase(mut self, phase: &'static str) -> Self {
+        self.phase = phase;
+        self
+    }
+
+    #[must_use]
+    pub fn restarts(mut self, restarts: u64) -> Self {
+        self.restarts = restarts;
+        self
+    }
+
+    /// Reads back what [`Pod::document`] wrote.
+    pub(crate) fn of(object: &Object) -> Self {
+        let rest = Json::Object(object.rest());
+        let phase = rest.at("status.phase").and_then(Json::as_str).unwrap_or_default();
+        let container = rest.at("status.containerStatuses").and_then(|statuses| statuses.items().first());
+        let labels = object.meta.labels.iter().filter(|(key, _)| *key != "pod-template-hash");
+        Self {
+            namespace: object.meta.namespace.clone(),
+            name: object.meta.name.clone(),
+            node: rest.at("spec.nodeName").and_then(Json::as_str).unwrap_or_default().to_owned(),
+            phase: PHASES.into_iter().find(|known| *known == phase).unwrap_or("Running"),
+            restarts: container.and_then(|status| status.get("restartCount")?.as_u64()).unwrap_or(0),
+            labels: labels.map(|(key, value)| (key.clone(), value.clone())).collect(),
+        }
+    }
+
+    pub(crate) fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Metadata and the rest, written now. Identity is kept from the object before, if there is one.
+    pub(crate) fn document(&self, before: Option<&Meta>) -> (Meta, Fields) {
+        let app = self.labels.iter().find(|(key, _)| key == "app").map_or("api", |(_, value)| value.as_str());
+        let mut meta = Meta {
+            name: self.name.clone(),
+            namespace: self.namespace.clone(),
+            uid: before.map_or_else(super::uid, |before| before.uid.clone()),
+            generation: Some(before.and_then(|before| before.generation).unwrap_or(1)),
+            created: before.map_or_else(|| clock::rfc3339(clock::unix_seconds()), |before| before.created.clone()),
+            labels: self.labels.iter().cloned().collect(),
+            ..Meta::default()
+        };
+        meta.labels.insert("pod-template-hash".to_owned(), format!("{:08x}", hash(app)));
+        let annotations = [
+            (WRITTEN_AT, clock::now_ns().to_string()),
+            ("cni.projectcalico.org/podIP", format!("{}/32", self.ip())),
+            ("prometheus.io/scrape", "true".to_owned()),
+        ];
+        meta.annotations = annotations.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let owner = format!(
+            r#"[{{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"{app}-{:08x}","uid":"0b6f1a52-7a43-4c51-9f0e-{:012x}","controller":true,"blockOwnerDeletion":true}}]"#,
+            hash(app),
+            hash(app)
+        );
+        meta.others.set("ownerReferences", parse(&owner));
+        let rest = parse(&format!(r#"{{"spec":{},"status":{}}}"#, self.spec(app), self.status(&meta.created)));
+        (meta, rest.into_fields().unwrap_or_default())
+    }
+
+    fn ip(&self) -> String {
+        let n = hash(&self.name);
+        format!("10.{}.{}.{}", 64 + n % 64, n / 64 % 256, 1 + n / 16_384 % 254)
+    }
+
+    fn spec(&self, app: &str) -> String {
+        let token = format!("kube-api-access-{:05x}", hash(&self.name) % 0xf_ffff);
+        let node = if self.node.is_empty() { String::new() } else { format!(r#""nodeName":"{}","#, self.node) };
+        format!(
+            concat!(
+                r#"{{"volumes":[{{"name":"{token}","projected":{{"sources":[{{"serviceAccountToken":{{"expirationSeconds":3607,"path":"token"}}}},"#,
+                r#"{{"configMap":{{"name":"kube-root-ca.crt","items":[{{"key":"ca.crt","path":"ca.crt"}}]}}}}],"defaultMode":420}}}}],"#,
+                r#""containers":[{{"name":"main","image":"registry.example/{app}:v1.42.0","args":["--listen=:8080","--log-level=info"],"#,
+                r#""ports":[{{"name":"http","containerPort":8080,"protocol":"TCP"}}],"#,
+                r#""env":[{{"name":"APP","value":"{app}"}},{{"name":"POD_NAME","valueFrom":{{"fieldRef":{{"apiVersion":"v1","fieldPath":"metadata.name"}}}}}}],"#,
+                r#""resources":{{"limits":{{"cpu":"500m","memory":"256Mi"}},"requests":{{"cpu":"100m","memory":"128Mi"}}}},"#,
+                r#""volumeMounts":[{{"name":"{token}","readOnly":true,"mountPath":"/var/run/secrets/kubernetes.io/serviceaccount"}}],"#,
+                r#""terminationMessagePath":"/dev/termination-log","terminationMessagePolicy":"File","imagePullPolicy":"IfNotPresent"}}],"#,
+                r#""restartPolicy":"Always","terminationGracePeriodSeconds":30,"dnsPolicy":"ClusterFirst","serviceAccountName":"{app}","serviceAccount":"{app}",{node}"#,
+                r#""securityContext":{{}},"schedulerName":"default-scheduler","#,
+                r#""tolerations":[{{"key":"node.kubernetes.io/not-ready","operator":"Exists","effect":"NoExecute","tolerationSeconds":300}}],"#,
+                r#""priority":0,"enableServiceLinks":true,"preemptionPolicy":"PreemptLowerPriority"}}"#
+            ),
+            token = token,
+            app = app,
+            node = node,
+        )
+    }
+
+    fn status(&self, created: &str) -> String {
+        let ready = self.phase == "Running";
+        let condition = |name: &str, met: bool| {
+            let met = if met { "True" } else { "False" };
+            format!(r#"{{"type":"{name}","status":"{met}","lastProbeTime":null,"lastTransitionTime":"{created}"}}"#)
+        };
+        if self.phase == "Pending" {
+            let scheduled = condition("PodScheduled", !self.node.is_empty());
+            return format!(r#"{{"phase":"Pending","conditions":[{scheduled}],"qosClass":"Burstable"}}"#);
+        }
+        let conditions: Vec<_> = ["Initialized", "Ready", "ContainersReady", "PodScheduled"]
+            .into_iter()
+            .map(|name| condition(name, ready || matches!(name, "Initialized" | "PodScheduled")))
+            .collect();
+        let state = match self.phase {
+            "Running" => format!(r#"{{"running":{{"startedAt":"{created}"}}}}"#),
+            "Failed" => {
+                r#"{"terminated":{"exitCode":1,"reason":"Error","startedAt":null,"finishedAt":null}}"#.to_owned()
+            }
+            _ => r#"{"terminated":{"exitCode":0,"reason":"Completed","startedAt":null,"finishedAt":null}}"#.to_owned(),
+        };
+        let ip = self.ip();
+        format!(
+            concat!(
+                r#"{{"phase":"{phase}","conditions":[{conditions}],"hostIP":"192.168.0.{host}","podIP":"{ip}","podIPs":[{{"ip":"{ip}"}}],"startTime":"{created}","#,
+                r#""containerStatuses":[{{"name":"main","state":{state},"lastState":{{}},"ready":{ready},"restartCount":{restarts},"#,
+                r#""image":"registry.example/app:v1.42.0","imageID":"registry.example/app@sha256:3b6f0c2d9a1e4b7c8d5f6a7b8c9d0e1f","containerID":"containerd://{uid:016x}","started":{ready}}}],"qosClass":"Burstable"}}"#
+            ),
+            phase = self.phase,
+            conditions = conditions.join(","),
+            host = 1 + hash(&self.node) % 250,
+            ip = ip,
+            created = created,
+            state = state,
+            ready = ready,
+            restarts = self.restarts,
+            uid = hash(&self.name),
+        )
+    }
+}
+
+/// The `n`-th pod of the population: spread over the namespaces and nodes.
+pub(crate) fn nth(n: usize, nodes: usize) -> Pod {
+    let app = APPS[n / NAMESPACES.len() % APPS.len()];
+    let name = format!("{app}-{:08x}-{:05x}", hash(app), n);
+    Pod::new(NAMESPACES[n % NAMESPACES.len()], &name).label("app", app).node(&format!("node-{}", n % nodes.max(1)))
+}
+
+/// A stable hash that is small enough to print: FNV-1a, folded to 32 bits.
+fn hash(text: &str) -> usize {
+    let folded = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    usize::try_from(folded).unwrap_or(0)
+}
+
+/// JSON that this module wrote itself.
+pub(crate) fn parse(text: &str) -> Json {
+    let parsed = Json::parse(text.as_bytes());
+    debug_assert!(parsed.is_ok(), "not JSON: {text}");
+    parsed.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kinds::{KINDS, PODS};
+    use super::super::object::Object;
+    use super::*;
+
+    #[test]
+    fn a_pod_is_about_two_and_a_half_kilobytes() {
+        for phase in ["Running", "Failed", "Succeeded"] {
+            let (meta, rest) = nth(7, 3).phase(phase).document(None);
+            let object = Object::new(&KINDS[PODS], Meta { rv: 123_456, ..meta }, rest);
+            assert!((2_300..2_900).contains(&object.body.len()), "{}", object.body.len());
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Responses: the headers that every answer carries, and the ways in which a Status is written.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, USER_AGENT, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+
+use super::accept::Accept;
+use super::json::pretty;
+use super::query::Query;
+use super::status::Status;
+use super::watch::Broken;
+
+pub(crate) type Body = UnsyncBoxBody<Bytes, Broken>;
+pub(crate) type Reply = Response<Body>;
+
+const JSON: &str = "application/json";
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+/// Which flow schema and priority level a request fell into; any UIDs will do.
+const PRIORITY: [(HeaderName, HeaderValue); 2] = [
+    (
+        HeaderName::from_static("x-kubernetes-pf-flowschema-uid"),
+        HeaderValue::from_static("7c0e6a53-4f6e-4f0c-8a3b-5d6a41f0d001"),
+    ),
+    (
+        HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid"),
+        HeaderValue::from_static("7c0e6a53-4f6e-4f0c-8a3b-5d6a41f0d002"),
+    ),
+];
+
+/// How this request wants its answer written.
+#[derive(Clone, Debug)]
+pub(crate) struct Style {
+    pub(crate) accept: Accept,
+    pretty: bool,
+    audit_id: HeaderValue,
+}
+
+impl Style {
+    pub(crate) fn of(headers: &HeaderMap, query: &Query) -> Self {
+        let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let accept = Accept::parse(text(http::header::ACCEPT));
+        let browser = || {
+            let agent = text(USER_AGENT).unwrap_or_default();
+            ["curl", "Wget", "Mozilla/5.0"].iter().any(|name| agent.starts_with(name))
+        };
+        let pretty = match query.get("pretty") {
+            Some(value) => matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True"),
+            None => accept.wants_pretty() || browser(),
+        };
+        let made = || HeaderValue::from_str(&super::uid()).ok();
+        let audit_id = headers.get(AUDIT_ID).cloned().or_else(made);
+        Self { accept, pretty, audit_id: audit_id.unwrap_or_else(|| HeaderValue::from_static("")) }
+    }
+
+    /// A compact JSON document that ends in a newline, or its pretty form that does not.
+    pub(crate) fn json(&self, code: StatusCode, body: Vec<u8>) -> Reply {
+        let body = if self.pretty { pretty(&body) } else { body };
+        self.reply(code, JSON, full(body))
+    }
+
+    pub(crate) fn status(&self, status: &Status) -> Reply {
+        let compact = status.to_json();
+        let body = if self.pretty || !self.accept.takes_plain_json() {
+            pretty(compact.as_bytes())
+        } else {
+            format!("{compact}\n").into_bytes()
+        };
+        let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut reply = self.reply(code, JSON, full(body));
+        if let Some(seconds) = status.retry_after {
+            reply.headers_mut().insert(RETRY_AFTER, seconds.into());
+        }
+        if code == StatusCode::FORBIDDEN {
+            reply.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        }
+        reply
+    }
+
+    pub(crate) fn text(&self, code: StatusCode, text: impl Into<Vec<u8>>) -> Reply {
+        let mut reply = self.reply(code, "text/plain; charset=utf-8", full(text));
+        reply.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        reply
+    }
+
+    pub(crate) fn typed(&self, content_type: &'static str, body: impl Into<Vec<u8>>) -> Reply {
+        self.reply(StatusCode::OK, content_type, full(body))
+    }
+
+    /// A JSON body that is made while it is sent. A pretty one has to be whole first.
+    pub(crate) async fn chunks(&self, chunks: impl Stream<Item = Bytes> + Send + 'static) -> Reply {
+        if self.pretty {
+            let whole = chunks.fold(Vec::new(), |mut whole, chunk| async move {
+                whole.extend_from_slice(&chunk);
+                whole
+            });
+            return self.json(StatusCode::OK, whole.await);
+        }
+        let frames = chunks.map(|chunk| Ok(Frame::data(chunk)));
+        self.reply(StatusCode::OK, JSON, StreamBody::new(frames).boxed_unsync())
+    }
+
+    /// A watch stream; never pretty.
+    pub(crate) fn events(&self, events: impl Stream<Item = Result<Bytes, Broken>> + Send + 'static) -> Reply {
+        let frames = events.map(|event| event.map(Frame::data));
+        self.reply(StatusCode::OK, JSON, StreamBody::new(frames).boxed_unsync())
+    }
+
+    fn reply(&self, code: StatusCode, content_type: &'static str, body: Body) -> Reply {
+        let mut reply = Response::new(body);
+        *reply.status_mut() = code;
+        let headers = reply.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+        headers.insert(AUDIT_ID, self.audit_id.clone());
+        if code != StatusCode::UNAUTHORIZED {
+            headers.extend(PRIORITY);
+        }
+        reply
+    }
+}
+
+fn full(body: impl Into<Vec<u8>>) -> Body {
+    Full::new(Bytes::from(body.into())).map_err(|never: Infallible| match never {}).boxed_unsync()
+}

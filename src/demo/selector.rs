@@ -1,0 +1,84 @@
+//! What a LIST or WATCH asks for: labels, fields and a namespace, all of which must match.
+
+mod fields;
+mod labels;
+
+use super::kinds::Kind;
+use super::object::Object;
+use super::status::Status;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Selector {
+    /// From the path; empty for all namespaces and for cluster-wide resources.
+    pub(crate) namespace: String,
+    labels: Vec<labels::Requirement>,
+    fields: Vec<Condition>,
+}
+
+/// One `key=value` or `key!=value`, with the key resolved to where the value is found.
+#[derive(Clone, Debug)]
+struct Condition {
+    source: Source,
+    value: String,
+    equal: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Source {
+    Name,
+    Namespace,
+    Field(usize),
+}
+
+impl Selector {
+    pub(crate) fn parse(kind: &Kind, namespace: &str, labels: &str, fields: &str) -> Result<Self, Status> {
+        let labels = labels::parse(labels).map_err(Status::bad_request)?;
+        let fields = fields::parse(fields).map_err(Status::bad_request)?;
+        let fields = fields.into_iter().map(|term| resolve(kind, term)).collect::<Result<_, _>>()?;
+        Ok(Self { namespace: namespace.to_owned(), labels, fields })
+    }
+
+    pub(crate) fn matches(&self, object: &Object) -> bool {
+        let meta = &object.meta;
+        (self.namespace.is_empty() || self.namespace == meta.namespace)
+            && self.labels.iter().all(|requirement| requirement.matches(&meta.labels))
+            && self.fields.iter().all(|condition| {
+                let found = match condition.source {
+                    Source::Name => &meta.name,
+                    Source::Namespace => &meta.namespace,
+                    Source::Field(at) => &object.fields[at],
+                };
+                (*found == condition.value) == condition.equal
+            })
+    }
+
+    /// True when there is more than a namespace: such lists do not tell how many items remain.
+    pub(crate) fn is_selective(&self) -> bool {
+        !self.labels.is_empty() || !self.fields.is_empty()
+    }
+
+    /// The single name that the field selector demands, if it demands one.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.fields.iter().find(|c| c.source == Source::Name && c.equal).map(|c| c.value.as_str())
+    }
+}
+
+fn resolve(kind: &Kind, (key, value, equal): fields::Term) -> Result<Condition, Status> {
+    let source = match key.as_str() {
+        "metadata.name" => Source::Name,
+        "metadata.namespace" if kind.selectable.namespace => Source::Namespace,
+        _ => {
+            let at = kind.selectable.fields.iter().position(|(known, ..)| *known == key);
+            Source::Field(at.ok_or_else(|| Status::bad_request(unknown_text(kind, &key)))?)
+        }
+    };
+    Ok(Condition { source, value, equal })
+}
+
+fn unknown_text(kind: &Kind, key: &str) -> String {
+    if kind.selectable.short_text {
+        format!("field label not supported: {key}")
+    } else {
+        format!("{key:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+    }
+}

@@ -1,0 +1,82 @@
+//! What all parts of one running upstream share.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use http::{HeaderMap, Method, Uri};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::counts::Counter;
+use super::faults::Switches;
+use super::store::Store;
+
+/// Requests that are remembered for tests to look at.
+const SEEN_MAX: usize = 4096;
+
+/// A request as it arrived.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub method: Method,
+    pub uri: Uri,
+    pub headers: HeaderMap,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) bookmark_period: Duration,
+    /// How long a read of a revision that does not exist yet waits for it.
+    pub(crate) future_wait: Duration,
+    pub(crate) streams_max: u32,
+    pub(crate) remember_requests: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) store: Store,
+    pub(crate) settings: Settings,
+    pub(crate) faults: Switches,
+    pub(crate) counts: Counter,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stopping: CancellationToken,
+    /// Whether the accept loop is to listen, and whether it does.
+    pub(crate) listening: watch::Sender<bool>,
+    pub(crate) bound: watch::Sender<bool>,
+    /// Connections of an older generation than this reset themselves.
+    pub(crate) connections: watch::Sender<u64>,
+    seen: Mutex<VecDeque<Seen>>,
+}
+
+impl Shared {
+    pub(crate) fn new(store: Store, settings: Settings) -> Self {
+        Self {
+            store,
+            settings,
+            faults: Switches::new(),
+            counts: Counter::default(),
+            tasks: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+            listening: watch::Sender::new(true),
+            bound: watch::Sender::new(false),
+            connections: watch::Sender::new(0),
+            seen: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn remember(&self, method: &Method, uri: &Uri, headers: &HeaderMap) {
+        if !self.settings.remember_requests {
+            return;
+        }
+        let mut seen = self.seen.lock();
+        if seen.len() == SEEN_MAX {
+            seen.pop_front();
+        }
+        seen.push_back(Seen { method: method.clone(), uri: uri.clone(), headers: headers.clone() });
+    }
+
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().iter().cloned().collect()
+    }
+}

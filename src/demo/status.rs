@@ -1,0 +1,201 @@
+//! `Status` bodies in the apiserver's shape: what a refusal looks like on the wire.
+
+use super::json::write_string;
+use super::kinds::Kind;
+
+/// A refusal. The HTTP layer turns it into a response, the watch into an ERROR event.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Status {
+    pub(crate) code: u16,
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    /// The JSON text of `details`; absent for some constructors, `{}` for others.
+    pub(crate) details: Option<String>,
+    /// `metadata.continue`, which only an expired continue token has.
+    pub(crate) next: Option<String>,
+    pub(crate) retry_after: Option<u32>,
+}
+
+impl Status {
+    pub(crate) fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), details: None, next: None, retry_after: None }
+    }
+
+    fn details(self, details: impl Into<String>) -> Self {
+        Self { details: Some(details.into()), ..self }
+    }
+
+    fn about(self, kind: &Kind, name: &str) -> Self {
+        let mut members = vec![];
+        if !name.is_empty() {
+            members.push(format!(r#""name":{}"#, quoted(name)));
+        }
+        if !kind.group.is_empty() {
+            members.push(format!(r#""group":"{}""#, kind.group));
+        }
+        members.push(format!(r#""kind":"{}""#, kind.plural));
+        self.details(format!("{{{}}}", members.join(",")))
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
+    pub(crate) fn not_found(kind: &Kind, name: &str) -> Self {
+        Self::new(404, "NotFound", format!("{} {name:?} not found", kind.qualified())).about(kind, name)
+    }
+
+    pub(crate) fn no_resource() -> Self {
+        Self::new(404, "NotFound", "the server could not find the requested resource").details("{}")
+    }
+
+    pub(crate) fn method_not_allowed() -> Self {
+        Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+            .details("{}")
+    }
+
+    pub(crate) fn already_exists(kind: &Kind, name: &str) -> Self {
+        Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", kind.qualified())).about(kind, name)
+    }
+
+    pub(crate) fn conflict(kind: &Kind, name: &str) -> Self {
+        let message = format!(
+            "Operation cannot be fulfilled on {} {name:?}: the object has been modified; \
+             please apply your changes to the latest version and try again",
+            kind.qualified()
+        );
+        Self::new(409, "Conflict", message).about(kind, name)
+    }
+
+    pub(crate) fn precondition(kind: &Kind, name: &str, expected: &str, found: &str) -> Self {
+        let message = format!(
+            "Operation cannot be fulfilled on {} {name:?}: the UID in the precondition ({expected}) does not match the \
+             UID in record ({found}). The object might have been deleted and then recreated",
+            kind.qualified()
+        );
+        Self::new(409, "Conflict", message).about(kind, name)
+    }
+
+    pub(crate) fn unsupported_media_type() -> Self {
+        let message = "the body of the request was in an unknown format - accepted media types include: \
+                       application/json, application/merge-patch+json, application/apply-patch+yaml";
+        Self::new(415, "UnsupportedMediaType", message)
+    }
+
+    /// The 422 of wrong list options; each problem is (cause reason, field, text).
+    pub(crate) fn invalid_options(problems: &[(&str, &str, String)]) -> Self {
+        let texts: Vec<_> = problems.iter().map(|(_, field, text)| format!("{field}: {text}")).collect();
+        let whole = if texts.len() == 1 { texts.concat() } else { format!("[{}]", texts.join(", ")) };
+        let causes: Vec<_> = problems
+            .iter()
+            .map(|(reason, field, text)| {
+                format!(r#"{{"reason":"{reason}","message":{},"field":"{field}"}}"#, quoted(text))
+            })
+            .collect();
+        let details = format!(r#"{{"group":"meta.k8s.io","kind":"ListOptions","causes":[{}]}}"#, causes.join(","));
+        Self::new(422, "Invalid", format!("ListOptions.meta.k8s.io \"\" is invalid: {whole}")).details(details)
+    }
+
+    pub(crate) fn too_large(wanted: u64, current: u64) -> Self {
+        let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
+        let cause = r#"{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}"#;
+        let status =
+            Self::new(504, "Timeout", message).details(format!(r#"{{"causes":[{cause}],"retryAfterSeconds":1}}"#));
+        Self { retry_after: Some(1), ..status }
+    }
+
+    pub(crate) fn expired(message: impl Into<String>) -> Self {
+        Self::new(410, "Expired", message)
+    }
+
+    /// A watch from a revision that the ring no longer reaches back to.
+    pub(crate) fn too_old(kind: &Kind, wanted: u64, oldest: u64) -> Self {
+        if kind.cached {
+            Self::expired(format!("too old resource version: {wanted} ({oldest})"))
+        } else {
+            Self::expired("The resourceVersion for the provided watch is too old.")
+        }
+    }
+
+    pub(crate) fn expired_continue(next: String) -> Self {
+        let message = "The provided continue parameter is too old to display a consistent list result. You can start a \
+                       new list without the continue parameter, or use the continue token in this response to retrieve \
+                       the remainder of the results. Continuing with the provided token results in an inconsistent list \
+                       - objects that were created, modified, or deleted between the time the first chunk was returned \
+                       and now may show up in the list.";
+        Self { next: Some(next), ..Self::expired(message) }
+    }
+
+    pub(crate) fn not_acceptable(message: impl Into<String>, by_router: bool) -> Self {
+        let status = Self::new(406, "NotAcceptable", message);
+        if by_router { status.details("{}") } else { status }
+    }
+
+    /// What a test ordered for the next requests. Retry-After stands in the details as well, as the server has it.
+    pub(crate) fn ordered(code: u16, retry_after: Option<u32>) -> Self {
+        let (reason, message) = match code {
+            401 => ("Unauthorized", "Unauthorized"),
+            403 => ("Forbidden", "forbidden: refused by the demo upstream"),
+            404 => ("NotFound", "the server could not find the requested resource"),
+            410 => ("Expired", "The resourceVersion for the provided list is too old."),
+            422 => ("Invalid", "ListOptions.meta.k8s.io \"\" is invalid: ordered by the demo upstream"),
+            429 => ("TooManyRequests", "storage is (re)initializing"),
+            503 => ("ServiceUnavailable", "apiserver is shutting down"),
+            504 => ("Timeout", "Timeout: request did not complete within the allotted timeout"),
+            _ => ("InternalError", "Internal error occurred: ordered by the demo upstream"),
+        };
+        let status = Self { retry_after, ..Self::new(code, reason, message) };
+        match retry_after {
+            Some(seconds) => status.details(format!(r#"{{"retryAfterSeconds":{seconds}}}"#)),
+            None => status,
+        }
+    }
+
+    /// Compact JSON, without a final newline.
+    pub(crate) fn to_json(&self) -> String {
+        let next = self.next.as_ref().map(|token| format!(r#""continue":{}"#, quoted(token))).unwrap_or_default();
+        let mut out = format!(
+            r#"{{"kind":"Status","apiVersion":"v1","metadata":{{{next}}},"status":"Failure","message":{}"#,
+            quoted(&self.message)
+        );
+        if !self.reason.is_empty() {
+            out += &format!(r#","reason":"{}""#, self.reason);
+        }
+        if let Some(details) = &self.details {
+            out += &format!(r#","details":{details}"#);
+        }
+        out + &format!(r#","code":{}}}"#, self.code)
+    }
+}
+
+/// The body of a successful DELETE.
+pub(crate) fn deleted(kind: &Kind, name: &str, uid: &str) -> String {
+    let group = if kind.group.is_empty() { String::new() } else { format!(r#","group":"{}""#, kind.group) };
+    format!(
+        r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Success","details":{{"name":{}{group},"kind":"{}","uid":"{uid}"}}}}"#,
+        quoted(name),
+        kind.plural
+    )
+}
+
+fn quoted(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len() + 2);
+    write_string(text, &mut out);
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kinds::{KINDS, by_plural};
+    use super::*;
+
+    #[test]
+    fn bodies_have_the_servers_order() {
+        let missing = Status::not_found(&KINDS[by_plural("deployments").unwrap()], "x").to_json();
+        assert_eq!(
+            missing,
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"deployments.apps \"x\" not found","reason":"NotFound","details":{"name":"x","group":"apps","kind":"deployments"},"code":404}"#
+        );
+        assert!(Status::too_large(9, 4).to_json().contains(r#""retryAfterSeconds":1},"code":504}"#));
+    }
+}

@@ -1,0 +1,300 @@
+//! The revisioned store: current objects per resource, a bounded ring of events, and one counter for everything.
+//!
+//! Writers take the lock, apply, and wake the watches afterwards. Watches hold a position in the ring and pull.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::RwLock;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::json::Fields;
+use super::kinds::{KINDS, Kind};
+use super::object::{Meta, Object};
+use super::status::Status;
+
+/// Objects at one revision, in key order.
+pub(crate) type Objects = Arc<[Arc<Object>]>;
+
+#[derive(Debug)]
+pub(crate) struct Store {
+    state: RwLock<State>,
+    /// Per resource: the sequence number that its next event will get.
+    changed: Vec<watch::Sender<u64>>,
+    revised: watch::Sender<u64>,
+    ring_events_max: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    revision: u64,
+    tables: Vec<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    objects: BTreeMap<String, Arc<Object>>,
+    /// The objects as a slice, made at most once between two writes.
+    listed: OnceLock<Objects>,
+    ring: VecDeque<Arc<Event>>,
+    /// Sequence number of the first event in the ring.
+    first: u64,
+    /// The oldest revision that a watch may start from.
+    floor: u64,
+}
+
+/// A change of one object. Both sides are kept: selectors need to know what was left and what was entered.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) rv: u64,
+    pub(crate) previous: Option<Arc<Object>>,
+    pub(crate) current: Option<Arc<Object>>,
+    frames: [OnceLock<Bytes>; 3],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum EventType {
+    Added,
+    Modified,
+    Deleted,
+}
+
+/// What a writer decided after it saw the current object.
+#[derive(Debug)]
+pub(crate) enum Change {
+    Put(Meta, Fields),
+    Remove,
+}
+
+/// The outcome of a write: the object as it is now, or as it was last if it was removed.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) object: Arc<Object>,
+    pub(crate) revision: u64,
+    pub(crate) created: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pulled {
+    pub(crate) events: Vec<Arc<Event>>,
+    /// Where to pull from the next time.
+    pub(crate) next: u64,
+    /// Everything up to this revision has been pulled, if `events` is empty.
+    pub(crate) revision: u64,
+}
+
+impl Store {
+    pub(crate) fn new(ring_events_max: usize) -> Self {
+        let tables = KINDS.iter().map(|_| Table::default()).collect();
+        Self {
+            state: RwLock::new(State { revision: 1, tables }),
+            changed: KINDS.iter().map(|_| watch::Sender::new(0)).collect(),
+            revised: watch::Sender::new(1),
+            ring_events_max: ring_events_max.max(1),
+        }
+    }
+
+    pub(crate) fn revision(&self) -> u64 {
+        self.state.read().revision
+    }
+
+    /// Wakes whenever the resource gets an event.
+    pub(crate) fn subscribe(&self, kind: usize) -> watch::Receiver<u64> {
+        self.changed[kind].subscribe()
+    }
+
+    /// Waits until the store is at least at `rv`; the 504 of the apiserver when that takes too long.
+    pub(crate) async fn reach(&self, rv: u64, patience: Duration) -> Result<(), Status> {
+        let mut revised = self.revised.subscribe();
+        let reached = timeout(patience, revised.wait_for(|revision| *revision >= rv)).await.is_ok();
+        if reached { Ok(()) } else { Err(Status::too_large(rv, self.revision())) }
+    }
+
+    pub(crate) fn get(&self, kind: usize, key: &str) -> Option<Arc<Object>> {
+        self.state.read().tables[kind].objects.get(key).cloned()
+    }
+
+    /// The current objects, the revision they are current at, and the ring position right after them.
+    pub(crate) fn now(&self, kind: usize) -> (Objects, u64, u64) {
+        let state = self.state.read();
+        let table = &state.tables[kind];
+        (table.listed(), state.revision, table.next())
+    }
+
+    /// The objects as they were at exactly `rv`, by undoing what came later.
+    pub(crate) fn at(&self, kind: usize, rv: u64) -> Result<Objects, Status> {
+        let state = self.state.read();
+        let table = &state.tables[kind];
+        if rv > state.revision {
+            return Err(Status { retry_after: None, ..Status::too_large(rv, state.revision) });
+        }
+        if rv < table.floor {
+            return Err(Status::expired("The resourceVersion for the provided list is too old."));
+        }
+        if table.ring.back().is_none_or(|event| event.rv <= rv) {
+            return Ok(table.listed());
+        }
+        let mut objects = table.objects.clone();
+        for event in table.ring.iter().rev().take_while(|event| event.rv > rv) {
+            match (&event.previous, &event.current) {
+                (Some(previous), _) => drop(objects.insert(previous.meta.key(), previous.clone())),
+                (None, Some(current)) => drop(objects.remove(&current.meta.key())),
+                (None, None) => {}
+            }
+        }
+        Ok(objects.into_values().collect())
+    }
+
+    /// The ring position of the first event after `rv`.
+    pub(crate) fn since(&self, kind: usize, rv: u64) -> Result<u64, Status> {
+        let state = self.state.read();
+        let table = &state.tables[kind];
+        if rv < table.floor {
+            return Err(Status::too_old(&KINDS[kind], rv, table.floor));
+        }
+        Ok(table.first + table.ring.partition_point(|event| event.rv <= rv) as u64)
+    }
+
+    /// Up to `max` events from a ring position on; `None` when the ring has moved past it.
+    pub(crate) fn pull(&self, kind: usize, from: u64, max: usize) -> Option<Pulled> {
+        let state = self.state.read();
+        let table = &state.tables[kind];
+        let skip = usize::try_from(from.checked_sub(table.first)?).ok()?;
+        let events: Vec<_> = table.ring.iter().skip(skip).take(max).cloned().collect();
+        Some(Pulled { next: from + events.len() as u64, events, revision: state.revision })
+    }
+
+    /// Reads, decides and applies in one critical section. A decision of `None` leaves everything as it is.
+    pub(crate) fn write<D>(&self, kind: usize, key: &str, decide: D) -> Result<Option<Written>, Status>
+    where
+        D: FnOnce(Option<&Arc<Object>>) -> Result<Option<Change>, Status>,
+    {
+        let (written, next) = {
+            let mut state = self.state.write();
+            let previous = state.tables[kind].objects.get(key).cloned();
+            let Some(change) = decide(previous.as_ref())? else {
+                let revision = state.revision;
+                return Ok(previous.map(|object| Written { object, revision, created: false }));
+            };
+            state.revision += 1;
+            let revision = state.revision;
+            let table = &mut state.tables[kind];
+            let written = table.apply(&KINDS[kind], key, revision, previous, change);
+            table.trim(self.ring_events_max);
+            (written, table.next())
+        };
+        if let Some(written) = &written {
+            self.changed[kind].send_modify(|seen| *seen = next.max(*seen));
+            self.revised.send_modify(|seen| *seen = written.revision.max(*seen));
+        }
+        Ok(written)
+    }
+
+    /// Forgets all history up to `rv`, as etcd does when it compacts.
+    pub(crate) fn compact(&self, rv: u64) {
+        let mut state = self.state.write();
+        let upto = rv.min(state.revision);
+        for table in &mut state.tables {
+            while table.ring.front().is_some_and(|event| event.rv <= upto) {
+                table.ring.pop_front();
+                table.first += 1;
+            }
+            table.floor = table.floor.max(upto);
+        }
+    }
+
+    /// Forgets all history, as an apiserver that has just started knows none.
+    pub(crate) fn forget(&self) {
+        self.compact(self.revision());
+    }
+}
+
+impl Table {
+    fn listed(&self) -> Objects {
+        self.listed.get_or_init(|| self.objects.values().cloned().collect()).clone()
+    }
+
+    fn next(&self) -> u64 {
+        self.first + self.ring.len() as u64
+    }
+
+    fn apply(
+        &mut self,
+        kind: &Kind,
+        key: &str,
+        revision: u64,
+        previous: Option<Arc<Object>>,
+        change: Change,
+    ) -> Option<Written> {
+        let current = match change {
+            Change::Put(meta, rest) => Some(Arc::new(Object::new(kind, Meta { rv: revision, ..meta }, rest))),
+            Change::Remove => None,
+        };
+        let object = current.clone().or_else(|| previous.clone())?;
+        match &current {
+            Some(current) => self.objects.insert(key.to_owned(), current.clone()),
+            None => self.objects.remove(key),
+        };
+        let created = previous.is_none();
+        self.listed = OnceLock::new();
+        self.ring.push_back(Arc::new(Event::new(revision, previous, current)));
+        Some(Written { object, revision, created })
+    }
+
+    fn trim(&mut self, events_max: usize) {
+        while self.ring.len() > events_max {
+            self.ring.pop_front();
+            self.first += 1;
+            self.floor = self.floor.max(self.ring.front().map_or(0, |oldest| oldest.rv - 1));
+        }
+    }
+}
+
+impl Event {
+    fn new(rv: u64, previous: Option<Arc<Object>>, current: Option<Arc<Object>>) -> Self {
+        Self { rv, previous, current, frames: [const { OnceLock::new() }; 3] }
+    }
+
+    /// The whole line of the event in plain JSON, made at most once per type. Empty if the event has no such side.
+    pub(crate) fn frame(&self, as_type: EventType) -> Bytes {
+        let make = || self.body(as_type).map(|body| as_type.frame(&body)).unwrap_or_default();
+        self.frames[as_type as usize].get_or_init(make).clone()
+    }
+
+    /// The object as the event shows it: a deletion shows what was there before, at the revision of the deletion.
+    fn body(&self, as_type: EventType) -> Option<Bytes> {
+        match as_type {
+            EventType::Deleted => self.previous.as_ref().map(|object| object.restamped(self.rv)),
+            _ => self.current.as_ref().map(|object| object.body.clone()),
+        }
+    }
+
+    pub(crate) fn subject(&self, as_type: EventType) -> Option<&Arc<Object>> {
+        match as_type {
+            EventType::Deleted => self.previous.as_ref(),
+            _ => self.current.as_ref(),
+        }
+    }
+}
+
+impl EventType {
+    pub(crate) fn wire(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+        }
+    }
+
+    pub(crate) fn frame(self, body: &[u8]) -> Bytes {
+        frame(self.wire(), body)
+    }
+}
+
+/// One line of a watch stream.
+pub(crate) fn frame(wire_type: &str, body: &[u8]) -> Bytes {
+    [br#"{"type":""#, wire_type.as_bytes(), br#"","object":"#, body, b"}\n"].concat().into()
+}

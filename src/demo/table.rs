@@ -1,0 +1,153 @@
+//! `Table`, the form that kubectl prints: the usual pod columns, and name and age for everything else.
+
+use super::clock;
+use super::json::{Fields, Json, write_string};
+use super::kinds::{KINDS, Kind, PODS};
+use super::object::Object;
+
+/// What goes beside the cells of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) enum IncludeObject {
+    None,
+    #[default]
+    Metadata,
+    Object,
+}
+
+impl IncludeObject {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "None" => Ok(Self::None),
+            "" | "Metadata" => Ok(Self::Metadata),
+            "Object" => Ok(Self::Object),
+            other => Err(format!(
+                "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: \
+                 must be 'Metadata', 'Object', 'None', or empty"
+            )),
+        }
+    }
+}
+
+/// Name, type, format and priority; wide columns have a priority above zero.
+type Column = (&'static str, &'static str, &'static str, u8);
+
+const POD_COLUMNS: &[Column] = &[
+    ("Name", "string", "name", 0),
+    ("Ready", "string", "", 0),
+    ("Status", "string", "", 0),
+    ("Restarts", "string", "", 0),
+    ("Age", "string", "", 0),
+    ("IP", "string", "", 1),
+    ("Node", "string", "", 1),
+    ("Nominated Node", "string", "", 1),
+    ("Readiness Gates", "string", "", 1),
+];
+const OTHER_COLUMNS: &[Column] = &[("Name", "string", "name", 0), ("Age", "string", "", 0)];
+
+fn is_pod(kind: &Kind) -> bool {
+    std::ptr::eq(kind, &KINDS[PODS])
+}
+
+/// `Table` up to the opening bracket of its rows. `metadata` is a whole JSON object.
+pub(crate) fn head(kind: &Kind, metadata: &str, with_columns: bool) -> Vec<u8> {
+    let columns = if is_pod(kind) { POD_COLUMNS } else { OTHER_COLUMNS };
+    let define = |(name, column_type, format, priority): &Column| {
+        let description = format!("{name}, as kubectl shows it.");
+        format!(
+            r#"{{"name":"{name}","type":"{column_type}","format":"{format}","description":"{description}","priority":{priority}}}"#
+        )
+    };
+    let columns = if with_columns {
+        format!("[{}]", columns.iter().map(define).collect::<Vec<_>>().join(","))
+    } else {
+        "null".to_owned()
+    };
+    format!(
+        r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{metadata},"columnDefinitions":{columns},"rows":["#
+    )
+    .into_bytes()
+}
+
+/// One row, at a resourceVersion of the caller's choice.
+pub(crate) fn row(kind: &Kind, object: &Object, rv: u64, include: IncludeObject) -> Vec<u8> {
+    let cells = if is_pod(kind) { pod_cells(object) } else { vec![object.meta.name.clone(), age(object)] };
+    let mut out = br#"{"cells":["#.to_vec();
+    for (n, cell) in cells.iter().enumerate() {
+        if n > 0 {
+            out.push(b',');
+        }
+        write_string(cell, &mut out);
+    }
+    out.push(b']');
+    match include {
+        IncludeObject::None => {}
+        IncludeObject::Metadata => {
+            out.extend_from_slice(br#","object":"#);
+            out.extend_from_slice(&object.partial(rv));
+        }
+        IncludeObject::Object => {
+            out.extend_from_slice(br#","object":"#);
+            out.extend_from_slice(&object.restamped(rv));
+        }
+    }
+    out.push(b'}');
+    out
+}
+
+/// A whole table with one row: the object of a watch event, or of a GET.
+pub(crate) fn single(kind: &Kind, object: &Object, rv: u64, with_columns: bool, include: IncludeObject) -> Vec<u8> {
+    let mut out = head(kind, &format!(r#"{{"resourceVersion":"{rv}"}}"#), with_columns);
+    out.extend_from_slice(&row(kind, object, rv, include));
+    out.extend_from_slice(b"]}");
+    out
+}
+
+/// The table of a bookmark: the cells of a zero object, and the revision in the row's object.
+pub(crate) fn bookmark(kind: &Kind, zero_object: &str, rv: u64, with_columns: bool) -> Vec<u8> {
+    let cells = if is_pod(kind) {
+        r#""","0/0","","0","<unknown>","<none>","<none>","<none>","<none>""#
+    } else {
+        r#""","<unknown>""#
+    };
+    let mut out = head(kind, &format!(r#"{{"resourceVersion":"{rv}"}}"#), with_columns);
+    out.extend_from_slice(format!(r#"{{"cells":[{cells}],"object":{zero_object}}}]}}"#).as_bytes());
+    out
+}
+
+fn age(object: &Object) -> String {
+    clock::parse_rfc3339(&object.meta.created).map_or_else(|| "<unknown>".to_owned(), clock::age)
+}
+
+fn pod_cells(object: &Object) -> Vec<String> {
+    let rest = Json::Object(object.rest());
+    let containers = rest.at("spec.containers").map_or(&[][..], Json::items);
+    let statuses = rest.at("status.containerStatuses").map_or(&[][..], Json::items);
+    let ready = statuses.iter().filter(|status| status.get("ready") == Some(&Json::Bool(true))).count();
+    let restarts: u64 = statuses.iter().filter_map(|status| status.get("restartCount")?.as_u64()).sum();
+    let or_none = |path| rest.at(path).and_then(Json::as_str).filter(|text| !text.is_empty()).unwrap_or("<none>");
+    vec![
+        object.meta.name.clone(),
+        format!("{ready}/{}", containers.len()),
+        pod_status(&object.meta.others, &rest, statuses),
+        restarts.to_string(),
+        age(object),
+        or_none("status.podIP").to_owned(),
+        or_none("spec.nodeName").to_owned(),
+        or_none("status.nominatedNodeName").to_owned(),
+        "<none>".to_owned(),
+    ]
+}
+
+/// A container that waits or has ended names the state of its pod; a pod being deleted is Terminating whatever it does.
+fn pod_status(metadata: &Fields, rest: &Json, statuses: &[Json]) -> String {
+    let text = |json: &Json, path: &str| json.at(path).and_then(Json::as_str).map(str::to_owned);
+    if metadata.get("deletionTimestamp").is_some() {
+        return "Terminating".to_owned();
+    }
+    statuses
+        .iter()
+        .find_map(|status| text(status, "state.waiting.reason").or_else(|| text(status, "state.terminated.reason")))
+        .or_else(|| text(rest, "status.reason"))
+        .or_else(|| text(rest, "status.phase"))
+        .unwrap_or_default()
+}

@@ -1,0 +1,10 @@
+//! The upstream over real sockets, request by request.
+
+mod client;
+mod faults;
+mod fleet;
+mod reads;
+mod watches;
+mod writes;
+
+use client::{Client, Lines};

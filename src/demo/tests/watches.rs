@@ -1,0 +1,200 @@
+//! WATCH: where it starts, what it shows, and how it ends.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::super::{Pod, RequestKind, upstream};
+use super::Client;
+use super::client::End;
+
+const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
+
+#[tokio::test]
+async fn a_watch_from_a_revision_shows_what_came_after_it() {
+    let up = upstream().run().await;
+    let start = up.create_pod("t1", "a");
+    let path = format!("{PODS}&resourceVersion={}", start - 1);
+    let mut watches = [Client::of(&up).watch(&path).await, Client::of(&up).http2().watch(&path).await];
+    let updated = up.update_pod("t1", "a");
+    up.create_pod("t2", "elsewhere");
+    let deleted = up.delete_pod("t1", "a");
+    for watch in &mut watches {
+        assert_eq!(watch.event().await, format!("ADDED a @{start}"));
+        assert_eq!(watch.event().await, format!("MODIFIED a @{updated}"));
+        assert_eq!(watch.event().await, format!("DELETED a @{deleted}"));
+    }
+    drop(watches);
+    up.until(|counts| counts.watches_open.total() == 0).await;
+    up.stop().await;
+}
+
+#[tokio::test]
+async fn forgotten_history_is_410_in_the_stream() {
+    let up = upstream().run().await;
+    let start = up.create_pod("t1", "a");
+    let now = up.update_pod("t1", "a");
+    up.faults().forget_history();
+    let mut watch = Client::of(&up).watch(&format!("{PODS}&resourceVersion={start}")).await;
+    let error = watch.next().await;
+    assert_eq!((&error["type"], &error["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    assert_eq!(error["object"]["message"], format!("too old resource version: {start} ({now})"));
+    assert_eq!(watch.end().await, End::Clean);
+    let mut watch = Client::of(&up).watch(&format!("{PODS}&resourceVersion={now}")).await;
+    let next = up.update_pod("t1", "a");
+    assert_eq!(watch.event().await, format!("MODIFIED a @{next}"));
+}
+
+#[tokio::test]
+async fn initial_events_come_in_key_order_and_end_with_a_marked_bookmark() {
+    let up = upstream().run().await;
+    let (b, a) = (up.create_pod("t1", "b"), up.create_pod("t1", "a"));
+    for query in ["&allowWatchBookmarks=1", "&allowWatchBookmarks=1&resourceVersion=0"] {
+        let mut watch = Client::of(&up).http2().watch(&format!("{PODS}{query}")).await;
+        assert_eq!(watch.event().await, format!("ADDED a @{a}"));
+        assert_eq!(watch.event().await, format!("ADDED b @{b}"));
+        let bookmark = watch.try_next().await.unwrap();
+        let expected = format!(
+            r#"{{"type":"BOOKMARK","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{"resourceVersion":"{a}","annotations":{{"k8s.io/initial-events-end":"true"}}}},"spec":{{"containers":null}},"status":{{}}}}}}"#
+        ) + "\n";
+        assert_eq!(bookmark, expected);
+    }
+    let mut without = Client::of(&up).watch(PODS).await;
+    without.event().await;
+    without.event().await;
+    let c = up.create_pod("t1", "c");
+    assert_eq!(without.event().await, format!("ADDED c @{c}"));
+    assert_eq!(up.counts().watch_lists.of("pods"), 3);
+
+    let none = "/api/v1/pods?watch=1&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1&labelSelector=none%3D1";
+    assert_eq!(Client::of(&up).watch(none).await.event().await, format!("BOOKMARK - @{c}"));
+}
+
+#[tokio::test]
+async fn leaving_a_selector_is_a_deletion_and_entering_it_an_addition() {
+    let up = upstream().run().await;
+    let pod = Pod::new("t1", "a").label("app", "x");
+    let start = up.put_pod(&pod);
+    let mut watch = Client::of(&up).watch(&format!("{PODS}&labelSelector=app%3Dx&resourceVersion={start}")).await;
+    let left = up.put_pod(&pod.clone().label("app", "y"));
+    let gone = watch.next().await;
+    assert_eq!((&gone["type"], &gone["object"]["metadata"]["labels"]["app"]), (&json!("DELETED"), &json!("x")));
+    assert_eq!(gone["object"]["metadata"]["resourceVersion"], left.to_string());
+    up.put_pod(&pod.clone().label("app", "y").restarts(1));
+    let back = up.put_pod(&pod);
+    assert_eq!(watch.event().await, format!("ADDED a @{back}"));
+
+    let mut by_node =
+        Client::of(&up).watch(&format!("{PODS}&fieldSelector=spec.nodeName%3Dn9&resourceVersion={back}")).await;
+    let moved = up.put_pod(&pod.clone().node("n9"));
+    assert_eq!(by_node.event().await, format!("ADDED a @{moved}"));
+}
+
+#[tokio::test]
+async fn a_bounded_ring_forgets_and_says_from_where_it_remembers() {
+    let up = upstream().ring_events_max(3).run().await;
+    let first = up.create_pod("t1", "p0");
+    for n in 1..5 {
+        up.create_pod("t1", &format!("p{n}"));
+    }
+    let mut watch = Client::of(&up).watch(&format!("{PODS}&resourceVersion={first}")).await;
+    let text = format!("too old resource version: {first} ({})", first + 1);
+    assert_eq!(watch.next().await["object"]["message"], text);
+    let mut boundary = Client::of(&up).watch(&format!("{PODS}&resourceVersion={}", first + 1)).await;
+    assert_eq!(boundary.event().await, format!("ADDED p2 @{}", first + 2));
+    let mut events = Client::of(&up).watch("/api/v1/events?watch=1&resourceVersion=1").await;
+    assert_eq!(events.next().await["object"]["message"], "The resourceVersion for the provided watch is too old.");
+}
+
+#[tokio::test]
+async fn future_revisions_wait_or_fail_in_the_stream() {
+    let up = upstream().future_wait(Duration::from_millis(20)).run().await;
+    let future = up.revision() + 2;
+    let initial = "&sendInitialEvents=1&resourceVersionMatch=NotOlderThan";
+    let mut refused = Client::of(&up).watch(&format!("{PODS}&resourceVersion={}{initial}", future + 1000)).await;
+    assert_eq!(refused.next().await["object"]["code"], 504);
+    assert_eq!(refused.end().await, End::Clean);
+
+    let mut waiting = Client::of(&up).watch(&format!("{PODS}&resourceVersion={future}")).await;
+    up.until(|counts| counts.watches_open.total() == 1).await;
+    up.create_pod("t1", "skipped");
+    assert_eq!(up.create_pod("t1", "skipped-too"), future);
+    let seen = up.create_pod("t1", "seen");
+    assert_eq!(waiting.event().await, format!("ADDED seen @{seen}"));
+}
+
+#[tokio::test]
+async fn deadlines_end_streams_and_a_bookmark_comes_before() {
+    let up = upstream().run().await;
+    let start = up.create_pod("t1", "a");
+    let mut over = Client::of(&up).watch(&format!("{PODS}&resourceVersion={start}&timeoutSeconds=-1")).await;
+    assert_eq!(over.end().await, End::Clean);
+    let query = format!("&resourceVersion={start}&allowWatchBookmarks=1&timeoutSeconds=3");
+    let mut idle = Client::of(&up).watch(&format!("{PODS}{query}")).await;
+    let elsewhere = up.put("configmaps", json!({"metadata": {"name": "x", "namespace": "t1"}}));
+    let mut asleep = Client::of(&up)
+        .watch(&format!("{PODS}&resourceVersion={elsewhere}&allowWatchBookmarks=1&timeoutSeconds=3"))
+        .await;
+    assert_eq!(idle.event().await, format!("BOOKMARK - @{elsewhere}"));
+    assert_eq!(idle.end().await, End::Clean);
+    assert_eq!(asleep.end().await, End::Clean);
+}
+
+#[tokio::test]
+async fn periodic_bookmarks_follow_everything_that_was_sent() {
+    let up = upstream().bookmark_period(Duration::from_millis(10)).run().await;
+    let start = up.create_pod("t1", "a");
+    let mut watch = Client::of(&up).watch(&format!("{PODS}&resourceVersion={start}&allowWatchBookmarks=1")).await;
+    let written = up.create_pod("t1", "b");
+    assert_eq!(watch.event().await, format!("ADDED b @{written}"));
+    assert_eq!(watch.event().await, format!("BOOKMARK - @{written}"));
+    assert_eq!(watch.event().await, format!("BOOKMARK - @{written}"));
+}
+
+#[tokio::test]
+async fn tables_have_their_columns_once() {
+    let up = upstream().run().await;
+    let start = up.create_pod("t1", "a");
+    let client = Client::of(&up).accept("application/json;as=Table;v=v1;g=meta.k8s.io");
+    let mut watch = client.watch(&format!("{PODS}&resourceVersion={}", start - 1)).await;
+    let first = watch.next().await;
+    assert_eq!(first["object"]["columnDefinitions"].as_array().unwrap().len(), 9);
+    up.update_pod("t1", "a");
+    let second = watch.next().await;
+    assert_eq!(second["object"]["columnDefinitions"], json!(null));
+    assert_eq!(second["object"]["rows"][0]["cells"][3], "1");
+}
+
+#[tokio::test]
+async fn the_old_watch_paths_work() {
+    let up = upstream().run().await;
+    let (a, _) = (up.create_pod("t1", "a"), up.create_pod("t1", "b"));
+    let mut one = Client::of(&up).watch("/api/v1/watch/namespaces/t1/pods/a").await;
+    assert_eq!(one.event().await, format!("ADDED a @{a}"));
+    let updated = up.update_pod("t1", "a");
+    assert_eq!(one.event().await, format!("MODIFIED a @{updated}"));
+    let refused = Client::of(&up).get("/api/v1/watch/namespaces/t1/pods/a?fieldSelector=metadata.name%3Db").await;
+    assert_eq!(refused.json()["message"], "fieldSelector metadata.name doesn't match requested name");
+    assert_eq!(Client::of(&up).get("/api/v1/watch").await.status, 500);
+}
+
+#[tokio::test]
+async fn churn_keeps_the_population_and_every_watch_sees_the_same() {
+    let up = upstream().pods(200).run().await;
+    let start = up.revision();
+    let mut watch = Client::of(&up).http2().watch(&format!("/api/v1/pods?watch=1&resourceVersion={start}")).await;
+    let last = up.churn(500).await;
+    assert_eq!(last, start + 500);
+    for revision in start + 1..=last {
+        assert!(watch.event().await.ends_with(&format!("@{revision}")));
+    }
+    let pods = up.keys("pods").len();
+    assert!((170..=230).contains(&pods), "{pods}");
+    let counts = up.counts();
+    assert_eq!((counts.watches_opened.of("pods"), counts.lists.total()), (1, 0));
+    assert!(up.requests()[0].uri.path().ends_with("/pods"));
+    up.faults().only("pods").answer(RequestKind::List, 1, 429, Some(2));
+    let refused = Client::of(&up).get("/api/v1/pods").await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["details"]["retryAfterSeconds"]), (429, &json!(2)));
+    assert_eq!(Client::of(&up).get("/api/v1/pods").await.status, 200);
+}

@@ -1,0 +1,285 @@
+//! The demo upstream from outside: how it is started, what a test can do to it, and what it can be asked.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::churn::{self, Population};
+use super::counts::Counts;
+use super::faults::Faults;
+use super::kinds::{PODS, by_plural};
+use super::listener::{Port, accept};
+use super::pods::{NODES, Pod};
+use super::seed;
+use super::shared::{Seen, Settings, Shared};
+use super::store::{Change, Store};
+
+/// The history that a resource keeps unless told otherwise.
+const RING_EVENTS_MAX: usize = 10_000;
+
+/// An upstream that is not running yet.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    address: SocketAddr,
+    pods: usize,
+    nodes: usize,
+    rate: u32,
+    seed: u64,
+    ring_events_max: usize,
+    settings: Settings,
+}
+
+/// A small apiserver-alike on a loopback port, with no pods and no churn until told otherwise.
+#[must_use]
+pub fn upstream() -> Upstream {
+    Upstream {
+        address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        pods: 0,
+        nodes: NODES,
+        rate: 0,
+        seed: 1,
+        ring_events_max: RING_EVENTS_MAX,
+        settings: Settings {
+            bookmark_period: Duration::from_secs(60),
+            future_wait: Duration::from_secs(3),
+            streams_max: 100,
+            remember_requests: true,
+        },
+    }
+}
+
+impl Upstream {
+    /// Pods at the start, spread over ten namespaces and all nodes. The churn keeps their number about constant.
+    #[must_use]
+    pub fn pods(self, pods: usize) -> Self {
+        Self { pods, ..self }
+    }
+
+    #[must_use]
+    pub fn nodes(self, nodes: usize) -> Self {
+        Self { nodes, ..self }
+    }
+
+    /// Pod events per second, from the start on.
+    #[must_use]
+    pub fn rate(self, events_per_second: u32) -> Self {
+        Self { rate: events_per_second, ..self }
+    }
+
+    /// Seeds the choices of the churn. The same seed makes the same sequence of events.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// Events that a resource's history holds before watches from older revisions get 410.
+    #[must_use]
+    pub fn ring_events_max(self, ring_events_max: usize) -> Self {
+        Self { ring_events_max, ..self }
+    }
+
+    #[must_use]
+    pub fn bookmark_period(mut self, period: Duration) -> Self {
+        self.settings.bookmark_period = period;
+        self
+    }
+
+    /// How long a read waits for a revision that does not exist yet before it gets 504.
+    #[must_use]
+    pub fn future_wait(mut self, wait: Duration) -> Self {
+        self.settings.future_wait = wait;
+        self
+    }
+
+    /// Streams that an HTTP/2 client may have open on one connection.
+    #[must_use]
+    pub fn streams_max(mut self, streams_max: u32) -> Self {
+        self.settings.streams_max = streams_max;
+        self
+    }
+
+    /// Whether [`Running::requests`] has anything to tell.
+    #[must_use]
+    pub fn remember_requests(mut self, remember: bool) -> Self {
+        self.settings.remember_requests = remember;
+        self
+    }
+
+    /// Another address than a free loopback port.
+    #[must_use]
+    pub fn listen(self, address: SocketAddr) -> Self {
+        Self { address, ..self }
+    }
+
+    /// Starts it, for tests.
+    ///
+    /// # Panics
+    /// If the address cannot be bound.
+    pub async fn run(self) -> Running {
+        match self.try_run().await {
+            Ok(running) => running,
+            Err(error) => panic!("the demo upstream cannot listen: {error}"),
+        }
+    }
+
+    /// Starts it: when this returns, connections are accepted.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub async fn try_run(self) -> io::Result<Running> {
+        let port = Port::hold(self.address)?;
+        let address = port.address;
+        let listener = port.listen()?;
+        let store = Store::new(self.ring_events_max);
+        seed::seed(&store, self.pods, self.nodes);
+        let shared = Arc::new(Shared::new(store, self.settings));
+        let population = Arc::new(Mutex::new(Population::new(self.pods, self.nodes, self.seed)));
+        shared.bound.send_replace(true);
+        drop(shared.tasks.spawn(accept(port, listener, shared.clone())));
+        if self.rate > 0 {
+            drop(shared.tasks.spawn(churn::run(shared.clone(), population.clone(), self.rate)));
+        }
+        Ok(Running { address, shared, population })
+    }
+}
+
+/// An upstream that serves. It stops when it is dropped; [`Running::stop`] also waits for the last stream to end.
+#[derive(Debug)]
+pub struct Running {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    population: Arc<Mutex<Population>>,
+}
+
+impl Running {
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `http://127.0.0.1:PORT`, without a slash at the end.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The newest revision of the whole store.
+    pub fn revision(&self) -> u64 {
+        self.shared.store.revision()
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.shared.counts.read()
+    }
+
+    /// Returns when the counts satisfy `wanted`. For tests, under a timeout of theirs.
+    pub async fn until(&self, wanted: impl Fn(&Counts) -> bool) {
+        let mut changed = self.shared.counts.subscribe();
+        while !wanted(&self.counts()) {
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The last few thousand requests, oldest first.
+    pub fn requests(&self) -> Vec<Seen> {
+        self.shared.seen()
+    }
+
+    pub fn faults(&self) -> Faults {
+        Faults::new(self.shared.clone())
+    }
+
+    /// Creates a running pod, or writes it anew if there is one of that name. Returns the revision, as all writes here.
+    pub fn create_pod(&self, namespace: &str, name: &str) -> u64 {
+        self.put_pod(&Pod::new(namespace, name))
+    }
+
+    /// Creates or replaces a pod that the test describes.
+    pub fn put_pod(&self, pod: &Pod) -> u64 {
+        churn::put_pod(&self.shared.store, pod)
+    }
+
+    /// Changes the status of a pod: one more restart. Creates it if there is none.
+    pub fn update_pod(&self, namespace: &str, name: &str) -> u64 {
+        let new = Pod::new(namespace, name);
+        let found = self.shared.store.get(PODS, &new.key());
+        let pod = found.map_or_else(|| new, |object| Pod::of(&object));
+        let restarts = pod.restarts + 1;
+        self.put_pod(&pod.restarts(restarts))
+    }
+
+    /// Returns the current revision if there is no such pod.
+    pub fn delete_pod(&self, namespace: &str, name: &str) -> u64 {
+        churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
+    }
+
+    /// `n` pod events in the demo's mix, as fast as they can be made.
+    pub async fn churn(&self, n: usize) -> u64 {
+        churn::churn(&self.shared, &self.population, n).await
+    }
+
+    /// Creates or replaces any object as it stands, without the checks that a request would meet.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake in the test.
+    pub fn put(&self, plural: &str, object: serde_json::Value) -> u64 {
+        seed::put(&self.shared.store, known(plural), object.into())
+    }
+
+    /// Deletes any object; the namespace is empty for cluster-wide resources.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake in the test.
+    pub fn delete(&self, plural: &str, namespace: &str, name: &str) -> u64 {
+        let (kind, key) = (known(plural), key(namespace, name));
+        let written = self.shared.store.write(kind, &key, |current| Ok(current.map(|_| Change::Remove)));
+        written.ok().flatten().map_or_else(|| self.revision(), |written| written.revision)
+    }
+
+    /// The object as a GET returns it, without the final newline.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake in the test.
+    pub fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Bytes> {
+        self.shared.store.get(known(plural), &key(namespace, name)).map(|object| object.body.clone())
+    }
+
+    /// `namespace/name` (or `name`) and resourceVersion of all objects, in the order of a LIST.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake in the test.
+    pub fn keys(&self, plural: &str) -> Vec<(String, u64)> {
+        let (objects, ..) = self.shared.store.now(known(plural));
+        objects.iter().map(|object| (object.meta.key(), object.meta.rv)).collect()
+    }
+
+    /// Ends every stream cleanly, closes every connection and waits for all of it.
+    pub async fn stop(self) {
+        let faults = self.faults();
+        faults.thaw();
+        faults.unhush_watches();
+        faults.release_lists();
+        self.shared.stopping.cancel();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.stopping.cancel();
+        self.shared.faults.freeze.set(false);
+    }
+}
+
+fn known(plural: &str) -> usize {
+    by_plural(plural).unwrap_or_else(|| panic!("the demo upstream has no {plural}"))
+}
+
+fn key(namespace: &str, name: &str) -> String {
+    if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
+}

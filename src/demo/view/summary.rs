@@ -1,0 +1,132 @@
+//! The closing words: what one upstream watch became.
+
+use std::fmt;
+use std::time::Duration;
+
+/// The demo as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    pub elapsed: Duration,
+    pub pods: u64,
+    /// Watches that the upstream had to serve.
+    pub upstream_watches: u64,
+    /// Events that the upstream sent, once for each of its watches.
+    pub upstream_events: u64,
+    /// Watches that clients had open.
+    pub downstream_watches: u64,
+    /// Events that arrived at clients.
+    pub deliveries: u64,
+    pub errors: u64,
+    pub latency_p50: Duration,
+    pub latency_p99: Duration,
+}
+
+impl Summary {
+    /// How many watches the upstream was spared for each that it served.
+    fn saving(&self) -> u64 {
+        self.downstream_watches / self.upstream_watches.max(1)
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.elapsed.as_secs_f64();
+        let plural = |n: u64| if n == 1 { "watch" } else { "watches" };
+        let (up, down) = (self.upstream_watches, self.downstream_watches);
+        writeln!(f)?;
+        writeln!(f, "{} upstream {} became {} for clients.", count(up), plural(up), plurals(down, "watch", "watches"))?;
+        writeln!(f)?;
+        writeln!(f, "  {:>13}  pods, watched for {seconds:.0} seconds", count(self.pods))?;
+        let events = self.upstream_events;
+        writeln!(f, "  {:>13}  events from upstream, {:.0} a second", count(events), per_second(events, seconds))?;
+        let deliveries = self.deliveries;
+        writeln!(
+            f,
+            "  {:>13}  deliveries to clients, {:.0} a second",
+            count(deliveries),
+            per_second(deliveries, seconds)
+        )?;
+        writeln!(
+            f,
+            "  {:>13}  from write to arrival at p50, {} at p99",
+            latency(self.latency_p50),
+            latency(self.latency_p99)
+        )?;
+        if self.errors > 0 {
+            writeln!(f, "  {:>13}  errors seen by clients", count(self.errors))?;
+        }
+        writeln!(f)?;
+        writeln!(
+            f,
+            "Without the proxy the upstream would have served {} and sent {} events: {} times as much.",
+            plurals(down, "watch", "watches"),
+            count(deliveries),
+            count(self.saving())
+        )
+    }
+}
+
+fn plurals(n: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(n), if n == 1 { one } else { many })
+}
+
+/// `1 234 567`: thousands apart, by a space that does not break.
+pub(super) fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() * 2);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            out.push('\u{a0}');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Two or three digits that matter, in the unit that fits.
+pub(super) fn latency(duration: Duration) -> String {
+    let microseconds = duration.as_secs_f64() * 1e6;
+    match microseconds {
+        ..1e3 => format!("{microseconds:.0}µs"),
+        ..1e4 => format!("{:.1}ms", microseconds / 1e3),
+        ..1e6 => format!("{:.0}ms", microseconds / 1e3),
+        _ => format!("{:.1}s", microseconds / 1e6),
+    }
+}
+
+/// Zero over no time is no rate.
+pub(super) fn per_second(n: u64, seconds: f64) -> f64 {
+    // Precision is lost only beyond 2^53 events.
+    #[expect(clippy::cast_precision_loss)]
+    let n = n as f64;
+    if seconds > 0.0 { n / seconds } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_says_what_was_saved() {
+        let summary = Summary {
+            elapsed: Duration::from_secs(30),
+            pods: 500,
+            upstream_watches: 1,
+            upstream_events: 1_500,
+            downstream_watches: 500,
+            deliveries: 750_000,
+            errors: 0,
+            latency_p50: Duration::from_micros(900),
+            latency_p99: Duration::from_micros(7_249),
+        };
+        let text = summary.to_string().replace('\u{a0}', " ");
+        for expected in [
+            "1 upstream watch became 500 watches for clients.",
+            "750 000  deliveries to clients, 25000 a second",
+            "900µs  from write to arrival at p50, 7.2ms at p99",
+            "would have served 500 watches and sent 750 000 events: 500 times as much.",
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+}

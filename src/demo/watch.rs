@@ -1,0 +1,371 @@
+//! One WATCH: a position in the ring, pulled whenever the connection can take more.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::accept::Form;
+use super::counts::OpenWatch;
+use super::faults::{Act, Order};
+use super::kinds::KINDS;
+use super::object::Object;
+use super::selector::Selector;
+use super::shared::Shared;
+use super::status::Status;
+use super::store::{Event, EventType, Objects, frame};
+use super::table::{self, IncludeObject};
+
+/// Events are written together up to about this size.
+const BATCH_BYTES: usize = 64 * 1024;
+const BATCH_EVENTS_MAX: usize = 64;
+/// How long before its deadline a watch gets a last bookmark.
+const LAST_BOOKMARK: Duration = Duration::from_secs(2);
+/// Long enough for what was written to leave before the connection breaks.
+const BEFORE_CUT: Duration = Duration::from_millis(10);
+
+/// What the request asked for, after validation.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) kind: usize,
+    pub(crate) selector: Selector,
+    pub(crate) form: Form,
+    pub(crate) include: IncludeObject,
+    pub(crate) bookmarks: bool,
+    pub(crate) start: Start,
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Start {
+    /// All objects first, at a revision of at least `rv`; then a marked bookmark if the client can read one.
+    Initial { rv: u64, mark_end: bool },
+    /// Events after this revision.
+    After(u64),
+    /// Whatever happens from now on.
+    Now,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Opening,
+    Replaying {
+        objects: Objects,
+        at: usize,
+    },
+    Live,
+    /// Bytes of a broken frame are out; the break itself follows.
+    Breaking,
+    Over,
+}
+
+pub(crate) struct Watch {
+    plan: Plan,
+    shared: Arc<Shared>,
+    phase: Phase,
+    /// Next ring position to pull.
+    position: u64,
+    /// Events up to here are not sent, bookmarks up to here are not worth sending.
+    after: u64,
+    columns_sent: bool,
+    last_frame: Option<Bytes>,
+    /// Made just when the watch was told to be silent; the first thing to say afterwards.
+    kept_back: Option<Bytes>,
+    deadline: Instant,
+    next_bookmark: Instant,
+    changed: watch::Receiver<u64>,
+    hushed: watch::Receiver<bool>,
+    orders: broadcast::Receiver<Order>,
+    _open: OpenWatch,
+}
+
+/// Why a stream broke off without its end. The HTTP layer turns it into a reset.
+#[derive(Debug)]
+pub(crate) struct Broken;
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cut by the test")
+    }
+}
+
+impl std::error::Error for Broken {}
+
+impl Watch {
+    pub(crate) fn new(plan: Plan, shared: Arc<Shared>) -> Self {
+        let now = Instant::now();
+        let deadline = now + plan.timeout;
+        Self {
+            phase: Phase::Opening,
+            position: 0,
+            after: 0,
+            columns_sent: false,
+            last_frame: None,
+            kept_back: None,
+            deadline,
+            next_bookmark: next_bookmark(now, deadline, shared.settings.bookmark_period),
+            changed: shared.store.subscribe(plan.kind),
+            hushed: shared.faults.hushed(),
+            orders: shared.faults.orders(),
+            _open: shared.counts.open_watch(plan.kind),
+            plan,
+            shared,
+        }
+    }
+
+    /// The next bytes to send; `None` ends the stream cleanly.
+    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
+        loop {
+            if *self.hushed.borrow_and_update() {
+                let stopping = self.shared.stopping.cancelled();
+                tokio::select! {
+                    _ = self.hushed.changed() => continue,
+                    () = stopping => return None,
+                }
+            }
+            if let Some(chunk) = self.kept_back.take() {
+                return Some(Ok(chunk));
+            }
+            let chunk = match &mut self.phase {
+                Phase::Opening => self.open().await,
+                Phase::Replaying { objects, at } => {
+                    let (objects, from) = (objects.clone(), *at);
+                    Some(self.replay(&objects, from))
+                }
+                Phase::Live => match self.pull() {
+                    Some(events) if events.is_empty() && matches!(self.phase, Phase::Live) => self.idle().await,
+                    other => other,
+                },
+                Phase::Breaking => {
+                    sleep(BEFORE_CUT).await;
+                    return Some(Err(Broken));
+                }
+                Phase::Over => return None,
+            };
+            match chunk {
+                Some(bytes) if bytes.is_empty() => {}
+                Some(bytes) if *self.hushed.borrow() => self.kept_back = Some(bytes),
+                Some(bytes) => return Some(Ok(bytes)),
+                None => return None,
+            }
+        }
+    }
+
+    async fn open(&mut self) -> Option<Bytes> {
+        let (store, kind) = (&self.shared.store, self.plan.kind);
+        if self.plan.timeout.is_zero() {
+            return None;
+        }
+        match self.plan.start {
+            Start::Initial { rv, .. } => {
+                if let Err(status) = store.reach(rv, self.shared.settings.future_wait).await {
+                    return Some(self.fail(&status));
+                }
+                let (objects, revision, next) = store.now(kind);
+                (self.position, self.after) = (next, revision);
+                self.phase = Phase::Replaying { objects, at: 0 };
+            }
+            Start::After(rv) => match store.since(kind, rv) {
+                Ok(position) => {
+                    (self.position, self.after) = (position, rv);
+                    self.phase = Phase::Live;
+                }
+                Err(status) => return Some(self.fail(&status)),
+            },
+            Start::Now => {
+                let (_, revision, next) = store.now(kind);
+                (self.position, self.after) = (next, revision);
+                self.phase = Phase::Live;
+            }
+        }
+        Some(Bytes::new())
+    }
+
+    /// A refusal after the headers are out is an event, and the last one.
+    fn fail(&mut self, status: &Status) -> Bytes {
+        self.phase = Phase::Over;
+        frame("ERROR", status.to_json().as_bytes())
+    }
+
+    fn replay(&mut self, objects: &Objects, from: usize) -> Bytes {
+        let mut out = BytesMut::new();
+        let mut at = from;
+        while out.len() < BATCH_BYTES && at < objects.len() {
+            let object = &objects[at];
+            at += 1;
+            if self.plan.selector.matches(object) {
+                let line = self.line(EventType::Added, object, object.meta.rv, None);
+                out.extend_from_slice(&line);
+            }
+        }
+        self.phase = Phase::Replaying { objects: objects.clone(), at };
+        if at == objects.len() {
+            self.phase = Phase::Live;
+            if matches!(self.plan.start, Start::Initial { mark_end: true, .. }) {
+                let line = self.bookmark_line(self.after, true);
+                out.extend_from_slice(&line);
+            }
+        }
+        self.end_if_unencodable(out.freeze())
+    }
+
+    /// Events that have happened; empty if none did, `None` if the ring has moved past us.
+    fn pull(&mut self) -> Option<Bytes> {
+        loop {
+            let pulled = self.shared.store.pull(self.plan.kind, self.position, BATCH_EVENTS_MAX)?;
+            if pulled.events.is_empty() {
+                return Some(Bytes::new());
+            }
+            self.position = pulled.next;
+            let mut lines = Vec::with_capacity(pulled.events.len());
+            let after = self.after;
+            for event in pulled.events.iter().filter(|event| event.rv > after) {
+                if let Some(as_type) = seen_as(&self.plan.selector, event)
+                    && let Some(object) = event.subject(as_type)
+                {
+                    lines.push(self.line(as_type, object, event.rv, Some(event)));
+                }
+            }
+            let Some(last) = lines.last() else { continue };
+            self.last_frame = Some(last.clone());
+            let chunk = if lines.len() == 1 { lines.swap_remove(0) } else { Bytes::from(lines.concat()) };
+            return Some(self.end_if_unencodable(chunk));
+        }
+    }
+
+    /// `PartialObjectMetadataList` cannot be an event: the server ends such a watch at the first one.
+    fn end_if_unencodable(&mut self, chunk: Bytes) -> Bytes {
+        if self.plan.form == (Form::Partial { list: true }) && !chunk.is_empty() {
+            self.phase = Phase::Over;
+            return Bytes::new();
+        }
+        chunk
+    }
+
+    fn line(&mut self, as_type: EventType, object: &Object, rv: u64, event: Option<&Event>) -> Bytes {
+        let kind = &KINDS[self.plan.kind];
+        match self.plan.form {
+            Form::Plain => event.map_or_else(|| as_type.frame(&object.body), |event| event.frame(as_type)),
+            Form::Partial { .. } => as_type.frame(&object.partial(rv)),
+            Form::Table => {
+                let with_columns = !std::mem::replace(&mut self.columns_sent, true);
+                as_type.frame(&table::single(kind, object, rv, with_columns, self.plan.include))
+            }
+        }
+    }
+
+    fn bookmark_line(&mut self, rv: u64, initial_end: bool) -> Bytes {
+        let kind = &KINDS[self.plan.kind];
+        let mark = if initial_end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
+        let (sorted_mark, api_version, name) = (mark.trim_start_matches(','), kind.api_version(), kind.name);
+        let metadata = format!(r#"{{"resourceVersion":"{rv}"{mark}}}"#);
+        let partial =
+            || format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{metadata}}}"#);
+        let body = match self.plan.form {
+            Form::Plain if kind.custom => {
+                let comma = if initial_end { "," } else { "" };
+                let metadata = format!(r#"{{{sorted_mark}{comma}"resourceVersion":"{rv}"}}"#);
+                format!(r#"{{"apiVersion":"{api_version}","kind":"{name}","metadata":{metadata}}}"#).into_bytes()
+            }
+            Form::Plain => {
+                let zero = kind.zero;
+                format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata}{zero}}}"#).into_bytes()
+            }
+            Form::Partial { .. } => partial().into_bytes(),
+            Form::Table => {
+                let with_columns = !std::mem::replace(&mut self.columns_sent, true);
+                table::bookmark(kind, &partial(), rv, with_columns)
+            }
+        };
+        frame("BOOKMARK", &body)
+    }
+
+    /// Everything is sent: waits for the next event, bookmark, order or end.
+    async fn idle(&mut self) -> Option<Bytes> {
+        let stopping = self.shared.stopping.clone();
+        tokio::select! {
+            biased;
+            () = stopping.cancelled() => None,
+            _ = self.changed.changed() => Some(Bytes::new()),
+            _ = self.hushed.changed() => Some(Bytes::new()),
+            order = self.orders.recv() => self.obey(order.ok()),
+            () = sleep_until(self.deadline) => None,
+            () = sleep_until(self.next_bookmark), if self.plan.bookmarks => {
+                let period = self.shared.settings.bookmark_period;
+                self.next_bookmark = next_bookmark(Instant::now(), self.deadline, period);
+                Some(if KINDS[self.plan.kind].cached { self.bookmark() } else { Bytes::new() })
+            }
+        }
+    }
+
+    /// A bookmark for everything that was sent; empty when that says nothing new, or events came in between.
+    fn bookmark(&mut self) -> Bytes {
+        match self.shared.store.pull(self.plan.kind, self.position, 1) {
+            Some(pulled) if pulled.events.is_empty() && pulled.revision > self.after && self.plan.bookmarks => {
+                self.bookmark_line(pulled.revision, false)
+            }
+            _ => Bytes::new(),
+        }
+    }
+
+    fn obey(&mut self, order: Option<Order>) -> Option<Bytes> {
+        let Some(order) = order.filter(|order| order.kind.is_none_or(|kind| kind == self.plan.kind)) else {
+            return Some(Bytes::new());
+        };
+        Some(match order.act {
+            Act::Bookmark => self.bookmark(),
+            Act::End => return None,
+            Act::Reset => {
+                self.phase = Phase::Breaking;
+                Bytes::new()
+            }
+            Act::BreakFrame { after_bytes } => {
+                self.phase = Phase::Breaking;
+                let whole = self.made_up_frame();
+                whole.slice(..after_bytes.min(whole.len() - 1))
+            }
+            Act::Malformed => Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{\"kind\":\"Pod\",oops}\n"),
+            Act::Duplicate => self.last_frame.clone().unwrap_or_default(),
+            Act::Regress => {
+                self.any_object().map(|object| EventType::Modified.frame(&object.restamped(1))).unwrap_or_default()
+            }
+        })
+    }
+
+    fn any_object(&self) -> Option<Arc<Object>> {
+        let (objects, ..) = self.shared.store.now(self.plan.kind);
+        objects.iter().find(|object| self.plan.selector.matches(object)).cloned()
+    }
+
+    fn made_up_frame(&mut self) -> Bytes {
+        let rv = self.shared.store.revision() + 1;
+        match self.any_object() {
+            Some(object) => EventType::Modified.frame(&object.restamped(rv)),
+            None => self.bookmark_line(rv, false),
+        }
+    }
+}
+
+/// What a change is to somebody who sees only what the selector lets through.
+fn seen_as(selector: &Selector, event: &Event) -> Option<EventType> {
+    let before = event.previous.as_ref().is_some_and(|object| selector.matches(object));
+    let now = event.current.as_ref().is_some_and(|object| selector.matches(object));
+    match (before, now) {
+        (false, true) => Some(EventType::Added),
+        (true, true) => Some(EventType::Modified),
+        (true, false) => Some(EventType::Deleted),
+        (false, false) => None,
+    }
+}
+
+/// One per period, and one shortly before the deadline.
+fn next_bookmark(now: Instant, deadline: Instant, period: Duration) -> Instant {
+    let periodic = now + period;
+    match deadline.checked_sub(LAST_BOOKMARK) {
+        Some(last) if last > now => periodic.min(last),
+        _ => periodic,
+    }
+}

@@ -1,0 +1,282 @@
+//! POST, PUT, PATCH and DELETE: what a client sent becomes a change of the store, or a refusal.
+
+use std::sync::Arc;
+
+use http::Method;
+
+use super::clock;
+use super::json::{Fields, Json, merge_patch, strategic_patch};
+use super::kinds::{KINDS, Kind};
+use super::object::{Meta, Object};
+use super::protobuf;
+use super::query::Query;
+use super::selector::Selector;
+use super::status::{self, Status};
+use super::store::{Change, Store};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) kind: usize,
+    pub(crate) namespace: String,
+    /// Empty for the collection.
+    pub(crate) name: String,
+    pub(crate) subresource: String,
+}
+
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Object {
+        object: Arc<Object>,
+        created: bool,
+    },
+    /// The body to answer with.
+    Deleted(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Patch {
+    Apply,
+    Merge,
+    Strategic,
+}
+
+pub(crate) fn write(
+    store: &Store,
+    method: &Method,
+    target: &Target,
+    media: &str,
+    body: &[u8],
+    query: &Query,
+) -> Result<Outcome, Status> {
+    let kind = &KINDS[target.kind];
+    let has_status = !kind.custom && kind.layout.contains(&"status");
+    match target.subresource.as_str() {
+        "" => {}
+        "status" if has_status && matches!(*method, Method::PUT | Method::PATCH) => {}
+        _ => return Err(Status::no_resource()),
+    }
+    let writer = Writer { store, target, kind, dry_run: query.get("dryRun").is_some() };
+    match (method, target.name.is_empty()) {
+        (&Method::POST, true) if kind.namespaced != target.namespace.is_empty() => {
+            writer.create(document(kind, media, body)?)
+        }
+        (&Method::PUT, false) => writer.update(document(kind, media, body)?),
+        (&Method::PATCH, false) => {
+            let patch = patch_type(kind, media)?;
+            writer.patch(patch, parse(body)?)
+        }
+        (&Method::DELETE, false) => writer.delete(&parse_options(body)),
+        (&Method::DELETE, true) if kind.namespaced != target.namespace.is_empty() => {
+            let (labels, fields) = (query.text("labelSelector"), query.text("fieldSelector"));
+            writer.delete_matching(&Selector::parse(kind, &target.namespace, labels, fields)?)
+        }
+        _ => Err(Status::method_not_allowed()),
+    }
+}
+
+fn document(kind: &Kind, media: &str, body: &[u8]) -> Result<Json, Status> {
+    match media {
+        "application/json" => parse(body),
+        "application/vnd.kubernetes.protobuf" => protobuf::read(kind, body).ok_or_else(Status::unsupported_media_type),
+        _ => Err(Status::unsupported_media_type()),
+    }
+}
+
+fn parse(body: &[u8]) -> Result<Json, Status> {
+    match Json::parse(body) {
+        Ok(json @ Json::Object(_)) => Ok(json),
+        Ok(_) => Err(Status::bad_request("the request body is not an object")),
+        Err(error) => Err(Status::bad_request(format!("the object provided is unrecognized: {error}"))),
+    }
+}
+
+/// Delete options are optional, and what cannot be read of them counts as absent.
+fn parse_options(body: &[u8]) -> Json {
+    Json::parse(body).unwrap_or_default()
+}
+
+fn patch_type(kind: &Kind, media: &str) -> Result<Patch, Status> {
+    match media {
+        "application/merge-patch+json" => Ok(Patch::Merge),
+        "application/strategic-merge-patch+json" if !kind.custom => Ok(Patch::Strategic),
+        "application/apply-patch+yaml" => Ok(Patch::Apply),
+        _ => Err(Status::unsupported_media_type()),
+    }
+}
+
+struct Writer<'a> {
+    store: &'a Store,
+    target: &'a Target,
+    kind: &'static Kind,
+    dry_run: bool,
+}
+
+impl Writer<'_> {
+    fn create(&self, document: Json) -> Result<Outcome, Status> {
+        let (mut meta, rest) = split(document);
+        if meta.name.is_empty() {
+            let prefix = meta.others.get("generateName").and_then(Json::as_str).unwrap_or_default();
+            if prefix.is_empty() {
+                return Err(Status::new(422, "Invalid", "name or generateName is required"));
+            }
+            meta.name = format!("{prefix}{}", super::suffix());
+        }
+        if !meta.namespace.is_empty() && meta.namespace != self.target.namespace {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        meta.namespace.clone_from(&self.target.namespace);
+        let key = meta.key();
+        self.commit(&key, |current| match current {
+            Some(_) => Err(Status::already_exists(self.kind, &meta.name)),
+            None => Ok((meta, rest)),
+        })
+    }
+
+    fn update(&self, document: Json) -> Result<Outcome, Status> {
+        let (meta, rest) = split(document);
+        if meta.name != self.target.name {
+            return Err(Status::bad_request(format!(
+                "the name of the object ({}) does not match the name on the URL ({})",
+                meta.name, self.target.name
+            )));
+        }
+        self.commit(&self.key(), |current| {
+            let current = current.ok_or_else(|| Status::not_found(self.kind, &self.target.name))?;
+            self.check(current, &meta)?;
+            Ok((meta, rest))
+        })
+    }
+
+    fn patch(&self, how: Patch, patch: Json) -> Result<Outcome, Status> {
+        self.commit(&self.key(), |current| {
+            let mut document = match (current, how) {
+                (Some(current), _) => Json::parse(&current.body).unwrap_or_default(),
+                (None, Patch::Apply) => Json::Object(Fields::default()),
+                (None, _) => return Err(Status::not_found(self.kind, &self.target.name)),
+            };
+            let (wanted, _) = split(patch.clone());
+            if let Some(current) = current {
+                self.check(current, &wanted)?;
+            }
+            match how {
+                Patch::Merge => merge_patch(&mut document, patch),
+                Patch::Apply | Patch::Strategic => strategic_patch(&mut document, patch),
+            }
+            Ok(split(document))
+        })
+    }
+
+    fn delete(&self, options: &Json) -> Result<Outcome, Status> {
+        let precondition = |path| options.at(path).and_then(Json::as_str);
+        let deleted = self.store.write(self.target.kind, &self.key(), |current| {
+            let current = current.ok_or_else(|| Status::not_found(self.kind, &self.target.name))?;
+            match (precondition("preconditions.uid"), precondition("preconditions.resourceVersion")) {
+                (Some(uid), _) if uid != current.meta.uid => {
+                    Err(Status::precondition(self.kind, &self.target.name, uid, &current.meta.uid))
+                }
+                (_, Some(rv)) if rv != current.meta.rv.to_string() => {
+                    Err(Status::conflict(self.kind, &self.target.name))
+                }
+                _ => Ok((!self.dry_run).then_some(Change::Remove)),
+            }
+        })?;
+        let uid = deleted.map(|deleted| deleted.object.meta.uid.clone()).unwrap_or_default();
+        Ok(Outcome::Deleted(status::deleted(self.kind, &self.target.name, &uid)))
+    }
+
+    fn delete_matching(&self, selector: &Selector) -> Result<Outcome, Status> {
+        let (objects, ..) = self.store.now(self.target.kind);
+        for object in objects.iter().filter(|object| selector.matches(object)) {
+            let remove = |current: Option<&Arc<Object>>| Ok(current.map(|_| Change::Remove));
+            self.store.write(self.target.kind, &object.meta.key(), remove)?;
+        }
+        Ok(Outcome::Deleted(status::deleted(self.kind, "", "")))
+    }
+
+    fn key(&self) -> String {
+        let Target { namespace, name, .. } = self.target;
+        if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") }
+    }
+
+    /// A resourceVersion or uid in the request must be the current one.
+    fn check(&self, current: &Object, wanted: &Meta) -> Result<(), Status> {
+        if wanted.rv != 0 && wanted.rv != current.meta.rv {
+            return Err(Status::conflict(self.kind, &self.target.name));
+        }
+        if !wanted.uid.is_empty() && wanted.uid != current.meta.uid {
+            return Err(Status::precondition(self.kind, &self.target.name, &wanted.uid, &current.meta.uid));
+        }
+        Ok(())
+    }
+
+    /// Stores what `decide` makes of the current object, completed as the server does. No change, no new revision.
+    fn commit<D>(&self, key: &str, decide: D) -> Result<Outcome, Status>
+    where
+        D: FnOnce(Option<&Arc<Object>>) -> Result<(Meta, Fields), Status>,
+    {
+        let mut previewed = None;
+        let written = self.store.write(self.target.kind, key, |current| {
+            let (meta, rest) = self.complete(current, decide(current)?);
+            let rv = current.map_or(0, |current| current.meta.rv);
+            let preview = Object::new(self.kind, Meta { rv, ..meta.clone() }, rest.clone());
+            if self.dry_run || current.is_some_and(|current| current.body == preview.body) {
+                previewed = Some((Arc::new(preview), current.is_none()));
+                return Ok(None);
+            }
+            Ok(Some(Change::Put(meta, rest)))
+        })?;
+        let (object, created) = match (previewed, written) {
+            (Some(previewed), _) => previewed,
+            (None, Some(written)) => (written.object, written.created),
+            (None, None) => return Err(Status::new(500, "InternalError", "Internal error occurred: nothing written")),
+        };
+        Ok(Outcome::Object { object, created })
+    }
+
+    /// What the server sets whatever the client says: identity, generation, and the side that the request is not about.
+    fn complete(&self, current: Option<&Arc<Object>>, (mut meta, mut rest): (Meta, Fields)) -> (Meta, Fields) {
+        meta.name = if self.target.name.is_empty() { meta.name } else { self.target.name.clone() };
+        meta.namespace.clone_from(&self.target.namespace);
+        let old = current.map(|current| current.rest());
+        meta.uid = current.map_or_else(super::uid, |current| current.meta.uid.clone());
+        meta.created =
+            current.map_or_else(|| clock::rfc3339(clock::unix_seconds()), |current| current.meta.created.clone());
+        if !self.kind.custom && self.kind.layout.contains(&"status") {
+            if self.target.subresource == "status" {
+                let status = rest.take("status").unwrap_or_default();
+                rest = old.clone().unwrap_or_default();
+                rest.set("status", status);
+            } else {
+                let status = old.as_ref().and_then(|old| old.get("status").cloned());
+                rest.set("status", status.unwrap_or_else(|| first_status(self.kind)));
+            }
+        }
+        if self.kind.plural == "secrets" && rest.get("type").is_none() {
+            rest.set("type", "Opaque".into());
+        }
+        let before = current.and_then(|current| current.meta.generation).unwrap_or(0);
+        let changed = old.is_none_or(|old| old.get("spec") != rest.get("spec"));
+        meta.generation = self.kind.generation.then_some(before + u64::from(changed));
+        (meta, rest)
+    }
+}
+
+fn first_status(kind: &Kind) -> Json {
+    let text = match kind.plural {
+        "pods" => r#"{"phase":"Pending","qosClass":"BestEffort"}"#,
+        "namespaces" => r#"{"phase":"Active"}"#,
+        "services" => r#"{"loadBalancer":{}}"#,
+        _ => "{}",
+    };
+    Json::parse(text.as_bytes()).unwrap_or_default()
+}
+
+/// Metadata, and everything else but the type.
+pub(crate) fn split(document: Json) -> (Meta, Fields) {
+    let mut fields = document.into_fields().unwrap_or_default();
+    let metadata = fields.take("metadata").and_then(Json::into_fields).unwrap_or_default();
+    fields.0.retain(|(key, _)| !matches!(key.as_str(), "kind" | "apiVersion"));
+    (Meta::read(metadata), fields)
+}

@@ -1,0 +1,41 @@
+//! Kubernetes nouns: the words of the API as types, without I/O.
+//!
+//! What a request means ([`RequestInfo`], [`ListOptions`], [`Choice`]), which objects it is about ([`Selector`]), and
+//! how a refusal is spelled ([`Status`]). All of it is decided from the request alone, by rules that are the
+//! apiserver's to the byte; docs/semantics.md is their source.
+//!
+//! **Invariant:** nothing here opens a socket, reads a clock or knows that a cache exists.
+
+mod accept;
+mod attributes;
+mod builtin_fields;
+mod continue_token;
+mod event_type;
+mod field_selector;
+mod fields;
+mod go_text;
+mod gvr;
+mod key;
+mod labels;
+mod list_options;
+mod query;
+mod request_info;
+mod selector;
+mod status;
+mod version;
+
+pub use accept::{Choice, Conversion, MediaType, MetaVersion, Offers, negotiate, pretty, router_accepts};
+pub use attributes::Attributes;
+pub use continue_token::{ContinueAt, ContinueError, ContinueToken};
+pub use event_type::EventType;
+pub use field_selector::{FieldMatcher, FieldSelector};
+pub use fields::{Field, FieldKind, FieldTable};
+pub use gvr::Gvr;
+pub use key::ObjectKey;
+pub use labels::{LabelSelector, Operator, Requirement};
+pub use list_options::{GetOptions, ListOptions, ListPlan, VersionMatch, WatchStart};
+pub use query::{QUERY_PAIRS_MAX, Query};
+pub use request_info::{RequestInfo, RequestInfoError, Verb};
+pub use selector::{SELECTOR_BYTES_MAX, Selector, SelectorError};
+pub use status::{NotAStatus, Status, StatusCause, StatusDetails, StatusMetadata};
+pub use version::{NotAVersion, ResourceVersion};

@@ -1,0 +1,201 @@
+//! Content negotiation: what the apiserver would choose to write for an Accept header (semantics.md §5.1–§5.4).
+
+mod clauses;
+#[cfg(test)]
+mod tests;
+
+use super::Query;
+use clauses::{Clause, clauses};
+
+/// An encoding that the apiserver writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MediaType {
+    Json,
+    Yaml,
+    Protobuf,
+}
+
+impl MediaType {
+    /// In the order of preference that decides among the matches of a wildcard.
+    const ALL: [Self; 3] = [Self::Json, Self::Yaml, Self::Protobuf];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Yaml => "application/yaml",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+
+    /// The `Content-Type` of a response, to the byte: clients choose their decoder by it (§5.3).
+    pub fn content_type(self, watch: bool) -> &'static str {
+        match self {
+            Self::Protobuf if watch => "application/vnd.kubernetes.protobuf;stream=watch",
+            _ => self.as_str(),
+        }
+    }
+
+    /// Whether a watch can be written in it.
+    fn streams(self) -> bool {
+        self != Self::Yaml
+    }
+}
+
+/// Another kind that an object may be asked for as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Conversion {
+    Table,
+    PartialObjectMetadata,
+    PartialObjectMetadataList,
+}
+
+/// The version of `meta.k8s.io` a conversion is asked for in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MetaVersion {
+    V1,
+    V1beta1,
+}
+
+/// What an endpoint can write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Offers {
+    /// Protobuf without conversion. Custom resources have none.
+    protobuf: bool,
+    /// `as=`, `g=` and `v=`. Errors cannot be converted.
+    conversions: bool,
+    watch: bool,
+}
+
+impl Offers {
+    /// Reads of a resource that the apiserver itself defines.
+    pub const BUILTIN: Self = Self { protobuf: true, conversions: true, watch: false };
+    /// Reads of a custom resource.
+    pub const CUSTOM: Self = Self { protobuf: false, conversions: true, watch: false };
+    /// A [`Status`](super::Status) sent as a response. Where nothing fits, the apiserver writes it as indented JSON,
+    /// [`to_json_indented`](super::Status::to_json_indented), and keeps its code (§5.2).
+    pub const ERROR: Self = Self { protobuf: true, conversions: false, watch: false };
+
+    /// The same endpoint when the request is a watch.
+    #[must_use]
+    pub fn watching(self) -> Self {
+        Self { watch: true, ..self }
+    }
+}
+
+/// What the apiserver would write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// The object itself.
+    Plain(MediaType),
+    /// Another kind made from the object.
+    Converted { media: MediaType, target: Conversion, version: MetaVersion },
+    /// No clause fits: 406, [`Status::not_acceptable`](super::Status::not_acceptable).
+    NotAcceptable,
+    /// A watch whose best clause is YAML: 406, [`Status::not_acceptable_stream`](super::Status::not_acceptable_stream).
+    NotStreamable,
+}
+
+impl Choice {
+    /// The encoding, unless the request is refused.
+    pub fn media(self) -> Option<MediaType> {
+        match self {
+            Self::Plain(media) | Self::Converted { media, .. } => Some(media),
+            Self::NotAcceptable | Self::NotStreamable => None,
+        }
+    }
+}
+
+/// Layer (b) of the apiserver's negotiation, the one inside the handler. `accept` is the first Accept header's value;
+/// none and an empty one mean JSON.
+pub fn negotiate(accept: Option<&str>, offers: Offers) -> Choice {
+    match chosen(accept, offers) {
+        None => Choice::NotAcceptable,
+        Some(Chosen { media, .. }) if offers.watch && !media.streams() => Choice::NotStreamable,
+        Some(Chosen { media, conversion: None, .. }) => Choice::Plain(media),
+        Some(Chosen { media, conversion: Some((target, version)), .. }) => Choice::Converted { media, target, version },
+    }
+}
+
+/// Layer (a), the router of built-in resources: some clause's bare media type must be a produced one or `*/*`. Stricter
+/// than [`negotiate`] about wildcards, `application/*` is none; blind to parameters. Custom resources have no such
+/// layer.
+pub fn router_accepts(accept: Option<&str>) -> bool {
+    let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
+    // A trailing comma opens no further clause, which makes no difference: the empty type is not produced.
+    accept.split(',').any(|clause| {
+        let bare = clause.split(';').next().unwrap_or_default().trim_matches(' ');
+        bare == "*/*" || MediaType::ALL.iter().any(|media| media.as_str() == bare)
+    })
+}
+
+/// How the user agents of people begin.
+const PEOPLES_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
+
+/// Whether JSON is to be indented (§5.4): asked for by the chosen clause's `pretty=1`, else decided by the `pretty`
+/// parameter, else by a user agent that looks like a person's. Only for JSON, never for a watch.
+pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, offers: Offers) -> bool {
+    if offers.watch {
+        return false;
+    }
+    if chosen(accept, offers).is_some_and(|chosen| chosen.pretty) {
+        return true;
+    }
+    // The apiserver decodes the query only when it sees the word in it.
+    match query.first("pretty").filter(|text| !text.is_empty() && query.raw().contains("pretty")) {
+        Some(text) => matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True"),
+        None => user_agent.is_some_and(|agent| PEOPLES_AGENTS.iter().any(|person| agent.starts_with(person))),
+    }
+}
+
+/// A clause that fits an encoding.
+struct Chosen {
+    media: MediaType,
+    conversion: Option<(Conversion, MetaVersion)>,
+    pretty: bool,
+}
+
+/// The first pair of clause and encoding that fits, clauses before encodings.
+fn chosen(accept: Option<&str>, offers: Offers) -> Option<Chosen> {
+    let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
+        return Some(Chosen { media: MediaType::Json, conversion: None, pretty: false });
+    };
+    clauses(accept).iter().find_map(|clause| {
+        let mut fitting = MediaType::ALL.into_iter().filter(|media| clause.covers(media.as_str()));
+        fitting.find_map(|media| fit(clause, media, offers))
+    })
+}
+
+/// The clause's parameters against one encoding; `None` when one of them is not acceptable, which skips the pair.
+fn fit(clause: &Clause<'_>, media: MediaType, offers: Offers) -> Option<Chosen> {
+    let given = |name| clause.parameter(name).filter(|value| !value.is_empty());
+    if given("stream").is_some_and(|stream| stream != "watch" || !media.streams()) {
+        return None;
+    }
+    // `sv` names the version of meta.k8s.io; errors are written without one.
+    if given("sv").is_some_and(|version| version != "v1" || !offers.conversions) {
+        return None;
+    }
+    let asked = ["as", "g", "v"].map(|name| clause.parameter(name));
+    let conversion = match asked {
+        [None, None, None] if media == MediaType::Protobuf && !offers.protobuf => return None,
+        [None, None, None] => None,
+        _ if !offers.conversions => return None,
+        [kind, group, version] => Some(conversion(kind?, group?, version?, media)?),
+    };
+    Some(Chosen { media, conversion, pretty: clause.parameter("pretty") == Some("1") })
+}
+
+fn conversion(kind: &str, group: &str, version: &str, media: MediaType) -> Option<(Conversion, MetaVersion)> {
+    let target = match kind {
+        "Table" if media != MediaType::Protobuf => Conversion::Table,
+        "PartialObjectMetadata" => Conversion::PartialObjectMetadata,
+        "PartialObjectMetadataList" => Conversion::PartialObjectMetadataList,
+        _ => return None,
+    };
+    let version = match (group, version) {
+        ("meta.k8s.io", "v1") => MetaVersion::V1,
+        ("meta.k8s.io", "v1beta1") => MetaVersion::V1beta1,
+        _ => return None,
+    };
+    Some((target, version))
+}

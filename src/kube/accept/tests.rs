@@ -1,0 +1,176 @@
+use super::*;
+use Choice::{NotAcceptable, NotStreamable, Plain};
+use MediaType::{Json, Protobuf, Yaml};
+use proptest::prelude::*;
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+fn converted(media: MediaType, target: Conversion, version: MetaVersion) -> Choice {
+    Choice::Converted { media, target, version }
+}
+
+#[test]
+fn the_best_clause_that_fits_wins() {
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let old_table = "application/json;as=Table;v=v1beta1;g=meta.k8s.io";
+    let partial = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    let kubectl = format!("{table},{old_table},application/json");
+    for (accept, choice) in [
+        ("", Plain(Json)),
+        ("application/json", Plain(Json)),
+        ("application/yaml", Plain(Yaml)),
+        (PROTOBUF, Plain(Protobuf)),
+        ("*/*", Plain(Json)),
+        ("*", Plain(Json)),
+        ("application/*", Plain(Json)),
+        ("application/vnd.kubernetes.protobuf,application/json", Plain(Protobuf)),
+        ("application/json;q=0.5,application/yaml;q=0.9", Plain(Yaml)),
+        ("application/json;q=x,application/yaml;q=0.1", Plain(Yaml)),
+        // A wildcard comes last whatever its quality.
+        ("*/*,application/yaml;q=0.1", Plain(Yaml)),
+        ("text/html, application/yaml", Plain(Yaml)),
+        ("text/html", NotAcceptable),
+        ("text/html,*/*;q=0.1", Plain(Json)),
+        ("json", NotAcceptable),
+        (",", NotAcceptable),
+        ("application/json;charset=utf-8", Plain(Json)),
+        ("application/json;stream=watch", Plain(Json)),
+        ("application/json;stream=other,application/yaml", Plain(Yaml)),
+        ("application/json;sv=v1", Plain(Json)),
+        ("application/json;sv=v2", NotAcceptable),
+        (&kubectl, converted(Json, Conversion::Table, MetaVersion::V1)),
+        (old_table, converted(Json, Conversion::Table, MetaVersion::V1beta1)),
+        (partial, converted(Protobuf, Conversion::PartialObjectMetadata, MetaVersion::V1)),
+        (
+            "application/yaml;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+            converted(Yaml, Conversion::PartialObjectMetadataList, MetaVersion::V1),
+        ),
+        ("application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json", Plain(Json)),
+        ("application/*;as=Table;g=meta.k8s.io;v=v1", converted(Json, Conversion::Table, MetaVersion::V1)),
+        ("application/json;as=Table", NotAcceptable),
+        ("application/json;as=Table;g=meta.k8s.io;v=v2,*/*", Plain(Json)),
+        ("application/json;as=Foo;g=meta.k8s.io;v=v1", NotAcceptable),
+        ("application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json", Plain(Json)),
+        ("application/cbor,application/json", Plain(Json)),
+    ] {
+        assert_eq!(negotiate(Some(accept), Offers::BUILTIN), choice, "{accept}");
+    }
+    assert_eq!(negotiate(None, Offers::BUILTIN), Plain(Json));
+}
+
+#[test]
+fn custom_resources_have_no_protobuf_of_their_own() {
+    for (accept, choice) in [
+        (PROTOBUF, NotAcceptable),
+        ("application/vnd.kubernetes.protobuf,application/json", Plain(Json)),
+        (
+            "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+            converted(Protobuf, Conversion::PartialObjectMetadata, MetaVersion::V1),
+        ),
+        ("application/*", Plain(Json)),
+    ] {
+        assert_eq!(negotiate(Some(accept), Offers::CUSTOM), choice, "{accept}");
+    }
+}
+
+#[test]
+fn a_watch_must_have_a_stream_form() {
+    for (accept, choice) in [
+        ("application/json", Plain(Json)),
+        ("application/json;stream=watch", Plain(Json)),
+        (PROTOBUF, Plain(Protobuf)),
+        ("application/vnd.kubernetes.protobuf;stream=watch", Plain(Protobuf)),
+        ("application/yaml", NotStreamable),
+        ("application/yaml,application/json", NotStreamable),
+        ("application/yaml;stream=watch,application/json", Plain(Json)),
+        ("text/html", NotAcceptable),
+    ] {
+        assert_eq!(negotiate(Some(accept), Offers::BUILTIN.watching()), choice, "{accept}");
+    }
+}
+
+#[test]
+fn errors_are_written_without_conversion() {
+    for (accept, choice) in [
+        ("application/json;as=Table;v=v1;g=meta.k8s.io", NotAcceptable),
+        ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Plain(Json)),
+        (PROTOBUF, Plain(Protobuf)),
+        ("application/yaml", Plain(Yaml)),
+        ("application/json;sv=v1", NotAcceptable),
+    ] {
+        assert_eq!(negotiate(Some(accept), Offers::ERROR), choice, "{accept}");
+    }
+}
+
+#[test]
+fn the_router_wants_a_produced_type_or_any() {
+    for (accept, accepted) in [
+        (None, true),
+        (Some(""), true),
+        (Some("*/*"), true),
+        (Some("application/json"), true),
+        (Some("text/html, application/yaml ;q=0.1"), true),
+        (Some("application/json;as=Foo"), true),
+        (Some("application/*"), false),
+        (Some("*"), false),
+        (Some("text/html"), false),
+        (Some("text/html,"), false),
+        (Some("application/cbor"), false),
+    ] {
+        assert_eq!(router_accepts(accept), accepted, "{accept:?}");
+    }
+}
+
+#[test]
+fn content_types_are_exact() {
+    for (media, watch, text) in [
+        (Json, false, "application/json"),
+        (Json, true, "application/json"),
+        (Yaml, false, "application/yaml"),
+        (Protobuf, false, PROTOBUF),
+        (Protobuf, true, "application/vnd.kubernetes.protobuf;stream=watch"),
+    ] {
+        assert_eq!(media.content_type(watch), text);
+    }
+}
+
+#[test]
+fn people_get_indented_json() {
+    let json = Some("application/json");
+    for (query, agent, accept, indented) in [
+        ("", None, None, false),
+        ("", Some("kubectl/v1.36"), json, false),
+        ("", Some("curl/8.0"), json, true),
+        ("", Some("Wget/1"), json, true),
+        ("", Some("Mozilla/5.0 (X11)"), json, true),
+        ("pretty=true", Some("kubectl"), json, true),
+        ("pretty=1", None, None, true),
+        ("pretty=yes", Some("curl"), json, false),
+        ("pretty=false", Some("curl"), json, false),
+        ("pretty=", Some("curl"), json, true),
+        ("%70retty=1", None, json, false),
+        ("pretty=false", None, Some("application/json;pretty=1"), true),
+        ("", None, Some("application/json;pretty=0"), false),
+        ("", None, Some("application/yaml,application/json;pretty=1"), false),
+    ] {
+        let query = Query::parse(query);
+        assert_eq!(pretty(&query, agent, accept, Offers::BUILTIN), indented, "{query:?} {agent:?} {accept:?}");
+        assert!(!pretty(&query, agent, accept, Offers::BUILTIN.watching()), "never a watch");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_header_panics(
+        accept in any::<String>(),
+        likely in "(application/|json|yaml|\\*|/|;|,|=|q|as|0.5|stream| ){0,20}",
+    ) {
+        for accept in [accept, likely] {
+            for offers in [Offers::BUILTIN, Offers::CUSTOM, Offers::ERROR] {
+                let _ = negotiate(Some(&accept), offers);
+                let _ = negotiate(Some(&accept), offers.watching());
+            }
+            let _ = router_accepts(Some(&accept));
+        }
+    }
+}

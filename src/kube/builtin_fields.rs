@@ -1,0 +1,300 @@
+//! The field tables of the API: which selectors each resource understands (semantics.md §8).
+//!
+//! Two sources meet here. Accepted keys and refusals are those of `AddFieldLabelConversionFunc` in
+//! kubernetes/kubernetes `pkg/apis/*/*/conversion.go`; values are those of `ToSelectableFields` and its like in
+//! `pkg/registry/*/*/strategy.go`, expressed as the places where the served object carries them. Field numbers are from
+//! k8s.io/api `*/generated.proto`. Read in 1.36.3 and compared with 1.37.1: no difference.
+
+use super::{Field, FieldKind, FieldTable, Gvr};
+
+const UNKNOWN_DEFAULT: &str = r#""{key}" is not a known field selector: only "metadata.name", "metadata.namespace""#;
+const UNKNOWN_FIELD: &str = "field label not supported: {key}";
+const UNKNOWN_JOB_FIELD: &str = r#"field label "{key}" not supported for Job"#;
+
+/// One place of a value: the JSON path, dotted, and the protobuf field numbers along it.
+type Place = (&'static str, &'static [u32]);
+
+/// A selector key, how its value becomes text, and where the value is, in order of preference.
+type Row = (&'static str, FieldKind, &'static [Place]);
+
+use FieldKind::{Bool, Integer, Text};
+
+const POD: &[Row] = &[
+    ("spec.nodeName", Text, &[("spec.nodeName", &[2, 10])]),
+    ("spec.restartPolicy", Text, &[("spec.restartPolicy", &[2, 3])]),
+    ("spec.schedulerName", Text, &[("spec.schedulerName", &[2, 19])]),
+    ("spec.serviceAccountName", Text, &[("spec.serviceAccountName", &[2, 8])]),
+    ("spec.hostNetwork", Bool, &[("spec.hostNetwork", &[2, 11])]),
+    ("status.phase", Text, &[("status.phase", &[3, 1])]),
+    ("status.podIP", Text, &[("status.podIPs.0.ip", &[3, 12, 1]), ("status.podIP", &[3, 6])]),
+    ("status.nominatedNodeName", Text, &[("status.nominatedNodeName", &[3, 11])]),
+];
+const NODE: &[Row] = &[("spec.unschedulable", Bool, &[("spec.unschedulable", &[2, 4])])];
+const NAMESPACE: &[Row] = &[("status.phase", Text, &[("status.phase", &[3, 1])])];
+const SECRET: &[Row] = &[("type", Text, &[("type", &[3])])];
+const SERVICE: &[Row] =
+    &[("spec.clusterIP", Text, &[("spec.clusterIP", &[2, 3])]), ("spec.type", Text, &[("spec.type", &[2, 4])])];
+const REPLICATION_CONTROLLER: &[Row] = &[("status.replicas", Integer, &[("status.replicas", &[3, 1])])];
+const JOB: &[Row] = &[("status.successful", Integer, &[("status.succeeded", &[3, 5])])];
+const CORE_EVENT: &[Row] = &[
+    ("involvedObject.kind", Text, &[("involvedObject.kind", &[2, 1])]),
+    ("involvedObject.namespace", Text, &[("involvedObject.namespace", &[2, 2])]),
+    ("involvedObject.name", Text, &[("involvedObject.name", &[2, 3])]),
+    ("involvedObject.uid", Text, &[("involvedObject.uid", &[2, 4])]),
+    ("involvedObject.apiVersion", Text, &[("involvedObject.apiVersion", &[2, 5])]),
+    ("involvedObject.resourceVersion", Text, &[("involvedObject.resourceVersion", &[2, 6])]),
+    ("involvedObject.fieldPath", Text, &[("involvedObject.fieldPath", &[2, 7])]),
+    ("reason", Text, &[("reason", &[3])]),
+    ("reportingComponent", Text, &[("reportingComponent", &[14])]),
+    ("source", Text, &[("source.component", &[5, 1]), ("reportingComponent", &[14])]),
+    ("type", Text, &[("type", &[9])]),
+];
+/// The server maps these keys onto the core ones; the values are the same, under this version's own names.
+const EVENT: &[Row] = &[
+    ("regarding.kind", Text, &[("regarding.kind", &[8, 1])]),
+    ("regarding.namespace", Text, &[("regarding.namespace", &[8, 2])]),
+    ("regarding.name", Text, &[("regarding.name", &[8, 3])]),
+    ("regarding.uid", Text, &[("regarding.uid", &[8, 4])]),
+    ("regarding.apiVersion", Text, &[("regarding.apiVersion", &[8, 5])]),
+    ("regarding.resourceVersion", Text, &[("regarding.resourceVersion", &[8, 6])]),
+    ("regarding.fieldPath", Text, &[("regarding.fieldPath", &[8, 7])]),
+    ("reason", Text, &[("reason", &[7])]),
+    ("reportingController", Text, &[("reportingController", &[4])]),
+    ("type", Text, &[("type", &[11])]),
+];
+const CERTIFICATE_SIGNING_REQUEST: &[Row] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 7])])];
+const CLUSTER_TRUST_BUNDLE: &[Row] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 1])])];
+const POD_CERTIFICATE_REQUEST: &[Row] = &[
+    ("spec.signerName", Text, &[("spec.signerName", &[2, 1])]),
+    ("spec.podName", Text, &[("spec.podName", &[2, 2])]),
+    ("spec.nodeName", Text, &[("spec.nodeName", &[2, 6])]),
+];
+const RESOURCE_SLICE: &[Row] =
+    &[("spec.nodeName", Text, &[("spec.nodeName", &[2, 3])]), ("spec.driver", Text, &[("spec.driver", &[2, 1])])];
+
+impl FieldTable {
+    /// The table of a resource that the apiserver itself defines (§8.2). A resource that is not listed there has the
+    /// default one, which knows its name and namespace only.
+    ///
+    /// `namespaced` does not change any of them: the default table accepts `metadata.namespace` on cluster-scoped
+    /// resources too (it compares as `""`), and the listed ones accept it or not for reasons of their own.
+    pub fn of_builtin(gvr: &Gvr, _namespaced: bool) -> Self {
+        let group_resource = (&*gvr.group, &*gvr.resource);
+        let (rows, namespace_key) = match group_resource {
+            ("", "pods") => (POD, true),
+            ("", "nodes") => (NODE, false),
+            ("", "namespaces") => (NAMESPACE, false),
+            ("", "secrets") => (SECRET, true),
+            ("", "services") => (SERVICE, true),
+            ("", "replicationcontrollers") => (REPLICATION_CONTROLLER, true),
+            ("", "events") => (CORE_EVENT, true),
+            ("events.k8s.io", "events") => (EVENT, true),
+            ("batch", "jobs") => (JOB, true),
+            ("certificates.k8s.io", "certificatesigningrequests") => (CERTIFICATE_SIGNING_REQUEST, false),
+            ("certificates.k8s.io", "clustertrustbundles") => (CLUSTER_TRUST_BUNDLE, false),
+            ("certificates.k8s.io", "podcertificaterequests") => (POD_CERTIFICATE_REQUEST, false),
+            ("resource.k8s.io", "resourceslices") => (RESOURCE_SLICE, false),
+            _ => (&[] as &[Row], true),
+        };
+        let mut table = Self {
+            fields: rows.iter().map(field).collect(),
+            aliases: Vec::new(),
+            absent: Vec::new(),
+            namespace_key,
+            unknown: match group_resource {
+                ("batch", "jobs") => UNKNOWN_JOB_FIELD.to_owned(),
+                ("resource.k8s.io", "resourceslices") => {
+                    format!("field label not supported for {}, Kind=ResourceSlice: {{key}}", gvr.api_version())
+                }
+                _ if rows.is_empty() => UNKNOWN_DEFAULT.to_owned(),
+                _ => UNKNOWN_FIELD.to_owned(),
+            },
+        };
+        if group_resource == ("", "pods") {
+            // Clients of Kubernetes 1.0 still say spec.host; status.podIPs is accepted and never filled in.
+            table.aliases.push(("spec.host".to_owned(), "spec.nodeName".to_owned()));
+            table.absent.push("status.podIPs".to_owned());
+        }
+        table
+    }
+
+    /// The table of a custom resource (§8.3): `selectable_json_paths` are the `selectableFields[].jsonPath` of the
+    /// version in the request, as its definition spells them (`.spec.color`). The apiserver admits no array or quoted
+    /// steps in them, so every `.` separates two steps.
+    pub fn of_custom(selectable_json_paths: &[String], namespaced: bool) -> Self {
+        let fields = selectable_json_paths.iter().map(|path| {
+            let key = path.strip_prefix('.').unwrap_or(path).to_owned();
+            let json = vec![steps(&key)];
+            Field { key, json, proto: Vec::new(), kind: FieldKind::Any }
+        });
+        Self {
+            fields: fields.collect(),
+            aliases: Vec::new(),
+            absent: Vec::new(),
+            namespace_key: namespaced,
+            unknown: UNKNOWN_FIELD.to_owned(),
+        }
+    }
+}
+
+fn field((key, kind, places): &Row) -> Field {
+    Field {
+        key: (*key).to_owned(),
+        json: places.iter().map(|(json, _)| steps(json)).collect(),
+        proto: places.iter().map(|(_, proto)| proto.to_vec()).collect(),
+        kind: *kind,
+    }
+}
+
+fn steps(dotted: &str) -> Vec<String> {
+    dotted.split('.').map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Attributes, FieldSelector, ObjectKey};
+    use super::*;
+
+    fn table(gvr: &str) -> FieldTable {
+        let parts: Vec<&str> = gvr.split('/').collect();
+        FieldTable::of_builtin(&Gvr::new(parts[0], parts[1], parts[2]), true)
+    }
+
+    fn compiles(gvr: &str, selector: &str) -> Result<(), String> {
+        let selector = FieldSelector::parse(selector).expect("grammar");
+        selector.compile(&table(gvr)).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn each_builtin_accepts_its_own_keys() {
+        let references = ["kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath"];
+        let involved = references.map(|step| format!("involvedObject.{step}")).join(" ");
+        let regarding = references.map(|step| format!("regarding.{step}")).join(" ");
+        let core_event = format!("{involved} reason reportingComponent source type");
+        let event = format!("{regarding} reason reportingController type");
+        for (gvr, keys) in [
+            (
+                "/v1/pods",
+                "spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName spec.hostNetwork \
+                 status.phase status.podIP status.podIPs status.nominatedNodeName spec.host metadata.namespace",
+            ),
+            ("/v1/nodes", "spec.unschedulable"),
+            ("/v1/namespaces", "status.phase"),
+            ("/v1/secrets", "type metadata.namespace"),
+            ("/v1/services", "spec.clusterIP spec.type metadata.namespace"),
+            ("/v1/replicationcontrollers", "status.replicas metadata.namespace"),
+            ("/v1/events", &core_event),
+            ("events.k8s.io/v1/events", &event),
+            ("batch/v1/jobs", "status.successful metadata.namespace"),
+            ("certificates.k8s.io/v1/certificatesigningrequests", "spec.signerName"),
+            ("certificates.k8s.io/v1beta1/clustertrustbundles", "spec.signerName"),
+            ("certificates.k8s.io/v1beta1/podcertificaterequests", "spec.signerName spec.podName spec.nodeName"),
+            ("resource.k8s.io/v1/resourceslices", "spec.nodeName spec.driver"),
+            ("apps/v1/deployments", "metadata.namespace"),
+            ("/v1/persistentvolumes", "metadata.namespace"),
+        ] {
+            for key in keys.split_whitespace().chain(["metadata.name"]) {
+                assert_eq!(compiles(gvr, &format!("{key}=x")), Ok(()), "{gvr} {key}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_builtin_refuses_other_keys_in_its_own_words() {
+        let default = r#""foo" is not a known field selector: only "metadata.name", "metadata.namespace""#;
+        let slices = "field label not supported for resource.k8s.io/v1beta2, Kind=ResourceSlice: metadata.namespace";
+        for (gvr, key, text) in [
+            ("/v1/pods", "foo", "field label not supported: foo"),
+            ("/v1/nodes", "metadata.namespace", "field label not supported: metadata.namespace"),
+            ("/v1/namespaces", "metadata.namespace", "field label not supported: metadata.namespace"),
+            ("/v1/namespaces", "name", "field label not supported: name"),
+            ("/v1/events", "regarding.kind", "field label not supported: regarding.kind"),
+            ("events.k8s.io/v1/events", "involvedObject.kind", "field label not supported: involvedObject.kind"),
+            ("events.k8s.io/v1/events", "source", "field label not supported: source"),
+            ("batch/v1/jobs", "foo", r#"field label "foo" not supported for Job"#),
+            ("batch/v1/jobs", "f\"o", r#"field label "f\"o" not supported for Job"#),
+            (
+                "certificates.k8s.io/v1beta1/podcertificaterequests",
+                "metadata.namespace",
+                "field label not supported: metadata.namespace",
+            ),
+            ("resource.k8s.io/v1beta2/resourceslices", "metadata.namespace", slices),
+            ("/v1/configmaps", "foo", default),
+            ("apps/v1/replicasets", "foo", default),
+            ("coordination.k8s.io/v1/leases", "foo", default),
+        ] {
+            assert_eq!(compiles(gvr, &format!("{key}=x")), Err(text.to_owned()), "{gvr} {key}");
+        }
+    }
+
+    #[test]
+    fn absent_fields_read_as_their_kind_says() {
+        let absent = |gvr: &str| -> Attributes {
+            let fields = table(gvr).fields;
+            Attributes {
+                fields: fields.iter().map(|field| field.kind.absent_text().into()).collect(),
+                ..Attributes::default()
+            }
+        };
+        for (gvr, selector, matches) in [
+            ("/v1/pods", "spec.nodeName=", true),
+            ("/v1/pods", "spec.nodeName!=", false),
+            ("/v1/pods", "spec.host=", true),
+            ("/v1/pods", "spec.hostNetwork=false", true),
+            ("/v1/pods", "spec.hostNetwork=", false),
+            ("/v1/pods", "status.podIPs=", true),
+            ("/v1/pods", "status.podIPs=10.0.0.1", false),
+            ("/v1/nodes", "spec.unschedulable=false", true),
+            ("/v1/secrets", "type=", true),
+            ("/v1/replicationcontrollers", "status.replicas=0", true),
+            ("batch/v1/jobs", "status.successful=0", true),
+        ] {
+            let matcher = FieldSelector::parse(selector).expect("grammar").compile(&table(gvr)).expect("known key");
+            assert_eq!(matcher.matches(&ObjectKey::new("n", "o"), &absent(gvr)), matches, "{gvr} {selector}");
+        }
+    }
+
+    #[test]
+    fn every_place_has_a_json_path_and_a_protobuf_path() {
+        for rows in [
+            POD,
+            NODE,
+            NAMESPACE,
+            SECRET,
+            SERVICE,
+            REPLICATION_CONTROLLER,
+            JOB,
+            CORE_EVENT,
+            EVENT,
+            CERTIFICATE_SIGNING_REQUEST,
+            CLUSTER_TRUST_BUNDLE,
+            POD_CERTIFICATE_REQUEST,
+            RESOURCE_SLICE,
+        ] {
+            for row in rows {
+                let field = field(row);
+                assert_eq!(field.json.len(), field.proto.len(), "{}", field.key);
+                for (json, proto) in field.json.iter().zip(&field.proto) {
+                    let named = json.iter().filter(|step| *step != "0").count();
+                    assert_eq!(named, proto.len(), "{}: one field number per named step", field.key);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn custom_resources_select_on_what_their_definition_lists() {
+        let table = FieldTable::of_custom(&[".spec.color".to_owned(), ".spec.size.width".to_owned()], false);
+        assert_eq!(table.fields[1].json, [["spec", "size", "width"]]);
+        let compile = |selector: &str| {
+            FieldSelector::parse(selector).expect("grammar").compile(&table).map_err(|error| error.to_string())
+        };
+        assert!(compile("spec.color=red,spec.size.width!=3,metadata.name=a").is_ok());
+        assert_eq!(compile("spec.shape=x").expect_err("refused"), "field label not supported: spec.shape");
+        assert_eq!(
+            compile("metadata.namespace=x").expect_err("refused"),
+            "field label not supported: metadata.namespace"
+        );
+        assert!(FieldTable::of_custom(&[], true).namespace_key);
+    }
+}

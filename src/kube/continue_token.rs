@@ -1,0 +1,191 @@
+//! Continue tokens in the apiserver's own format, so that a page begun here can be continued there and the other way
+//! round (semantics.md §2.6).
+
+#[cfg(test)]
+mod tests;
+
+use super::go_text::{json_string, quote};
+use super::{ObjectKey, ResourceVersion};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+
+const VERSION: &str = "meta.k8s.io/v1";
+
+/// Which version the next page shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ContinueAt {
+    /// The version of the first page.
+    Version(ResourceVersion),
+    /// Whatever is current (`rv: -1`): the way on after a token expired, at the price of a consistent list.
+    Latest,
+}
+
+/// Where a list goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ContinueToken {
+    pub at: ContinueAt,
+    /// The first key that may be returned, relative to the request's collection: `NAME` in one namespace or at cluster
+    /// scope, `NS/NAME` across namespaces. Usually the last returned key and a NUL byte, its direct successor in byte
+    /// order. Compare as strings.
+    pub start: String,
+}
+
+/// Why a token is refused: the message of a 400 `BadRequest`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid continue token: continue key is not valid: {0}")]
+pub struct ContinueError(String);
+
+impl ContinueToken {
+    /// The token behind `last`. `in_namespace` tells whether the request's collection is one namespace, so that keys
+    /// are relative to it.
+    pub fn after(at: ContinueAt, last: &ObjectKey, in_namespace: bool) -> Self {
+        let relative = if in_namespace { last.name() } else { last.as_str() };
+        Self { at, start: format!("{relative}\0") }
+    }
+
+    /// The same place at the current version: what an expired token's answer offers.
+    #[must_use]
+    pub fn at_latest(&self) -> Self {
+        Self { at: ContinueAt::Latest, start: self.start.clone() }
+    }
+
+    /// base64url without padding, of JSON in the apiserver's member order.
+    pub fn encode(&self) -> String {
+        let version = match self.at {
+            ContinueAt::Version(version) => version.to_string(),
+            ContinueAt::Latest => "-1".to_owned(),
+        };
+        let start = json_string(&self.start);
+        BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"{VERSION}","rv":{version},"start":{start}}}"#))
+    }
+
+    /// Reads a token of ours or the apiserver's. Tokens from its watch cache start with a slash, those from etcd do
+    /// not; both mean the same.
+    ///
+    /// # Errors
+    /// The apiserver's words. For JSON that is broken in its middle only their beginning is the same.
+    pub fn decode(token: &str) -> Result<Self, ContinueError> {
+        let Fields { version, revision, start } = Fields::read(&unbase64(token).map_err(ContinueError)?)?;
+        let refused = |why: String| Err(ContinueError(why));
+        if version != VERSION {
+            return Err(ContinueError(format!("server does not recognize this encoded version {version}")));
+        }
+        let at = match u64::try_from(revision) {
+            Ok(0) => return refused(format!("incorrect encoded start resourceVersion (version {VERSION})")),
+            Ok(revision) => ContinueAt::Version(ResourceVersion(revision)),
+            Err(_) => ContinueAt::Latest,
+        };
+        if start.is_empty() {
+            return refused(format!("encoded start key empty (version {VERSION})"));
+        }
+        let relative = start.strip_prefix('/').unwrap_or(&start);
+        if !is_clean(relative) {
+            return refused(start);
+        }
+        Ok(Self { at, start: relative.to_owned() })
+    }
+}
+
+/// The members of a token, with Go's zero values for absent ones.
+struct Fields {
+    version: String,
+    revision: i64,
+    start: String,
+}
+
+impl Fields {
+    fn read(json: &[u8]) -> Result<Self, ContinueError> {
+        let document: &RawValue =
+            serde_json::from_slice(json).map_err(|error| ContinueError(syntax_error(json, &error)))?;
+        let mut fields = Self { version: String::new(), revision: 0, start: String::new() };
+        let members: BTreeMap<String, &RawValue> = match document.get().as_bytes().first() {
+            Some(b'n') => return Ok(fields),
+            Some(b'{') => serde_json::from_str(document.get()).map_err(|error| ContinueError(error.to_string()))?,
+            _ => return Err(mismatch(document, "Go value", "storage.continueToken")),
+        };
+        for (name, value) in members {
+            // Go matches member names in any case.
+            match name.to_ascii_lowercase().as_str() {
+                "v" => set(&mut fields.version, value, "v", "string")?,
+                "rv" => set(&mut fields.revision, value, "rv", "int64")?,
+                "start" => set(&mut fields.start, value, "start", "string")?,
+                _ => {}
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// Reads one member; `null` leaves it as it is.
+fn set<T: DeserializeOwned>(field: &mut T, value: &RawValue, name: &str, go_type: &str) -> Result<(), ContinueError> {
+    if value.get() == "null" {
+        return Ok(());
+    }
+    let place = format!("Go struct field continueToken.{name}");
+    *field = serde_json::from_str(value.get()).map_err(|_| mismatch(value, &place, go_type))?;
+    Ok(())
+}
+
+/// The text of Go's `json.UnmarshalTypeError`.
+fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueError {
+    let kind = match value.get().as_bytes().first() {
+        Some(b't' | b'f') => "bool",
+        Some(b'"') => "string",
+        Some(b'[') => "array",
+        Some(b'{') => "object",
+        _ if go_type == "int64" => &format!("number {}", value.get()),
+        _ => "number",
+    };
+    ContinueError(format!("json: cannot unmarshal {kind} into {place} of type {go_type}"))
+}
+
+/// The text of Go's `json.SyntaxError`, as far as it can be told from the character alone.
+fn syntax_error(json: &[u8], error: &serde_json::Error) -> String {
+    if error.is_eof() {
+        return "unexpected end of JSON input".to_owned();
+    }
+    let offending = json.iter().copied().find(|byte| !byte.is_ascii_whitespace()).unwrap_or_default();
+    let quoted = match offending {
+        b'\'' => r"'\''".to_owned(),
+        b'"' => "'\"'".to_owned(),
+        byte => format!("'{}'", quote(&char::from(byte).to_string()).trim_matches('"')),
+    };
+    format!("invalid character {quoted} looking for beginning of value")
+}
+
+/// Go's lenient base64url: line breaks are skipped, leftover bits ignored. The error names the first byte that does not
+/// fit, counted with the line breaks.
+fn unbase64(text: &str) -> Result<Vec<u8>, String> {
+    let corrupt = |at: usize| format!("illegal base64 data at input byte {at}");
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 3);
+    let (mut bits, mut n_bits) = (0_u32, 0);
+    for (at, byte) in text.bytes().enumerate() {
+        let sextet = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'-' => 62,
+            b'_' => 63,
+            b'\r' | b'\n' => continue,
+            _ => return Err(corrupt(at)),
+        };
+        bits = (bits << 6) | u32::from(sextet);
+        n_bits += 6;
+        if n_bits >= 8 {
+            n_bits -= 8;
+            bytes.push((bits >> n_bits).to_le_bytes()[0]);
+            bits &= (1 << n_bits) - 1;
+        }
+    }
+    // A lone last character carries no whole byte.
+    if n_bits == 6 { Err(corrupt(text.len() - 1)) } else { Ok(bytes) }
+}
+
+/// Whether Go's `path.Clean` would leave `/` and `relative` as they are. What it would change could leave the
+/// collection.
+fn is_clean(relative: &str) -> bool {
+    relative.is_empty() || relative.split('/').all(|step| !matches!(step, "" | "." | ".."))
+}

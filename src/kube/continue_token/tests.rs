@@ -1,0 +1,118 @@
+use super::*;
+use proptest::prelude::*;
+
+/// The base64url text of some JSON, as a client may send it.
+fn token(json: &str) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(json)
+}
+
+fn refusal(token: &str) -> String {
+    let text = ContinueToken::decode(token).expect_err("refused").to_string();
+    text.strip_prefix("invalid continue token: continue key is not valid: ").expect("the common beginning").to_owned()
+}
+
+#[test]
+fn tokens_are_spelled_as_the_apiserver_spells_them() {
+    let key = ObjectKey::new("t1", "cm-a");
+    let at = ContinueAt::Version(ResourceVersion(77));
+    for (token, json) in [
+        (ContinueToken::after(at, &key, false), r#"{"v":"meta.k8s.io/v1","rv":77,"start":"t1/cm-a\u0000"}"#),
+        (ContinueToken::after(at, &key, true), r#"{"v":"meta.k8s.io/v1","rv":77,"start":"cm-a\u0000"}"#),
+        (ContinueToken::after(at, &key, true).at_latest(), r#"{"v":"meta.k8s.io/v1","rv":-1,"start":"cm-a\u0000"}"#),
+    ] {
+        let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode()).expect("base64");
+        assert_eq!(String::from_utf8(decoded).expect("text"), json);
+        assert_eq!(ContinueToken::decode(&token.encode()), Ok(token));
+    }
+}
+
+#[test]
+fn keys_with_and_without_a_leading_slash_mean_the_same() {
+    for start in ["/t1/cm-a\\u0000", "t1/cm-a\\u0000"] {
+        let decoded = ContinueToken::decode(&token(&format!(r#"{{"v":"meta.k8s.io/v1","rv":5,"start":"{start}"}}"#)));
+        let at = ContinueAt::Version(ResourceVersion(5));
+        assert_eq!(decoded, Ok(ContinueToken { at, start: "t1/cm-a\0".to_owned() }));
+    }
+}
+
+#[test]
+fn the_next_page_starts_behind_the_last_key_and_before_every_longer_one() {
+    let last = ObjectKey::new("ns", "pod-1");
+    let start = ContinueToken::after(ContinueAt::Latest, &last, false).start;
+    assert!(last.as_str() < start.as_str());
+    assert!(start.as_str() < "ns/pod-1-a" && start.as_str() < "ns/pod-10");
+}
+
+#[test]
+fn a_negative_version_goes_on_at_the_latest() {
+    for revision in ["-1", "-7"] {
+        let json = format!(r#"{{"v":"meta.k8s.io/v1","rv":{revision},"start":"a"}}"#);
+        assert_eq!(ContinueToken::decode(&token(&json)).map(|token| token.at), Ok(ContinueAt::Latest));
+    }
+}
+
+#[test]
+fn bad_tokens_are_refused_in_the_apiservers_words() {
+    let number = "json: cannot unmarshal number";
+    let field = "into Go struct field continueToken";
+    for (json, text) in [
+        ("", "unexpected end of JSON input".to_owned()),
+        ("{", "unexpected end of JSON input".to_owned()),
+        ("x", "invalid character 'x' looking for beginning of value".to_owned()),
+        ("'", r"invalid character '\'' looking for beginning of value".to_owned()),
+        ("[]", "json: cannot unmarshal array into Go value of type storage.continueToken".to_owned()),
+        ("5", format!("{number} into Go value of type storage.continueToken")),
+        ("null", "server does not recognize this encoded version ".to_owned()),
+        ("{}", "server does not recognize this encoded version ".to_owned()),
+        (r#"{"v":"v9","rv":5,"start":"a"}"#, "server does not recognize this encoded version v9".to_owned()),
+        (r#"{"v":5}"#, format!("{number} {field}.v of type string")),
+        (r#"{"rv":"x"}"#, format!("json: cannot unmarshal string {field}.rv of type int64")),
+        (r#"{"rv":1.5}"#, format!("{number} 1.5 {field}.rv of type int64")),
+        (r#"{"rv":99999999999999999999}"#, format!("{number} 99999999999999999999 {field}.rv of type int64")),
+        (r#"{"start":[]}"#, format!("json: cannot unmarshal array {field}.start of type string")),
+        (
+            r#"{"v":"meta.k8s.io/v1","rv":0,"start":"a"}"#,
+            "incorrect encoded start resourceVersion (version meta.k8s.io/v1)".to_owned(),
+        ),
+        (r#"{"v":"meta.k8s.io/v1","rv":5}"#, "encoded start key empty (version meta.k8s.io/v1)".to_owned()),
+        (r#"{"v":"meta.k8s.io/v1","rv":5,"start":"../x"}"#, "../x".to_owned()),
+        (r#"{"v":"meta.k8s.io/v1","rv":5,"start":"/a/./b"}"#, "/a/./b".to_owned()),
+        (r#"{"v":"meta.k8s.io/v1","rv":5,"start":"a//b"}"#, "a//b".to_owned()),
+        (r#"{"v":"meta.k8s.io/v1","rv":5,"start":"a/"}"#, "a/".to_owned()),
+    ] {
+        assert_eq!(refusal(&token(json)), text, "{json}");
+    }
+}
+
+#[test]
+fn bad_base64_is_told_with_the_offending_byte() {
+    for (token, at) in [("a", 0), ("abc=", 3), ("abc+", 3), ("ab\ncde", 5), ("äbc", 0)] {
+        assert_eq!(refusal(token), format!("illegal base64 data at input byte {at}"), "{token:?}");
+    }
+}
+
+#[test]
+fn member_names_match_in_any_case_and_line_breaks_do_not_count() {
+    let mut text = token(r#"{"V":"meta.k8s.io/v1","RV":5,"Start":"a"}"#);
+    text.insert(7, '\n');
+    assert_eq!(ContinueToken::decode(&text).map(|token| token.start), Ok("a".to_owned()));
+}
+
+proptest! {
+    #[test]
+    fn decoding_never_panics(text in any::<String>(), json in any::<String>()) {
+        let _ = ContinueToken::decode(&text);
+        let _ = ContinueToken::decode(&token(&json));
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded(
+        revision in 1..i64::MAX as u64,
+        namespace in "[a-z0-9][a-z0-9-]{0,10}",
+        name in "[a-z0-9][a-z0-9.-]{0,10}",
+    ) {
+        let key = ObjectKey::new(&namespace, &name);
+        let token = ContinueToken::after(ContinueAt::Version(ResourceVersion(revision)), &key, false);
+        prop_assert_eq!(ContinueToken::decode(&token.encode()), Ok(token));
+    }
+}

@@ -1,0 +1,229 @@
+#[cfg(test)]
+mod tests;
+
+use super::go_text::quote;
+use super::{Attributes, FieldTable, ObjectKey, SelectorError};
+
+/// The key whose value is the object's name, for every resource.
+const NAME_KEY: &str = "metadata.name";
+const NAMESPACE_KEY: &str = "metadata.namespace";
+
+/// A field selector as the client wrote it: its grammar is checked, its keys are not (semantics.md §2.2).
+///
+/// Authorization sees this form; storage sees the [`FieldMatcher`] made of it (§8.4).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct FieldSelector {
+    /// In the order of the terms' texts, which is the apiserver's order.
+    terms: Box<[Term]>,
+}
+
+/// One `key=value` or `key!=value`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Term {
+    key: Box<str>,
+    value: Box<str>,
+    negated: bool,
+}
+
+impl FieldSelector {
+    /// # Errors
+    /// The text of the 400 that the apiserver would answer; also for a text over
+    /// [`SELECTOR_BYTES_MAX`](super::SELECTOR_BYTES_MAX).
+    pub fn parse(text: &str) -> Result<Self, SelectorError> {
+        SelectorError::check_length("fieldSelector", text)?;
+        let mut parts = split_terms(text);
+        parts.sort_unstable();
+        let mut terms = Vec::with_capacity(parts.len());
+        for part in parts.into_iter().filter(|part| !part.is_empty()) {
+            let Some((key, value, negated)) = split_term(part) else {
+                let why = format!("invalid selector: '{text}'; can't understand '{part}'");
+                return Err(SelectorError::Invalid(why));
+            };
+            terms.push(Term { key: key.into(), value: unescape(value)?.into(), negated });
+        }
+        // Go drops a term whose key and value are both empty (`=`) when it copies a selector.
+        terms.retain(|term| !(term.key.is_empty() && term.value.is_empty()));
+        Ok(Self { terms: terms.into() })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.terms.is_empty()
+    }
+
+    /// The value that the first `=` term on `key` asks for, `key` being compared as written. `RequestInfo` takes the
+    /// object's name from here (§1.2).
+    pub fn requires_exact(&self, key: &str) -> Option<&str> {
+        self.terms.iter().find(|term| !term.negated && &*term.key == key).map(|term| &*term.value)
+    }
+
+    /// Resolves the keys against one resource's fields.
+    ///
+    /// # Errors
+    /// The resource's own words for a key that it does not have.
+    pub fn compile(&self, table: &FieldTable) -> Result<FieldMatcher, SelectorError> {
+        let compiled = self.terms.iter().map(|term| {
+            let alias = table.aliases.iter().find(|(alias, _)| **alias == *term.key);
+            let key = alias.map_or(&*term.key, |(_, meant)| meant.as_str());
+            let subject = Subject::of(key, table)
+                .ok_or_else(|| SelectorError::Invalid(table.unknown.replace("{key}", &quoted_as(table, key))))?;
+            Ok(Condition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
+        });
+        Ok(FieldMatcher { conditions: compiled.collect::<Result<_, _>>()? })
+    }
+}
+
+/// A field selector that knows where its values are: conditions that must all hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct FieldMatcher {
+    conditions: Box<[Condition]>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Condition {
+    /// After alias conversion.
+    key: Box<str>,
+    subject: Subject,
+    value: Box<str>,
+    negated: bool,
+}
+
+/// Where a condition's value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Subject {
+    Name,
+    Namespace,
+    /// A place in [`Attributes::fields`].
+    Field(usize),
+    /// No object has it: always `""`.
+    Absent,
+}
+
+impl Subject {
+    fn of(key: &str, table: &FieldTable) -> Option<Self> {
+        match key {
+            NAME_KEY => Some(Self::Name),
+            NAMESPACE_KEY if table.namespace_key => Some(Self::Namespace),
+            _ if table.absent.iter().any(|absent| absent == key) => Some(Self::Absent),
+            _ => table.position(key).map(Self::Field),
+        }
+    }
+}
+
+impl FieldMatcher {
+    /// `attributes` must come from the same [`FieldTable`] as the matcher; a field beyond its end reads as `""`.
+    pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
+        self.conditions.iter().all(|condition| {
+            let value = match condition.subject {
+                Subject::Name => key.name(),
+                Subject::Namespace => key.namespace(),
+                Subject::Field(position) => attributes.fields.get(position).map_or("", |value| value),
+                Subject::Absent => "",
+            };
+            (value == &*condition.value) != condition.negated
+        })
+    }
+
+    /// No condition at all: matches everything.
+    pub fn is_empty(&self) -> bool {
+        self.conditions.is_empty()
+    }
+
+    /// The one name an object must have. Such a list is a read of one key (§3.2).
+    pub fn required_name(&self) -> Option<&str> {
+        self.required_field(NAME_KEY)
+    }
+
+    /// The one namespace an object must be in.
+    pub fn required_namespace(&self) -> Option<&str> {
+        self.required_field(NAMESPACE_KEY)
+    }
+
+    /// The value that the first `=` condition on `key` asks for. `key` is the converted one: ask for `spec.nodeName`
+    /// and `spec.host=n` answers too.
+    pub fn required_field(&self, key: &str) -> Option<&str> {
+        self.conditions
+            .iter()
+            .find(|condition| !condition.negated && &*condition.key == key)
+            .map(|condition| &*condition.value)
+    }
+
+    /// Joins the selector with the name in the request's path or in `RequestInfo`: an empty selector becomes that name,
+    /// any other must already require exactly it (§2.2).
+    ///
+    /// # Errors
+    /// The text of the apiserver's 400 when the two disagree.
+    pub fn narrowed_to(self, name: &str) -> Result<Self, SelectorError> {
+        if self.is_empty() {
+            let key = NAME_KEY.into();
+            let only = Condition { key, subject: Subject::Name, value: name.into(), negated: false };
+            return Ok(Self { conditions: Box::new([only]) });
+        }
+        if self.required_name() == Some(name) {
+            return Ok(self);
+        }
+        Err(SelectorError::Invalid("fieldSelector metadata.name doesn't match requested name".to_owned()))
+    }
+}
+
+/// The key as the table's message wants it: some kinds print it between Go quotes, which escape.
+fn quoted_as(table: &FieldTable, key: &str) -> String {
+    if table.unknown.contains("\"{key}\"") {
+        let quoted = quote(key);
+        return quoted[1..quoted.len() - 1].to_owned();
+    }
+    key.to_owned()
+}
+
+/// Cuts at every comma that no backslash escapes. Escapes stay in the parts.
+fn split_terms(text: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let mut start = 0;
+    let mut escaped = false;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b',' => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+/// Key, raw value and whether the operator is `!=`; cut at the first operator, of which the longer wins.
+fn split_term(term: &str) -> Option<(&str, &str, bool)> {
+    for (at, byte) in term.bytes().enumerate() {
+        let rest = &term.as_bytes()[at..];
+        let (length, negated) = match byte {
+            b'!' if rest.starts_with(b"!=") => (2, true),
+            b'=' if rest.starts_with(b"==") => (2, false),
+            b'=' => (1, false),
+            _ => continue,
+        };
+        return Some((&term[..at], &term[at + length..], negated));
+    }
+    None
+}
+
+/// Undoes `\\`, `\,` and `\=`; nothing else may be escaped, and bare `,` and `=` may not occur.
+fn unescape(value: &str) -> Result<String, SelectorError> {
+    let invalid = |why: String| Err(SelectorError::Invalid(format!("invalid field selector: {why}")));
+    let mut plain = String::with_capacity(value.len());
+    let mut chars = value.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some(escaped @ ('\\' | ',' | '=')) => plain.push(escaped),
+                Some(other) => return invalid(format!("invalid escape sequence: \\{other}")),
+                None => return invalid("invalid escape sequence: \\".to_owned()),
+            },
+            ',' | '=' => return invalid(format!("unescaped character in value: {}", u32::from(c))),
+            _ => plain.push(c),
+        }
+    }
+    Ok(plain)
+}

@@ -1,0 +1,152 @@
+use super::super::{Gvr, SELECTOR_BYTES_MAX};
+use super::*;
+use proptest::prelude::*;
+
+fn pods() -> FieldTable {
+    FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true)
+}
+
+fn compiled(text: &str) -> FieldMatcher {
+    FieldSelector::parse(text).expect("grammar").compile(&pods()).expect("known keys")
+}
+
+/// A pod with one field set and the others absent.
+fn pod(field: &str, value: &str) -> Attributes {
+    let table = pods();
+    let mut fields: Vec<Box<str>> = table.fields.iter().map(|field| field.kind.absent_text().into()).collect();
+    fields[table.position(field).expect("a field of pods")] = value.into();
+    Attributes { fields: fields.into(), ..Attributes::default() }
+}
+
+#[test]
+fn conditions_compare_text_and_must_all_hold() {
+    let key = ObjectKey::new("shop", "cart-1");
+    let on_node = pod("spec.nodeName", "n1");
+    for (selector, matches) in [
+        ("", true),
+        (",,", true),
+        ("metadata.name=cart-1", true),
+        ("metadata.name==cart-1", true),
+        ("metadata.name!=cart-1", false),
+        ("metadata.namespace=shop", true),
+        ("metadata.namespace=other", false),
+        ("spec.nodeName=n1", true),
+        ("spec.nodeName!=", true),
+        ("spec.nodeName=", false),
+        ("spec.host=n1", true),
+        ("status.phase=", true),
+        ("spec.hostNetwork=false", true),
+        ("status.podIPs=", true),
+        ("spec.nodeName=n1,metadata.name=cart-1", true),
+        ("spec.nodeName=n1,metadata.name=cart-2", false),
+        ("metadata.name=cart-1,metadata.name=cart-2", false),
+    ] {
+        assert_eq!(compiled(selector).matches(&key, &on_node), matches, "{selector}");
+    }
+}
+
+#[test]
+fn values_may_be_escaped() {
+    let key = ObjectKey::new("n", "a,b=c\\d");
+    assert!(compiled(r"metadata.name=a\,b\=c\\d").matches(&key, &Attributes::default()));
+    assert!(!compiled(r"metadata.name!=a\,b\=c\\d").matches(&key, &Attributes::default()));
+}
+
+#[test]
+fn terms_are_ordered_by_their_text() {
+    let selector = FieldSelector::parse("metadata.name=b,metadata.name=a").expect("valid");
+    assert_eq!(selector.requires_exact("metadata.name"), Some("a"));
+    assert_eq!(FieldSelector::parse("b=1,a=2"), FieldSelector::parse("a=2,b=1"));
+}
+
+#[test]
+fn a_term_without_key_and_value_is_dropped() {
+    for text in ["=", "==", "!=", ",=,"] {
+        assert!(FieldSelector::parse(text).expect("valid").is_empty(), "{text}");
+    }
+    assert!(!FieldSelector::parse("=x").expect("valid").is_empty());
+}
+
+#[test]
+fn exact_values_are_asked_for_by_the_key_as_written() {
+    for (text, key, value) in [
+        ("metadata.name=x", "metadata.name", Some("x")),
+        ("metadata.name==x", "metadata.name", Some("x")),
+        ("metadata.name!=x", "metadata.name", None),
+        ("metadata.name = x", "metadata.name", None),
+        ("metadata.name = x", "metadata.name ", Some(" x")),
+        ("spec.host=n", "spec.nodeName", None),
+        ("a!=1,a=2", "a", Some("2")),
+    ] {
+        assert_eq!(FieldSelector::parse(text).expect("valid").requires_exact(key), value, "{text}");
+    }
+}
+
+#[test]
+fn a_matcher_knows_what_it_requires_by_converted_keys() {
+    let matcher = compiled("spec.host=n1,metadata.name=x,metadata.namespace=y,status.phase!=Failed");
+    assert_eq!(matcher.required_field("spec.nodeName"), Some("n1"));
+    assert_eq!(matcher.required_field("spec.host"), None);
+    assert_eq!(matcher.required_field("status.phase"), None);
+    assert_eq!(matcher.required_name(), Some("x"));
+    assert_eq!(matcher.required_namespace(), Some("y"));
+    assert_eq!(compiled("").required_name(), None);
+}
+
+#[test]
+fn a_requested_name_must_agree_with_the_selector() {
+    let narrowed = |selector: &str| compiled(selector).narrowed_to("x").map_err(|error| error.to_string());
+    assert_eq!(narrowed(""), Ok(compiled("metadata.name=x")));
+    assert_eq!(narrowed("metadata.name=x"), Ok(compiled("metadata.name=x")));
+    assert_eq!(narrowed("metadata.name=x,spec.nodeName=n"), Ok(compiled("metadata.name=x,spec.nodeName=n")));
+    for selector in ["metadata.name=y", "metadata.name!=y", "spec.nodeName=n", "metadata.name=x,metadata.name=a"] {
+        assert_eq!(
+            narrowed(selector).expect_err("refused"),
+            "fieldSelector metadata.name doesn't match requested name"
+        );
+    }
+}
+
+#[test]
+fn broken_selectors_are_refused_in_the_apiservers_words() {
+    for (text, refused) in [
+        ("foo", "invalid selector: 'foo'; can't understand 'foo'"),
+        ("a=b,foo", "invalid selector: 'a=b,foo'; can't understand 'foo'"),
+        ("!", "invalid selector: '!'; can't understand '!'"),
+        (r"a=\q", r"invalid field selector: invalid escape sequence: \q"),
+        (r"a=\ä", r"invalid field selector: invalid escape sequence: \ä"),
+        ("a=\\", r"invalid field selector: invalid escape sequence: \"),
+        ("a=b=c", "invalid field selector: unescaped character in value: 61"),
+        ("a===c", "invalid field selector: unescaped character in value: 61"),
+        (r"b=\q,a=b=c", "invalid field selector: unescaped character in value: 61"),
+    ] {
+        assert_eq!(FieldSelector::parse(text).expect_err("refused").to_string(), refused, "{text}");
+    }
+}
+
+#[test]
+fn an_unknown_key_is_refused_when_the_selector_meets_its_resource() {
+    let selector = FieldSelector::parse("z=1,y=2").expect("grammar");
+    assert_eq!(selector.compile(&pods()).expect_err("refused").to_string(), "field label not supported: y");
+}
+
+#[test]
+fn a_selector_over_the_limit_is_refused_by_us() {
+    let text = "a".repeat(SELECTOR_BYTES_MAX);
+    assert_eq!(
+        FieldSelector::parse(&format!("{text}=")).expect_err("refused").to_string(),
+        "the fieldSelector is too long: 16385 bytes, at most 16384 are allowed"
+    );
+    assert!(FieldSelector::parse(&text.replacen("aa", "a=", 1)).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn parsing_and_compiling_never_panic(text in any::<String>(), symbols in r"[ä=!,\\ab]{0,16}") {
+        for text in [text, symbols] {
+            if let Ok(selector) = FieldSelector::parse(&text) {
+                let _ = selector.compile(&pods());
+            }
+        }
+    }
+}

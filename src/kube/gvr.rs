@@ -1,0 +1,65 @@
+use std::fmt;
+use std::sync::Arc;
+
+/// Group, version and plural resource name: what an API path names.
+///
+/// Two versions of one resource are two `Gvr`s: the server converts between them, and a proxy must not.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Gvr {
+    /// Empty for the core group.
+    pub group: Arc<str>,
+    pub version: Arc<str>,
+    /// Lower-case plural, as in the path.
+    pub resource: Arc<str>,
+}
+
+impl Gvr {
+    pub fn new(group: &str, version: &str, resource: &str) -> Self {
+        Self { group: group.into(), version: version.into(), resource: resource.into() }
+    }
+
+    /// The collection's path for all namespaces: `/api/v1/pods`, `/apis/apps/v1/deployments`.
+    pub fn path(&self) -> String {
+        format!("{}/{}", self.version_path(), self.resource)
+    }
+
+    /// The collection's path in one namespace.
+    pub fn namespaced_path(&self, namespace: &str) -> String {
+        format!("{}/namespaces/{namespace}/{}", self.version_path(), self.resource)
+    }
+
+    /// `group/version`, or `version` alone for the core group: the `apiVersion` of its objects.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.to_string() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    /// `resource` or `resource.group`: how the apiserver names it in messages.
+    pub fn group_resource(&self) -> String {
+        if self.group.is_empty() { self.resource.to_string() } else { format!("{}.{}", self.resource, self.group) }
+    }
+
+    fn version_path(&self) -> String {
+        if self.group.is_empty() {
+            format!("/api/{}", self.version)
+        } else {
+            format!("/apis/{}/{}", self.group, self.version)
+        }
+    }
+}
+
+/// `pods.v1`, `deployments.v1.apps`: unambiguous, and what kubectl accepts.
+impl fmt::Display for Gvr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.resource, self.version)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Gvr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,63 @@
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+/// An object's place in its collection: the string `namespace/name`, or `name` when it has no namespace.
+///
+/// Ordered bytewise as that *string*, because that is the apiserver's list order: `-` and `.` sort before `/`, so all
+/// of namespace `t1-a` precedes `t1` (semantics.md §3.2). Ordering by the tuple would be wrong.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey {
+    path: Arc<str>,
+}
+
+impl ObjectKey {
+    /// An empty `namespace` means cluster-scoped.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        if namespace.is_empty() {
+            Self { path: name.into() }
+        } else {
+            let mut path = String::with_capacity(namespace.len() + 1 + name.len());
+            path.push_str(namespace);
+            path.push('/');
+            path.push_str(name);
+            Self { path: path.into() }
+        }
+    }
+
+    /// The key that is spelled so, or a bound between keys.
+    pub fn from_path(path: &str) -> Self {
+        Self { path: path.into() }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.path
+    }
+
+    /// Empty for a cluster-scoped object.
+    pub fn namespace(&self) -> &str {
+        self.path.split_once('/').map_or("", |(namespace, _)| namespace)
+    }
+
+    pub fn name(&self) -> &str {
+        self.path.split_once('/').map_or(&self.path, |(_, name)| name)
+    }
+}
+
+impl Borrow<str> for ObjectKey {
+    fn borrow(&self) -> &str {
+        &self.path
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.path)
+    }
+}
+
+impl fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.path)
+    }
+}

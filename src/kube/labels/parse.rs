@@ -1,0 +1,261 @@
+//! The grammar: a lexer and a recursive descent over its tokens, as in apimachinery's `pkg/labels/selector.go`, whose
+//! error texts depend on which token is looked at when.
+
+use super::super::go_text::{aggregate, quote};
+use super::validate::{key_problems, value_problems};
+use super::{Operator, Requirement};
+use std::collections::BTreeSet;
+
+/// All requirements of `text` in the order written, or the apiserver's error text.
+pub(super) fn requirements(text: &str) -> Result<Vec<Requirement>, String> {
+    let mut parser = Parser { tokens: tokens(text), position: 0 };
+    let mut requirements = Vec::new();
+    loop {
+        match parser.peek() {
+            Token::Identifier(_) | Token::Not => {}
+            Token::End => return Ok(requirements),
+            other => return Err(format!("found '{}', expected: !, identifier, or 'end of string'", other.text())),
+        }
+        let requirement = parser.requirement().map_err(|why| format!("unable to parse requirement: {why}"))?;
+        requirements.push(requirement);
+        match parser.next() {
+            Token::End => return Ok(requirements),
+            Token::Comma => {}
+            other => return Err(format!("found '{}', expected: ',' or 'end of string'", other.text())),
+        }
+        match parser.peek() {
+            Token::Identifier(_) | Token::Not => {}
+            other => return Err(format!("found '{}', expected: identifier after ','", other.text())),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Token<'a> {
+    End,
+    Open,
+    Close,
+    Comma,
+    Not,
+    Equals,
+    DoubleEquals,
+    NotEquals,
+    Greater,
+    Less,
+    /// A word: key, value, or one of the keywords `in` and `notin`, which only the operator position treats as such.
+    Identifier(&'a str),
+}
+
+impl<'a> Token<'a> {
+    fn text(self) -> &'a str {
+        match self {
+            Self::End => "",
+            Self::Open => "(",
+            Self::Close => ")",
+            Self::Comma => ",",
+            Self::Not => "!",
+            Self::Equals => "=",
+            Self::DoubleEquals => "==",
+            Self::NotEquals => "!=",
+            Self::Greater => ">",
+            Self::Less => "<",
+            Self::Identifier(word) => word,
+        }
+    }
+}
+
+/// Splits `text` into tokens; the last one is always [`Token::End`].
+///
+/// Go's lexer takes a NUL byte for the end of the input, except that one directly behind a token is read, and lost,
+/// while that token is.
+fn tokens(text: &str) -> Vec<Token<'_>> {
+    let bytes = text.as_bytes();
+    let mut tokens = Vec::new();
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        let token = match (byte, bytes.get(at + 1)) {
+            (0, _) => break,
+            (b' ' | b'\t' | b'\r' | b'\n', _) => {
+                at += 1;
+                continue;
+            }
+            (b'=', Some(b'=')) => Token::DoubleEquals,
+            (b'=', _) => Token::Equals,
+            (b'!', Some(b'=')) => Token::NotEquals,
+            (b'!', _) => Token::Not,
+            (b'(', _) => Token::Open,
+            (b')', _) => Token::Close,
+            (b',', _) => Token::Comma,
+            (b'>', _) => Token::Greater,
+            (b'<', _) => Token::Less,
+            _ => {
+                let end = bytes[at..].iter().position(|&byte| ends_word(byte)).map_or(bytes.len(), |n| at + n);
+                Token::Identifier(&text[at..end])
+            }
+        };
+        at += token.text().len();
+        if bytes.get(at) == Some(&0) {
+            at += 1;
+        }
+        tokens.push(token);
+    }
+    tokens.push(Token::End);
+    tokens
+}
+
+fn ends_word(byte: u8) -> bool {
+    matches!(byte, 0 | b' ' | b'\t' | b'\r' | b'\n' | b'=' | b'!' | b'(' | b')' | b',' | b'>' | b'<')
+}
+
+struct Parser<'a> {
+    tokens: Vec<Token<'a>>,
+    position: usize,
+}
+
+impl<'a> Parser<'a> {
+    /// The current token; [`Token::End`] for ever once the input is used up.
+    fn peek(&self) -> Token<'a> {
+        self.tokens.get(self.position).copied().unwrap_or(Token::End)
+    }
+
+    fn next(&mut self) -> Token<'a> {
+        let token = self.peek();
+        self.position += 1;
+        token
+    }
+
+    fn requirement(&mut self) -> Result<Requirement, String> {
+        let (key, existence) = self.key()?;
+        if let Some(operator) = existence {
+            return checked(key, operator, BTreeSet::new());
+        }
+        let operator = self.operator()?;
+        let values = match operator {
+            Operator::In | Operator::NotIn => self.set()?,
+            _ => BTreeSet::from([self.exact_value()?]),
+        };
+        checked(key, operator, values)
+    }
+
+    /// The key, and the operator where none is written: `k` and `!k`.
+    fn key(&mut self) -> Result<(&'a str, Option<Operator>), String> {
+        let mut token = self.next();
+        let negated = token == Token::Not;
+        if negated {
+            token = self.next();
+        }
+        let Token::Identifier(key) = token else {
+            return Err(format!("found '{}', expected: identifier", token.text()));
+        };
+        let problems = key_problems(key);
+        if !problems.is_empty() {
+            return Err(format!("<nil>: Invalid value: {}: {}", quote(key), problems.join("; ")));
+        }
+        let existence = match self.peek() {
+            _ if negated => Some(Operator::DoesNotExist),
+            Token::End | Token::Comma => Some(Operator::Exists),
+            _ => None,
+        };
+        Ok((key, existence))
+    }
+
+    fn operator(&mut self) -> Result<Operator, String> {
+        match self.next() {
+            Token::Identifier("in") => Ok(Operator::In),
+            Token::Identifier("notin") => Ok(Operator::NotIn),
+            Token::Equals => Ok(Operator::Equals),
+            Token::DoubleEquals => Ok(Operator::DoubleEquals),
+            Token::NotEquals => Ok(Operator::NotEquals),
+            Token::Greater => Ok(Operator::GreaterThan),
+            Token::Less => Ok(Operator::LessThan),
+            other => Err(format!("found '{}', expected: in, notin, =, ==, !=, gt, lt", other.text())),
+        }
+    }
+
+    /// A missing value is the empty one: `k=` and `k=,…`.
+    fn exact_value(&mut self) -> Result<&'a str, String> {
+        if matches!(self.peek(), Token::End | Token::Comma) {
+            return Ok("");
+        }
+        match self.next() {
+            Token::Identifier(value) => Ok(value),
+            other => Err(format!("found '{}', expected: identifier", other.text())),
+        }
+    }
+
+    /// `(a,b)`. An empty place stands for the empty value: `()`, `(,a)`, `(a,)`, `(a,,b)`.
+    fn set(&mut self) -> Result<BTreeSet<&'a str>, String> {
+        match self.next() {
+            Token::Open => {}
+            other => return Err(format!("found '{}' expected: '('", other.text())),
+        }
+        match self.peek() {
+            Token::Identifier(_) | Token::Comma => {
+                let values = self.set_values()?;
+                self.next(); // the `)` at which set_values stopped
+                Ok(values)
+            }
+            Token::Close => {
+                self.next();
+                Ok(BTreeSet::from([""]))
+            }
+            other => Err(format!("found '{}', expected: ',', ')' or identifier", other.text())),
+        }
+    }
+
+    /// The inside of a set, up to but without its `)`.
+    fn set_values(&mut self) -> Result<BTreeSet<&'a str>, String> {
+        let mut values = BTreeSet::new();
+        loop {
+            match self.next() {
+                Token::Identifier(value) => {
+                    values.insert(value);
+                    match self.peek() {
+                        Token::Comma => {}
+                        Token::Close => return Ok(values),
+                        other => return Err(format!("found '{}', expected: ',' or ')'", other.text())),
+                    }
+                }
+                Token::Comma => {
+                    if values.is_empty() {
+                        values.insert("");
+                    }
+                    match self.peek() {
+                        Token::Close => {
+                            values.insert("");
+                            return Ok(values);
+                        }
+                        Token::Comma => {
+                            values.insert("");
+                        }
+                        _ => {}
+                    }
+                }
+                other => return Err(format!("found '{}', expected: ',', or identifier", other.text())),
+            }
+        }
+    }
+}
+
+/// A requirement whose values are valid label values, and numbers where the operator compares numbers. The key was
+/// checked when it was read.
+fn checked(key: &str, operator: Operator, values: BTreeSet<&str>) -> Result<Requirement, String> {
+    let mut errors = Vec::new();
+    if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
+        for (index, value) in values.iter().enumerate().filter(|(_, value)| value.parse::<i64>().is_err()) {
+            let why = "for 'Gt', 'Lt' operators, the value must be an integer";
+            errors.push(format!("values[{index}]: Invalid value: {}: {why}", quote(value)));
+        }
+    }
+    for (index, value) in values.iter().enumerate() {
+        let problems = value_problems(value);
+        if !problems.is_empty() {
+            let (value, why) = (quote(value), problems.join("; "));
+            errors.push(format!("values[{index}][{key}]: Invalid value: {value}: {why}"));
+        }
+    }
+    match aggregate(errors) {
+        Some(text) => Err(text),
+        None => Ok(Requirement { key: key.into(), operator, values: values.into_iter().map(Into::into).collect() }),
+    }
+}

@@ -1,0 +1,199 @@
+use super::super::SELECTOR_BYTES_MAX;
+use super::*;
+use proptest::prelude::*;
+
+fn attributes(labels: &[(&str, &str)]) -> Attributes {
+    let mut labels: Vec<_> = labels.iter().map(|&(key, value)| (key.into(), value.into())).collect();
+    labels.sort_unstable();
+    Attributes { labels: labels.into(), ..Attributes::default() }
+}
+
+fn refusal(text: &str) -> String {
+    LabelSelector::parse(text).expect_err("refused").to_string()
+}
+
+#[test]
+fn each_operator_matches_as_the_apiserver_does() {
+    let object = attributes(&[("app", "web"), ("empty", ""), ("n", "10"), ("word", "ten")]);
+    for (selector, matches) in [
+        ("", true),
+        ("app", true),
+        ("absent", false),
+        ("!absent", true),
+        ("!app", false),
+        ("app=web", true),
+        ("app==web", true),
+        ("app=db", false),
+        ("absent=web", false),
+        ("empty=", true),
+        ("absent=", false),
+        ("app!=db", true),
+        ("app!=web", false),
+        ("absent!=web", true),
+        ("app in (db,web)", true),
+        ("app in (db)", false),
+        ("absent in (db)", false),
+        ("empty in ()", true),
+        ("empty in (,a)", true),
+        ("app notin (db)", true),
+        ("app notin (web,db)", false),
+        ("absent notin (web)", true),
+        ("n>9", true),
+        ("n>10", false),
+        ("n<11", true),
+        ("n<10", false),
+        ("word>1", false),
+        ("word<1", false),
+        ("absent>1", false),
+        ("app=web,n>9,!absent", true),
+        ("app=web,n>10", false),
+        ("app=web,app=db", false),
+    ] {
+        assert_eq!(LabelSelector::parse(selector).expect("valid").matches(&object), matches, "{selector}");
+    }
+}
+
+#[test]
+fn whitespace_and_keywords_are_read_by_position() {
+    for (text, canonical) in [
+        (" a = b ,\tc\r\n", "a=b,c"),
+        ("in in (in,notin)", "in in (in,notin)"),
+        ("notin", "notin"),
+        ("a=in", "a=in"),
+        ("x in (foo,,baz),y,z notin ()", "x in (,baz,foo),y,z notin ()"),
+        ("a in (b,a,b)", "a in (a,b)"),
+        ("c,b,!a", "!a,b,c"),
+        ("a==b", "a==b"),
+        ("a>5,b<7", "a>5,b<7"),
+        ("example.com/Name_1=v", "example.com/Name_1=v"),
+        ("a=,b", "a=,b"),
+        ("a\0", "a"),
+    ] {
+        assert_eq!(LabelSelector::parse(text).expect("valid").to_string(), canonical, "{text:?}");
+    }
+}
+
+#[test]
+fn requirements_on_one_key_stay_in_the_order_written() {
+    let selector = LabelSelector::parse("b=2,a!=1,b!=3").expect("valid");
+    let order: Vec<_> = selector.requirements().iter().map(|it| (it.key(), it.operator())).collect();
+    assert_eq!(order, [("a", Operator::NotEquals), ("b", Operator::Equals), ("b", Operator::NotEquals)]);
+}
+
+#[test]
+fn a_required_value_is_the_only_one_that_can_match() {
+    for (selector, value) in [
+        ("app=web", Some("web")),
+        ("app==web", Some("web")),
+        ("app in (web)", Some("web")),
+        ("app=", Some("")),
+        ("app in (web,db)", None),
+        ("app!=web", None),
+        ("app", None),
+        ("other=web", None),
+        ("app!=db,app=web", None),
+        ("", None),
+    ] {
+        assert_eq!(LabelSelector::parse(selector).expect("valid").required_value("app"), value, "{selector}");
+    }
+}
+
+#[test]
+fn broken_grammar_is_refused_in_the_apiservers_words() {
+    for (text, refused) in [
+        ("a in", "unable to parse requirement: found '' expected: '('"),
+        ("a in b", "unable to parse requirement: found 'b' expected: '('"),
+        ("a in (", "unable to parse requirement: found '', expected: ',', ')' or identifier"),
+        ("a in (b", "unable to parse requirement: found '', expected: ',' or ')'"),
+        ("a in (b c)", "unable to parse requirement: found 'c', expected: ',' or ')'"),
+        ("a in (b,", "unable to parse requirement: found '', expected: ',', or identifier"),
+        ("a in (=", "unable to parse requirement: found '=', expected: ',', ')' or identifier"),
+        ("a=b c", "found 'c', expected: ',' or 'end of string'"),
+        ("a===b", "unable to parse requirement: found '=', expected: identifier"),
+        ("a=(", "unable to parse requirement: found '(', expected: identifier"),
+        ("a b", "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+        ("a(", "unable to parse requirement: found '(', expected: in, notin, =, ==, !=, gt, lt"),
+        ("!", "unable to parse requirement: found '', expected: identifier"),
+        ("!!a", "unable to parse requirement: found '!', expected: identifier"),
+        ("!a=b", "found '=', expected: ',' or 'end of string'"),
+        ("a,", "found '', expected: identifier after ','"),
+        ("a,,b", "found ',', expected: identifier after ','"),
+        (",a", "found ',', expected: !, identifier, or 'end of string'"),
+        ("=a", "found '=', expected: !, identifier, or 'end of string'"),
+        ("a\0b", "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+    ] {
+        assert_eq!(refusal(text), refused, "{text:?}");
+    }
+}
+
+#[test]
+fn keys_and_values_are_validated_in_the_apiservers_words() {
+    let name = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric \
+        character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
+        '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+    let value = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and \
+        must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for \
+        validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
+    let subdomain = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
+        and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
+        '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+    let long = "x".repeat(64);
+    let long_prefix = "y".repeat(254);
+    let shape = "with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
+    let integer = "for 'Gt', 'Lt' operators, the value must be an integer";
+    for (text, refused) in [
+        ("-a".to_owned(), format!(r#"<nil>: Invalid value: "-a": name part {name}"#)),
+        ("ä=b".to_owned(), format!(r#"<nil>: Invalid value: "ä": name part {name}"#)),
+        ("X/y".to_owned(), format!(r#"<nil>: Invalid value: "X/y": prefix part {subdomain}"#)),
+        ("/y".to_owned(), r#"<nil>: Invalid value: "/y": prefix part must be non-empty"#.to_owned()),
+        ("x/".to_owned(), format!(r#"<nil>: Invalid value: "x/": name part must be non-empty; name part {name}"#)),
+        ("x/y/z".to_owned(), format!(r#"<nil>: Invalid value: "x/y/z": a valid label key {name} {shape}"#)),
+        (long.clone(), format!(r#"<nil>: Invalid value: "{long}": name part must be no more than 63 bytes"#)),
+        (
+            format!("{long_prefix}/a"),
+            format!(r#"<nil>: Invalid value: "{long_prefix}/a": prefix part must be no more than 253 bytes"#),
+        ),
+        ("a=-x".to_owned(), format!(r#"values[0][a]: Invalid value: "-x": {value}"#)),
+        (format!("a={long}"), format!(r#"values[0][a]: Invalid value: "{long}": must be no more than 63 bytes"#)),
+        ("a>b".to_owned(), format!(r#"values[0]: Invalid value: "b": {integer}"#)),
+        ("a<-5".to_owned(), format!(r#"values[0][a]: Invalid value: "-5": {value}"#)),
+        ("a>".to_owned(), format!(r#"values[0]: Invalid value: "": {integer}"#)),
+        (
+            "a in (-y,ok,-x)".to_owned(),
+            format!(r#"[values[0][a]: Invalid value: "-x": {value}, values[1][a]: Invalid value: "-y": {value}]"#),
+        ),
+        (
+            "a>-x".to_owned(),
+            format!(r#"[values[0]: Invalid value: "-x": {integer}, values[0][a]: Invalid value: "-x": {value}]"#),
+        ),
+    ] {
+        assert_eq!(refusal(&text), format!("unable to parse requirement: {refused}"), "{text}");
+    }
+}
+
+#[test]
+fn a_selector_over_the_limit_is_refused_by_us() {
+    let text = "a,".repeat(SELECTOR_BYTES_MAX / 2) + "a";
+    assert_eq!(refusal(&text), "the labelSelector is too long: 16385 bytes, at most 16384 are allowed");
+    assert!(LabelSelector::parse(&text[2..]).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn parsing_never_panics(text in any::<String>(), symbols in "[ab!=,()<> \0innot]{0,24}") {
+        let _ = LabelSelector::parse(&text);
+        let _ = LabelSelector::parse(&symbols);
+    }
+
+    #[test]
+    fn the_canonical_form_parses_to_the_same_selector(
+        symbols in "((!?[a-c]|[a-c](=|==|!=)[x-z]?|[a-c][<>][1-9]|[a-c] (in|notin) \\([x-z,]{0,5}\\)),?){0,4}",
+    ) {
+        if let Ok(selector) = LabelSelector::parse(symbols.trim_end_matches(',')) {
+            let canonical = selector.to_string();
+            let again = LabelSelector::parse(&canonical);
+            prop_assert_eq!(again.as_ref(), Ok(&selector));
+            prop_assert_eq!(again.expect("just compared").to_string(), canonical);
+        }
+    }
+}

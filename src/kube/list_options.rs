@@ -1,0 +1,157 @@
+#![expect(clippy::result_large_err, reason = "a refusal is rare, and the last thing its request does")]
+
+#[cfg(test)]
+mod tests;
+mod validate;
+mod version_match;
+
+pub use version_match::{ListPlan, VersionMatch, WatchStart};
+
+use super::go_text::parse_int;
+use super::{ContinueToken, FieldSelector, LabelSelector, Query, Status};
+
+/// The query parameters of a LIST or WATCH, decoded (semantics.md §2).
+///
+/// The handler's order is: [`decode`](Self::decode) (400), [`defaulted`](Self::defaulted),
+/// [`validate`](Self::validate) (422), then the fields' [`compile`](FieldSelector::compile) (400), then
+/// [`list_plan`](Self::list_plan) or [`watch_start`](Self::watch_start).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListOptions {
+    pub labels: LabelSelector,
+    /// With the keys that the client wrote.
+    pub fields: FieldSelector,
+    pub watch: bool,
+    pub allow_watch_bookmarks: bool,
+    /// Unparsed: how a bad one is refused depends on the verb (§2.5).
+    pub resource_version: String,
+    pub resource_version_match: String,
+    /// For watches only. Zero counts as absent, a negative one has already passed (§2.7).
+    pub timeout_seconds: Option<i64>,
+    /// Not positive means unlimited.
+    pub limit: i64,
+    pub continue_token: String,
+    /// `None` when the parameter is absent, which is not the same as false.
+    pub send_initial_events: Option<bool>,
+}
+
+impl ListOptions {
+    /// # Errors
+    /// 400 with the first problem that the apiserver would meet: integers before selectors, labels before fields.
+    pub fn decode(query: &Query) -> Result<Self, Status> {
+        let text = |name| query.first(name).unwrap_or_default();
+        let integer = |name| query.first(name).map(parse_int).transpose().map_err(Status::bad_request);
+        let timeout_seconds = integer("timeoutSeconds")?;
+        let limit = integer("limit")?.unwrap_or(0);
+        Ok(Self {
+            labels: LabelSelector::parse(text("labelSelector"))?,
+            fields: FieldSelector::parse(text("fieldSelector"))?,
+            watch: flag(query, "watch").unwrap_or(false),
+            allow_watch_bookmarks: flag(query, "allowWatchBookmarks").unwrap_or(false),
+            resource_version: text("resourceVersion").to_owned(),
+            resource_version_match: text("resourceVersionMatch").to_owned(),
+            timeout_seconds,
+            limit,
+            continue_token: text("continue").to_owned(),
+            send_initial_events: flag(query, "sendInitialEvents"),
+        })
+    }
+
+    /// Applies the server's default (§3.4): a watch that says nothing about its start gets the initial events. Not for
+    /// the `/watch/` path form, whose options lack `watch=true`. Servers with the gate `WatchList` off have no such
+    /// default.
+    #[must_use]
+    pub fn defaulted(self) -> Self {
+        let silent = self.send_initial_events.is_none() && self.resource_version_match.is_empty();
+        if self.watch && silent && matches!(self.resource_version.as_str(), "" | "0") {
+            let resource_version_match = NOT_OLDER_THAN.to_owned();
+            return Self { send_initial_events: Some(true), resource_version_match, ..self };
+        }
+        self
+    }
+
+    /// Refuses options that exclude each other (§2.4). `as_watch` is the `watch` parameter, not the verb: the
+    /// `/watch/` path form without `watch=true` is validated as a list.
+    ///
+    /// # Errors
+    /// 422 with all problems at once.
+    pub fn validate(&self, as_watch: bool) -> Result<(), Status> {
+        self.validate_for(as_watch, true)
+    }
+
+    /// The same for a server whose gate `WatchList` may be off.
+    ///
+    /// # Errors
+    /// 422 with all problems at once.
+    pub fn validate_for(&self, as_watch: bool, watch_list_gate: bool) -> Result<(), Status> {
+        match validate::problems(self, as_watch, watch_list_gate) {
+            problems if problems.is_empty() => Ok(()),
+            problems => Err(Status::invalid_list_options(problems)),
+        }
+    }
+
+    /// What a validated LIST asks for.
+    ///
+    /// # Errors
+    /// 400 for a resourceVersion that is no number, for a bad continue token and for one together with a version.
+    pub fn list_plan(&self) -> Result<ListPlan, Status> {
+        version_match::list_plan(self)
+    }
+
+    /// Where a defaulted and validated WATCH starts.
+    ///
+    /// # Errors
+    /// 500 for a resourceVersion that is no number.
+    pub fn watch_start(&self) -> Result<WatchStart, Status> {
+        version_match::watch_start(self)
+    }
+
+    /// A watch that replaces a list: initial events, and a bookmark that ends them.
+    pub fn is_watch_list(&self) -> bool {
+        self.send_initial_events == Some(true) && self.allow_watch_bookmarks
+    }
+
+    /// The token in `continue`, if there is one.
+    ///
+    /// # Errors
+    /// 400 with the decoder's text.
+    pub fn continue_from(&self) -> Result<Option<ContinueToken>, Status> {
+        if self.continue_token.is_empty() {
+            return Ok(None);
+        }
+        ContinueToken::decode(&self.continue_token).map(Some).map_err(|error| Status::bad_request(error.to_string()))
+    }
+}
+
+/// The query parameters of a GET of one object: only the version counts, its match is ignored (§2).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GetOptions {
+    pub resource_version: String,
+}
+
+impl GetOptions {
+    /// # Errors
+    /// 400 for the long gone `export`.
+    pub fn decode(query: &Query) -> Result<Self, Status> {
+        if flag(query, "export") == Some(true) {
+            let gone = "the export parameter, deprecated since v1.14, is no longer supported";
+            return Err(Status::bad_request(gone));
+        }
+        Ok(Self { resource_version: query.first("resourceVersion").unwrap_or_default().to_owned() })
+    }
+
+    /// How fresh the object must be (§3.1): never [`VersionMatch::Exact`].
+    ///
+    /// # Errors
+    /// 500 for a resourceVersion that is no number.
+    pub fn version_match(&self) -> Result<VersionMatch, Status> {
+        version_match::get_version(&self.resource_version)
+    }
+}
+
+const EXACT: &str = "Exact";
+const NOT_OLDER_THAN: &str = "NotOlderThan";
+
+/// The apiserver's booleans: only `0` and `false` are false; the empty value and any other text are true.
+fn flag(query: &Query, name: &str) -> Option<bool> {
+    query.first(name).map(|text| text != "0" && !text.eq_ignore_ascii_case("false"))
+}

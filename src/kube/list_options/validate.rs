@@ -1,0 +1,77 @@
+//! The table of semantics.md §2.4, after apimachinery's `pkg/apis/meta/internalversion/validation`.
+
+use super::super::StatusCause;
+use super::super::go_text::json_string;
+use super::{EXACT, ListOptions, NOT_OLDER_THAN};
+
+/// All that is wrong, in the apiserver's order.
+pub(super) fn problems(options: &ListOptions, as_watch: bool, watch_list_gate: bool) -> Vec<StatusCause> {
+    if as_watch { watch_problems(options, watch_list_gate) } else { list_problems(options) }
+}
+
+fn list_problems(options: &ListOptions) -> Vec<StatusCause> {
+    let mut problems = Vec::new();
+    let version_match = options.resource_version_match.as_str();
+    if !version_match.is_empty() {
+        if options.resource_version.is_empty() {
+            problems.push(match_forbidden("resourceVersionMatch is forbidden unless resourceVersion is provided"));
+        }
+        if !options.continue_token.is_empty() {
+            problems.push(match_forbidden("resourceVersionMatch is forbidden when continue is provided"));
+        }
+        if version_match != EXACT && version_match != NOT_OLDER_THAN {
+            problems.push(match_unsupported(version_match, r#""Exact", "NotOlderThan", """#));
+        }
+        if version_match == EXACT && options.resource_version == "0" {
+            let why = r#"resourceVersionMatch "exact" is forbidden for resourceVersion "0""#;
+            problems.push(match_forbidden(why));
+        }
+    }
+    if options.send_initial_events.is_some() {
+        problems.push(forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"));
+    }
+    problems
+}
+
+fn watch_problems(options: &ListOptions, watch_list_gate: bool) -> Vec<StatusCause> {
+    let mut problems = Vec::new();
+    let version_match = options.resource_version_match.as_str();
+    if options.send_initial_events.is_some() {
+        if version_match != NOT_OLDER_THAN {
+            let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            problems.push(match_forbidden(why));
+        }
+        if !watch_list_gate {
+            let why = "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+            problems.push(forbidden("sendInitialEvents", why));
+        }
+    }
+    if !version_match.is_empty() {
+        if options.send_initial_events.is_none() {
+            let why = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            problems.push(match_forbidden(why));
+        }
+        if version_match != NOT_OLDER_THAN {
+            problems.push(match_unsupported(version_match, r#""NotOlderThan""#));
+        }
+        if !options.continue_token.is_empty() {
+            problems.push(match_forbidden("resourceVersionMatch is forbidden when continue is provided"));
+        }
+    }
+    problems
+}
+
+fn match_forbidden(why: &str) -> StatusCause {
+    forbidden("resourceVersionMatch", why)
+}
+
+fn forbidden(field: &str, why: &str) -> StatusCause {
+    let reason = "FieldValueForbidden".to_owned();
+    StatusCause { reason, message: format!("Forbidden: {why}"), field: field.to_owned() }
+}
+
+/// The value is printed as JSON, not as Go quotes strings: its Go type is not plain `string`.
+fn match_unsupported(value: &str, supported: &str) -> StatusCause {
+    let message = format!("Unsupported value: {}: supported values: {supported}", json_string(value));
+    StatusCause { reason: "FieldValueNotSupported".to_owned(), message, field: "resourceVersionMatch".to_owned() }
+}

@@ -1,0 +1,110 @@
+//! The matrices of semantics.md §3.1, §3.2 and §3.4 as functions: what a request's version parameters mean.
+
+use super::super::go_text::parse_uint;
+use super::super::{ContinueAt, ContinueToken, ResourceVersion, Status};
+use super::{EXACT, ListOptions};
+
+/// How fresh an answer must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum VersionMatch {
+    /// Nothing was asked: the most recent state, consistent with every earlier write.
+    Unset,
+    /// `0`: any state, however old.
+    Any,
+    /// This version or a later one.
+    NotOlderThan(ResourceVersion),
+    /// The state at exactly this version.
+    Exact(ResourceVersion),
+}
+
+/// What a LIST asks for: one row of the matrix in §3.2.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListPlan {
+    pub version: VersionMatch,
+    /// The most items a page may have; `None` is all of them. A list at version `0` has no limit: the apiserver's cache
+    /// ignores it.
+    pub limit: Option<u64>,
+    /// The first key of this page; `None` is the beginning.
+    pub start: Option<String>,
+}
+
+/// Where a WATCH starts: one row of the matrix in §3.4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WatchStart {
+    /// With the first event above this version; no state first. A version from the future is no error.
+    After(ResourceVersion),
+    /// At the cache's current version, without its state.
+    FromCached,
+    /// At the most recent version of all, without state.
+    FromCurrent,
+    /// With the whole state as `ADDED` events, then the events behind it.
+    State {
+        /// How fresh the state must be; never [`VersionMatch::Exact`].
+        at: VersionMatch,
+        /// Whether the annotated bookmark follows the state.
+        end_bookmark: bool,
+    },
+}
+
+impl WatchStart {
+    /// Synthetic `ADDED` events come first.
+    pub fn sends_initial_events(self) -> bool {
+        matches!(self, Self::State { .. })
+    }
+
+    /// The bookmark with the annotation `k8s.io/initial-events-end` is due after them.
+    pub fn ends_with_bookmark(self) -> bool {
+        matches!(self, Self::State { end_bookmark: true, .. })
+    }
+}
+
+pub(super) fn get_version(text: &str) -> Result<VersionMatch, Status> {
+    Ok(match parse(text).map_err(|_| Status::bad_resource_version(text))? {
+        None => VersionMatch::Unset,
+        Some(ResourceVersion(0)) => VersionMatch::Any,
+        Some(version) => VersionMatch::NotOlderThan(version),
+    })
+}
+
+pub(super) fn list_plan(options: &ListOptions) -> Result<ListPlan, Status> {
+    let text = options.resource_version.as_str();
+    let limit = u64::try_from(options.limit).ok().filter(|&limit| limit > 0 && text != "0");
+    if let Some(ContinueToken { at, start }) = options.continue_from()? {
+        if !matches!(text, "" | "0") {
+            return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+        }
+        let version = match at {
+            ContinueAt::Version(version) => VersionMatch::Exact(version),
+            ContinueAt::Latest => VersionMatch::Unset,
+        };
+        return Ok(ListPlan { version, limit, start: Some(start) });
+    }
+    let version = parse(text).map_err(|_| Status::bad_list_resource_version(text))?;
+    let version = match (options.resource_version_match.as_str(), version) {
+        (_, None) => VersionMatch::Unset,
+        (_, Some(ResourceVersion(0))) => VersionMatch::Any,
+        (EXACT, Some(version)) => VersionMatch::Exact(version),
+        // Before there was a match parameter, a page had to be one of an exact version.
+        ("", Some(version)) if limit.is_some() => VersionMatch::Exact(version),
+        (_, Some(version)) => VersionMatch::NotOlderThan(version),
+    };
+    Ok(ListPlan { version, limit, start: None })
+}
+
+pub(super) fn watch_start(options: &ListOptions) -> Result<WatchStart, Status> {
+    let end_bookmark = options.is_watch_list();
+    let version = get_version(&options.resource_version)?;
+    Ok(match (options.send_initial_events, version) {
+        (Some(true), at) => WatchStart::State { at, end_bookmark },
+        // Without a word about initial events, no version means any: the oldest form of watch.
+        (None, VersionMatch::Unset | VersionMatch::Any) => WatchStart::State { at: VersionMatch::Any, end_bookmark },
+        (Some(false), VersionMatch::Unset) => WatchStart::FromCurrent,
+        (Some(false), VersionMatch::Any) => WatchStart::FromCached,
+        (_, VersionMatch::NotOlderThan(version) | VersionMatch::Exact(version)) => WatchStart::After(version),
+    })
+}
+
+/// Empty is none. Leading zeros are allowed, as the apiserver allows them.
+fn parse(text: &str) -> Result<Option<ResourceVersion>, String> {
+    if text.is_empty() { Ok(None) } else { parse_uint(text).map(|number| Some(ResourceVersion(number))) }
+}

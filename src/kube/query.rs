@@ -1,0 +1,163 @@
+/// More parameters than this and the apiserver sees none at all: Go's `net/url` refuses to parse them.
+pub const QUERY_PAIRS_MAX: usize = 10_000;
+
+/// A URL's query as the apiserver reads it (semantics.md §2): decoded pairs in their order, of which only the first of
+/// a name counts.
+///
+/// The rules are those of Go's `url.ParseQuery` with its errors ignored: `+` is a space, a pair that contains `;` or a
+/// broken escape is dropped, names are case-sensitive.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Query {
+    raw: String,
+    pairs: Vec<(String, String)>,
+    lossless: bool,
+}
+
+impl Query {
+    /// Never fails: what the apiserver would drop is dropped. `raw` is what follows the `?`, without it.
+    pub fn parse(raw: &str) -> Self {
+        let mut query = Self { raw: raw.to_owned(), pairs: Vec::new(), lossless: true };
+        if raw.split('&').count() > QUERY_PAIRS_MAX {
+            return query;
+        }
+        for pair in raw.split('&') {
+            if pair.is_empty() || pair.contains(';') {
+                continue;
+            }
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (Some(name), Some(value)) = (unescape(name, true), unescape(value, true)) else { continue };
+            query.lossless &= name.is_exact() && value.is_exact();
+            query.pairs.push((name.into_text(), value.into_text()));
+        }
+        query
+    }
+
+    /// The first value of `name`, `""` for a bare name.
+    pub fn first(&self, name: &str) -> Option<&str> {
+        self.pairs.iter().find(|(candidate, _)| candidate == name).map(|(_, value)| value.as_str())
+    }
+
+    /// As it was on the wire.
+    pub fn raw(&self) -> &str {
+        &self.raw
+    }
+
+    pub fn pairs(&self) -> &[(String, String)] {
+        &self.pairs
+    }
+
+    /// No parameter survived parsing.
+    pub fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
+    /// False when a value is not UTF-8 and U+FFFD stands in. Go keeps the bytes: such a request is for the apiserver.
+    pub fn is_lossless(&self) -> bool {
+        self.lossless || self.pairs.is_empty()
+    }
+}
+
+/// Percent-decoded bytes, which need not be text.
+pub(super) enum Unescaped {
+    Exact(String),
+    Lossy(String),
+}
+
+impl Unescaped {
+    pub(super) fn is_exact(&self) -> bool {
+        matches!(self, Self::Exact(_))
+    }
+
+    pub(super) fn into_text(self) -> String {
+        match self {
+            Self::Exact(text) | Self::Lossy(text) => text,
+        }
+    }
+}
+
+/// Undoes percent-encoding like Go's `url.unescape`; `None` where Go reports a bad escape.
+pub(super) fn unescape(text: &str, plus_is_space: bool) -> Option<Unescaped> {
+    if memchr::memchr2(b'%', b'+', text.as_bytes()).is_none() {
+        return Some(Unescaped::Exact(text.to_owned()));
+    }
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => (hex(bytes.next()?)? << 4) | hex(bytes.next()?)?,
+            b'+' if plus_is_space => b' ',
+            _ => byte,
+        });
+    }
+    Some(match String::from_utf8(decoded) {
+        Ok(text) => Unescaped::Exact(text),
+        Err(error) => Unescaped::Lossy(String::from_utf8_lossy(error.as_bytes()).into_owned()),
+    })
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        b'A'..=b'F' => Some(digit - b'A' + 10),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn pairs_are_decoded_as_go_decodes_them() {
+        let cases: [(&str, &[(&str, &str)]); 12] = [
+            ("", &[]),
+            ("a=1&b=2", &[("a", "1"), ("b", "2")]),
+            ("watch", &[("watch", "")]),
+            ("watch=", &[("watch", "")]),
+            ("=x", &[("", "x")]),
+            ("a=b=c", &[("a", "b=c")]),
+            ("a+b=c+d%2B", &[("a b", "c d+")]),
+            ("labelSelector=app%3Dx%2Ctier+in+(a,b)", &[("labelSelector", "app=x,tier in (a,b)")]),
+            ("a=1;b=2&c=3", &[("c", "3")]),
+            ("a=%zz&b=%4&c=%41&d=%", &[("c", "A")]),
+            ("&&a=1&&", &[("a", "1")]),
+            ("%61=%62", &[("a", "b")]),
+        ];
+        for (raw, pairs) in cases {
+            let parsed = Query::parse(raw);
+            let got: Vec<(&str, &str)> = parsed.pairs().iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+            assert_eq!(got, pairs, "{raw}");
+        }
+    }
+
+    #[test]
+    fn only_the_first_value_counts_and_names_are_case_sensitive() {
+        let query = Query::parse("watch=0&watch=1&Watch=2");
+        assert_eq!(query.first("watch"), Some("0"));
+        assert_eq!(query.first("Watch"), Some("2"));
+        assert_eq!(query.first("WATCH"), None);
+    }
+
+    #[test]
+    fn bytes_that_are_not_text_are_told() {
+        assert!(Query::parse("a=%C3%A4").is_lossless());
+        assert!(!Query::parse("a=%ff").is_lossless());
+        assert!(Query::default().is_lossless());
+    }
+
+    #[test]
+    fn a_query_of_too_many_pairs_reads_as_empty() {
+        assert_eq!(Query::parse(&"a=1&".repeat(QUERY_PAIRS_MAX - 1)).first("a"), Some("1"));
+        assert!(Query::parse(&"a=1&".repeat(QUERY_PAIRS_MAX)).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_never_panics(raw in any::<String>()) {
+            let query = Query::parse(&raw);
+            prop_assert_eq!(query.raw(), raw.as_str());
+        }
+    }
+}

@@ -1,0 +1,229 @@
+mod path;
+#[cfg(test)]
+mod tests;
+
+use super::go_text::{escape_html, quote};
+use super::{ListOptions, Query};
+use path::Path;
+use std::fmt;
+
+/// What a request is about, as the apiserver derives it before it does anything else: authentication, authorization,
+/// priority and routing all look at this (semantics.md §1.2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestInfo {
+    /// False for everything that is not below `/api/VERSION/` or `/apis/GROUP/VERSION/`; then only `path` and `verb`
+    /// mean something.
+    pub is_resource: bool,
+    /// Percent-decoded.
+    pub path: String,
+    pub verb: Verb,
+    /// `api` or `apis`.
+    pub prefix: String,
+    /// Empty for the core group.
+    pub group: String,
+    pub version: String,
+    /// Empty for all namespaces and at cluster scope. A Namespace object's request has its own name here.
+    pub namespace: String,
+    /// Plural.
+    pub resource: String,
+    pub subresource: String,
+    /// From the path, or for a list or watch from `metadata.name=` in its field selector, which is what authorization
+    /// looks at.
+    pub name: String,
+    /// The deprecated `/watch/` form. Its verb is `watch` for any method, and its selectors do not reach authorization.
+    pub watch_via_path: bool,
+    /// What authorization sees of the selectors: the raw first values, for list, watch and deletecollection.
+    pub field_selector: Option<String>,
+    pub label_selector: Option<String>,
+    /// The path is spelled in the one way that clients spell it, so a cache may answer: lower-case segments without
+    /// escapes, none empty and none of them dots, at most one trailing slash. Anything else is for the apiserver.
+    pub is_canonical: bool,
+}
+
+/// The API's verb, in authorization's words.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Update,
+    Patch,
+    Delete,
+    DeleteCollection,
+    /// The removed `/proxy/` path form.
+    Proxy,
+    /// The lower-cased method of a request that is not about a resource, or `""` for one that is and whose method has
+    /// no verb.
+    Other(String),
+}
+
+impl Verb {
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Patch => "patch",
+            Self::Delete => "delete",
+            Self::DeleteCollection => "deletecollection",
+            Self::Proxy => "proxy",
+            Self::Other(verb) => verb,
+        }
+    }
+
+    fn of_method(method: &str) -> Self {
+        match method {
+            "GET" | "HEAD" => Self::Get,
+            "POST" => Self::Create,
+            "PUT" => Self::Update,
+            "PATCH" => Self::Patch,
+            "DELETE" => Self::Delete,
+            _ => Self::Other(String::new()),
+        }
+    }
+
+    fn has_selectors(&self) -> bool {
+        matches!(self, Self::List | Self::Watch | Self::DeleteCollection)
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why there is no [`RequestInfo`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestInfoError {
+    /// `/api/VERSION/watch` and nothing behind it: HTTP 500 as `text/plain`, this text and a newline, before
+    /// authentication and without a `Cache-Control` header. The path in it is as on the wire; Go would escape the bytes
+    /// that no URL may have.
+    #[error("{0}")]
+    NoResource(String),
+    /// A `%` without two hex digits: Go's HTTP server answers 400 itself, as text, and closes the connection.
+    #[error("400 Bad Request: invalid URL escape in the path")]
+    BadEscape,
+}
+
+impl RequestInfo {
+    /// `path` is the raw one of the request line, without the query.
+    ///
+    /// # Errors
+    /// The two cases in which the apiserver fails before it knows what the request is about.
+    pub fn parse(method: &str, path: &str, query: &Query) -> Result<Self, RequestInfoError> {
+        let path = Path::parse(path).ok_or(RequestInfoError::BadEscape)?;
+        let mut info = Self::non_resource(method, &path);
+        let segments = path.segments();
+        let mut rest = match segments.as_slice() {
+            ["api", rest @ ..] if rest.len() >= 2 => rest,
+            ["apis", group, rest @ ..] if rest.len() >= 2 => {
+                (*group).clone_into(&mut info.group);
+                rest
+            }
+            _ => return Ok(info),
+        };
+        info.is_resource = true;
+        segments[0].clone_into(&mut info.prefix);
+        rest[0].clone_into(&mut info.version);
+        rest = &rest[1..];
+
+        info.verb = match rest[0] {
+            "watch" | "proxy" if rest.len() < 2 => return Err(no_resource(&path, query)),
+            "watch" => Verb::Watch,
+            "proxy" => Verb::Proxy,
+            _ => Verb::of_method(method),
+        };
+        if matches!(rest[0], "watch" | "proxy") {
+            info.watch_via_path = rest[0] == "watch";
+            rest = &rest[1..];
+        }
+        info.take_object(rest);
+        info.take_query(query);
+        Ok(info)
+    }
+
+    fn non_resource(method: &str, path: &Path) -> Self {
+        let verb = match method {
+            "GET" => Verb::Get,
+            "PATCH" => Verb::Patch,
+            "DELETE" => Verb::Delete,
+            _ => Verb::Other(method.to_lowercase()),
+        };
+        Self {
+            is_resource: false,
+            path: path.decoded().to_owned(),
+            verb,
+            prefix: String::new(),
+            group: String::new(),
+            version: String::new(),
+            namespace: String::new(),
+            resource: String::new(),
+            subresource: String::new(),
+            name: String::new(),
+            watch_via_path: false,
+            field_selector: None,
+            label_selector: None,
+            is_canonical: path.is_canonical(),
+        }
+    }
+
+    /// Namespace, resource, name and subresource, from what follows the version and the verb.
+    fn take_object(&mut self, segments: &[&str]) {
+        let parts = match segments {
+            // Two subresources belong to the Namespace itself; any other word is a resource inside it.
+            ["namespaces", namespace, "status" | "finalize", ..] | ["namespaces", namespace] => {
+                (*namespace).clone_into(&mut self.namespace);
+                segments
+            }
+            ["namespaces", namespace, inside @ ..] => {
+                (*namespace).clone_into(&mut self.namespace);
+                inside
+            }
+            _ => segments,
+        };
+        let part = |at: usize| parts.get(at).copied().unwrap_or_default().to_owned();
+        self.resource = part(0);
+        self.name = part(1);
+        if self.verb != Verb::Proxy {
+            self.subresource = part(2);
+        }
+    }
+
+    /// The parts of the verb, the name and the selectors that the query decides.
+    fn take_query(&mut self, query: &Query) {
+        if self.name.is_empty() && self.verb == Verb::Get {
+            let options = ListOptions::decode(query).unwrap_or_else(|_| ListOptions {
+                // Of a query that cannot be decoded, only this is still believed, and more strictly.
+                watch: query.first("watch").is_some_and(|text| !matches!(text.to_lowercase().as_str(), "false" | "0")),
+                ..ListOptions::default()
+            });
+            self.verb = if options.watch { Verb::Watch } else { Verb::List };
+            let name = options.fields.requires_exact("metadata.name");
+            if let Some(name) = name.filter(|name| is_path_segment(name)) {
+                name.clone_into(&mut self.name);
+            }
+        }
+        if self.name.is_empty() && self.verb == Verb::Delete {
+            self.verb = Verb::DeleteCollection;
+        }
+        if self.verb.has_selectors() && !self.watch_via_path {
+            self.field_selector = query.first("fieldSelector").map(str::to_owned);
+            self.label_selector = query.first("labelSelector").map(str::to_owned);
+        }
+    }
+}
+
+/// Whether a name could stand in a path.
+fn is_path_segment(name: &str) -> bool {
+    !matches!(name, "." | "..") && !name.contains(['/', '%'])
+}
+
+fn no_resource(path: &Path, query: &Query) -> RequestInfoError {
+    let uri = if query.raw().is_empty() { path.raw().to_owned() } else { format!("{}?{}", path.raw(), query.raw()) };
+    let why = format!("failed to create RequestInfo: unable to determine kind and namespace from url, {uri}");
+    RequestInfoError::NoResource(escape_html(&format!("Internal Server Error: {}: {why}", quote(&uri))))
+}

@@ -1,0 +1,212 @@
+use super::*;
+use proptest::prelude::*;
+
+fn parse(method: &str, uri: &str) -> RequestInfo {
+    let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+    RequestInfo::parse(method, path, &Query::parse(query)).expect("parses")
+}
+
+/// `verb group/version namespace resource/subresource name`, `-` for empty.
+fn summary(method: &str, uri: &str) -> String {
+    let info = parse(method, uri);
+    if !info.is_resource {
+        return format!("{} {}", info.verb, info.path);
+    }
+    let dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let resource = if info.subresource.is_empty() {
+        info.resource.clone()
+    } else {
+        format!("{}/{}", info.resource, info.subresource)
+    };
+    let (verb, group, version) = (dash(info.verb.as_str()), dash(&info.group), &info.version);
+    format!("{verb} {group}/{version} {} {} {}", dash(&info.namespace), dash(&resource), dash(&info.name))
+}
+
+#[test]
+fn paths_are_taken_apart_as_the_apiserver_does() {
+    for (uri, expected) in [
+        ("/api/v1/pods", "list -/v1 - pods -"),
+        ("/api/v1/pods/", "list -/v1 - pods -"),
+        ("/apis/apps/v1/deployments", "list apps/v1 - deployments -"),
+        ("/api/v1/namespaces/ns/pods", "list -/v1 ns pods -"),
+        ("/api/v1/namespaces/ns/pods/", "list -/v1 ns pods -"),
+        ("/api/v1/namespaces/ns/pods/p", "get -/v1 ns pods p"),
+        ("/api/v1/namespaces/ns/pods/p/log", "get -/v1 ns pods/log p"),
+        ("/api/v1/namespaces/ns/pods/p/proxy/a/b", "get -/v1 ns pods/proxy p"),
+        ("/apis/apps/v1/namespaces/ns/deployments/d/scale", "get apps/v1 ns deployments/scale d"),
+        ("/api/v1/nodes/n", "get -/v1 - nodes n"),
+        ("/api/v1/namespaces", "list -/v1 - namespaces -"),
+        ("/api/v1/namespaces/ns", "get -/v1 ns namespaces ns"),
+        ("/api/v1/namespaces/ns/status", "get -/v1 ns namespaces/status ns"),
+        ("/api/v1/namespaces/ns/finalize", "get -/v1 ns namespaces/finalize ns"),
+        ("/api/v1/namespaces//pods", "list -/v1 - pods -"),
+        ("/api/v1/namespaces/ns//pods", "get -/v1 ns - pods"),
+        ("/api/v1/watch/pods", "watch -/v1 - pods -"),
+        ("/api/v1/watch/namespaces/ns/pods", "watch -/v1 ns pods -"),
+        ("/api/v1/watch/namespaces/ns/pods/p", "watch -/v1 ns pods p"),
+        ("/api/v1/watch/namespaces/ns", "watch -/v1 ns namespaces ns"),
+        ("/api/v1/proxy/nodes/n/x", "proxy -/v1 - nodes n"),
+        ("/api/v1/namespaces/ns/pods/a%2Fb", "get -/v1 ns pods/b a"),
+        ("/api/v1/namespaces/ns/pods/%61+b", "get -/v1 ns pods a+b"),
+        ("//api/v1/pods", "list -/v1 - pods -"),
+        ("/", "get /"),
+        ("/api", "get /api"),
+        ("/api/v1", "get /api/v1"),
+        ("/apis/apps/v1", "get /apis/apps/v1"),
+        ("/healthz/ping/x", "get /healthz/ping/x"),
+        ("/openapi/v3/apis", "get /openapi/v3/apis"),
+    ] {
+        assert_eq!(summary("GET", uri), expected, "{uri}");
+    }
+}
+
+#[test]
+fn the_method_decides_the_verb_where_the_path_does_not() {
+    for (method, uri, verb) in [
+        ("GET", "/api/v1/pods", "list"),
+        ("HEAD", "/api/v1/pods", "list"),
+        ("HEAD", "/api/v1/nodes/n", "get"),
+        ("POST", "/api/v1/namespaces/ns/pods", "create"),
+        ("PUT", "/api/v1/nodes/n", "update"),
+        ("PATCH", "/api/v1/nodes/n", "patch"),
+        ("DELETE", "/api/v1/nodes/n", "delete"),
+        ("DELETE", "/api/v1/nodes", "deletecollection"),
+        ("OPTIONS", "/api/v1/nodes", ""),
+        ("get", "/api/v1/nodes", ""),
+        ("POST", "/api/v1/watch/nodes", "watch"),
+        ("GET", "/version", "get"),
+        ("HEAD", "/version", "head"),
+        ("POST", "/version", "post"),
+        ("DELETE", "/version", "delete"),
+    ] {
+        assert_eq!(parse(method, uri).verb.as_str(), verb, "{method} {uri}");
+    }
+    assert_eq!(parse("GET", "/version").verb, Verb::Get);
+}
+
+#[test]
+fn the_query_makes_a_list_a_watch() {
+    for (query, verb) in [
+        ("watch=1", "watch"),
+        ("watch=", "watch"),
+        ("watch", "watch"),
+        ("watch=false", "list"),
+        ("watch=0&watch=1", "list"),
+        ("Watch=1", "list"),
+        ("limit=x", "list"),
+        ("limit=x&watch=1", "watch"),
+        ("limit=x&watch=FALSE", "list"),
+        ("labelSelector=a,&watch=true", "watch"),
+    ] {
+        assert_eq!(parse("GET", &format!("/api/v1/pods?{query}")).verb.as_str(), verb, "{query}");
+    }
+    let object = parse("GET", "/api/v1/nodes/n?watch=1");
+    assert_eq!(object.verb, Verb::Get, "ignored on an object's path");
+}
+
+#[test]
+fn a_name_in_the_field_selector_is_the_requests_name() {
+    for (query, name) in [
+        ("fieldSelector=metadata.name%3Dx", "x"),
+        ("fieldSelector=metadata.name==x,spec.nodeName=n&watch=1", "x"),
+        ("fieldSelector=metadata.name!=x", ""),
+        ("fieldSelector=metadata.name=..", ""),
+        ("fieldSelector=metadata.name=a%2Fb", ""),
+        ("fieldSelector=metadata.name=a%25", ""),
+        ("fieldSelector=metadata.name=x&limit=y", ""),
+    ] {
+        assert_eq!(parse("GET", &format!("/api/v1/namespaces/ns/pods?{query}")).name, name, "{query}");
+    }
+    let deleted = parse("DELETE", "/api/v1/namespaces/ns/pods?fieldSelector=metadata.name=x");
+    assert_eq!((deleted.verb, deleted.name.as_str()), (Verb::DeleteCollection, ""));
+}
+
+#[test]
+fn authorization_sees_raw_selectors_but_not_those_of_the_watch_path_form() {
+    let query = "fieldSelector=spec.host%3Dn&labelSelector=a,&fieldSelector=ignored";
+    for (method, path, seen) in [
+        ("GET", "/api/v1/pods", true),
+        ("DELETE", "/api/v1/namespaces/ns/pods", true),
+        ("GET", "/api/v1/watch/pods", false),
+        ("GET", "/api/v1/namespaces/ns/pods/p", false),
+        ("POST", "/api/v1/namespaces/ns/pods", false),
+    ] {
+        let info = parse(method, &format!("{path}?{query}"));
+        assert_eq!(info.field_selector.as_deref(), seen.then_some("spec.host=n"), "{method} {path}");
+        assert_eq!(info.label_selector.as_deref(), seen.then_some("a,"), "{method} {path}");
+        assert_eq!(info.watch_via_path, path.contains("/watch/"));
+    }
+    assert_eq!(parse("GET", "/api/v1/pods").field_selector, None);
+}
+
+#[test]
+fn a_verb_in_the_path_needs_a_resource_behind_it() {
+    for (uri, text) in [
+        (
+            "/api/v1/watch",
+            "Internal Server Error: \"/api/v1/watch\": failed to create RequestInfo: unable to determine kind and \
+             namespace from url, /api/v1/watch",
+        ),
+        (
+            "/apis/apps/v1/proxy/?a=<b>&c",
+            "Internal Server Error: \"/apis/apps/v1/proxy/?a=&lt;b&gt;&amp;c\": failed to create RequestInfo: unable \
+             to determine kind and namespace from url, /apis/apps/v1/proxy/?a=&lt;b&gt;&amp;c",
+        ),
+    ] {
+        let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+        let refused = RequestInfo::parse("GET", path, &Query::parse(query)).expect_err("refused");
+        assert_eq!(refused, RequestInfoError::NoResource(text.to_owned()));
+        assert_eq!(refused.to_string(), text);
+    }
+}
+
+#[test]
+fn a_broken_escape_never_reaches_the_apiservers_code() {
+    for path in ["/api/v1/pods/%", "/api/v1/pods/%4", "/%zz"] {
+        assert_eq!(RequestInfo::parse("GET", path, &Query::default()), Err(RequestInfoError::BadEscape), "{path}");
+    }
+}
+
+#[test]
+fn only_the_common_spelling_of_a_path_is_canonical() {
+    for (path, canonical) in [
+        ("/api/v1/pods", true),
+        ("/api/v1/pods/", true),
+        ("/apis/rbac.authorization.k8s.io/v1/clusterroles/system:node", true),
+        ("/api/v1/namespaces/t1-a/configmaps/kube-root-ca.crt", true),
+        ("/api/v1/pods//", false),
+        ("//api/v1/pods", false),
+        ("/api/v1/namespaces//pods", false),
+        ("/api/v1/pods/%61", false),
+        ("/api/v1/pods/a%2Fb", false),
+        ("/api/v1/./pods", false),
+        ("/api/v1/pods/..", false),
+        ("/api/v1/Pods", false),
+        ("/api/v1/pods/a_b", false),
+        ("/api/v1/pods/ä", false),
+        ("/", false),
+        ("", false),
+        ("api/v1/pods", false),
+    ] {
+        let info = RequestInfo::parse("GET", path, &Query::default()).expect("parses");
+        assert_eq!(info.is_canonical, canonical, "{path}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_request_panics(
+        method in "[A-Z]{0,7}",
+        path in "(/|api|apis|v1|watch|proxy|namespaces|status|%2F|%|[a-z.ä]){0,12}",
+        query in any::<String>(),
+    ) {
+        let _ = RequestInfo::parse(&method, &path, &Query::parse(&query));
+    }
+
+    #[test]
+    fn canonical_paths_are_read_without_decoding(path in "(/[a-zA-Z%0-9.:/]{0,4}){0,6}") {
+        if let Ok(info) = RequestInfo::parse("GET", &path, &Query::default()) && info.is_canonical {
+            prop_assert_eq!(info.path, path);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+use super::{Attributes, FieldMatcher, LabelSelector, ObjectKey};
+
+/// Longest label or field selector that is parsed. The apiserver has no such limit of its own (only its header limit);
+/// ours keeps one request from buying unbounded work in every later event.
+pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;
+
+/// Why a selector is refused, in the apiserver's words: the message of a 400 `BadRequest`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// What the apiserver answers to the same text.
+    #[error("{0}")]
+    Invalid(String),
+    /// Over [`SELECTOR_BYTES_MAX`]: our own refusal, of a selector that the apiserver might accept.
+    #[error("the {parameter} is too long: {bytes} bytes, at most {max} are allowed", max = SELECTOR_BYTES_MAX)]
+    TooLong { parameter: &'static str, bytes: usize },
+}
+
+impl SelectorError {
+    pub(super) fn check_length(parameter: &'static str, text: &str) -> Result<(), Self> {
+        if text.len() > SELECTOR_BYTES_MAX {
+            return Err(Self::TooLong { parameter, bytes: text.len() });
+        }
+        Ok(())
+    }
+}
+
+/// Which objects of a collection a request is about: labels and fields must both match.
+///
+/// Hashable and comparable, so that requests with the same selector can share work.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Selector {
+    pub labels: LabelSelector,
+    pub fields: FieldMatcher,
+}
+
+impl Selector {
+    /// Matches every object.
+    pub fn everything() -> Self {
+        Self::default()
+    }
+
+    /// True when there is nothing to check, so callers may skip it. A selector that merely happens to match everything
+    /// (`!no-such-label`) is not "everything".
+    pub fn is_everything(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
+    /// Fields first: they are fewer and mostly decided by one string comparison.
+    pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
+        self.fields.matches(key, attributes) && self.labels.matches(attributes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FieldSelector, FieldTable, Gvr};
+    use super::*;
+
+    fn selector(labels: &str, fields: &str) -> Selector {
+        let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+        Selector {
+            labels: LabelSelector::parse(labels).expect("valid"),
+            fields: FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields"),
+        }
+    }
+
+    #[test]
+    fn labels_and_fields_must_both_match() {
+        let key = ObjectKey::new("shop", "cart-1");
+        let attributes =
+            Attributes { labels: Box::new([("app".into(), "cart".into())]), fields: Box::new(["node-1".into()]) };
+        for (labels, fields, matches) in [
+            ("", "", true),
+            ("app=cart", "spec.nodeName=node-1", true),
+            ("app=cart", "spec.nodeName=node-2", false),
+            ("app=other", "spec.nodeName=node-1", false),
+        ] {
+            assert_eq!(selector(labels, fields).matches(&key, &attributes), matches, "{labels} {fields}");
+        }
+    }
+
+    #[test]
+    fn everything_is_the_empty_selector_only() {
+        assert!(Selector::everything().is_everything());
+        assert!(selector("", "").is_everything());
+        assert!(!selector("!absent", "").is_everything());
+        assert!(!selector("", "metadata.name!=x").is_everything());
+        assert_eq!(selector("", ""), Selector::everything());
+    }
+}

@@ -1,0 +1,289 @@
+//! One constructor per row of semantics.md §12, §3.3, §3.5, §3.6, §7.4 and §10.3.
+
+use super::super::go_text::{aggregate, escape_html, parse_uint, quote};
+use super::super::{Gvr, RequestInfo, SelectorError};
+use super::{Status, StatusCause, StatusDetails};
+
+/// Where a "too large resource version" tells the client to try again. The watch cache says one second.
+const TOO_LARGE_RETRY_AFTER_SECONDS: i32 = 1;
+const SERVER_TIMEOUT_RETRY_AFTER_SECONDS: i32 = 2;
+const STARTING_RETRY_AFTER_SECONDS: i32 = 5;
+
+impl Status {
+    /// A failure without details.
+    fn failure(code: i32, reason: &str, message: impl Into<String>) -> Self {
+        Self {
+            kind: "Status".to_owned(),
+            api_version: "v1".to_owned(),
+            status: "Failure".to_owned(),
+            message: message.into(),
+            reason: reason.to_owned(),
+            code,
+            ..Self::default()
+        }
+    }
+
+    fn with_details(mut self, details: StatusDetails) -> Self {
+        self.details = Some(details);
+        self
+    }
+
+    /// 404: the collection exists, the object does not.
+    pub fn not_found(gvr: &Gvr, name: &str) -> Self {
+        let message = format!("{} {} not found", gvr.group_resource(), quote(name));
+        Self::failure(404, "NotFound", message).with_details(about(gvr, name))
+    }
+
+    /// 404: no such resource in a served group and version.
+    pub fn unknown_resource() -> Self {
+        Self::failure(404, "NotFound", "the server could not find the requested resource")
+            .with_details(StatusDetails::default())
+    }
+
+    /// 400: `message` is all the client gets.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::failure(400, "BadRequest", message)
+    }
+
+    /// 422: list options that exclude each other, all of them at once (§2.4). `causes` carry the messages without the
+    /// field.
+    pub fn invalid_list_options(causes: Vec<StatusCause>) -> Self {
+        let errors = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+        let why = aggregate(errors).map(|errors| format!(": {errors}")).unwrap_or_default();
+        let message = format!("ListOptions.meta.k8s.io \"\" is invalid{why}");
+        let group = "meta.k8s.io".to_owned();
+        let details = StatusDetails { group, kind: "ListOptions".to_owned(), causes, ..StatusDetails::default() };
+        Self::failure(422, "Invalid", message).with_details(details)
+    }
+
+    /// 410 in any words.
+    pub fn expired(message: impl Into<String>) -> Self {
+        Self::failure(410, "Expired", message)
+    }
+
+    /// 410 for a watch from a version older than the history, always as an in-stream `ERROR` (§3.6 a).
+    pub fn too_old(requested: u64, oldest_minus_one: u64) -> Self {
+        Self::expired(format!("too old resource version: {requested} ({oldest_minus_one})"))
+    }
+
+    /// 410 for the same watch on a resource that the apiserver does not cache (§3.6 b).
+    pub fn too_old_uncached_watch() -> Self {
+        Self::expired("The resourceVersion for the provided watch is too old.")
+    }
+
+    /// 410 for a list at an exact version that is gone (§3.6 c).
+    pub fn too_old_list() -> Self {
+        Self::expired("The resourceVersion for the provided list is too old.")
+    }
+
+    /// 410 for a continue token whose version is gone; `new_token` goes on from the same key at the current version
+    /// (§2.6).
+    pub fn continue_expired(new_token: impl Into<String>) -> Self {
+        let mut status = Self::expired(
+            "The provided continue parameter is too old to display a consistent list result. You can start a new list \
+             without the continue parameter, or use the continue token in this response to retrieve the remainder of \
+             the results. Continuing with the provided token results in an inconsistent list - objects that were \
+             created, modified, or deleted between the time the first chunk was returned and now may show up in the \
+             list.",
+        );
+        status.metadata.continue_token = new_token.into();
+        status
+    }
+
+    /// 504: a version from the future that did not arrive in time (§3.5).
+    pub fn too_large(requested: u64, current: u64) -> Self {
+        let cause = StatusCause {
+            reason: "ResourceVersionTooLarge".to_owned(),
+            message: "Too large resource version".to_owned(),
+            field: String::new(),
+        };
+        let retry_after_seconds = TOO_LARGE_RETRY_AFTER_SECONDS;
+        let details = StatusDetails { causes: vec![cause], retry_after_seconds, ..StatusDetails::default() };
+        let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
+        Self::failure(504, "Timeout", message).with_details(details)
+    }
+
+    /// The same for a list at an exact version, which storage answers at once and without advice (§3.3).
+    pub fn too_large_exact(requested: u64, current: u64) -> Self {
+        let mut status = Self::too_large(requested, current);
+        if let Some(details) = &mut status.details {
+            details.retry_after_seconds = 0;
+        }
+        status
+    }
+
+    /// 429 as a Status: the request may be repeated after `retry_after_seconds`.
+    pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
+        let retry_after_seconds = i32::try_from(retry_after_seconds).unwrap_or(i32::MAX);
+        let details = StatusDetails { retry_after_seconds, ..StatusDetails::default() };
+        Self::failure(429, "TooManyRequests", message).with_details(details)
+    }
+
+    /// 429 while a cache fills (§3.3).
+    pub fn initializing(retry_after_seconds: u32) -> Self {
+        Self::too_many_requests("storage is (re)initializing", retry_after_seconds)
+    }
+
+    /// 500 `ServerTimeout`: the storage behind did not answer (§3.3). `operation` is the verb.
+    pub fn server_timeout(gvr: &Gvr, operation: &str) -> Self {
+        let resource = gvr.group_resource();
+        let message = format!(
+            "The {operation} operation against {resource} could not be completed at this time, please try again."
+        );
+        let retry_after_seconds = SERVER_TIMEOUT_RETRY_AFTER_SECONDS;
+        let details = StatusDetails { retry_after_seconds, ..about(gvr, operation) };
+        Self::failure(500, "ServerTimeout", message).with_details(details)
+    }
+
+    /// 405 for a method that no route has (§1.4).
+    pub fn method_not_allowed() -> Self {
+        Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+            .with_details(StatusDetails::default())
+    }
+
+    /// 405 for a watch of a resource that can only be read (§1.4).
+    pub fn watch_not_supported(gvr: &Gvr) -> Self {
+        let message = format!("watch is not supported on resources of kind {}", quote(&gvr.group_resource()));
+        Self::failure(405, "MethodNotAllowed", message).with_details(about(gvr, ""))
+    }
+
+    /// 406 of the router, layer (a) of §5.2. Only collection routes also produce watches.
+    pub fn not_acceptable_router(collection: bool) -> Self {
+        let streams = if collection {
+            ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch"
+        } else {
+            ""
+        };
+        let types = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+        let message = format!("406: Not Acceptable\n\nAvailable representations: {types}{streams}");
+        Self::failure(406, "NotAcceptable", message).with_details(StatusDetails::default())
+    }
+
+    /// 406 of the handler, layer (b) of §5.2: no clause of the Accept header survived.
+    pub fn not_acceptable() -> Self {
+        let types = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+        Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
+    }
+
+    /// 406 of the handler for a watch whose best clause has no stream form (YAML).
+    pub fn not_acceptable_stream() -> Self {
+        let types = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+        Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
+    }
+
+    /// 500 with the error's text, twice.
+    pub fn internal(message: impl Into<String>) -> Self {
+        let message = message.into();
+        let text = format!("Internal error occurred: {message}");
+        let cause = StatusCause { message, ..StatusCause::default() };
+        let details = StatusDetails { causes: vec![cause], ..StatusDetails::default() };
+        Self::failure(500, "InternalError", text).with_details(details)
+    }
+
+    /// 500 for stored data that cannot be read back.
+    pub fn storage_read_error(message: impl Into<String>) -> Self {
+        Self::failure(500, "StorageReadError", message)
+    }
+
+    /// 500 without a reason: what GET and WATCH answer to a resourceVersion that is no number (§2.5).
+    pub fn bad_resource_version(raw: &str) -> Self {
+        Self::failure(500, "", invalid_version(raw))
+    }
+
+    /// 400: what LIST answers to it.
+    pub fn bad_list_resource_version(raw: &str) -> Self {
+        Self::bad_request(format!("invalid resource version: {}", invalid_version(raw)))
+    }
+
+    /// 401.
+    pub fn unauthorized() -> Self {
+        Self::failure(401, "Unauthorized", "Unauthorized")
+    }
+
+    /// 403 in the apiserver's words (§10.3). `reason` is the authorizer's, which may be empty.
+    ///
+    /// Text that the caller controls is HTML-escaped, as there; the authorizer's reason and the object's name are not.
+    pub fn forbidden(user: &str, request: &RequestInfo, reason: &str) -> Self {
+        let denied = escape_html(&denied(user, request));
+        let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
+        let gvr = Gvr::new(&request.group, &request.version, &request.resource);
+        let message = match (gvr.group.is_empty() && gvr.resource.is_empty(), request.name.as_str()) {
+            (true, _) => format!("forbidden: {denied}"),
+            (false, "") => format!("{} is forbidden: {denied}", gvr.group_resource()),
+            (false, name) => format!("{} {} is forbidden: {denied}", gvr.group_resource(), quote(name)),
+        };
+        Self::failure(403, "Forbidden", message).with_details(about(&gvr, &request.name))
+    }
+
+    /// 503 without details.
+    pub fn service_unavailable(message: impl Into<String>) -> Self {
+        Self::failure(503, "ServiceUnavailable", message)
+    }
+
+    /// 503 while the process goes away (§7.4). The header `Retry-After: 1` is the caller's: it is not in the body.
+    pub fn shutting_down() -> Self {
+        Self::service_unavailable("apiserver is shutting down")
+    }
+
+    /// 503 before the API is known (§1.3).
+    pub fn starting() -> Self {
+        let message = "the request has been made before all known HTTP paths have been installed, please try again";
+        let retry_after_seconds = STARTING_RETRY_AFTER_SECONDS;
+        let details = StatusDetails { retry_after_seconds, ..StatusDetails::default() };
+        Self::service_unavailable(message).with_details(details)
+    }
+
+    /// 504 when a LIST or GET did not finish in time. The apiserver writes it without kind and apiVersion, and with a
+    /// `text/plain` content type (§2.7).
+    pub fn deadline_exceeded() -> Self {
+        let message = "Timeout: request did not complete within the allotted timeout";
+        let status = Self::failure(504, "Timeout", message).with_details(StatusDetails::default());
+        Self { kind: String::new(), api_version: String::new(), ..status }
+    }
+
+    /// 504 in other words: a server behind did not answer.
+    pub fn gateway_timeout(message: impl AsRef<str>) -> Self {
+        Self::failure(504, "Timeout", format!("Timeout: {}", message.as_ref())).with_details(StatusDetails::default())
+    }
+}
+
+/// 400 with the parser's text.
+impl From<SelectorError> for Status {
+    fn from(error: SelectorError) -> Self {
+        Self::bad_request(error.to_string())
+    }
+}
+
+fn about(gvr: &Gvr, name: &str) -> StatusDetails {
+    StatusDetails {
+        name: name.to_owned(),
+        group: gvr.group.to_string(),
+        kind: gvr.resource.to_string(),
+        ..StatusDetails::default()
+    }
+}
+
+/// Who may not do what, where.
+fn denied(user: &str, request: &RequestInfo) -> String {
+    let (user, verb) = (quote(user), request.verb.as_str());
+    if !request.is_resource {
+        return format!("User {user} cannot {verb} path {}", quote(&request.path));
+    }
+    let resource = if request.subresource.is_empty() {
+        quote(&request.resource)
+    } else {
+        quote(&format!("{}/{}", request.resource, request.subresource))
+    };
+    let scope = if request.namespace.is_empty() {
+        "at the cluster scope".to_owned()
+    } else {
+        format!("in the namespace {}", quote(&request.namespace))
+    };
+    format!("User {user} cannot {verb} resource {resource} in API group {} {scope}", quote(&request.group))
+}
+
+/// The apiserver's parser text T of §2.5.
+fn invalid_version(raw: &str) -> String {
+    let why = parse_uint(raw).err().unwrap_or_default();
+    format!("resourceVersion: Invalid value: {}: {why}", quote(raw))
+}

@@ -1,0 +1,31 @@
+use std::fmt;
+use std::str::FromStr;
+
+/// A resourceVersion: upstream's own, comparable within one resource (KEP-5504), never made up here.
+///
+/// `u64`, as the apiserver parses it. A server whose versions are not decimal numbers is never cached.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct ResourceVersion(pub u64);
+
+/// Not a decimal `u64` without sign or leading zero.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("resourceVersion {0:?} is not a decimal number")]
+pub struct NotAVersion(String);
+
+impl FromStr for ResourceVersion {
+    type Err = NotAVersion;
+
+    fn from_str(text: &str) -> Result<Self, NotAVersion> {
+        let canonical = text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'));
+        match text.parse() {
+            Ok(number) if canonical => Ok(Self(number)),
+            _ => Err(NotAVersion(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for ResourceVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}

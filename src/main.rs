@@ -1,0 +1,123 @@
+//! The `kube-fanout` command: arguments in, exit code out.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use kube_fanout::app::{self, Bound};
+use kube_fanout::config::{Arguments, Command, Log, Serve, ServeArguments};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// `sysexits.h`: wrong usage, wrong configuration.
+const EX_USAGE: u8 = 64;
+const EX_CONFIG: u8 = 78;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let code = if error.use_stderr() { EX_USAGE } else { 0 };
+            // Nothing can be done about an output that is closed.
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    match arguments.command {
+        Command::Serve(arguments) => serve(*arguments),
+        Command::Demo { pods, rate, watches, seconds } => demo(app::demo::Options { pods, rate, watches, seconds }),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Arguments::command(), "kube-fanout", &mut std::io::stdout());
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn serve(arguments: ServeArguments) -> ExitCode {
+    let config = match arguments.resolve() {
+        Ok(config) => config,
+        Err(problems) => return fail(EX_CONFIG, &problems),
+    };
+    start_log(&config.log);
+    block_on(run(config))
+}
+
+async fn run(config: Serve) -> ExitCode {
+    let bound = match Bound::bind(config).await {
+        Ok(bound) => bound,
+        Err(error @ app::StartError::Bind { .. }) => return fail(1, &error),
+        Err(error) => return fail(EX_CONFIG, &error),
+    };
+    let shutdown = match shutdown() {
+        Ok(shutdown) => shutdown,
+        Err(error) => return fail(1, &error),
+    };
+    say_addresses(&bound);
+    bound.run(shutdown).await;
+    ExitCode::SUCCESS
+}
+
+fn demo(options: app::demo::Options) -> ExitCode {
+    if let Err(problems) = options.check() {
+        return fail(EX_USAGE, &problems.join("\n"));
+    }
+    start_log(&Log { level: "warn".to_owned(), json: false });
+    block_on(async {
+        let shutdown = match shutdown() {
+            Ok(shutdown) => shutdown,
+            Err(error) => return fail(1, &error),
+        };
+        match app::demo::run(options, shutdown).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(1, &error),
+        }
+    })
+}
+
+fn block_on(future: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => {
+            let code = runtime.block_on(future);
+            // Whatever blocks by now is not worth waiting for.
+            runtime.shutdown_background();
+            code
+        }
+        Err(error) => fail(1, &error),
+    }
+}
+
+/// One line per address, on standard output, for scripts that wait for it.
+#[allow(clippy::print_stdout)]
+fn say_addresses(bound: &Bound) {
+    for address in bound.addresses() {
+        println!("serving on {address}");
+    }
+    if let Some(address) = bound.admin_address() {
+        println!("metrics and health on {address}");
+    }
+}
+
+/// Completes at the first SIGTERM or SIGINT.
+fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+fn start_log(log: &Log) {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&log.level));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let started = if log.json { builder.json().try_init() } else { builder.try_init() };
+    if let Err(error) = started {
+        fail(1, &error);
+    }
+}
+
+#[allow(clippy::print_stderr)]
+fn fail(code: u8, error: &(impl std::fmt::Display + ?Sized)) -> ExitCode {
+    eprintln!("kube-fanout: {error}");
+    ExitCode::from(code)
+}

@@ -1,0 +1,83 @@
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where to listen: `ADDR:PORT` or `unix:PATH`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an address: expected IP:PORT (127.0.0.1:8001, [::1]:8001), localhost:PORT or unix:PATH")]
+pub struct AddressError(String);
+
+impl Address {
+    /// Whether only this machine can reach it.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(address) => is_loopback(address.ip()),
+            Self::Unix(_) => true,
+        }
+    }
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_loopback(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.to_ipv4_mapped().is_some_and(|ip| ip.is_loopback()),
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let wrong = || AddressError(text.to_owned());
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() { Err(wrong()) } else { Ok(Self::Unix(path.into())) };
+        }
+        let numeric = match text.strip_prefix("localhost:") {
+            Some(port) => format!("127.0.0.1:{port}"),
+            None => text.to_owned(),
+        };
+        numeric.parse().map(Self::Tcp).map_err(|_| wrong())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_ip_and_port_or_a_socket_path() {
+        for (text, local) in [
+            ("127.0.0.1:0", true),
+            ("127.8.9.1:80", true),
+            ("[::1]:80", true),
+            ("[::ffff:127.0.0.1]:80", true),
+            ("localhost:8001", true),
+            ("unix:/run/x.sock", true),
+            ("0.0.0.0:80", false),
+            ("10.0.0.1:80", false),
+            ("[::]:80", false),
+        ] {
+            let address: Address = text.parse().expect(text);
+            assert_eq!(address.is_local(), local, "{text}");
+        }
+        for text in ["", "8001", "unix:", "example.com:80", "127.0.0.1", "127.0.0.1:99999"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::{Body, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::listener::Stream;
+use super::{Listener, Peer, Tls};
+use crate::base::{DrainWatch, Tasks};
+
+/// What one connection may take (reliability.md §3.8).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    pub connections_max: usize,
+    pub handshake_max: Duration,
+    /// Until the request head is complete.
+    pub header_max: Duration,
+    pub header_bytes_max: u32,
+    /// Streams of one HTTP/2 connection.
+    pub streams_max: u32,
+    /// Bytes that one HTTP/2 stream may hold back for a client that does not read.
+    pub send_buffer_bytes_max: usize,
+    /// Ping an HTTP/2 client after so long without a sign; it is gone if it does not answer for as long again.
+    pub ping_after: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 20_000,
+            handshake_max: Duration::from_secs(10),
+            header_max: Duration::from_secs(10),
+            header_bytes_max: 64 << 10,
+            streams_max: 250,
+            send_buffer_bytes_max: 64 << 10,
+            ping_after: Duration::from_secs(30),
+        }
+    }
+}
+
+/// After an accept error that is not the peer's fault (no descriptors left): long enough for some to be given back.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts connections and serves requests on them until the drain starts; connections then finish what they do.
+pub async fn serve<S, F, B>(
+    listener: Listener,
+    tls: Option<Tls>,
+    limits: Limits,
+    tasks: Tasks,
+    mut drain: DrainWatch,
+    handle: S,
+) where
+    S: Fn(Peer, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let limits = Arc::new(limits);
+    let room = Arc::new(Semaphore::new(limits.connections_max));
+    let watch = drain.clone();
+    let started = drain.started();
+    tokio::pin!(started);
+    loop {
+        let Ok(place) = room.clone().acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _held = &mut started => return,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                pause_after(&error).await;
+                continue;
+            }
+        };
+        let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
+        tasks.spawn("connection", async move {
+            if let Err(error) = connection(stream, peer, tls, &limits, drain, handle).await {
+                tracing::debug!(%error, "connection ended");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn pause_after(error: &io::Error) {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+        tracing::warn!(%error, "cannot accept");
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+async fn connection<S, F, B>(
+    stream: Stream,
+    peer: Peer,
+    tls: Option<Tls>,
+    limits: &Limits,
+    drain: DrainWatch,
+    handle: S,
+) -> Result<(), Failure>
+where
+    S: Fn(Peer, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Failure>,
+{
+    match tls {
+        Some(tls) => {
+            let stream = timeout(limits.handshake_max, tls.acceptor().accept(stream)).await??;
+            http(stream, peer, limits, drain, handle).await
+        }
+        None => http(stream, peer, limits, drain, handle).await,
+    }
+}
+
+async fn http<I, S, F, B>(io: I, peer: Peer, limits: &Limits, mut drain: DrainWatch, handle: S) -> Result<(), Failure>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Fn(Peer, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Failure>,
+{
+    let service = service_fn(move |request| {
+        let answer = handle(peer.clone(), request);
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let builder = builder(limits);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => return ended,
+        _held = drain.started() => {}
+    }
+    // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment of the drain.
+    connection.as_mut().graceful_shutdown();
+    connection.await
+}
+
+fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_max)
+        .max_buf_size(limits.header_bytes_max as usize)
+        // A client that shuts its side down has gone, as Go's server takes it (reliability.md D11).
+        .half_close(false);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits.streams_max)
+        .max_header_list_size(limits.header_bytes_max)
+        .max_send_buf_size(limits.send_buffer_bytes_max)
+        .initial_stream_window_size(256 << 10)
+        .initial_connection_window_size(1 << 20)
+        .keep_alive_interval(limits.ping_after)
+        .keep_alive_timeout(limits.ping_after);
+    builder
+}

@@ -1,0 +1,21 @@
+//! Keeps feeds in step with upstream: one reflector per feed, started on demand, stopped when idle.
+//!
+//! ```text
+//!   Empty ──initial list──► Watching ──broken──► Listed (resume from its RV) ──► Watching
+//!     ▲                        │ 410                │ 410
+//!     └─ history not mended ── Expired (one LIST not older than what was seen) ◄─┘
+//! ```
+//!
+//! **Invariants.** A state owns what is valid only in it. A list is staged and swapped in whole. A frame that does not
+//! decode is never applied. Nothing here knows of clients: they push back by not pulling, elsewhere.
+
+mod currency;
+mod initial;
+mod mend;
+mod metrics;
+mod reflector;
+mod session;
+mod stream;
+mod supervisor;
+
+pub use supervisor::{Config, Supervisor};

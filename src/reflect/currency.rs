@@ -1,0 +1,294 @@
+//! Proves that a feed is current, for readers that may not be given an older state (design.md §4).
+//!
+//! One question upstream serves every reader that came before it was sent:
+//!
+//! 1. **Position.** A streamed list of a name that cannot exist is answered by one bookmark: X, a version that no
+//!    completed write is newer than. It costs upstream no objects.
+//! 2. Our own stream reaches X by itself within milliseconds if the resource is busy. Otherwise nothing may have
+//!    happened to it at all, and that has to be proven:
+//! 3. **Equality**, when the collection is small: its versions, listed once, equal those of the cache.
+//! 4. **Catching up**, when it is large: a watch from our own version yields what we lack, or a bookmark that says that
+//!    there is nothing. It starts where we are, so it is the same history whichever server answers.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{FutureExt, OptionFuture};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::cache::{Change, Feed, State};
+use crate::kube::{ObjectKey, ResourceVersion};
+use crate::upstream::{Client, Error, Question};
+use crate::wire::{Form, ObjectReader, Shape, WatchItem};
+
+use super::metrics::{Asked, FeedMetrics};
+use super::reflector::Proof;
+use super::stream::{Ended, WatchStream};
+
+/// Answers the demand for currency of one feed.
+pub(super) struct Prover {
+    client: Client,
+    feed: Arc<Feed>,
+    reader: Arc<ObjectReader>,
+    metrics: FeedMetrics,
+    proofs: mpsc::Sender<Proof>,
+}
+
+/// X, learned by a question sent at `asked`.
+#[derive(Debug, Clone, Copy)]
+struct Position {
+    asked: Instant,
+    at: ResourceVersion,
+}
+
+/// A version that readers wait for, and how often it was gone after: it may lie in the future for ever.
+#[derive(Debug, Default)]
+struct Chase {
+    target: ResourceVersion,
+    tries: u32,
+}
+
+impl Chase {
+    const TRIES_MAX: u32 = 3;
+
+    fn aim(&mut self, target: ResourceVersion) {
+        if target > self.target {
+            *self = Self { target, tries: 0 };
+        }
+    }
+
+    /// Whether to try (once more); counts the try.
+    fn goes_on(&mut self, reached: ResourceVersion) -> bool {
+        let goes_on = reached < self.target && self.tries < Self::TRIES_MAX;
+        self.tries += u32::from(goes_on);
+        goes_on
+    }
+}
+
+/// How long our own stream is given to reach X before a proof is asked for.
+const STREAM_HEAD_START: Duration = Duration::from_millis(20);
+/// Collections up to this size are proven by equality.
+const EQUALITY_OBJECTS_MAX: usize = 500;
+/// A name that no object can have: names are lower case.
+const NOBODY: &str = "NOBODY";
+const CATCH_UP_SECONDS: u64 = 3;
+/// After a question failed.
+const RETRY: Duration = Duration::from_millis(200);
+
+type Running<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
+
+impl Prover {
+    pub(super) fn new(
+        client: Client,
+        feed: Arc<Feed>,
+        reader: Arc<ObjectReader>,
+        metrics: FeedMetrics,
+        proofs: mpsc::Sender<Proof>,
+    ) -> Self {
+        Self { client, feed, reader, metrics, proofs }
+    }
+
+    /// Proves for as long as anybody wants it. One question and one proof are under way at a time, side by side.
+    pub(super) async fn run(&self) -> Infallible {
+        let mut wanted = self.feed.currency.wanted();
+        let mut versions = self.feed.currency.wanted_version();
+        let mut progress = self.feed.reader.watch_progress();
+        let mut chase = Chase::default();
+        let mut position: Option<Position> = None;
+        let mut question: Running<'_, Option<Position>> = None.into();
+        let mut proof: Running<'_, Option<Instant>> = None.into();
+        let (mut asking, mut proving) = (false, false);
+        loop {
+            position = position.filter(|position| !self.settle(*position));
+            if !asking && self.unasked(*wanted.borrow_and_update(), position) && self.live() {
+                question = Some(self.position().boxed()).into();
+                asking = true;
+            }
+            chase.aim(*versions.borrow_and_update());
+            if !proving && self.live() && chase.goes_on(self.feed.reader.progress().rv) {
+                proof = Some(self.chase().boxed()).into();
+                proving = true;
+            }
+            if let (Some(position), false) = (position, proving) {
+                proof = Some(self.prove(position).boxed()).into();
+                proving = true;
+            }
+            tokio::select! {
+                Some(answer) = &mut question, if asking => {
+                    asking = false;
+                    position = answer.or(position);
+                }
+                Some(proven) = &mut proof, if proving => {
+                    proving = false;
+                    if let Some(asked) = proven {
+                        self.feed.currency.prove(asked);
+                        position = position.filter(|position| position.asked > asked);
+                    }
+                }
+                changed = progress.changed() => if changed.is_err() { std::future::pending::<()>().await },
+                changed = versions.changed() => if changed.is_err() { std::future::pending::<()>().await },
+                changed = wanted.changed() => if changed.is_err() { std::future::pending::<()>().await },
+                () = self.became_live(), if !self.live() => {}
+            }
+        }
+    }
+
+    /// Whether the cache has reached X; then everybody who came before the question is served.
+    fn settle(&self, position: Position) -> bool {
+        let reached = self.feed.reader.progress().rv >= position.at;
+        if reached {
+            self.feed.currency.prove(position.asked);
+        }
+        reached
+    }
+
+    /// Whether somebody waits whom neither a proof nor the last question covers.
+    fn unasked(&self, wanted: Option<Instant>, position: Option<Position>) -> bool {
+        wanted.is_some_and(|wanted| {
+            !self.feed.currency.covers(wanted) && position.is_none_or(|position| position.asked < wanted)
+        })
+    }
+
+    fn live(&self) -> bool {
+        self.feed.reader.state() == State::Live
+    }
+
+    async fn became_live(&self) {
+        let mut state = self.feed.reader.watch_state();
+        if state.wait_for(|state| *state == State::Live).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Learns X.
+    async fn position(&self) -> Option<Position> {
+        let asked = Instant::now();
+        self.metrics.asked(Asked::Position);
+        match self.ask_position().await {
+            Ok(at) => Some(Position { asked, at }),
+            Err(error) => {
+                tracing::debug!(feed = %self.feed.spec.key, %error, "position could not be asked");
+                tokio::time::sleep(RETRY).await;
+                None
+            }
+        }
+    }
+
+    async fn ask_position(&self) -> Result<ResourceVersion, Ended> {
+        let spec = &self.feed.spec;
+        let path = format!(
+            "{}?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true\
+             &fieldSelector=metadata.name%3D{NOBODY}&timeoutSeconds=5",
+            spec.key.path()
+        );
+        match WatchStream::open(&self.client, &path, spec.key.form).await {
+            Ok(mut stream) => loop {
+                match stream.next(&self.reader).await? {
+                    WatchItem::Bookmark { rv, .. } => return Ok(rv),
+                    WatchItem::Change { .. } => {}
+                    WatchItem::Error { event } => {
+                        return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
+                    }
+                }
+            },
+            // A server without streamed lists.
+            Err(error) if matches!(error.code(), Some(400 | 422)) => Ok(self.list("?limit=1").await?.0),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Proves that the cache is current as of the position's question; the instant of that question if so.
+    async fn prove(&self, position: Position) -> Option<Instant> {
+        let reached = tokio::time::timeout(STREAM_HEAD_START, self.feed.reader.reached(position.at)).await;
+        if reached.is_ok() {
+            return Some(position.asked);
+        }
+        let proven = if self.feed.reader.stats().objects <= EQUALITY_OBJECTS_MAX {
+            self.by_equality().await
+        } else {
+            self.by_catching_up().await.map(|()| None)
+        };
+        proven.unwrap_or_else(|error| {
+            tracing::debug!(feed = %self.feed.spec.key, %error, "proof failed");
+            None
+        })
+    }
+
+    /// Moves the cache on for readers that have seen a later version elsewhere.
+    async fn chase(&self) -> Option<Instant> {
+        if let Err(error) = self.by_catching_up().await {
+            tracing::debug!(feed = %self.feed.spec.key, %error, "catching up failed");
+            tokio::time::sleep(RETRY).await;
+        }
+        None
+    }
+
+    /// The versions of a small collection, listed once; proven when the cache has the same, now or soon.
+    async fn by_equality(&self) -> Result<Option<Instant>, Ended> {
+        self.metrics.asked(Asked::Equality);
+        let asked = Instant::now();
+        let (rv, versions) = self.list("").await?;
+        let mut progress = self.feed.reader.watch_progress();
+        let equal = async {
+            loop {
+                let snapshot = self.feed.reader.snapshot();
+                let same = snapshot.len() == versions.len()
+                    && snapshot.iter().all(|object| versions.get(&object.key) == Some(&object.rv));
+                if same || snapshot.rv >= rv || progress.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        let in_time = tokio::time::timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await;
+        Ok(in_time.ok().map(|()| asked))
+    }
+
+    /// Current versions, as metadata only where upstream can.
+    async fn list(&self, query: &str) -> Result<(ResourceVersion, BTreeMap<ObjectKey, ResourceVersion>), Error> {
+        const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+                                application/json";
+        let path = format!("{}{query}", self.feed.spec.key.path());
+        let response = self.client.open(Question::Short, &path, METADATA).await?;
+        let form = crate::upstream::form_of(&response).unwrap_or(Form::Json);
+        let body = self.client.read(response).await?;
+        // Metadata as protobuf is laid out alike for every resource; JSON is the resource's own.
+        let reader = match form {
+            Form::Protobuf => ObjectReader::new(form, Shape::BuiltIn, Arc::default()),
+            Form::Json => ObjectReader::new(form, self.feed.spec.shape, Arc::default()),
+        };
+        let page = reader.list(&body)?;
+        let versions = page.items.into_iter().map(|object| (object.key, object.rv)).collect();
+        Ok((page.resource_version, versions))
+    }
+
+    /// A watch from our own version until upstream says how far it goes; what it yields is handed to the reflector.
+    async fn by_catching_up(&self) -> Result<(), Ended> {
+        self.metrics.asked(Asked::CatchUp);
+        let spec = &self.feed.spec;
+        let from = self.feed.reader.progress().rv;
+        let path = format!(
+            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}",
+            spec.key.path()
+        );
+        let mut stream = WatchStream::open(&self.client, &path, spec.key.form).await?;
+        let mut changes = Vec::new();
+        let until = loop {
+            match stream.next(&self.reader).await? {
+                WatchItem::Change { event_type, object, frame } => {
+                    changes.push(Change { event_type, object, frame: Some(frame) });
+                }
+                WatchItem::Bookmark { rv, .. } => break rv,
+                WatchItem::Error { event } => {
+                    return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
+                }
+            }
+        };
+        // If the reflector is not watching now, the proof is worth nothing to it.
+        let _ = self.proofs.try_send(Proof { changes, until });
+        Ok(())
+    }
+}

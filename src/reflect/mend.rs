@@ -1,0 +1,182 @@
+//! What happened while nobody told us: the history between our last event and a list, proven or given up.
+//!
+//! An apiserver that restarts forgets its window: a watch from our version is answered with 410 although, most often,
+//! nothing was lost. Ending every downstream watch for that would pass the restart on to the whole fleet. So:
+//!
+//! 1. The 410 names the oldest version that the new window starts from. The state at *that* version is listed, and the
+//!    watch resumes behind it, so that all later history is upstream's own. What is left open is the short gap before.
+//! 2. An object whose version is the same on both sides did not change in the gap.
+//! 3. For one that did, the versions in the gap are read back one by one from the store (`resourceVersionMatch=Exact`).
+//! 4. Whatever cannot be proven so, within the limits below, is not made up: the feed starts a new history, and its
+//!    watches end with 410 (reliability.md F6).
+//!
+//! What this cannot see is an object that was both created and deleted inside the gap (docs/DIFFERENCES.md).
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cache::{Change, FeedSpec, Snapshot};
+use crate::kube::{EventType, ObjectKey, ResourceVersion};
+use crate::upstream::{Client, Error};
+use crate::wire::{Object, ObjectReader, WatchItem};
+
+use super::initial::object_at;
+
+/// A gap that is longer than this is not mended: too much may have come and gone in it.
+pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);
+/// Objects that may differ.
+const DIFFERENCES_MAX: usize = 64;
+/// Versions of one object that may lie in the gap.
+const VERSIONS_MAX: usize = 32;
+
+/// One object that is not the same on both sides of the gap.
+#[derive(Debug, Clone)]
+pub(super) struct Difference {
+    pub(super) key: ObjectKey,
+    pub(super) before: Option<Arc<Object>>,
+    pub(super) after: Option<Arc<Object>>,
+}
+
+/// The objects that differ, in key order. Same key and version is the same object.
+pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference> {
+    let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
+    let mut found = Vec::new();
+    let differ = |before: Option<&Arc<Object>>, after: Option<&Arc<Object>>| {
+        let key = before.or(after)?.key.clone();
+        Some(Difference { key, before: before.cloned(), after: after.cloned() })
+    };
+    loop {
+        let order = match (old.peek(), new.peek()) {
+            (Some(old), Some(new)) => old.key.cmp(&new.key),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return found,
+        };
+        match order {
+            Ordering::Less => found.extend(differ(old.next(), None)),
+            Ordering::Greater => found.extend(differ(None, new.next())),
+            Ordering::Equal => {
+                let (old, new) = (old.next(), new.next());
+                if old.map(|object| object.rv) != new.map(|object| object.rv) {
+                    found.extend(differ(old, new));
+                }
+            }
+        }
+    }
+}
+
+/// Reads the past of single objects.
+pub(super) struct Historian<'a> {
+    pub(super) client: &'a Client,
+    pub(super) spec: &'a FeedSpec,
+    pub(super) reader: &'a ObjectReader,
+}
+
+impl Historian<'_> {
+    /// Every change in the gap that ends at `until`, in order; `None` if that cannot be told within the limits.
+    pub(super) async fn recover(
+        &self,
+        differences: &[Difference],
+        until: ResourceVersion,
+    ) -> Result<Option<Vec<Change>>, Error> {
+        if differences.len() > DIFFERENCES_MAX {
+            return Ok(None);
+        }
+        let mut changes = Vec::new();
+        for difference in differences {
+            match self.changes_of(difference, until).await? {
+                Some(found) => changes.extend(found),
+                None => return Ok(None),
+            }
+        }
+        changes.sort_by_key(|change| change.object.rv);
+        Ok(Some(changes))
+    }
+
+    async fn changes_of(&self, of: &Difference, until: ResourceVersion) -> Result<Option<Vec<Change>>, Error> {
+        let known = of.before.as_ref().map(|object| object.rv);
+        let mut changes = Vec::new();
+        let mut next = match &of.after {
+            Some(object) => Some(Object::clone(object)),
+            None => {
+                let Some((last, at)) = self.deletion(&of.key, known, until).await? else { return Ok(None) };
+                changes.push(self.deleted(&last, at)?);
+                (Some(last.rv) != known).then_some(last)
+            }
+        };
+        while let Some(object) = next {
+            if changes.len() >= VERSIONS_MAX {
+                return Ok(None);
+            }
+            let below = ResourceVersion(object.rv.0 - 1);
+            changes.push(Change { event_type: EventType::Modified, object, frame: None });
+            next = match self.at(&of.key, below).await? {
+                Some(older) if Some(older.rv) == known => None,
+                // Below what we knew: the object was deleted and made again in between, which this walk does not read.
+                Some(older) if known.is_some_and(|known| older.rv < known) => return Ok(None),
+                Some(older) => Some(older),
+                None if known.is_none() => None,
+                None => return Ok(None),
+            };
+        }
+        Ok(Some(changes))
+    }
+
+    /// The last content of an object that is gone at `until`, and the version at which it went: by bisection.
+    async fn deletion(
+        &self,
+        key: &ObjectKey,
+        known: Option<ResourceVersion>,
+        until: ResourceVersion,
+    ) -> Result<Option<(Object, ResourceVersion)>, Error> {
+        let Some(mut there) = known else { return Ok(None) };
+        let mut gone = until;
+        let mut last = None;
+        while there.0 + 1 < gone.0 || last.is_none() {
+            let middle = ResourceVersion(if there.0 + 1 < gone.0 { there.0.midpoint(gone.0) } else { there.0 });
+            match self.at(key, middle).await? {
+                Some(object) => {
+                    there = middle;
+                    last = Some(object);
+                }
+                None if middle == there => return Ok(None),
+                None => gone = middle,
+            }
+        }
+        Ok(last.map(|object| (object, gone)))
+    }
+
+    /// A DELETED event: the last content, at the version of the deletion.
+    fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, Error> {
+        let frame = self.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
+        match self.reader.watch_event(frame)? {
+            WatchItem::Change { event_type, object, frame } => Ok(Change { event_type, object, frame: Some(frame) }),
+            other => Err(Error::Form(format!("a deletion read back as {other:?}"))),
+        }
+    }
+
+    async fn at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
+        object_at(self.client, self.spec, self.reader, key, rv).await
+    }
+}
+
+/// The oldest version that upstream's window starts from, as its 410 names it: `too old resource version: N (M)`
+/// (semantics.md §3.6). A hint: without it the list is the most recent one, and less can be proven.
+pub(super) fn window_start(message: &str) -> Option<ResourceVersion> {
+    let (_, rest) = message.split_once("too old resource version: ")?;
+    let (_, rest) = rest.split_once('(')?;
+    rest.split_once(')')?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_start_is_read_from_the_apiservers_words() {
+        assert_eq!(window_start("too old resource version: 1 (258)"), Some(ResourceVersion(258)));
+        assert_eq!(window_start("The resourceVersion for the provided watch is too old."), None);
+        assert_eq!(window_start("too old resource version: 1 (x)"), None);
+    }
+}

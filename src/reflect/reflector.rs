@@ -1,0 +1,380 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::base::Backoff;
+use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
+use crate::kube::ResourceVersion;
+use crate::upstream::{Client, Error};
+use crate::wire::ObjectReader;
+
+use super::initial::{self, At, Initial};
+use super::mend::{self, Historian};
+use super::metrics::{Asked, FeedMetrics};
+use super::session::{self, Broken, Step};
+use super::stream::{Ended, WatchStream};
+
+/// Keeps one feed in step with upstream; the only writer of its cache.
+pub(super) struct Reflector {
+    pub(super) client: Client,
+    pub(super) feed: Arc<Feed>,
+    pub(super) writer: CacheWriter,
+    pub(super) reader: Arc<ObjectReader>,
+    pub(super) metrics: FeedMetrics,
+    /// Whether upstream is known not to stream lists; shared by all feeds of one upstream.
+    pub(super) lists_only: Arc<AtomicBool>,
+    /// History that a proof read beside our own stream.
+    pub(super) proofs: mpsc::Receiver<Proof>,
+    backoff: Backoff,
+    /// Failures to read what comes after one version: a poisoned stream must not be retried for ever.
+    unreadable: (ResourceVersion, u32),
+    last_sign: Instant,
+}
+
+/// Changes after our version, in order and without a gap, up to `until`.
+#[derive(Debug)]
+pub(super) struct Proof {
+    pub(super) changes: Vec<Change>,
+    pub(super) until: ResourceVersion,
+}
+
+/// Where the feed stands. A state holds what is valid only in it.
+enum State {
+    /// Nothing is known.
+    Empty,
+    /// Complete up to `at`; no stream is open. A lost socket lands here.
+    Listed { at: ResourceVersion },
+    /// Complete up to `at`, and the stream that goes on from there.
+    Watching { at: ResourceVersion, stream: WatchStream },
+    /// Complete up to `at`, but upstream no longer has what follows. A 410 lands here.
+    Expired { at: ResourceVersion, window: Option<ResourceVersion> },
+}
+
+/// Why a step did not lead where it should.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// The feed is over.
+    #[error("{0:?}")]
+    Over(End),
+    #[error(transparent)]
+    Stream(#[from] Ended),
+    #[error(transparent)]
+    Upstream(#[from] Error),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+}
+
+/// Streams that could not be read from one version before the feed is listed anew.
+const UNREADABLE_MAX: u32 = 3;
+
+impl Reflector {
+    pub(super) fn new(
+        client: Client,
+        feed: Arc<Feed>,
+        writer: CacheWriter,
+        reader: Arc<ObjectReader>,
+        metrics: FeedMetrics,
+        lists_only: Arc<AtomicBool>,
+        proofs: mpsc::Receiver<Proof>,
+    ) -> Self {
+        Self {
+            client,
+            feed,
+            writer,
+            reader,
+            metrics,
+            lists_only,
+            proofs,
+            backoff: Backoff::default(),
+            unreadable: (ResourceVersion::default(), 0),
+            last_sign: Instant::now(),
+        }
+    }
+
+    /// Runs until the feed is over for a reason that waiting does not cure.
+    pub(super) async fn run(&mut self) -> End {
+        let mut state = State::Empty;
+        loop {
+            let (next, failure) = self.step(state).await;
+            state = next;
+            let Some(failure) = failure else { continue };
+            if let Failure::Over(end) = failure {
+                return end;
+            }
+            let wait = self.pause_after(&failure, &mut state);
+            tracing::info!(feed = %self.feed.spec.key, %failure, ?wait, "upstream stream interrupted");
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Marks the feed as over for its readers.
+    pub(super) fn end(&mut self, end: End) {
+        self.writer.set_state(FeedState::Ended(end));
+    }
+
+    /// The next state, and what went wrong on the way if something did.
+    async fn step(&mut self, state: State) -> (State, Option<Failure>) {
+        match state {
+            State::Empty => match self.initial().await {
+                Ok(next) => (next, None),
+                Err(failure) => (State::Empty, Some(failure)),
+            },
+            State::Listed { at } => match self.resume(at).await {
+                Ok(stream) => (State::Watching { at, stream }, None),
+                Err(Failure::Upstream(error)) if error.is_expired() => (expired(at, &error), None),
+                Err(failure) => (State::Listed { at }, Some(failure)),
+            },
+            State::Watching { at, stream } => self.watch(at, stream).await,
+            State::Expired { at, window } => match self.relist(at, window).await {
+                Ok(at) => (State::Listed { at }, None),
+                Err(failure) => (State::Expired { at, window }, Some(failure)),
+            },
+        }
+    }
+
+    async fn initial(&mut self) -> Result<State, Failure> {
+        let asked = Instant::now();
+        self.metrics.asked(Asked::Initial);
+        let Initial { snapshot, stream } = self.state_at(At::Current).await?;
+        let at = snapshot.rv;
+        tracing::info!(feed = %self.feed.spec.key, objects = snapshot.len(), rv = %at, took = ?asked.elapsed(), "feed listed");
+        self.writer.replace(snapshot);
+        self.feed.currency.forget();
+        self.feed.currency.prove(asked);
+        self.signed_of_life();
+        self.writer.set_state(FeedState::Live);
+        Ok(match stream {
+            Some((stream, template)) => {
+                self.writer.set_bookmark(template);
+                State::Watching { at, stream }
+            }
+            None => State::Listed { at },
+        })
+    }
+
+    /// A complete state, by a streamed list where upstream has it.
+    async fn state_at(&mut self, at: At) -> Result<Initial, Failure> {
+        let spec = &self.feed.spec;
+        let not_older_than = match at {
+            At::Current => Some(None),
+            At::NotOlderThan(rv) => Some(Some(rv)),
+            At::Exact(_) => None,
+        };
+        if let (Some(version), false) = (not_older_than, self.lists_only.load(Ordering::Relaxed)) {
+            match initial::watch_list(&self.client, spec, &self.reader, version).await {
+                Ok(initial) => return Ok(initial),
+                Err(Ended::Failed(error)) if refuses_watch_list(&error) => {
+                    tracing::info!(%error, "upstream does not stream lists; using paginated lists");
+                    self.lists_only.store(true, Ordering::Relaxed);
+                }
+                Err(Ended::Failed(error)) => return Err(over(error)),
+                Err(ended) => return Err(ended.into()),
+            }
+        }
+        initial::list(&self.client, spec, &self.reader, at).await.map_err(over)
+    }
+
+    async fn resume(&mut self, at: ResourceVersion) -> Result<WatchStream, Failure> {
+        let spec = &self.feed.spec;
+        let path = format!("{}?watch=true&allowWatchBookmarks=true&resourceVersion={at}", spec.key.path());
+        WatchStream::open(&self.client, &path, spec.key.form).await.map_err(over)
+    }
+
+    /// Follows the stream until it ends, and says from where to go on.
+    async fn watch(&mut self, mut at: ResourceVersion, mut stream: WatchStream) -> (State, Option<Failure>) {
+        let _open = self.metrics.watch_open();
+        let feed = self.feed.clone();
+        loop {
+            let item = tokio::select! {
+                item = stream.next(&self.reader) => item,
+                Some(proof) = self.proofs.recv() => {
+                    match self.adopt(proof) {
+                        Ok(reached) => at = at.max(reached),
+                        Err(broken) => return (State::Listed { at }, Some(broken.into())),
+                    }
+                    continue;
+                }
+            };
+            let step = match item {
+                Ok(item) => session::apply(item, &mut self.writer, &feed.spec, &self.metrics),
+                Err(Ended::Clean) => return (State::Listed { at }, self.clean_end(at)),
+                Err(ended) => return (State::Listed { at }, Some(ended.into())),
+            };
+            match step {
+                Ok(Step::At(rv)) => {
+                    at = at.max(rv);
+                    self.signed_of_life();
+                    self.writer.set_state(FeedState::Live);
+                }
+                Ok(Step::Skipped) => {}
+                Ok(Step::Refused(status)) => {
+                    let error = Error::Refused(Box::new(status));
+                    let next = if error.is_expired() { expired(at, &error) } else { State::Listed { at } };
+                    let failure = (!error.is_expired()).then_some(error.into());
+                    return (next, failure);
+                }
+                // It contradicts the history: what we hold may be wrong, so nothing of it is kept.
+                Err(Broken::OutOfOrder(error)) => {
+                    tracing::error!(feed = %feed.spec.key, %error, "upstream contradicts itself; listing anew");
+                    return (State::Empty, Some(Broken::OutOfOrder(error).into()));
+                }
+                Err(broken) => return (State::Listed { at }, Some(broken.into())),
+            }
+        }
+    }
+
+    /// A stream that ended cleanly is resumed at once, unless it brought nothing: then upstream is turning us away.
+    fn clean_end(&mut self, at: ResourceVersion) -> Option<Failure> {
+        let quiet = self.last_sign.elapsed() > Duration::from_secs(1) || at > ResourceVersion::default();
+        tracing::debug!(feed = %self.feed.spec.key, rv = %at, "upstream ended the watch");
+        if quiet && self.last_sign.elapsed() < Duration::from_secs(120) { None } else { Some(Ended::Clean.into()) }
+    }
+
+    /// Takes in what a proof has read beside our own stream; that stream's copies will be duplicates.
+    fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, Broken> {
+        for change in proof.changes {
+            self.writer.apply(change)?;
+        }
+        self.writer.advance(proof.until, false);
+        Ok(proof.until)
+    }
+
+    /// Upstream has forgotten what follows `at`: one list, and the gap mended if it can be proven.
+    async fn relist(&mut self, at: ResourceVersion, window: Option<ResourceVersion>) -> Result<ResourceVersion, Failure> {
+        self.writer.set_state(FeedState::Stale { since: self.last_sign });
+        self.metrics.asked(Asked::Relist);
+        let asked = Instant::now();
+        let exact = window.filter(|window| *window >= at);
+        let listed = match exact {
+            Some(window) => initial::list(&self.client, &self.feed.spec, &self.reader, At::Exact(window)).await,
+            None => initial::list(&self.client, &self.feed.spec, &self.reader, At::NotOlderThan(at)).await,
+        };
+        let snapshot = listed.map_err(over)?.snapshot;
+        if snapshot.rv < at {
+            // The store went back in time: nothing that we hold may be served any more (reliability.md F3).
+            tracing::error!(feed = %self.feed.spec.key, %at, now = %snapshot.rv, "upstream went back in time");
+        }
+        let until = snapshot.rv;
+        let mended = until >= at && self.mend(&snapshot, exact.is_some()).await?;
+        self.metrics.gap(mended);
+        tracing::info!(feed = %self.feed.spec.key, from = %at, %until, mended, took = ?asked.elapsed(), "feed listed again");
+        if !mended {
+            self.feed.currency.forget();
+            self.writer.replace(snapshot);
+        }
+        self.signed_of_life();
+        self.writer.set_state(FeedState::Live);
+        Ok(until)
+    }
+
+    /// Applies what happened up to `list`, if that can be proven.
+    async fn mend(&mut self, list: &Snapshot, exact: bool) -> Result<bool, Failure> {
+        let differences = mend::differences(&self.feed.reader.snapshot(), list);
+        if self.last_sign.elapsed() > mend::OUTAGE_MAX || (!exact && !differences.is_empty()) {
+            return Ok(false);
+        }
+        self.metrics_past(differences.len());
+        let historian = Historian { client: &self.client, spec: &self.feed.spec, reader: &self.reader };
+        let Some(changes) = historian.recover(&differences, list.rv).await? else { return Ok(false) };
+        for change in changes {
+            self.writer.apply(change).map_err(Broken::OutOfOrder)?;
+        }
+        self.writer.advance(list.rv, false);
+        Ok(true)
+    }
+
+    fn metrics_past(&self, objects: usize) {
+        (0..objects).for_each(|_| self.metrics.asked(Asked::Past));
+    }
+
+    fn signed_of_life(&mut self) {
+        self.last_sign = Instant::now();
+        self.backoff.succeeded(self.last_sign);
+    }
+
+    /// How long to wait after a failure; may send a stream that cannot be read back to the start.
+    fn pause_after(&mut self, failure: &Failure, state: &mut State) -> Duration {
+        self.metrics.failed(failure.word());
+        if let State::Listed { at } = state {
+            self.writer.set_state(FeedState::Stale { since: Instant::now() });
+            if failure.is_unreadable() {
+                let (rv, times) = &mut self.unreadable;
+                *times = if *rv == *at { *times + 1 } else { 1 };
+                *rv = *at;
+                if *times >= UNREADABLE_MAX {
+                    tracing::error!(feed = %self.feed.spec.key, %at, "upstream's stream cannot be read; listing anew");
+                    *state = State::Empty;
+                }
+            }
+        }
+        let wait = self.backoff.failed(Instant::now());
+        failure.retry_after().map_or(wait, |seconds| Duration::from_secs(seconds.clamp(1, 30)))
+    }
+}
+
+fn expired(at: ResourceVersion, error: &Error) -> State {
+    let window = match error {
+        Error::Refused(status) => mend::window_start(&status.message),
+        _ => None,
+    };
+    State::Expired { at, window }
+}
+
+/// An answer that ends the feed, or one to try again after.
+fn over(error: Error) -> Failure {
+    match &error {
+        Error::Refused(status) => match status.code {
+            403 => Failure::Over(End::Forbidden),
+            404 | 405 => Failure::Over(End::Gone),
+            406 => Failure::Over(End::NotOffered),
+            _ => Failure::Upstream(error),
+        },
+        Error::Form(why) => {
+            tracing::info!(%why, "upstream does not offer this form");
+            Failure::Over(End::NotOffered)
+        }
+        _ => Failure::Upstream(error),
+    }
+}
+
+/// A server that does not know streamed lists says 422 or 400; one that cannot do it now says so by other codes.
+fn refuses_watch_list(error: &Error) -> bool {
+    matches!(error.code(), Some(400 | 422))
+}
+
+impl Failure {
+    /// A closed set of words for the metric.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Over(_) => "over",
+            Self::Stream(Ended::Clean) => "ended",
+            Self::Stream(Ended::Silent) => "silent",
+            Self::Broken(Broken::OutOfOrder(_)) => "out_of_order",
+            Self::Stream(Ended::Failed(error)) | Self::Upstream(error) | Self::Broken(Broken::Upstream(error)) => {
+                match error {
+                    Error::Unreachable(_) => "unreachable",
+                    Error::Broken(_) => "broken",
+                    Error::Timeout(_) => "timeout",
+                    Error::Credentials(_) => "credentials",
+                    Error::Refused(_) => "refused",
+                    Error::Form(_) | Error::TooLarge(_) | Error::Wire(_) => "unreadable",
+                }
+            }
+        }
+    }
+
+    fn is_unreadable(&self) -> bool {
+        self.word() == "unreadable"
+    }
+
+    fn retry_after(&self) -> Option<u64> {
+        match self {
+            Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.retry_after_seconds(),
+            _ => None,
+        }
+    }
+}
+

@@ -1,0 +1,70 @@
+//! Items of an open stream, applied to the cache.
+
+use crate::cache::{Applied, CacheWriter, Change, FeedSpec, OutOfOrder};
+use crate::kube::{ResourceVersion, Status};
+use crate::upstream::{Error, set_retry_after, status_from_code};
+use crate::wire::{BookmarkTemplate, ErrorEvent, WatchItem};
+
+use super::metrics::FeedMetrics;
+
+/// What an item of the stream means for the feed.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Applied, up to this version.
+    At(ResourceVersion),
+    /// Known already.
+    Skipped,
+    /// Upstream refuses to go on.
+    Refused(Status),
+}
+
+/// The stream contradicts what it said before, or cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error(transparent)]
+    OutOfOrder(#[from] OutOfOrder),
+    #[error(transparent)]
+    Upstream(#[from] Error),
+}
+
+/// Applies one item.
+pub(super) fn apply(
+    item: WatchItem,
+    writer: &mut CacheWriter,
+    spec: &FeedSpec,
+    metrics: &FeedMetrics,
+) -> Result<Step, Broken> {
+    match item {
+        WatchItem::Change { event_type, object, frame } => {
+            metrics.received(frame.len());
+            let rv = object.rv;
+            match writer.apply(Change { event_type, object, frame: Some(frame) })? {
+                Applied::Fresh => Ok(Step::At(rv)),
+                Applied::Duplicate => {
+                    metrics.duplicate();
+                    Ok(Step::Skipped)
+                }
+            }
+        }
+        WatchItem::Bookmark { object, rv, .. } => {
+            metrics.bookmark();
+            if let Ok(template) = BookmarkTemplate::from_object(writer.envelope(), &object) {
+                writer.set_bookmark(template);
+            }
+            writer.advance(rv, true);
+            Ok(Step::At(rv))
+        }
+        WatchItem::Error { event } => Ok(Step::Refused(status_of(&event))),
+    }
+}
+
+/// An ERROR event as the Status that it carries.
+pub(super) fn status_of(event: &ErrorEvent) -> Status {
+    let code = u16::try_from(event.code).unwrap_or(500);
+    let mut status = status_from_code(code, &event.message);
+    status.reason.clone_from(&event.reason);
+    if let Some(seconds) = event.retry_after_seconds.and_then(|seconds| u32::try_from(seconds).ok()) {
+        set_retry_after(&mut status, seconds);
+    }
+    status
+}

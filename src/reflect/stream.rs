@@ -1,0 +1,84 @@
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout_at};
+
+use crate::upstream::{Client, Error, Question, ResponseBody};
+use crate::wire::{Form, FrameSplitter, ObjectReader, WatchItem};
+
+/// One open watch upstream: bytes in, decoded items out.
+#[derive(Debug)]
+pub(super) struct WatchStream {
+    body: ResponseBody,
+    splitter: FrameSplitter,
+}
+
+/// How a stream ended, when not by an error event.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Ended {
+    /// Upstream closed it on a frame boundary: the ordinary end of a watch.
+    #[error("upstream ended the watch")]
+    Clean,
+    /// Neither an event nor a bookmark for [`SILENCE_MAX`]: the connection is taken for dead (reliability.md U2).
+    #[error("no event and no bookmark for {SILENCE_MAX:?}")]
+    Silent,
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+/// The apiserver sends a bookmark every minute; one and a half without any sign is a dead connection.
+const SILENCE_MAX: Duration = Duration::from_secs(90);
+/// Largest frame that is read: an object of etcd's limit many times over (reliability.md U10).
+const FRAME_BYTES_MAX: usize = 16 << 20;
+
+impl WatchStream {
+    /// Opens a watch. The answer must be in `form`: anything else is [`Error::Form`].
+    pub(super) async fn open(client: &Client, path_and_query: &str, form: Form) -> Result<Self, Error> {
+        let response = client.open(Question::Watch, path_and_query, accept(form)).await?;
+        let answered = crate::upstream::form_of(&response);
+        if answered != Some(form) {
+            return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
+        }
+        Ok(Self { body: response.into_body(), splitter: FrameSplitter::new(form, FRAME_BYTES_MAX) })
+    }
+
+    /// The next item. Cancel-safe: what has been read stays in the splitter.
+    pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<WatchItem, Ended> {
+        let deadline = Instant::now() + SILENCE_MAX;
+        loop {
+            if let Some(item) = self.buffered(reader)? {
+                return Ok(item);
+            }
+            let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| Ended::Silent)?;
+            match frame {
+                Some(frame) => {
+                    if let Ok(data) = frame.map_err(Error::Broken)?.into_data() {
+                        self.splitter.push(&data);
+                    }
+                }
+                None => {
+                    // A torn last frame is discarded, and the watch resumes in front of it.
+                    self.splitter.finish().map_err(Error::Wire)?;
+                    return Err(Ended::Clean);
+                }
+            }
+        }
+    }
+
+    /// An item that has already arrived, if one is whole.
+    pub(super) fn buffered(&mut self, reader: &ObjectReader) -> Result<Option<WatchItem>, Error> {
+        match self.splitter.next_frame()? {
+            Some(frame) => Ok(Some(reader.watch_event(frame)?)),
+            None => Ok(None),
+        }
+    }
+}
+
+/// What a feed of this form asks for. Protobuf comes with JSON behind it, so that a server without it says so by its
+/// answer rather than by a 406 (semantics.md §5.1).
+pub(super) fn accept(form: Form) -> &'static str {
+    match form {
+        Form::Json => "application/json",
+        Form::Protobuf => "application/vnd.kubernetes.protobuf,application/json",
+    }
+}

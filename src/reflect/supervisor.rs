@@ -1,0 +1,87 @@
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::base::Tasks;
+use crate::cache::{Demand, End, Feeds};
+use crate::upstream::Client;
+use crate::wire::ObjectReader;
+
+use super::currency;
+use super::metrics::FeedMetrics;
+use super::reflector::Reflector;
+
+/// When feeds are stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// A feed that nobody has read for so long is stopped.
+    pub idle_max: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { idle_max: Duration::from_secs(10 * 60) }
+    }
+}
+
+/// Starts a reflector for every demanded feed and takes it away when it is over or idle.
+#[derive(Debug)]
+pub struct Supervisor {
+    client: Client,
+    feeds: Feeds,
+    config: Config,
+    tasks: Tasks,
+    lists_only: Arc<AtomicBool>,
+}
+
+/// How often idleness is looked at.
+const IDLE_CHECK: Duration = Duration::from_secs(5);
+
+impl Supervisor {
+    pub fn new(client: Client, feeds: Feeds, config: Config, tasks: Tasks) -> Self {
+        Self { client, feeds, config, tasks, lists_only: Arc::default() }
+    }
+
+    /// Serves demands until there can be no more.
+    pub async fn run(self, mut demands: mpsc::Receiver<Demand>) {
+        while let Some(demand) = demands.recv().await {
+            self.start(demand);
+        }
+    }
+
+    fn start(&self, demand: Demand) {
+        let Demand { feed, writer } = demand;
+        let key = feed.spec.key.clone();
+        let reader = Arc::new(ObjectReader::new(key.form, feed.spec.shape, feed.spec.fields.clone()));
+        let metrics = FeedMetrics::new(&key);
+        let (proofs, proven) = mpsc::channel(1);
+        let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), proofs);
+        let lists_only = self.lists_only.clone();
+        let mut reflector =
+            Reflector::new(self.client.clone(), feed.clone(), writer, reader, metrics, lists_only, proven);
+        let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);
+        self.tasks.spawn("feed", async move {
+            tracing::info!(feed = %key, "feed started");
+            let end = tokio::select! {
+                end = reflector.run() => end,
+                never = prover.run() => match never {},
+                () = idle(&feed, idle_max) => End::Idle,
+            };
+            tracing::info!(feed = %key, reason = end.as_str(), "feed ended");
+            // First out of the registry, so that whoever is woken by the end finds no trace of it.
+            feeds.ended(&key, end);
+            reflector.end(end);
+        });
+    }
+}
+
+async fn idle(feed: &crate::cache::Feed, idle_max: Duration) {
+    loop {
+        tokio::time::sleep(IDLE_CHECK.min(idle_max)).await;
+        if feed.idle_for() >= idle_max {
+            return;
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! The front door: what a request wants, who answers it, and the streams that answer it.
+//!
+//! ```text
+//! request ─► route (pure) ─► Forward(reason) ─► upstream, with the caller's bytes
+//!                         ├► Refuse(Status)
+//!                         └► Get | List | Watch ─► feed ready? fresh enough? ─► snapshot or cursor ─► body
+//! ```
+//!
+//! **Invariants.** What is not understood is passed through, never guessed. Every reason to pass through is a variant
+//! and a metric label. A stream is pulled by its client's room and by nothing else. Status codes are decided here and
+//! nowhere below.
+
+mod admission;
+mod answer;
+mod body;
+mod coalesce;
+mod door;
+mod feed;
+mod forward;
+mod list;
+mod metrics;
+mod route;
+mod session;
+mod watch;
+mod websocket;
+
+pub use admission::Limits;
+pub use body::ReplyBody;
+pub use feed::spec as feed_spec;
+pub use door::{Config, Consistency, Door};
+pub use metrics::describe;
+pub use route::{Reason, Route, route};

@@ -1,0 +1,92 @@
+//! Responses that are ours: Statuses, objects and heads, with the apiserver's headers.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{HeaderMap, Response, StatusCode};
+
+use super::body::ReplyBody;
+use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
+use crate::wire::Form;
+
+pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+pub(super) const SERVED: HeaderName = HeaderName::from_static("kube-fanout-served");
+pub(super) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-seconds");
+
+/// What a request says about how it wants to be answered, kept beside the request.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Manner {
+    pub(super) accept: Option<String>,
+    pub(super) user_agent: Option<String>,
+    pub(super) audit_id: Option<HeaderValue>,
+    pub(super) query: Option<Query>,
+}
+
+impl Manner {
+    pub(super) fn of(headers: &HeaderMap, query: Option<Query>) -> Self {
+        let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        Self {
+            accept: text(http::header::ACCEPT),
+            user_agent: text(http::header::USER_AGENT),
+            audit_id: headers.get(AUDIT_ID).cloned(),
+            query,
+        }
+    }
+
+    /// A Status in the form that the request accepts (semantics.md §5.2).
+    pub(super) fn status(&self, status: &Status) -> Response<ReplyBody> {
+        let accept = self.accept.as_deref();
+        let person = self
+            .query
+            .as_ref()
+            .is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, Offers::ERROR));
+        let (content_type, body) = match negotiate(accept, Offers::ERROR).media() {
+            Some(MediaType::Protobuf) => (MediaType::Protobuf.as_str(), status.to_protobuf()),
+            Some(MediaType::Json) if !person => (MediaType::Json.as_str(), status.to_json()),
+            // YAML errors are not written here: whoever asks for YAML alone is passed through.
+            _ => (MediaType::Json.as_str(), status.to_json_indented()),
+        };
+        let mut response = Response::new(ReplyBody::full(Bytes::from(body)));
+        *response.status_mut() = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        self.put_common(response.headers_mut(), content_type);
+        if let Some(seconds) = status.retry_after_seconds() {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+
+    /// A 200 from the cache.
+    pub(super) fn served(&self, form: Form, watch: bool, stale_seconds: Option<u64>, body: ReplyBody) -> Response<ReplyBody> {
+        let content_type = if watch { form.watch_media_type() } else { form.media_type() };
+        let mut response = Response::new(body);
+        self.put_common(response.headers_mut(), content_type);
+        put_served(response.headers_mut(), stale_seconds);
+        response
+    }
+
+    fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+        headers.insert(AUDIT_ID, self.audit_id.clone().unwrap_or_else(new_audit_id));
+    }
+}
+
+pub(super) fn put_served(headers: &mut HeaderMap, stale_seconds: Option<u64>) {
+    headers.insert(SERVED, HeaderValue::from_static("cache"));
+    if let Some(seconds) = stale_seconds {
+        headers.insert(STALE, HeaderValue::from(seconds));
+    }
+}
+
+/// A random UUID, as the apiserver gives to requests that bring none.
+fn new_audit_id() -> HeaderValue {
+    let [a, b] = [fastrand::u64(..), fastrand::u64(..)];
+    let text = format!(
+        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        a >> 32,
+        (a >> 16) & 0xffff,
+        a & 0xfff,
+        0x8000 | ((b >> 48) & 0x3fff),
+        b & 0xffff_ffff_ffff
+    );
+    HeaderValue::from_str(&text).expect("hexadecimal digits and dashes")
+}

@@ -1,0 +1,153 @@
+//! From a request to a feed that can answer it: which one, ready, and as fresh as asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::door::{Consistency, Door};
+use super::route::Reason;
+use crate::cache::{End, FeedKey, FeedSpec, Lease, State, Unavailable};
+use crate::kube::{ResourceVersion, Status, VersionMatch};
+use crate::upstream::{Origin, Resource};
+use crate::wire::{Form, Shape};
+
+/// Why a feed cannot answer.
+#[derive(Debug)]
+pub(super) enum Unready {
+    /// Upstream can.
+    Forward(Reason),
+    /// Nobody can, now.
+    Refuse(Box<Status>),
+}
+
+/// How long "not older than" is waited for: the apiserver's own limit (semantics.md §3.0).
+const FRESH_MAX: Duration = Duration::from_secs(3);
+/// What a client is told to wait when we cannot prove anything because upstream is gone.
+const RETRY_AFTER_SECONDS: u32 = 1;
+
+impl Door {
+    /// A feed that covers the request and has a complete state; started and waited for if need be.
+    pub(super) async fn ready_feed(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        form: Form,
+        received: Instant,
+    ) -> Result<Lease, Unready> {
+        // The cluster-wide feed serves every scope; if our identity may not list that, perhaps the namespace.
+        let mut refused = Reason::Unavailable;
+        for scope in [None, namespace] {
+            match self.synced(resource, scope, form, received).await {
+                Err(Unready::Forward(Reason::Forbidden)) if namespace.is_some() => refused = Reason::Forbidden,
+                answer => return answer,
+            }
+        }
+        Err(Unready::Forward(refused))
+    }
+
+    async fn synced(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        form: Form,
+        received: Instant,
+    ) -> Result<Lease, Unready> {
+        let lease = self.feeds.lease(&spec(resource, namespace, form)).map_err(|why| Unready::Forward(why.into()))?;
+        let mut state = lease.reader.watch_state();
+        let settled = timeout_at(received + self.config.sync_wait_max, state.wait_for(|state| *state != State::Syncing));
+        let settled = settled.await.map(|state| state.map(|state| *state));
+        match settled {
+            Ok(Ok(State::Live | State::Stale { .. })) => Ok(lease),
+            Ok(Ok(State::Ended(end))) => Err(Unready::Forward(Unavailable::Ended(end).into())),
+            Ok(Ok(State::Syncing)) | Err(_) => Err(Unready::Forward(Reason::Syncing)),
+            Ok(Err(_)) => Err(Unready::Forward(Reason::Unavailable)),
+        }
+    }
+
+    /// A running feed for a read of one object, which is not worth starting one for.
+    pub(super) fn running_feed(&self, resource: &Resource, namespace: Option<&str>, form: Form) -> Option<Lease> {
+        let found = [None, namespace].into_iter().find_map(|scope| self.feeds.find(&key(resource, scope, form)));
+        found.filter(|lease| lease.reader.state() != State::Syncing)
+    }
+
+    /// Waits until the feed is as fresh as the request asks, at most three seconds.
+    pub(super) async fn fresh(&self, lease: &Lease, version: VersionMatch, received: Instant) -> Result<(), Unready> {
+        let deadline = received.max(Instant::now()) + FRESH_MAX;
+        match version {
+            VersionMatch::Any | VersionMatch::Exact(_) => Ok(()),
+            VersionMatch::NotOlderThan(rv) => match timeout_at(deadline, self.reached(lease, rv)).await {
+                Ok(()) => Ok(()),
+                Err(_) => Err(Unready::Refuse(Box::new(Status::too_large(rv.0, lease.reader.progress().rv.0)))),
+            },
+            VersionMatch::Unset => self.current(lease, received, deadline).await,
+        }
+    }
+
+    async fn reached(&self, lease: &Lease, rv: ResourceVersion) {
+        if lease.reader.progress().rv < rv {
+            lease.currency.want_version(rv);
+            lease.reader.reached(rv).await;
+        }
+    }
+
+    async fn current(&self, lease: &Lease, received: Instant, deadline: Instant) -> Result<(), Unready> {
+        let live = lease.reader.state() == State::Live;
+        if self.config.consistency == Consistency::Bounded && live {
+            return Ok(());
+        }
+        if timeout_at(deadline, lease.currency.reached(received)).await.is_ok() {
+            return Ok(());
+        }
+        if lease.reader.state() == State::Live {
+            return Err(Unready::Forward(Reason::NoProof));
+        }
+        let message = "upstream cannot be reached, and the cache cannot be proven to be current";
+        Err(Unready::Refuse(Box::new(unavailable(message))))
+    }
+
+    /// Seconds without upstream's stream, while that lasts.
+    pub(super) fn stale_seconds(lease: &Lease) -> Option<u64> {
+        match lease.reader.state() {
+            State::Stale { since } => Some(since.elapsed().as_secs()),
+            _ => None,
+        }
+    }
+}
+
+/// A 503 that is to be tried again.
+pub(super) fn unavailable(message: &str) -> Status {
+    let mut status = Status::service_unavailable(message);
+    crate::upstream::set_retry_after(&mut status, RETRY_AFTER_SECONDS);
+    status
+}
+
+/// What the feed for this resource fetches.
+pub fn spec(resource: &Resource, namespace: Option<&str>, form: Form) -> FeedSpec {
+    // Nodes' agents watch their own node's objects: the apiserver indexes the same field (semantics.md §8.2).
+    let lane_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
+    FeedSpec {
+        key: key(resource, namespace, form),
+        kind: resource.kind.clone(),
+        shape: match resource.origin {
+            Origin::BuiltIn => Shape::BuiltIn,
+            Origin::Custom | Origin::Aggregated => Shape::Custom,
+        },
+        namespaced: resource.namespaced,
+        fields: resource.fields.clone(),
+        lane_field: lane_field.map(|field| field.key.as_str().into()),
+    }
+}
+
+fn key(resource: &Resource, namespace: Option<&str>, form: Form) -> FeedKey {
+    FeedKey { gvr: resource.gvr.clone(), namespace: namespace.map(Arc::from), form }
+}
+
+impl From<Unavailable> for Reason {
+    fn from(why: Unavailable) -> Self {
+        match why {
+            Unavailable::Ended(End::Forbidden) => Self::Forbidden,
+            Unavailable::Ended(_) | Unavailable::TooMany => Self::Unavailable,
+        }
+    }
+}

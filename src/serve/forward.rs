@@ -1,0 +1,200 @@
+//! Pass-through: everything that the cache does not answer, streaming in both directions.
+
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use tokio::io::copy_bidirectional;
+
+use super::admission::{Place, Shed};
+use super::answer::Manner;
+use super::body::{Forwarded, ReplyBody};
+use super::coalesce::{Answer, Key};
+use super::door::Door;
+use super::feed::unavailable;
+use super::metrics;
+use super::route::Reason;
+use super::websocket;
+use crate::kube::{Query, RequestInfo, Status, Verb};
+use crate::upstream::{Body, Client, Error, HOPS, Lane, status_from_code};
+
+/// Longest chain of proxies.
+const HOPS_MAX: usize = 16;
+
+impl Door {
+    /// Passes a request on as it is.
+    pub(super) async fn forward(
+        &self,
+        request: Request<Incoming>,
+        info: Option<&RequestInfo>,
+        query: &Query,
+        manner: &Manner,
+        reason: Reason,
+    ) -> Response<ReplyBody> {
+        metrics::forwarded(reason);
+        let lane = lane_of(request.headers(), request.method(), info, query);
+        let place = match self.place(lane, reason) {
+            Ok(place) => place,
+            Err(shed) => return manner.status(&too_many(shed)),
+        };
+        if lane == Lane::Tunnel {
+            return self.tunnel(request, manner, place).await;
+        }
+        let shared = matches!(reason, Reason::ConsistentGet | Reason::NoProof) && lane == Lane::Short;
+        if shared {
+            return self.shared(&request, manner).await;
+        }
+        let request = match self.outgoing(request) {
+            Ok(request) => request.map(|body| body.map_err(Into::into).boxed_unsync()),
+            Err(status) => return manner.status(&status),
+        };
+        match self.client.forward(lane, request).await {
+            Ok(response) => response
+                .map(|body| ReplyBody::Forwarded(Box::new(Forwarded { body, _place: Some(place) }))),
+            Err(error) => manner.status(&unreachable(&error)),
+        }
+    }
+
+    /// A read that identical ones wait for too; read whole, so that it can be shared.
+    async fn shared(&self, request: &Request<Incoming>, manner: &Manner) -> Response<ReplyBody> {
+        let path_and_query = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
+        let key = Key {
+            path_and_query: path_and_query.clone(),
+            accept: manner.accept.clone(),
+            accept_encoding: encoding.map(str::to_owned),
+            user_agent: manner.user_agent.clone(),
+        };
+        let mut headers = request.headers().clone();
+        if self.add_hop(&mut headers).is_err() {
+            return manner.status(&loop_detected());
+        }
+        let client = self.client.clone();
+        let ask = move || ask(client.clone(), path_and_query.clone(), headers.clone());
+        match self.coalesced.ask(key, &self.tasks, ask).await {
+            Some(Ok(Answer { status, headers, body })) => {
+                let mut response = Response::new(ReplyBody::full(body));
+                *response.status_mut() = status;
+                *response.headers_mut() = headers;
+                response
+            }
+            Some(Err(error)) => manner.status(&unreachable(&error)),
+            None => manner.status(&Status::shutting_down()),
+        }
+    }
+
+    /// An upgrade: bytes flow both ways once upstream has agreed, and not before (reliability.md P3).
+    async fn tunnel(&self, mut request: Request<Incoming>, manner: &Manner, place: Place) -> Response<ReplyBody> {
+        let downstream = hyper::upgrade::on(&mut request);
+        let request = match self.outgoing(request) {
+            Ok(request) => request.map(|_| Empty::new().map_err(|never| match never {}).boxed_unsync()),
+            Err(status) => return manner.status(&status),
+        };
+        let mut response = match self.client.forward(Lane::Tunnel, request).await {
+            Ok(response) => response,
+            Err(error) => return manner.status(&unreachable(&error)),
+        };
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return response.map(|body| ReplyBody::Forwarded(Box::new(Forwarded { body, _place: Some(place) })));
+        }
+        let upstream = hyper::upgrade::on(&mut response);
+        self.tasks.spawn("tunnel", async move {
+            if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
+                let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
+                if let Err(error) = copy_bidirectional(&mut down, &mut up).await {
+                    tracing::debug!(%error, "tunnel broke");
+                }
+            }
+            drop(place);
+        });
+        response.map(|_| ReplyBody::empty())
+    }
+
+    fn place(&self, lane: Lane, reason: Reason) -> Result<Place, Shed> {
+        match (lane, reason) {
+            (_, Reason::Syncing) => self.admission.unready(),
+            (Lane::Short, _) => self.admission.forward(),
+            (Lane::Stream | Lane::Tunnel, _) => self.admission.stream(),
+        }
+    }
+
+    fn outgoing(&self, mut request: Request<Incoming>) -> Result<Request<Incoming>, Status> {
+        self.add_hop(request.headers_mut())?;
+        Ok(request)
+    }
+
+    /// Whether the request has been here before, or comes through too long a chain.
+    pub(super) fn check_hops(&self, headers: &HeaderMap) -> Result<(), Status> {
+        let passed = hops(headers);
+        let looped = passed.contains(&self.client.instance()) || passed.len() >= HOPS_MAX;
+        if looped { Err(loop_detected()) } else { Ok(()) }
+    }
+
+    fn add_hop(&self, headers: &mut HeaderMap) -> Result<(), Status> {
+        self.check_hops(headers)?;
+        let passed = hops(headers);
+        let hops = passed.into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
+        let hops = HeaderValue::from_str(&hops).map_err(|_| Status::bad_request("malformed hop list"))?;
+        headers.insert(HOPS, hops);
+        Ok(())
+    }
+}
+
+fn hops(headers: &HeaderMap) -> Vec<&str> {
+    let hops = headers.get(HOPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    hops.split(',').map(str::trim).filter(|hop| !hop.is_empty()).collect()
+}
+
+async fn ask(client: Client, path_and_query: String, headers: HeaderMap) -> Result<Answer, Error> {
+    let body: Body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+    let mut request = Request::new(body);
+    *request.uri_mut() = path_and_query.parse().map_err(|error| Error::Form(format!("{error}")))?;
+    *request.headers_mut() = headers;
+    let response = client.forward(Lane::Short, request).await?;
+    let (status, mut headers) = (response.status(), response.headers().clone());
+    let body: Bytes = client.read(response).await?;
+    headers.remove(CONTENT_LENGTH);
+    Ok(Answer { status, headers, body })
+}
+
+/// Which connections a passed-through request uses.
+fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>, query: &Query) -> Lane {
+    if headers.contains_key(http::header::UPGRADE) && (websocket::is_upgrade(headers) || is_spdy(headers)) {
+        return Lane::Tunnel;
+    }
+    let truthy = |name| query.first(name).is_some_and(|value| !matches!(value, "" | "0" | "false"));
+    let Some(info) = info else { return Lane::Short };
+    let streams = info.verb == Verb::Watch
+        || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy")
+        || (info.subresource == "log" && truthy("follow"));
+    if streams && *method != Method::HEAD { Lane::Stream } else { Lane::Short }
+}
+
+fn is_spdy(headers: &HeaderMap) -> bool {
+    headers
+        .get(http::header::UPGRADE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|protocol| protocol.to_ascii_lowercase().starts_with("spdy/"))
+}
+
+/// What a client is told when upstream gave no answer.
+fn unreachable(error: &Error) -> Status {
+    match error {
+        Error::Refused(status) => Status::clone(status),
+        Error::Timeout(_) => status_from_code(504, &error.to_string()),
+        Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.to_string()),
+        Error::Broken(_) | Error::Form(_) | Error::TooLarge(_) | Error::Wire(_) => {
+            status_from_code(502, &error.to_string())
+        }
+    }
+}
+
+fn too_many(shed: Shed) -> Status {
+    Status::too_many_requests(shed.to_string(), 1)
+}
+
+fn loop_detected() -> Status {
+    status_from_code(508, "this proxy is its own upstream: the request has passed it already")
+}

@@ -1,0 +1,105 @@
+//! What serving reports of itself.
+
+use bytes::Bytes;
+use metrics::{Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram};
+use metrics::{gauge, histogram};
+use tokio::time::Instant;
+
+use super::route::Reason;
+use super::session::End;
+use crate::cache::FeedKey;
+
+/// The handles of one watch, resolved when it opens; the open gauge falls with it.
+#[derive(Clone)]
+pub(super) struct WatchMetrics {
+    labels: Vec<Label>,
+    open: Gauge,
+    events: Counter,
+    bytes: Counter,
+    delay: Histogram,
+}
+
+impl WatchMetrics {
+    /// Counts the watch as open.
+    pub(super) fn open(key: &FeedKey, protocol: &'static str) -> Self {
+        let labels = vec![Label::new("resource", key.gvr.to_string()), Label::new("form", key.form.as_str())];
+        let mut with_protocol = labels.clone();
+        with_protocol.push(Label::new("protocol", protocol));
+        let open = gauge!("kube_fanout_watches_open", with_protocol);
+        open.increment(1.0);
+        Self {
+            open,
+            events: counter!("kube_fanout_watch_events_total", labels.clone()),
+            bytes: counter!("kube_fanout_watch_bytes_total", labels.clone()),
+            delay: histogram!("kube_fanout_watch_delivery_seconds", labels.clone()),
+            labels,
+        }
+    }
+
+    pub(super) fn sent(&self, frames: &[Bytes]) {
+        self.events.increment(frames.len() as u64);
+        self.bytes.increment(frames.iter().map(|frame| frame.len() as u64).sum());
+    }
+
+    /// Events were handed to the sink; the first of them was applied at `applied`.
+    pub(super) fn delivered(&self, applied: Instant) {
+        self.delay.record(applied.elapsed().as_secs_f64());
+    }
+
+    pub(super) fn ended(&self, end: End) {
+        self.open.decrement(1.0);
+        let mut labels = self.labels.clone();
+        labels.push(Label::new("reason", end.as_str()));
+        counter!("kube_fanout_watches_ended_total", labels).increment(1);
+    }
+}
+
+/// A request was answered from the cache.
+pub(super) fn served(verb: &'static str, key: &FeedKey) {
+    let labels = [("verb", verb.to_owned()), ("resource", key.gvr.to_string()), ("form", key.form.as_str().to_owned())];
+    counter!("kube_fanout_served_total", &labels).increment(1);
+}
+
+pub(super) fn forwarded(reason: Reason) {
+    counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
+}
+
+/// A request was answered by an error of ours.
+pub(super) fn refused(code: u16) {
+    counter!("kube_fanout_refused_total", "code" => code.to_string()).increment(1);
+}
+
+/// A GET or LIST was answered by an upstream answer that others wait for too.
+pub(super) fn coalesced(requests: usize) {
+    counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
+}
+
+/// Names and meanings of every metric; docs/METRICS.md is the same list.
+pub fn describe() {
+    describe_gauge!("kube_fanout_upstream_watches", "watches open upstream");
+    describe_counter!("kube_fanout_upstream_events_total", "changes received from upstream");
+    describe_counter!("kube_fanout_upstream_bytes_total", Unit::Bytes, "bytes of those changes' frames");
+    describe_counter!("kube_fanout_upstream_bookmarks_total", "bookmarks received from upstream");
+    describe_counter!("kube_fanout_upstream_duplicates_total", "changes that were known already");
+    describe_counter!("kube_fanout_upstream_questions_total", "requests upstream besides the watch, by purpose");
+    describe_counter!("kube_fanout_upstream_failures_total", "upstream streams and lists that failed, by reason");
+    describe_counter!("kube_fanout_history_gaps_total", "gaps in upstream's history, by how they were closed");
+    describe_gauge!("kube_fanout_feed_state", "1 for the state that a feed is in");
+    describe_gauge!("kube_fanout_feed_objects", "objects held");
+    describe_gauge!("kube_fanout_feed_object_bytes", Unit::Bytes, "bytes of the objects held");
+    describe_gauge!("kube_fanout_feed_resource_version", "version that a feed has reached");
+    describe_gauge!("kube_fanout_feed_stale_seconds", Unit::Seconds, "how long a feed has been without its stream");
+    describe_gauge!("kube_fanout_ring_events", "events in the ring");
+    describe_gauge!("kube_fanout_ring_bytes", Unit::Bytes, "bytes of the events in the ring");
+    describe_gauge!("kube_fanout_ring_span_seconds", Unit::Seconds, "time between the oldest and the newest event");
+    describe_gauge!("kube_fanout_lanes", "lanes besides the one of all events");
+    describe_gauge!("kube_fanout_watches_open", "watches served from the cache");
+    describe_counter!("kube_fanout_watch_events_total", "frames delivered to watches, bookmarks included");
+    describe_counter!("kube_fanout_watch_bytes_total", Unit::Bytes, "bytes of those frames");
+    describe_histogram!("kube_fanout_watch_delivery_seconds", Unit::Seconds, "from an event's arrival to its delivery");
+    describe_counter!("kube_fanout_watches_ended_total", "watches that ended, by reason");
+    describe_counter!("kube_fanout_served_total", "requests answered from the cache");
+    describe_counter!("kube_fanout_forwarded_total", "requests passed through, by reason");
+    describe_counter!("kube_fanout_refused_total", "requests answered by an error of the proxy, by code");
+    describe_counter!("kube_fanout_coalesced_requests_total", "requests that shared an upstream answer");
+}

@@ -1,0 +1,239 @@
+//! What a request wants: a pure function from the request and what is known of the resource to a route. The table at
+//! the end of this file is its specification.
+
+#[cfg(test)]
+mod tests;
+
+use http::Method;
+
+use crate::cache::View;
+use crate::kube::{
+    Choice, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, ObjectKey, Offers, Query, RequestInfo, Selector,
+    Status, Verb, VersionMatch, WatchStart, negotiate, pretty, router_accepts,
+};
+use crate::upstream::{Origin, Resource};
+use crate::wire::Form;
+
+/// Who answers a request, and with what.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Route {
+    Forward(Reason),
+    Refuse(Box<Status>),
+    Get(GetRead),
+    List(ListRead),
+    Watch(WatchRead),
+}
+
+/// Why a request goes upstream. Every variant is a metric label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Not about a resource: discovery, health, version, OpenAPI.
+    NonResource,
+    /// Not a read.
+    Verb,
+    /// `log`, `exec`, `status`, `scale`, …
+    Subresource,
+    /// Spelled in a way that only upstream should interpret.
+    Spelling,
+    /// Not known from discovery.
+    Unknown,
+    /// Served by another server behind the aggregation layer.
+    Aggregated,
+    /// It cannot be watched, so it cannot be cached.
+    NotWatchable,
+    /// Table, PartialObjectMetadata, YAML, CBOR, indented JSON.
+    Representation,
+    /// No acceptable form: upstream says it in its words.
+    NotAcceptable,
+    /// A parameter that changes what is returned and that is not ours to interpret.
+    Parameter,
+    /// The most recent state of one object.
+    ConsistentGet,
+    /// The exact state at a version that is not held here.
+    ExactVersion,
+    /// A continue token of a list that is not held here.
+    Continue,
+    /// No feed runs that could answer a single read.
+    NotCached,
+    /// The feed was not ready in time.
+    Syncing,
+    /// Our identity may not list it.
+    Forbidden,
+    /// The feed cannot be kept: not served in this form, or not readable.
+    Unavailable,
+    /// That the cache is current could not be proven in time.
+    NoProof,
+}
+
+/// One object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GetRead {
+    pub form: Form,
+    pub key: ObjectKey,
+    pub version: VersionMatch,
+}
+
+/// One page of a collection.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListRead {
+    pub form: Form,
+    pub view: View,
+    pub plan: ListPlan,
+    /// The path names a namespace, so the keys of continue tokens are relative to it.
+    pub in_namespace: bool,
+}
+
+/// A stream of changes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WatchRead {
+    pub form: Form,
+    pub view: View,
+    pub start: WatchStart,
+    pub bookmarks: bool,
+    /// As asked; zero and absent mean the server's choice, a negative one has already passed (semantics.md §2.7).
+    pub timeout_seconds: Option<i64>,
+}
+
+/// The parts of a request that decide its route.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    pub method: &'a Method,
+    pub info: &'a RequestInfo,
+    pub query: &'a Query,
+    pub accept: Option<&'a str>,
+    pub user_agent: Option<&'a str>,
+}
+
+/// Decides. `resource` is what discovery knows under the request's group, version and plural.
+pub fn route(asked: &Asked<'_>, resource: Option<&Resource>) -> Route {
+    match cacheable(asked, resource) {
+        Ok(resource) => match read(asked, resource) {
+            Ok(route) => route,
+            Err(status) => Route::Refuse(Box::new(status)),
+        },
+        Err(reason) => Route::Forward(reason),
+    }
+}
+
+/// The resource, if requests of this kind for it can be answered here at all.
+fn cacheable<'a>(asked: &Asked<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, Reason> {
+    let info = asked.info;
+    if !info.is_resource {
+        return Err(Reason::NonResource);
+    }
+    if *asked.method != Method::GET || !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
+        return Err(Reason::Verb);
+    }
+    if !info.is_canonical || !asked.query.is_lossless() {
+        return Err(Reason::Spelling);
+    }
+    if !info.subresource.is_empty() {
+        return Err(Reason::Subresource);
+    }
+    let resource = resource.ok_or(Reason::Unknown)?;
+    if resource.origin == Origin::Aggregated {
+        return Err(Reason::Aggregated);
+    }
+    if !resource.watchable {
+        return Err(Reason::NotWatchable);
+    }
+    // A Namespace's own request carries its name as its namespace (semantics.md §1.2).
+    let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
+    let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
+        (true, true) => info.verb == Verb::Get,
+        (false, false) => !(is_namespace && info.name == info.namespace),
+        _ => false,
+    };
+    if scoped_wrongly {
+        return Err(Reason::Spelling);
+    }
+    if asked.query.first("shardSelector").is_some() {
+        return Err(Reason::Parameter);
+    }
+    Ok(resource)
+}
+
+/// What the read is, or the refusal that upstream would answer. The order of checks is the apiserver's
+/// (semantics.md §2.3).
+fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
+    let Asked { info, query, accept, user_agent, .. } = *asked;
+    let watch = info.verb == Verb::Watch;
+    let built_in = resource.origin == Origin::BuiltIn;
+    let offers = if built_in { Offers::BUILTIN } else { Offers::CUSTOM };
+    let offers = if watch { offers.watching() } else { offers };
+    if built_in && !router_accepts(accept) {
+        return Ok(Route::Forward(Reason::NotAcceptable));
+    }
+    let form = match negotiate(accept, offers) {
+        Choice::Plain(MediaType::Json) if pretty(query, user_agent, accept, offers) => {
+            return Ok(Route::Forward(Reason::Representation));
+        }
+        Choice::Plain(MediaType::Json) => Form::Json,
+        Choice::Plain(MediaType::Protobuf) => Form::Protobuf,
+        Choice::Plain(MediaType::Yaml) | Choice::Converted { .. } => return Ok(Route::Forward(Reason::Representation)),
+        Choice::NotAcceptable | Choice::NotStreamable => return Ok(Route::Forward(Reason::NotAcceptable)),
+    };
+    if info.verb == Verb::Get {
+        return get(asked, resource, form);
+    }
+    let options = ListOptions::decode(query)?.defaulted();
+    options.validate(options.watch)?;
+    let mut fields = options.fields.compile(&resource.fields)?;
+    if !info.name.is_empty() {
+        fields = narrow(fields, &info.name)?;
+    }
+    let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(info.namespace.as_str());
+    let view = View::new(namespace, Selector { labels: options.labels.clone(), fields });
+    if watch {
+        let start = options.watch_start()?;
+        let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
+        return Ok(Route::Watch(WatchRead { form, view, start, bookmarks, timeout_seconds }));
+    }
+    let plan = options.list_plan()?;
+    match (plan.version, &plan.start) {
+        // Continuing in the most recent state: only upstream knows what that is without a proof for every page.
+        (VersionMatch::Unset, Some(_)) => Ok(Route::Forward(Reason::Continue)),
+        _ => Ok(Route::List(ListRead { form, view, plan, in_namespace: namespace.is_some() })),
+    }
+}
+
+fn get(asked: &Asked<'_>, resource: &Resource, form: Form) -> Result<Route, Status> {
+    let options = GetOptions::decode(asked.query)?;
+    let version = options.version_match()?;
+    if version == VersionMatch::Unset {
+        return Ok(Route::Forward(Reason::ConsistentGet));
+    }
+    let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
+    let key = ObjectKey::new(namespace, &asked.info.name);
+    Ok(Route::Get(GetRead { form, key, version }))
+}
+
+/// A name from the path (`/watch/…/NAME`) or from the selector; both must agree.
+fn narrow(fields: FieldMatcher, name: &str) -> Result<FieldMatcher, Status> {
+    Ok(fields.narrowed_to(name)?)
+}
+
+impl Reason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NonResource => "non_resource",
+            Self::Verb => "verb",
+            Self::Subresource => "subresource",
+            Self::Spelling => "spelling",
+            Self::Unknown => "unknown_resource",
+            Self::Aggregated => "aggregated",
+            Self::NotWatchable => "not_watchable",
+            Self::Representation => "representation",
+            Self::NotAcceptable => "not_acceptable",
+            Self::Parameter => "parameter",
+            Self::ConsistentGet => "consistent_get",
+            Self::ExactVersion => "exact_version",
+            Self::Continue => "continue",
+            Self::NotCached => "not_cached",
+            Self::Syncing => "syncing",
+            Self::Forbidden => "forbidden",
+            Self::Unavailable => "unavailable",
+            Self::NoProof => "no_proof",
+        }
+    }
+}

@@ -1,0 +1,289 @@
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::admission::Place;
+use super::metrics::WatchMetrics;
+use crate::auth::Grant;
+use crate::base::{DrainWatch, Draining};
+use crate::cache::{Cursor, Lease, Pull, Snapshot};
+use crate::kube::{EventType, ResourceVersion, Status};
+
+/// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
+///
+/// Pulled by a sink whenever its client has room; the sink's protocol is none of its business.
+pub(super) struct WatchSession {
+    lease: Lease,
+    cursor: Cursor,
+    phase: Phase,
+    bookmarks: bool,
+    /// Bookmarks are only for versions above this one: what the client was last told, or started from.
+    told: ResourceVersion,
+    /// Upstream's bookmarks seen so far.
+    seen_bookmarks: u64,
+    clock: Clock,
+    drain: Pin<Box<dyn Future<Output = Draining> + Send>>,
+    metrics: WatchMetrics,
+    _grant: Grant,
+    _place: Place,
+}
+
+/// What the client gets next.
+#[derive(Debug)]
+enum Phase {
+    /// The state as ADDED events, from the first key not yet sent.
+    Initial { snapshot: Snapshot, next: String, end_bookmark: bool },
+    Live,
+    /// A last frame, then the end.
+    Last(Bytes, End),
+    Ended,
+}
+
+/// Why a watch is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Its time was up.
+    Timeout,
+    /// Its position left the ring, or its feed started a new history: 410.
+    Expired,
+    /// The state it asked for did not come: 504.
+    TooLarge,
+    /// The proxy is going away.
+    Drained,
+    /// The client went away.
+    Closed,
+}
+
+/// The three moments that a watch waits for besides events.
+struct Clock {
+    deadline: Instant,
+    next_bookmark: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// How a watch is to be run.
+pub(super) struct Terms {
+    pub(super) bookmarks: bool,
+    pub(super) end_bookmark: bool,
+    pub(super) timeout_seconds: Option<i64>,
+}
+
+/// A bookmark a minute (KEP-956), and one two seconds before the end (KEP-1904; semantics.md §4.4).
+const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
+const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
+/// The apiserver's `--min-request-timeout`.
+const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
+/// Longer requests are cut to this, so that no arithmetic overflows: a year.
+const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
+
+impl WatchSession {
+    pub(super) fn new(
+        grant: Grant,
+        place: Place,
+        lease: Lease,
+        cursor: Cursor,
+        snapshot: Option<Snapshot>,
+        start: ResourceVersion,
+        terms: &Terms,
+        drain: DrainWatch,
+        metrics: WatchMetrics,
+    ) -> Self {
+        let over = terms.timeout_seconds.is_some_and(i64::is_negative);
+        let phase = match snapshot {
+            // Already over when it begins (semantics.md §2.7).
+            _ if over => {
+                metrics.ended(End::Timeout);
+                Phase::Ended
+            }
+            Some(snapshot) => Phase::Initial { snapshot, next: String::new(), end_bookmark: terms.end_bookmark },
+            None => Phase::Live,
+        };
+        Self {
+            seen_bookmarks: lease.reader.progress().bookmarks,
+            clock: Clock::new(Instant::now(), terms.timeout_seconds),
+            lease,
+            cursor,
+            phase,
+            bookmarks: terms.bookmarks,
+            told: start,
+            drain: Box::pin(drain.my_slot()),
+            metrics,
+            _grant: grant,
+            _place: place,
+        }
+    }
+
+    /// The next frames, about `room` bytes of them; `None` when the watch is over.
+    pub(super) fn poll_frames(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Option<()>> {
+        loop {
+            match &self.phase {
+                Phase::Ended => return Poll::Ready(None),
+                Phase::Last(..) => {
+                    if let Phase::Last(frame, end) = std::mem::replace(&mut self.phase, Phase::Ended) {
+                        batch.push(frame);
+                        self.metrics.ended(end);
+                    }
+                }
+                Phase::Initial { .. } => self.initial(room, batch),
+                Phase::Live => {
+                    if self.over(cx) {
+                        continue;
+                    }
+                    self.live(cx, room, batch);
+                }
+            }
+            if !batch.is_empty() {
+                self.metrics.sent(batch);
+                return Poll::Ready(Some(()));
+            }
+            if matches!(self.phase, Phase::Live) && self.parked(cx) {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// A stretch of the initial state.
+    fn initial(&mut self, room: usize, batch: &mut Vec<Bytes>) {
+        let Phase::Initial { snapshot, next, end_bookmark } = &mut self.phase else { return };
+        let reader = &self.lease.reader;
+        let mut bytes = 0;
+        let start = Some(next.as_str()).filter(|start| !start.is_empty());
+        let mut resume_at = None;
+        for object in snapshot.select(self.cursor.view(), reader.namespaced(), start) {
+            if bytes >= room {
+                resume_at = Some(object.key.as_str().to_owned());
+                break;
+            }
+            let frame = reader.envelope().frame(EventType::Added, object.body());
+            bytes += frame.len();
+            batch.push(frame);
+        }
+        if let Some(key) = resume_at {
+            *next = key;
+            return;
+        }
+        self.told = snapshot.rv;
+        if *end_bookmark {
+            batch.push(reader.bookmark(snapshot.rv, true));
+        }
+        self.phase = Phase::Live;
+    }
+
+    /// Events, or a bookmark that is due, or nothing.
+    fn live(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) {
+        match self.cursor.pull(room, Some(cx.waker()), batch) {
+            Pull::Frames { last, applied } => {
+                self.told = self.told.max(last);
+                self.metrics.delivered(applied);
+            }
+            Pull::CaughtUp { progress } => {
+                let announced = progress.bookmarks != self.seen_bookmarks;
+                self.seen_bookmarks = progress.bookmarks;
+                let due = self.clock.bookmark_due(Instant::now());
+                if self.bookmarks && (due || announced) && progress.rv > self.told {
+                    self.told = progress.rv;
+                    batch.push(self.lease.reader.bookmark(progress.rv, false));
+                }
+            }
+            Pull::Expired { oldest } => {
+                let status = Status::too_old(self.told.0, oldest.0);
+                self.end_with(&status, End::Expired);
+            }
+        }
+    }
+
+    /// Whether the watch ends now: its time is up, or the proxy drains.
+    fn over(&mut self, cx: &mut Context<'_>) -> bool {
+        let end = if self.clock.deadline <= Instant::now() {
+            End::Timeout
+        } else if self.drain.as_mut().poll(cx).is_ready() {
+            End::Drained
+        } else {
+            return false;
+        };
+        // A last bookmark lets the client resume here or at another replica without a list.
+        let progress = self.lease.reader.progress();
+        let mut rest = Vec::new();
+        let caught_up = matches!(self.cursor.pull(usize::MAX, None, &mut rest), Pull::CaughtUp { .. });
+        self.phase = Phase::Ended;
+        if end == End::Drained && self.bookmarks && caught_up && rest.is_empty() && progress.rv > self.told {
+            self.phase = Phase::Last(self.lease.reader.bookmark(progress.rv, false), end);
+        } else {
+            self.metrics.ended(end);
+        }
+        true
+    }
+
+    /// Arms the timer; true when there is nothing to do until a wake-up.
+    fn parked(&mut self, cx: &mut Context<'_>) -> bool {
+        self.clock.timer.as_mut().poll(cx).is_pending()
+    }
+
+    /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
+    pub(super) fn end_with(&mut self, status: &Status, end: End) {
+        self.phase = Phase::Last(error_frame(&self.lease, status), end);
+    }
+}
+
+/// The ERROR event that carries `status`, in the feed's form.
+pub(super) fn error_frame(lease: &Lease, status: &Status) -> Bytes {
+    lease.reader.envelope().error_frame(&status.to_event_json(), &status.to_protobuf())
+}
+
+impl Drop for WatchSession {
+    fn drop(&mut self) {
+        if !matches!(self.phase, Phase::Ended) {
+            self.metrics.ended(End::Closed);
+        }
+    }
+}
+
+impl Clock {
+    fn new(now: Instant, timeout_seconds: Option<i64>) -> Self {
+        let lasts = match timeout_seconds {
+            None | Some(0) => TIMEOUT_MIN.mul_f64(1.0 + fastrand::f64()),
+            Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(TIMEOUT_MAX_SECONDS)),
+        };
+        let deadline = now + lasts;
+        let first = (now + BOOKMARK_PERIOD).min(Self::last_bookmark(now, deadline));
+        Self { deadline, next_bookmark: first, timer: Box::pin(sleep_until(first.min(deadline))) }
+    }
+
+    /// When the bookmark before the end is due; watches shorter than that get none.
+    fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
+        deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
+    }
+
+    /// Whether a bookmark is due; if so the next one is scheduled.
+    fn bookmark_due(&mut self, now: Instant) -> bool {
+        if now < self.next_bookmark {
+            return false;
+        }
+        let last = Self::last_bookmark(now, self.deadline);
+        self.next_bookmark = if last > now { (now + BOOKMARK_PERIOD).min(last) } else { self.deadline };
+        let next = self.next_bookmark.min(self.deadline);
+        self.timer.as_mut().reset(next);
+        true
+    }
+}
+
+impl End {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Expired => "expired",
+            Self::TooLarge => "too_large",
+            Self::Drained => "drained",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+impl std::fmt::Debug for WatchSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WatchSession").field("feed", &self.lease.spec.key).field("told", &self.told).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,46 @@
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+
+use super::session::WatchSession;
+
+/// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
+#[derive(Debug)]
+pub struct WatchBody {
+    session: WatchSession,
+    batch: Vec<Bytes>,
+}
+
+/// Bytes pulled at a time: what one client may make us hold for it.
+pub(super) const BATCH_BYTES: usize = 32 << 10;
+
+impl WatchBody {
+    pub(super) fn new(session: WatchSession) -> Self {
+        Self { session, batch: Vec::new() }
+    }
+
+    pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.batch.clear();
+        match self.session.poll_frames(cx, BATCH_BYTES, &mut self.batch) {
+            Poll::Pending => {
+                // An idle watch keeps no buffer.
+                self.batch = Vec::new();
+                Poll::Pending
+            }
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Ready(Some(())) => Poll::Ready(Some(joined(&mut self.batch))),
+        }
+    }
+}
+
+/// One chunk of several frames. A single frame is shared with every other watch, not copied.
+fn joined(batch: &mut Vec<Bytes>) -> Bytes {
+    match batch.as_mut_slice() {
+        [only] => std::mem::take(only),
+        frames => {
+            let mut chunk = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
+            frames.iter().for_each(|frame| chunk.extend_from_slice(frame));
+            chunk.freeze()
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Watches over WebSocket, as the apiserver serves them (semantics.md §6).
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use http::header::{
+    CONNECTION, ORIGIN, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Utf8Bytes;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
+
+use super::body::ReplyBody;
+use super::session::WatchSession;
+use super::watch::BATCH_BYTES;
+use crate::wire::{Form, websocket_payload};
+
+/// Whether the request asks for a WebSocket: as the apiserver detects it, on HTTP/1.1 only.
+pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
+    let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
+    let connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket"))
+        && connection.into_iter().any(|value| value.to_ascii_lowercase().contains("upgrade"))
+}
+
+/// The 101 for a well-formed handshake, or the answer of the apiserver's library for one that is not.
+pub(super) fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
+    let refuse = |code: StatusCode, text: &'static str| {
+        let mut response = Response::new(ReplyBody::full(Bytes::from_static(text.as_bytes())));
+        *response.status_mut() = code;
+        response
+    };
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    if text(SEC_WEBSOCKET_VERSION) != Some("13") {
+        let mut response = refuse(StatusCode::BAD_REQUEST, "missing or bad WebSocket Version");
+        response.headers_mut().insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+        return Err(response);
+    }
+    let Some(key) = text(SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty()) else {
+        return Err(refuse(StatusCode::BAD_REQUEST, "mismatch challenge/response"));
+    };
+    // Any origin will do, but there must be one that parses.
+    if text(ORIGIN).is_none_or(|origin| origin.parse::<http::Uri>().is_err()) {
+        return Err(refuse(StatusCode::FORBIDDEN, ""));
+    }
+    let protocols: Vec<_> = headers
+        .get_all(SEC_WEBSOCKET_PROTOCOL)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|protocol| !protocol.is_empty())
+        .collect();
+    let mut response = Response::new(ReplyBody::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let answer = response.headers_mut();
+    answer.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    answer.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    if let Ok(accept) = HeaderValue::from_str(&derive_accept_key(key.as_bytes())) {
+        answer.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    }
+    match protocols.as_slice() {
+        [] => {}
+        [only] => {
+            if let Ok(protocol) = HeaderValue::from_str(only) {
+                answer.insert(SEC_WEBSOCKET_PROTOCOL, protocol);
+            }
+        }
+        _ => return Err(refuse(StatusCode::BAD_REQUEST, "")),
+    }
+    Ok(response)
+}
+
+/// Longest message a watch client may send; all of them are ignored (reliability.md D12).
+const MESSAGE_BYTES_MAX: usize = 4 << 10;
+/// How long a client may take to answer our close.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+
+/// Runs a watch on an upgraded connection until either side ends it.
+pub(super) async fn run(upgrade: OnUpgrade, form: Form, mut session: WatchSession) {
+    let Ok(upgraded) = upgrade.await else { return };
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MESSAGE_BYTES_MAX))
+        .max_frame_size(Some(MESSAGE_BYTES_MAX))
+        .write_buffer_size(0)
+        .max_write_buffer_size(usize::MAX);
+    let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
+    let mut batch = Vec::new();
+    loop {
+        batch.clear();
+        tokio::select! {
+            more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
+                None => break,
+                Some(()) => if send(&mut socket, form, &batch).await.is_err() { return },
+            },
+            message = socket.next() => match message {
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                // Pings are answered by the library when it is next written to or flushed.
+                Some(Ok(Message::Ping(_))) => if socket.flush().await.is_err() { return },
+                Some(Ok(_)) => {}
+            },
+        }
+    }
+    let goodbye = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::default() };
+    let _ = timeout(CLOSE_MAX, socket.close(Some(goodbye))).await;
+}
+
+type Failure = tokio_tungstenite::tungstenite::Error;
+
+/// One message per event: text for JSON, binary for protobuf.
+async fn send<S>(socket: &mut WebSocketStream<S>, form: Form, batch: &[Bytes]) -> Result<(), Failure>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    for frame in batch {
+        let payload = websocket_payload(form, frame);
+        let message = match form {
+            Form::Json => Message::Text(Utf8Bytes::try_from(payload)?),
+            Form::Protobuf => Message::Binary(payload),
+        };
+        socket.feed(message).await?;
+    }
+    socket.flush().await
+}

@@ -1,0 +1,28 @@
+//! The apiserver as we see it: credentials, connections, discovery, requests.
+//!
+//! **Invariants.** Watches, short requests and tunnels never share a connection: a stream that is not read, or a GOAWAY
+//! for somebody's bad credential, must not end a watch (reliability.md §0, findings 6 and 7). Redirects are never
+//! followed. A request that is not a read is sent at most once.
+
+mod client;
+mod credentials;
+mod discovery;
+mod error;
+mod forward;
+mod pool;
+mod refusal;
+
+pub(crate) use client::form_of;
+pub use client::{Client, Question};
+pub use credentials::{CredentialError, Source};
+pub use discovery::{Catalog, Origin, Resource};
+pub use error::Error;
+pub use forward::{Lane, strip_hop_by_hop};
+pub use pool::{Body, ResponseBody};
+pub use refusal::{set_retry_after, status_from_code};
+
+/// Largest body that is read whole: one page of a LIST, a discovery document, a Status.
+pub const BODY_BYTES_MAX: usize = 512 << 20;
+
+/// Header that names the proxies a request has passed, so that one that is its own upstream notices (reliability.md D22).
+pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-hops");

@@ -1,0 +1,173 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{ACCEPT, USER_AGENT};
+use http::{HeaderValue, Method, Request, Response, Uri};
+use http_body_util::{BodyExt, Empty};
+
+use super::credentials::{Credentials, put_all};
+use super::pool::{Body, Pool, Protocol, ResponseBody};
+use super::{BODY_BYTES_MAX, CredentialError, Error, Source, set_retry_after, status_from_code};
+use crate::kube::Status;
+use crate::wire::Form;
+
+/// Talks to one apiserver with our own credentials. Cloning shares the connections.
+#[derive(Clone, Debug)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    credentials: Credentials,
+    watches: Pool,
+    short: Pool,
+    /// Streams of others: followed logs, watches that are passed through. A connection each, so that one that is not
+    /// read can stall only itself.
+    long: Pool,
+    tunnels: Pool,
+    instance: String,
+}
+
+/// Which connections a request of ours may use, and how long it may take to be answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// A stream that lives for minutes.
+    Watch,
+    /// One answer.
+    Short,
+}
+
+/// Time to the response head of a request of ours; the apiserver's own limit is 60 s (semantics.md §2.7).
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl Client {
+    pub async fn connect(source: &Source) -> Result<Self, CredentialError> {
+        let credentials = Credentials::load(source).await?;
+        let shared = Shared {
+            watches: Pool::new(&credentials, Protocol::Multiplexed)?,
+            short: Pool::new(&credentials, Protocol::Multiplexed)?,
+            long: Pool::new(&credentials, Protocol::Single)?,
+            tunnels: Pool::new(&credentials, Protocol::Single)?,
+            credentials,
+            instance: format!("{:016x}", fastrand::u64(..)),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The address we talk to, for people.
+    pub fn url(&self) -> &Uri {
+        &self.shared.credentials.base
+    }
+
+    /// A name of this process, for recognizing its own requests.
+    pub fn instance(&self) -> &str {
+        &self.shared.instance
+    }
+
+    /// A GET of ours whose body is read as it comes. Anything but 200 is [`Error::Refused`].
+    pub async fn open(&self, kind: Question, path_and_query: &str, accept: &str) -> Result<Response<ResponseBody>, Error> {
+        let mut request = Request::builder()
+            .method(Method::GET)
+            .uri(self.uri(path_and_query)?)
+            .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
+            .body(Empty::new().map_err(|never| match never {}).boxed_unsync())
+            .map_err(|error| Error::Form(error.to_string()))?;
+        let accept = HeaderValue::from_str(accept).map_err(|error| Error::Form(error.to_string()))?;
+        request.headers_mut().insert(ACCEPT, accept);
+        let instance = HeaderValue::from_str(self.instance()).map_err(|error| Error::Form(error.to_string()))?;
+        request.headers_mut().insert(super::HOPS, instance);
+        put_all(request.headers_mut(), self.shared.credentials.headers().await?);
+        let pool = match kind {
+            Question::Watch => &self.shared.watches,
+            Question::Short => &self.shared.short,
+        };
+        let response = tokio::time::timeout(ANSWER_TIMEOUT, pool.send(request))
+            .await
+            .map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let (head, body) = response.into_parts();
+        let body = read_whole(body, STATUS_BYTES_MAX).await.unwrap_or_default();
+        Err(Error::Refused(Box::new(read_status(&head, &body))))
+    }
+
+    /// A GET of ours, read whole: its form by Content-Type, and the body.
+    pub async fn fetch(&self, path_and_query: &str, accept: &str) -> Result<(Option<Form>, Bytes), Error> {
+        let response = self.open(Question::Short, path_and_query, accept).await?;
+        let form = form_of(&response);
+        Ok((form, self.read(response).await?))
+    }
+
+    /// Reads the body of an answer of ours, whole.
+    pub async fn read(&self, response: Response<ResponseBody>) -> Result<Bytes, Error> {
+        read_whole(response.into_body(), BODY_BYTES_MAX).await
+    }
+
+    /// Sends somebody's request as it is, with our credentials in place of whatever identity it named.
+    pub(super) async fn send(&self, lane: super::Lane, mut request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        *request.uri_mut() = self.uri(path)?;
+        let ours = self.shared.credentials.headers().await?;
+        let headers = request.headers_mut();
+        let theirs: Vec<_> = headers.keys().filter(|name| Credentials::owns(name)).cloned().collect();
+        theirs.iter().for_each(|name| drop(headers.remove(name)));
+        put_all(headers, ours);
+        let pool = match lane {
+            super::Lane::Short => &self.shared.short,
+            super::Lane::Stream => &self.shared.long,
+            super::Lane::Tunnel => &self.shared.tunnels,
+        };
+        pool.send(request).await
+    }
+
+    fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
+        let base = &self.shared.credentials.base;
+        let prefix = base.path().trim_end_matches('/');
+        let mut parts = base.clone().into_parts();
+        let joined = format!("{prefix}{path_and_query}");
+        parts.path_and_query = Some(joined.parse().map_err(|error| Error::Form(format!("{joined}: {error}")))?);
+        Uri::from_parts(parts).map_err(|error| Error::Form(error.to_string()))
+    }
+}
+
+const STATUS_BYTES_MAX: usize = 1 << 20;
+
+/// The form that the response says it is in.
+pub(crate) fn form_of<B>(response: &Response<B>) -> Option<Form> {
+    let content_type = response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
+    Form::from_content_type(content_type)
+}
+
+async fn read_whole(mut body: ResponseBody, bytes_max: usize) -> Result<Bytes, Error> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.map_err(Error::Broken)?.into_data() {
+            if whole.len() + data.len() > bytes_max {
+                return Err(Error::TooLarge(bytes_max));
+            }
+            whole.extend_from_slice(&data);
+        }
+    }
+    Ok(whole.freeze())
+}
+
+/// The Status of a refusal; made up from the code when the body is none. `Retry-After` fills in for missing details.
+fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
+    let code = head.status.as_u16();
+    let parsed = if body.starts_with(b"k8s\0") { Status::from_protobuf(body) } else { Status::from_json(body) };
+    let mut status = parsed.unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(&body[..body.len().min(512)]);
+        status_from_code(code, text.trim())
+    });
+    if status.code == 0 {
+        status.code = i32::from(code);
+    }
+    let retry_after = head.headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    if let (None, Some(seconds)) = (status.retry_after_seconds(), retry_after) {
+        set_retry_after(&mut status, seconds);
+    }
+    status
+}

@@ -1,0 +1,140 @@
+use std::path::PathBuf;
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
+use kube_client::client::ConfigExt;
+use kube_client::config::{KubeConfigOptions, Kubeconfig};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::Error;
+
+/// Where our credentials come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A kubeconfig file: certificates, tokens, token files, exec plugins.
+    File(PathBuf),
+    /// The service account that a pod is given, with its rotation.
+    InCluster,
+    /// No credentials: the demo upstream.
+    Anonymous(Uri),
+}
+
+/// The credentials cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    #[error("kubeconfig {path}: {reason}")]
+    Kubeconfig { path: PathBuf, reason: String },
+    #[error("in-cluster configuration: {0} (outside of a cluster, name a kubeconfig with --kubeconfig)")]
+    InCluster(String),
+    #[error("upstream TLS verification is off (insecure-skip-tls-verify); name the cluster's CA instead")]
+    Insecure,
+    #[error("upstream TLS: {0}")]
+    Tls(String),
+    #[error("upstream credentials: {0}")]
+    Invalid(String),
+}
+
+type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Everything that a request to upstream needs besides itself.
+#[derive(Clone)]
+pub(super) struct Credentials {
+    pub(super) base: Uri,
+    pub(super) tls: rustls::ClientConfig,
+    pub(super) server_name: Option<String>,
+    headers: HeaderService,
+}
+
+impl Credentials {
+    pub(super) async fn load(source: &Source) -> Result<Self, CredentialError> {
+        let config = match source {
+            Source::File(path) => {
+                let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
+                let file = Kubeconfig::read_from(path).map_err(|error| fail(error.to_string()))?;
+                kube_client::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                    .await
+                    .map_err(|error| fail(error.to_string()))?
+            }
+            Source::InCluster => {
+                kube_client::Config::incluster().map_err(|error| CredentialError::InCluster(error.to_string()))?
+            }
+            Source::Anonymous(uri) => {
+                let mut config = kube_client::Config::new(uri.clone());
+                // Nothing to verify: plain HTTP. An empty root set also keeps the platform's roots from being read.
+                config.root_cert = Some(Vec::new());
+                config
+            }
+        };
+        if config.accept_invalid_certs {
+            return Err(CredentialError::Insecure);
+        }
+        Self::from_config(&config)
+    }
+
+    fn from_config(config: &kube_client::Config) -> Result<Self, CredentialError> {
+        let tls = config.rustls_client_config().map_err(|error| CredentialError::Tls(error.to_string()))?;
+        let invalid = |error: kube_client::Error| CredentialError::Invalid(error.to_string());
+        // The innermost service only hands the headers back, so that kube-client's layers (static tokens, rotating token
+        // files, exec plugins) decorate them.
+        let echo = service_fn(|request: Request<String>| async move {
+            let mut response = Response::new(String::new());
+            *response.headers_mut() = request.into_parts().0.headers;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(response)
+        });
+        let extra = config.extra_headers_layer().map_err(invalid)?;
+        let headers = match config.auth_layer().map_err(invalid)? {
+            Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo))),
+            None => BoxCloneSyncService::new(extra.layer(echo)),
+        };
+        let server_name = config.tls_server_name.clone();
+        Ok(Self { base: config.cluster_url.clone(), tls, server_name, headers })
+    }
+
+    /// The headers that make a request ours: the current token, refreshed when due, and configured extras.
+    pub(super) async fn headers(&self) -> Result<HeaderMap, Error> {
+        let response = self
+            .headers
+            .clone()
+            .oneshot(Request::new(String::new()))
+            .await
+            .map_err(|error| Error::Credentials(error.to_string()))?;
+        let mut headers = response.into_parts().0.headers;
+        if let Some(token) = headers.get_mut(AUTHORIZATION) {
+            token.set_sensitive(true);
+        }
+        Ok(headers)
+    }
+
+    /// Whether a header of this name is ours to set, so that a caller's must not pass.
+    pub(super) fn owns(name: &HeaderName) -> bool {
+        *name == AUTHORIZATION
+            || name.as_str().starts_with("impersonate-")
+            || name.as_str().starts_with("x-remote-")
+    }
+}
+
+impl std::fmt::Debug for Credentials {
+    /// Never a secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials").field("base", &self.base).finish_non_exhaustive()
+    }
+}
+
+/// Puts `ours` into `headers`, replacing what is there.
+pub(super) fn put_all(headers: &mut HeaderMap<HeaderValue>, ours: HeaderMap<HeaderValue>) {
+    let mut last = None;
+    for (name, value) in ours {
+        match name {
+            Some(name) => {
+                headers.insert(name.clone(), value);
+                last = Some(name);
+            }
+            None => {
+                if let Some(name) = &last {
+                    headers.append(name.clone(), value);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+use crate::kube::Status;
+use crate::wire::WireError;
+
+/// Why upstream could not be asked, or what it answered instead.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No connection, or it broke before the answer began.
+    #[error("upstream cannot be reached: {0}")]
+    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The answer broke off.
+    #[error("upstream's answer broke off: {0}")]
+    Broken(#[source] hyper::Error),
+    /// No answer in time.
+    #[error("upstream did not answer within {0:?}")]
+    Timeout(std::time::Duration),
+    /// Our credentials could not be read or refreshed.
+    #[error("upstream credentials: {0}")]
+    Credentials(String),
+    /// An answer other than success.
+    #[error("upstream answered {}: {}", .0.code, .0.message)]
+    Refused(Box<Status>),
+    /// An answer that is not in a form we read.
+    #[error("upstream answered in an unexpected form: {0}")]
+    Form(String),
+    /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
+    #[error("upstream's answer is larger than {0} bytes")]
+    TooLarge(usize),
+    /// An answer that does not decode.
+    #[error("upstream's answer does not decode: {0}")]
+    Wire(#[from] WireError),
+}
+
+impl Error {
+    /// The Status code of a refusal.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Refused(status) => u16::try_from(status.code).ok(),
+            _ => None,
+        }
+    }
+
+    /// Whether history before this point is gone (410, `Expired` or `Gone`).
+    pub fn is_expired(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.is_expired())
+    }
+
+    /// How long upstream asked to be left alone, in seconds.
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        match self {
+            Self::Refused(status) => status.retry_after_seconds().map(u64::from),
+            _ => None,
+        }
+    }
+}

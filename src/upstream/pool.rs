@@ -1,0 +1,153 @@
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use parking_lot::Mutex;
+
+use super::credentials::Credentials;
+use super::{CredentialError, Error};
+
+/// A request body on its way upstream.
+pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+type Connections = legacy::Client<HttpsConnector<HttpConnector>, Body>;
+
+/// Which protocol a pool speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// HTTP/2 where upstream offers it: many requests a connection.
+    Multiplexed,
+    /// HTTP/1.1: one request a connection at a time.
+    Single,
+}
+
+/// Connections of one kind of traffic.
+///
+/// Long-lived streams are spread: a connection takes at most [`STREAMS_MAX`](Self::STREAMS_MAX) of them, below the
+/// apiserver's own limit of 100 (semantics.md §7.1), beyond which requests would queue behind watches that never end.
+#[derive(Debug)]
+pub(super) struct Pool {
+    credentials: Credentials,
+    protocol: Protocol,
+    shards: Mutex<Vec<Shard>>,
+}
+
+#[derive(Debug, Clone)]
+struct Shard {
+    connections: Connections,
+    streams: Arc<AtomicUsize>,
+}
+
+/// A place on a connection, given back on drop.
+#[derive(Debug)]
+pub(super) struct Slot {
+    streams: Arc<AtomicUsize>,
+}
+
+impl Pool {
+    const STREAMS_MAX: usize = 80;
+    const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+    /// client-go's numbers: ping after 30 s of silence, give up 15 s later (semantics.md §9.1).
+    const PING_AFTER: Duration = Duration::from_secs(30);
+    const PING_TIMEOUT: Duration = Duration::from_secs(15);
+    const STREAM_WINDOW: u32 = 4 << 20;
+    /// Four streams' worth, so that one stream that is not read cannot stall its neighbours at once.
+    const CONNECTION_WINDOW: u32 = 16 << 20;
+
+    pub(super) fn new(credentials: &Credentials, protocol: Protocol) -> Result<Self, CredentialError> {
+        let pool = Self { credentials: credentials.clone(), protocol, shards: Mutex::new(Vec::new()) };
+        pool.shards.lock().push(pool.shard()?);
+        Ok(pool)
+    }
+
+    /// Sends a request; its place on the connection is held until the response body has been dropped.
+    pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
+        let (connections, slot) = self.place();
+        let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
+        Ok(response.map(|incoming| ResponseBody { incoming, _slot: slot }))
+    }
+
+    fn place(&self) -> (Connections, Slot) {
+        let mut shards = self.shards.lock();
+        let free = shards.iter().find(|shard| shard.streams.load(Ordering::Relaxed) < Self::STREAMS_MAX).cloned();
+        let shard = free.unwrap_or_else(|| match (self.protocol, self.shard()) {
+            (Protocol::Multiplexed, Ok(shard)) => {
+                shards.push(shard.clone());
+                shard
+            }
+            // HTTP/1.1 opens a connection per request by itself.
+            _ => shards[0].clone(),
+        });
+        shard.streams.fetch_add(1, Ordering::Relaxed);
+        (shard.connections, Slot { streams: shard.streams })
+    }
+
+    fn shard(&self) -> Result<Shard, CredentialError> {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_keepalive(Some(Self::PING_AFTER));
+        tcp.set_connect_timeout(Some(Self::CONNECT_TIMEOUT));
+        let mut tls = HttpsConnectorBuilder::new().with_tls_config(self.credentials.tls.clone()).https_or_http();
+        if let Some(name) = &self.credentials.server_name {
+            let name = name.clone().try_into().map_err(|_| CredentialError::Tls(format!("bad tls-server-name {name:?}")))?;
+            tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
+        }
+        let connector = match self.protocol {
+            Protocol::Multiplexed => tls.enable_all_versions().wrap_connector(tcp),
+            Protocol::Single => tls.enable_http1().wrap_connector(tcp),
+        };
+        let connections = legacy::Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(60))
+            .http2_keep_alive_interval(Self::PING_AFTER)
+            .http2_keep_alive_timeout(Self::PING_TIMEOUT)
+            .http2_initial_stream_window_size(Self::STREAM_WINDOW)
+            .http2_initial_connection_window_size(Self::CONNECTION_WINDOW)
+            .http2_max_header_list_size(1 << 20)
+            .retry_canceled_requests(false)
+            .build(connector);
+        Ok(Shard { connections, streams: Arc::new(AtomicUsize::new(0)) })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A response body that holds its place on the connection.
+#[derive(Debug)]
+pub struct ResponseBody {
+    incoming: Incoming,
+    _slot: Slot,
+}
+
+impl hyper::body::Body for ResponseBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.incoming).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}

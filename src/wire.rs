@@ -1,0 +1,47 @@
+//! L1 wire: bytes ⇄ values, without I/O.
+//!
+//! Everything a feed carries passes here twice. On the way in, a [`FrameSplitter`] cuts a watch stream into frames and
+//! an [`ObjectReader`] turns frames and LIST pages into [`Object`]s. On the way out, an [`Envelope`] puts the same
+//! bodies back into watch frames, LIST and GET answers, and a [`BookmarkTemplate`] writes bookmarks.
+//!
+//! **Body identity** (encodings.md §6) carries the design: the bytes of one revision are the same in a LIST item, a GET
+//! answer and every watch event; only a prefix and a suffix of at most ~100 bytes differ. So a body is held once, and
+//! nothing here ever re-encodes an object:
+//!
+//! | form, shape | [`Object::body`] | LIST item | watch object and GET |
+//! |---|---|---|---|
+//! | JSON, built-in | from `"metadata":` to the final `}` | `{` body | `{"kind":"K","apiVersion":"V",` body |
+//! | JSON, custom | the whole object, keys sorted | body | body |
+//! | protobuf | the message | `12` length body | `k8s\0` Unknown{TypeMeta, body, "", ""} |
+//!
+//! **Invariants.** Input is peer input: nothing in it can panic, and a value is returned whole or not at all. A
+//! serialization that we would not reproduce byte for byte is refused ([`WireError::Layout`]), never approximated: the
+//! caller forwards such a resource instead of caching it. No allocation is sized by a length that a peer merely claims.
+//!
+//! Who calls: `reflect` reads, `cache` holds [`Object`]s and frames, `serve` writes. Nothing here knows of either.
+
+mod bookmark;
+mod envelope;
+mod error;
+mod form;
+mod json_document;
+mod json_object;
+mod list_frame;
+mod object;
+mod path_trie;
+mod proto_document;
+mod proto_object;
+mod protobuf;
+mod reader;
+mod splitter;
+#[cfg(test)]
+mod tests;
+
+pub use bookmark::BookmarkTemplate;
+pub use envelope::{Envelope, websocket_payload};
+pub use error::WireError;
+pub use form::{Form, Shape};
+pub use list_frame::{ListFrame, ListMeta};
+pub use object::Object;
+pub use reader::{ErrorEvent, ListPage, ObjectReader, WatchItem};
+pub use splitter::FrameSplitter;

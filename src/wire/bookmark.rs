@@ -1,0 +1,236 @@
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::envelope::json_text;
+use super::object::Digits;
+use super::proto_object::{META_ANNOTATIONS, META_RESOURCE_VERSION};
+use super::protobuf::{self, Fields, map_entry, put_field, put_header};
+use super::{Envelope, Form, Object, Shape, WireError};
+use crate::kube::{EventType, ResourceVersion};
+
+/// The last upstream bookmark as a template, re-stamped for each bookmark sent.
+///
+/// A bookmark is the zero-value object of its kind, and what a zero value prints is the server's own (`"spec":{…}` with
+/// required fields, `"creationTimestamp":null` before 1.34, a deprecated annotation of DaemonSets): taken over as it is
+/// (semantics.md §4.4). The initial-events-end annotation is put in and out among the others as Go's encoder would.
+#[derive(Debug, Clone)]
+pub struct BookmarkTemplate {
+    envelope: Envelope,
+    plain: Hole,
+    initial_events_end: Hole,
+}
+
+/// A body with a hole where the resourceVersion's digits were.
+#[derive(Debug, Clone)]
+struct Hole {
+    /// JSON: the body up to the digits. Protobuf: the metadata fields before the resourceVersion.
+    before: Vec<u8>,
+    /// JSON: the body from the digits on. Protobuf: the metadata fields after the resourceVersion.
+    after: Vec<u8>,
+    /// Protobuf: the body's fields after the metadata.
+    rest: Vec<u8>,
+}
+
+impl BookmarkTemplate {
+    /// From a BOOKMARK's object, of the envelope's form and shape. It may or may not carry the annotation.
+    ///
+    /// # Errors
+    /// Those of reading, if `object` is not of the envelope's form and shape.
+    pub fn from_object(envelope: &Envelope, object: &Object) -> Result<Self, WireError> {
+        let holes = |end| match envelope.form() {
+            Form::Json => Hole::in_json(envelope.shape(), object.body(), end),
+            Form::Protobuf => Hole::in_protobuf(object.body(), end),
+        };
+        if object.form() != envelope.form() {
+            return Err(WireError::WrongForm);
+        }
+        Ok(Self { envelope: envelope.clone(), plain: holes(false)?, initial_events_end: holes(true)? })
+    }
+
+    /// Metadata only, for use until upstream has sent a bookmark: what 1.34 and later send for kinds without required
+    /// fields, and what every decoder reads as the zero value of the others.
+    pub fn minimal(envelope: &Envelope) -> Self {
+        let hole = |end| Hole::minimal(envelope, end);
+        Self { envelope: envelope.clone(), plain: hole(false), initial_events_end: hole(true) }
+    }
+
+    /// A whole BOOKMARK frame at `rv`, with the annotation `"k8s.io/initial-events-end":"true"` if it closes the
+    /// initial events, and without it otherwise.
+    pub fn frame(&self, rv: ResourceVersion, initial_events_end: bool) -> Bytes {
+        let hole = if initial_events_end { &self.initial_events_end } else { &self.plain };
+        let mut digits = Digits::default();
+        let body = hole.filled(self.envelope.form(), digits.write(rv));
+        self.envelope.frame(EventType::Bookmark, &body)
+    }
+}
+
+impl Hole {
+    fn minimal(envelope: &Envelope, end: bool) -> Self {
+        let hole = match (envelope.form(), envelope.shape()) {
+            (Form::Protobuf, _) => Self::in_protobuf(&MINIMAL_PROTOBUF, end),
+            (Form::Json, shape @ Shape::BuiltIn) => Self::in_json(shape, MINIMAL_METADATA.as_bytes(), end),
+            (Form::Json, shape @ Shape::Custom) => {
+                let (api_version, kind) = (json_text(envelope.api_version()), json_text(envelope.kind()));
+                let object = format!(r#"{{"apiVersion":{api_version},"kind":{kind},{MINIMAL_METADATA}"#);
+                Self::in_json(shape, object.as_bytes(), end)
+            }
+        };
+        hole.expect("the minimal bodies are well-formed")
+    }
+
+    fn filled(&self, form: Form, digits: &[u8]) -> BytesMut {
+        let Self { before, after, rest } = self;
+        let mut out = BytesMut::with_capacity(before.len() + digits.len() + after.len() + rest.len() + HEADERS_MAX);
+        match form {
+            Form::Json => {
+                out.put_slice(before);
+                out.put_slice(digits);
+                out.put_slice(after);
+            }
+            Form::Protobuf => {
+                put_header(&mut out, METADATA, before.len() + protobuf::field_len(digits.len()) + after.len());
+                out.put_slice(before);
+                put_field(&mut out, RESOURCE_VERSION, digits);
+                out.put_slice(after);
+                out.put_slice(rest);
+            }
+        }
+        out
+    }
+
+    fn in_json(shape: Shape, body: &[u8], end: bool) -> Result<Self, WireError> {
+        let body = std::str::from_utf8(body).map_err(|_| WireError::NotUtf8)?;
+        // The body of a built-in kind is an object but for its brace.
+        let brace = if shape == Shape::BuiltIn { "{" } else { "" };
+        let document = format!("{brace}{body}");
+        let Top { metadata } = serde_json::from_str(&document)?;
+        let at = metadata.get().as_ptr().addr() - document.as_ptr().addr();
+
+        let mut fields: Vec<(String, String)> = entries(metadata.get())?;
+        let annotations = fields.iter().find(|(key, _)| key == "annotations");
+        let mut annotations: Vec<(String, String)> = annotations.map_or(Ok(Vec::new()), |(_, raw)| entries(raw))?;
+        annotations.retain(|(key, _)| key != INITIAL_EVENTS_END);
+        fields.retain(|(key, _)| key != "annotations");
+        if end {
+            let place = annotations.partition_point(|(key, _)| key.as_str() < INITIAL_EVENTS_END);
+            annotations.insert(place, (INITIAL_EVENTS_END.to_owned(), r#""true""#.to_owned()));
+        }
+        if !annotations.is_empty() {
+            let before_annotations = |(key, _): &(String, String)| match shape {
+                Shape::BuiltIn => !AFTER_ANNOTATIONS.contains(&key.as_str()),
+                Shape::Custom => key.as_str() < "annotations",
+            };
+            let place = fields.iter().position(|field| !before_annotations(field)).unwrap_or(fields.len());
+            fields.insert(place, ("annotations".to_owned(), object_of(&annotations)));
+        }
+        let version =
+            fields.iter().position(|(key, _)| key == "resourceVersion").ok_or(WireError::BadResourceVersion)?;
+        let (before, after) = (members(&fields[..version]), members(&fields[version + 1..]));
+        let comma = |part: &str| if part.is_empty() { "" } else { "," };
+        let head = format!("{}{{{before}{}\"resourceVersion\":\"", &document[brace.len()..at], comma(&before));
+        let tail = format!("\"{}{after}}}{}", comma(&after), &document[at + metadata.get().len()..]);
+        Ok(Self { before: head.into(), after: tail.into(), rest: Vec::new() })
+    }
+
+    fn in_protobuf(body: &[u8], end: bool) -> Result<Self, WireError> {
+        let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
+        let metadata = &body[at..at + len];
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        let (mut version_seen, mut pending) = (false, end);
+        let mut fields = Fields::new(metadata);
+        while let Some(field) = fields.next()? {
+            let annotation = if field.number == META_ANNOTATIONS { Some(map_entry(field.bytes()?)?.0) } else { None };
+            if field.number == META_RESOURCE_VERSION {
+                version_seen = true;
+                continue;
+            }
+            if annotation == Some(INITIAL_EVENTS_END) {
+                continue;
+            }
+            // Fields are written by number and annotations by key: ours goes before the first that sorts after it.
+            let place = (field.number, annotation.unwrap_or_default());
+            if pending && place > (META_ANNOTATIONS, INITIAL_EVENTS_END) {
+                put_initial_events_end(&mut after);
+                pending = false;
+            }
+            let out = if version_seen { &mut after } else { &mut before };
+            out.extend_from_slice(&metadata[field.start..field.end]);
+        }
+        if pending {
+            put_initial_events_end(&mut after);
+        }
+        if !version_seen {
+            return Err(WireError::BadResourceVersion);
+        }
+        Ok(Self { before, after, rest: body[at + len..].to_vec() })
+    }
+}
+
+#[derive(Deserialize)]
+struct Top<'a> {
+    #[serde(borrow)]
+    metadata: &'a RawValue,
+}
+
+/// The members of a JSON object in their order, values as they are spelled.
+fn entries(object: &str) -> Result<Vec<(String, String)>, WireError> {
+    struct Members;
+
+    impl<'de> serde::de::Visitor<'de> for Members {
+        type Value = Vec<(String, String)>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut members = Vec::new();
+            while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
+                members.push((key, value.get().to_owned()));
+            }
+            Ok(members)
+        }
+    }
+
+    let mut deserializer = serde_json::Deserializer::from_str(object);
+    Ok(serde::Deserializer::deserialize_map(&mut deserializer, Members)?)
+}
+
+fn object_of(entries: &[(String, String)]) -> String {
+    format!("{{{}}}", members(entries))
+}
+
+fn members(entries: &[(String, String)]) -> String {
+    let member = |(key, value): &(String, String)| format!("{}:{value}", json_text(key));
+    entries.iter().map(member).collect::<Vec<_>>().join(",")
+}
+
+fn put_initial_events_end(out: &mut Vec<u8>) {
+    let len = protobuf::field_len(INITIAL_EVENTS_END.len()) + protobuf::field_len("true".len());
+    put_header(out, ANNOTATIONS, len);
+    put_field(out, 1, INITIAL_EVENTS_END.as_bytes());
+    put_field(out, 2, b"true");
+}
+
+/// On the bookmark that closes a watch-list's initial events, with the value `true`.
+pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// `ObjectMeta`'s fields that are declared after `annotations`, one of them gone since 1.24.
+const AFTER_ANNOTATIONS: [&str; 4] = ["ownerReferences", "finalizers", "clusterName", "managedFields"];
+
+/// The end of an object, from its metadata on.
+const MINIMAL_METADATA: &str = r#""metadata":{"resourceVersion":"1"}}"#;
+
+/// The same with what Go always writes of an `ObjectMeta`: name, `generateName`, namespace, `selfLink`, uid,
+/// resourceVersion, generation and an empty `creationTimestamp`.
+const MINIMAL_PROTOBUF: [u8; 19] =
+    [0x0a, 17, 0x0a, 0, 0x12, 0, 0x1a, 0, 0x22, 0, 0x2a, 0, 0x32, 1, b'1', 0x38, 0, 0x42, 0];
+
+/// Numbers as the writers take them.
+const METADATA: u8 = 1;
+const RESOURCE_VERSION: u8 = 6;
+const ANNOTATIONS: u8 = 12;
+
+/// Tags and lengths that [`Hole::filled`] adds.
+const HEADERS_MAX: usize = 16;

@@ -1,0 +1,61 @@
+use std::fmt;
+
+/// The encoding a feed is fetched in and served in, verbatim.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Form {
+    Json,
+    Protobuf,
+}
+
+/// How the apiserver lays out one resource's JSON. Protobuf has one layout, and ignores this.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Shape {
+    /// Go structs: declaration order, `TypeMeta` first, and list items without `TypeMeta`.
+    BuiltIn,
+    /// Custom resources: keys sorted at every level, and list items with `TypeMeta` (semantics.md §5.4).
+    Custom,
+}
+
+impl Form {
+    /// `json` or `protobuf`: for logs, metric labels and configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Protobuf => "protobuf",
+        }
+    }
+
+    /// The `Content-Type` of GET, LIST and error answers, to the byte (semantics.md §5.3).
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+
+    /// The `Content-Type` of watch answers. JSON has no `;stream=watch` there, even if it was asked for (§5.3).
+    pub fn watch_media_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+        }
+    }
+
+    /// The form of an *upstream* answer, from its `Content-Type`. Parameters are ignored, except that `as=` (a Table or
+    /// `PartialObjectMetadata`) is no form of the resource itself. `None` for every other media type.
+    pub fn from_content_type(value: &str) -> Option<Self> {
+        let mut parts = value.split(';').map(str::trim);
+        let media_type = parts.next()?;
+        let converted = |part: &str| part.split_once('=').is_some_and(|(key, _)| key.trim().eq_ignore_ascii_case("as"));
+        if parts.any(converted) {
+            return None;
+        }
+        [Self::Json, Self::Protobuf].into_iter().find(|form| media_type.eq_ignore_ascii_case(form.media_type()))
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

@@ -1,0 +1,305 @@
+//! Reading one JSON object: a single validating pass that keeps only what a [`PathTrie`] asks for.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use memchr::memchr2;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
+
+use super::WireError;
+use super::bookmark::INITIAL_EVENTS_END;
+use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
+use super::path_trie::{FieldSlots, NodeId, PathTrie};
+use crate::kube::{Attributes, FieldTable, ObjectKey, ResourceVersion};
+
+/// What to read from the objects of one feed.
+pub(super) struct JsonPaths {
+    trie: PathTrie<Box<str>>,
+    metadata: NodeId,
+    labels: NodeId,
+    fields: Vec<FieldSlots>,
+}
+
+/// What one pass has found; texts are borrowed from the document unless they have escapes.
+pub(super) struct Found<'de> {
+    document: &'de str,
+    texts: Vec<Option<Cow<'de, str>>>,
+    labels: Vec<(Box<str>, Box<str>)>,
+    has_metadata: bool,
+}
+
+impl JsonPaths {
+    pub(super) fn new(table: &FieldTable) -> Self {
+        let mut trie = PathTrie::new();
+        let under_metadata = |step: &str| [Box::from("metadata"), Box::from(step)];
+        // The order of these is that of the slot constants below.
+        for (slot, step) in ["name", "namespace", "resourceVersion"].into_iter().enumerate() {
+            assert_eq!(trie.slot(under_metadata(step)), slot, "slots are numbered in the order of asking");
+        }
+        trie.slot([Box::from("kind")]);
+        trie.slot([Box::from("apiVersion")]);
+        trie.slot(["metadata".into(), "annotations".into(), INITIAL_EVENTS_END.into()]);
+        let metadata = trie.node([Box::from("metadata")]);
+        let labels = trie.node(under_metadata("labels"));
+        let fields = FieldSlots::json(&mut trie, table);
+        Self { trie, metadata, labels, fields }
+    }
+
+    /// Reads `document`, which must be exactly one JSON value.
+    pub(super) fn read<'de>(&self, document: &'de str) -> Result<Found<'de>, WireError> {
+        let texts = vec![None; self.trie.slots()];
+        let mut found = Found { document, texts, labels: Vec::new(), has_metadata: false };
+        let mut deserializer = serde_json::Deserializer::from_str(document);
+        Walk { paths: self, node: PathTrie::<Box<str>>::ROOT, found: &mut found }.deserialize(&mut deserializer)?;
+        deserializer.end()?;
+        check_depth(document)?;
+        if found.has_metadata { Ok(found) } else { Err(WireError::NoMetadata) }
+    }
+
+    /// Turns what was found into an object's parts. The body begins `body_at` bytes into the document.
+    pub(super) fn reading(&self, found: Found<'_>, body_at: usize) -> Result<Reading, WireError> {
+        let (rv, rv_at) = found.resource_version(body_at)?;
+        let key = ObjectKey::new(found.text(NAMESPACE), found.text(NAME));
+        let Found { texts, mut labels, .. } = found;
+        sort_labels(&mut labels)?;
+        // A text may serve two fields (events' reportingComponent): copy, do not take.
+        let text = |slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Box::from));
+        let fields = self.fields.iter().map(|field| field.value(text)).collect::<Result<_, _>>()?;
+        Ok(Reading { key, rv, rv_at, attributes: Attributes { labels: labels.into(), fields } })
+    }
+}
+
+impl Found<'_> {
+    pub(super) fn name(&self) -> &str {
+        self.text(NAME)
+    }
+
+    pub(super) fn namespace(&self) -> &str {
+        self.text(NAMESPACE)
+    }
+
+    pub(super) fn document(&self) -> &str {
+        self.document
+    }
+
+    pub(super) fn kind(&self) -> Option<&str> {
+        self.texts[KIND].as_deref()
+    }
+
+    pub(super) fn api_version(&self) -> Option<&str> {
+        self.texts[API_VERSION].as_deref()
+    }
+
+    pub(super) fn is_initial_events_end(&self) -> bool {
+        self.text(INITIAL_EVENTS_END_SLOT) == "true"
+    }
+
+    fn text(&self, slot: usize) -> &str {
+        self.texts[slot].as_deref().unwrap_or_default()
+    }
+
+    fn resource_version(&self, body_at: usize) -> Result<(ResourceVersion, RvSpan), WireError> {
+        // Borrowed means that the digits stand in the document as they are, so that they can be overwritten there.
+        let Some(Cow::Borrowed(digits)) = self.texts[RESOURCE_VERSION] else {
+            return Err(WireError::BadResourceVersion);
+        };
+        let rv = parse_resource_version(digits)?;
+        let in_document = digits.as_ptr().addr() - self.document.as_ptr().addr();
+        let offset = in_document.checked_sub(body_at).and_then(|offset| u32::try_from(offset).ok());
+        let offset = offset.ok_or(WireError::BadResourceVersion)?;
+        Ok((rv, RvSpan { offset, len: u8::try_from(digits.len()).map_err(|_| WireError::BadResourceVersion)? }))
+    }
+}
+
+/// `serde_json` skips values without recursion, so its own limit does not apply to them; Go's decoder has this one.
+fn check_depth(document: &str) -> Result<(), WireError> {
+    // A level takes two bytes: what most objects are cannot be too deep, and is not looked at again.
+    if document.len() <= 2 * DEPTH_MAX {
+        return Ok(());
+    }
+    let bytes = document.as_bytes();
+    let (mut depth, mut at) = (0_usize, 0);
+    while let Some(byte) = bytes.get(at) {
+        at += 1;
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b'"' => at = string_end(bytes, at),
+            _ => {}
+        }
+        if depth > DEPTH_MAX {
+            return Err(WireError::TooDeep);
+        }
+    }
+    Ok(())
+}
+
+/// Just after the string whose text starts at `at`.
+fn string_end(bytes: &[u8], mut at: usize) -> usize {
+    while let Some(step) = memchr2(b'"', b'\\', bytes.get(at..).unwrap_or_default()) {
+        at += step + 1;
+        if bytes[at - 1] == b'"' {
+            return at;
+        }
+        at += 1;
+    }
+    bytes.len()
+}
+
+/// The value at one node of the trie.
+struct Walk<'p, 'f, 'de> {
+    paths: &'p JsonPaths,
+    node: NodeId,
+    found: &'f mut Found<'de>,
+}
+
+impl<'de> Walk<'_, '_, 'de> {
+    fn put(self, text: Cow<'de, str>) {
+        if let Some(slot) = self.paths.trie.slot_at(self.node) {
+            self.found.texts[slot] = Some(text);
+        }
+    }
+
+    /// A number or boolean. Names and versions must be strings; a selectable field of a custom resource need not be.
+    fn put_scalar<E: Error>(self, value: Unexpected<'_>, text: impl fmt::Display) -> Result<(), E> {
+        match self.paths.trie.slot_at(self.node) {
+            Some(slot) if slot < FIELDS_FROM => Err(E::invalid_type(value, &"a string")),
+            _ => {
+                self.put(Cow::Owned(text.to_string()));
+                Ok(())
+            }
+        }
+    }
+
+    fn child(&mut self, node: NodeId) -> Walk<'_, '_, 'de> {
+        Walk { paths: self.paths, node, found: self.found }
+    }
+
+    fn visit_labels<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some((Text(key), Text(value))) = map.next_entry()? {
+            self.found.labels.push((key.into(), value.into()));
+        }
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Walk<'_, '_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Walk<'_, '_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a Kubernetes object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        if self.node == self.paths.labels {
+            return self.visit_labels(map);
+        }
+        self.found.has_metadata |= self.node == self.paths.metadata;
+        // One bit for each child seen. A second value for a key would make "the" value a matter of who reads.
+        let mut seen = 0_u64;
+        while let Some(step) = map.next_key_seed(Step { paths: self.paths, node: self.node })? {
+            let Some((at, node)) = step else {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            };
+            let bit = 1_u64.checked_shl(u32::try_from(at).unwrap_or(u32::MAX)).unwrap_or(0);
+            if seen & bit != 0 {
+                return Err(A::Error::custom("a key occurs twice"));
+            }
+            seen |= bit;
+            map.next_value_seed(self.child(node))?;
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
+        if let Some((_, first)) = self.paths.trie.child(self.node, |step| &**step == "0")
+            && seq.next_element_seed(self.child(first))?.is_none()
+        {
+            return Ok(());
+        }
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<(), E> {
+        self.put(Cow::Borrowed(text));
+        Ok(())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
+        self.put(Cow::Owned(text.to_owned()));
+        Ok(())
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<(), E> {
+        self.put_scalar(Unexpected::Bool(value), value)
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<(), E> {
+        self.put_scalar(Unexpected::Signed(value), value)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<(), E> {
+        self.put_scalar(Unexpected::Unsigned(value), value)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<(), E> {
+        self.put_scalar(Unexpected::Float(value), value)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+/// A key at one node: its place among the node's children, and the child; `None` for keys that nobody asked for.
+struct Step<'p> {
+    paths: &'p JsonPaths,
+    node: NodeId,
+}
+
+impl<'de> DeserializeSeed<'de> for Step<'_> {
+    type Value = Option<(usize, NodeId)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Step<'_> {
+    type Value = Option<(usize, NodeId)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(self.paths.trie.child(self.node, |step| **step == *text))
+    }
+}
+
+/// A string that is borrowed whenever it has no escapes.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// Slots of [`JsonPaths`]; those from `FIELDS_FROM` on are selectable fields.
+const NAME: usize = 0;
+const NAMESPACE: usize = 1;
+const RESOURCE_VERSION: usize = 2;
+const KIND: usize = 3;
+const API_VERSION: usize = 4;
+const INITIAL_EVENTS_END_SLOT: usize = 5;
+const FIELDS_FROM: usize = 6;
+
+/// `maxNestingDepth` of Go's encoding/json and of the apiserver's own decoder.
+const DEPTH_MAX: usize = 10_000;

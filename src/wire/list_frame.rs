@@ -1,0 +1,137 @@
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::Shape;
+use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
+use super::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
+use crate::kube::ResourceVersion;
+
+/// A LIST's own metadata.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListMeta {
+    pub resource_version: ResourceVersion,
+    /// Empty on the last page.
+    pub continue_token: String,
+    /// Printed when set. The apiserver sets it only beside a continue token, and not for selections.
+    pub remaining: Option<i64>,
+}
+
+/// The pieces of a LIST answer: [`head`](Self::head), [`put_item`](Self::put_item) for each body, [`tail`](Self::tail).
+///
+/// Pieces, so that a large list is written in chunks and never held twice. A protobuf head carries the length of all
+/// items: sum [`item_len`](Self::item_len) over them first.
+#[derive(Debug, Clone)]
+pub struct ListFrame {
+    layout: Layout,
+    head: Bytes,
+    tail: Bytes,
+}
+
+#[derive(Debug, Clone)]
+enum Layout {
+    /// Items without the `{` that the list puts before each body of a built-in kind, or with it.
+    Json { item_prefix: &'static [u8] },
+    /// `head` is the document up to Unknown's raw field.
+    Protobuf { list_meta: Bytes },
+}
+
+impl ListFrame {
+    pub(super) fn json(shape: Shape, api_version: &str, list_kind: &str, meta: &ListMeta) -> Self {
+        let (kind, api_version) = (json_text(list_kind), json_text(api_version));
+        let ListMeta { resource_version, continue_token, remaining } = meta;
+        let token = json_text(continue_token);
+        let remaining = remaining.map(|count| format!(r#","remainingItemCount":{count}"#)).unwrap_or_default();
+        let (head, tail, item_prefix) = match shape {
+            Shape::BuiltIn => {
+                let token = if continue_token.is_empty() { String::new() } else { format!(r#","continue":{token}"#) };
+                let meta = format!(r#"{{"resourceVersion":"{resource_version}"{token}{remaining}}}"#);
+                let head = format!(r#"{{"kind":{kind},"apiVersion":{api_version},"metadata":{meta},"items":["#);
+                (head, "]}\n".to_owned(), b"{".as_slice())
+            }
+            Shape::Custom => {
+                let meta = format!(r#"{{"continue":{token}{remaining},"resourceVersion":"{resource_version}"}}"#);
+                let head = format!(r#"{{"apiVersion":{api_version},"items":["#);
+                (head, format!("],\"kind\":{kind},\"metadata\":{meta}}}\n"), b"".as_slice())
+            }
+        };
+        Self { layout: Layout::Json { item_prefix }, head: head.into(), tail: tail.into() }
+    }
+
+    /// `head` is the document up to Unknown's raw field: magic and `TypeMeta`.
+    pub(super) fn protobuf(head: Vec<u8>, meta: &ListMeta) -> Self {
+        let ListMeta { resource_version, continue_token, remaining } = meta;
+        let mut fields = BytesMut::new();
+        put_field(&mut fields, LIST_META_SELF_LINK, b"");
+        put_field(&mut fields, LIST_META_RESOURCE_VERSION, resource_version.to_string().as_bytes());
+        put_field(&mut fields, LIST_META_CONTINUE, continue_token.as_bytes());
+        if let Some(count) = remaining {
+            fields.put_u8(LIST_META_REMAINING << 3);
+            put_varint(&mut fields, count.cast_unsigned());
+        }
+        let mut list_meta = BytesMut::new();
+        put_field(&mut list_meta, LIST_METADATA, &fields);
+        let layout = Layout::Protobuf { list_meta: list_meta.freeze() };
+        Self { layout, head: head.into(), tail: Bytes::from_static(&UNKNOWN_TAIL) }
+    }
+
+    /// Bytes that an item with a body of `body_len` bytes adds, its prefix and one separator included.
+    pub fn item_len(&self, body_len: usize) -> usize {
+        match self.layout {
+            Layout::Json { item_prefix } => SEPARATOR + item_prefix.len() + body_len,
+            Layout::Protobuf { .. } => field_len(body_len),
+        }
+    }
+
+    /// What comes before the first of `items` items whose [`item_len`](Self::item_len)s sum up to `items_len`.
+    pub fn head(&self, items: usize, items_len: usize) -> Bytes {
+        let Layout::Protobuf { list_meta } = &self.layout else { return self.head.clone() };
+        debug_assert!(items > 0 || items_len == 0);
+        let raw_len = list_meta.len() + items_len;
+        let mut out = BytesMut::with_capacity(self.head.len() + 1 + varint_len(raw_len as u64) + list_meta.len());
+        out.put_slice(&self.head);
+        put_header(&mut out, UNKNOWN_RAW, raw_len);
+        out.put_slice(list_meta);
+        out.freeze()
+    }
+
+    /// Appends one item; `first` says that none has been put yet.
+    pub fn put_item(&self, first: bool, body: &[u8], out: &mut impl BufMut) {
+        match self.layout {
+            Layout::Json { item_prefix } => {
+                if !first {
+                    out.put_u8(b',');
+                }
+                out.put_slice(item_prefix);
+            }
+            Layout::Protobuf { .. } => put_header(out, LIST_ITEMS, body.len()),
+        }
+        out.put_slice(body);
+    }
+
+    /// What comes after the last item.
+    pub fn tail(&self) -> Bytes {
+        self.tail.clone()
+    }
+
+    /// Bytes of the whole answer; arguments as for [`head`](Self::head).
+    pub fn content_length(&self, items: usize, items_len: usize) -> usize {
+        match &self.layout {
+            // Each item_len counts a separator, and the first item has none.
+            Layout::Json { .. } => self.head.len() + items_len - SEPARATOR.min(items) + self.tail.len(),
+            Layout::Protobuf { list_meta } => {
+                self.head.len() + field_len(list_meta.len() + items_len) + self.tail.len()
+            }
+        }
+    }
+}
+
+/// The comma between JSON items.
+const SEPARATOR: usize = 1;
+
+/// Fields of every list message, and of `ListMeta`.
+pub(super) const LIST_METADATA: u8 = 1;
+pub(super) const LIST_ITEMS: u8 = 2;
+const LIST_META_SELF_LINK: u8 = 1;
+pub(super) const LIST_META_RESOURCE_VERSION: u8 = 2;
+pub(super) const LIST_META_CONTINUE: u8 = 3;
+const LIST_META_REMAINING: u8 = 4;
+const _: () = assert!(tag(LIST_ITEMS) == 0x12, "what the apiserver's streaming encoder hardcodes");

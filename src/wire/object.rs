@@ -1,0 +1,151 @@
+use std::fmt;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::protobuf::{self, put_varint, varint_len};
+use super::{Form, WireError};
+use crate::kube::{Attributes, ObjectKey, ResourceVersion};
+
+/// One revision of one object, immutable. The body is held once: store, ring, LIST and every frame share it.
+///
+/// Only an [`ObjectReader`](super::ObjectReader) makes one, so its parts agree with its bytes. Cloning shares the body
+/// but copies `attributes`: hold it in an `Arc`.
+#[derive(Clone)]
+pub struct Object {
+    /// Empty for a bookmark, which has no name.
+    pub key: ObjectKey,
+    /// Never 0.
+    pub rv: ResourceVersion,
+    pub attributes: Attributes,
+    body: Bytes,
+    rv_at: RvSpan,
+    form: Form,
+    /// Bytes of the allocation that `body` keeps alive: its own, or the whole watch frame it is a slice of.
+    held: u32,
+}
+
+/// Where the resourceVersion's digits are in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20 digits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RvSpan {
+    pub(super) offset: u32,
+    pub(super) len: u8,
+}
+
+/// What a reader has found in one body.
+pub(super) struct Reading {
+    pub(super) key: ObjectKey,
+    pub(super) rv: ResourceVersion,
+    pub(super) rv_at: RvSpan,
+    pub(super) attributes: Attributes,
+}
+
+impl Object {
+    /// `held` is the size of the allocation behind `body`; `reading.rv_at` must lie inside `body`.
+    pub(super) fn new(form: Form, body: Bytes, held: usize, reading: Reading) -> Self {
+        let Reading { key, rv, rv_at, attributes } = reading;
+        debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
+        Self { key, rv, attributes, body, rv_at, form, held: u32::try_from(held).unwrap_or(u32::MAX) }
+    }
+
+    /// The bytes in the normal form described in [`wire`](super), as upstream wrote them.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The encoding of [`body`](Self::body).
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// The body with `rv` in place of its own resourceVersion and nothing else changed: what the apiserver sends when
+    /// an object leaves a watch's selection (semantics.md §4.2). In protobuf the lengths around it follow the digit
+    /// count. One allocation of exact size; none when `rv` is the object's own.
+    pub fn restamped(&self, rv: ResourceVersion) -> Bytes {
+        if rv == self.rv {
+            return self.body.clone();
+        }
+        let mut digits = Digits::default();
+        let digits = digits.write(rv);
+        let (start, end) = (self.rv_at.offset as usize, self.rv_at.offset as usize + usize::from(self.rv_at.len));
+        match self.form {
+            Form::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
+            Form::Protobuf => self.restamped_protobuf(start, end, digits),
+        }
+    }
+
+    /// Bytes to charge for holding this object: the allocation behind its body (all of the frame, if it came by watch),
+    /// its key and attributes, and itself. An estimate: allocator overhead is not in it.
+    pub fn size(&self) -> usize {
+        let Attributes { labels, fields } = &self.attributes;
+        let labels: usize = labels.iter().map(|(key, value)| LABEL + key.len() + value.len()).sum();
+        let fields: usize = fields.iter().map(|field| FIELD + field.len()).sum();
+        size_of::<Self>() + self.held as usize + self.key.as_str().len() + labels + fields
+    }
+
+    fn restamped_protobuf(&self, start: usize, end: usize, digits: &[u8]) -> Bytes {
+        let (metadata_at, metadata_len) = protobuf::leading_message(&self.body)
+            .expect("the reader accepts no body that does not start with metadata");
+        let metadata_end = metadata_at + metadata_len;
+        // The digits' own length is the one byte before them: at most 20, and the reader refuses longer spellings of
+        // it.
+        let length_at = start - 1;
+        let new_len = metadata_len - (end - start) + digits.len();
+
+        let mut body =
+            BytesMut::with_capacity(1 + varint_len(new_len as u64) + new_len + self.body.len() - metadata_end);
+        body.put_u8(self.body[0]);
+        put_varint(&mut body, new_len as u64);
+        body.put_slice(&self.body[metadata_at..length_at]);
+        put_varint(&mut body, digits.len() as u64);
+        body.put_slice(digits);
+        body.put_slice(&self.body[end..]);
+        debug_assert_eq!(body.len(), body.capacity());
+        body.freeze()
+    }
+}
+
+/// `Object { default/web-1 @ 4711, 9690 bytes of protobuf }`: never the content, which may be a Secret's.
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Object {{ {} @ {}, {} bytes of {} }}", self.key, self.rv, self.body.len(), self.form)
+    }
+}
+
+/// A usable version: 0 and the empty string mean "any" in requests, and no object or list is at them.
+pub(super) fn parse_resource_version(digits: &str) -> Result<ResourceVersion, WireError> {
+    digits.parse().ok().filter(|rv| *rv != ResourceVersion(0)).ok_or(WireError::BadResourceVersion)
+}
+
+/// Go prints maps sorted and protobuf is written sorted: normally this finds nothing to do.
+pub(super) fn sort_labels(labels: &mut [(Box<str>, Box<str>)]) -> Result<(), WireError> {
+    let sorted = |labels: &[(Box<str>, Box<str>)]| labels.windows(2).all(|pair| pair[0].0 < pair[1].0);
+    if !sorted(labels) {
+        labels.sort_unstable();
+        if !sorted(labels) {
+            return Err(WireError::Layout("a label occurs twice"));
+        }
+    }
+    Ok(())
+}
+
+/// The decimal digits of a resourceVersion, without an allocation.
+#[derive(Default)]
+pub(super) struct Digits([u8; 20]);
+
+impl Digits {
+    pub(super) fn write(&mut self, rv: ResourceVersion) -> &[u8] {
+        let mut at = self.0.len();
+        let mut rest = rv.0;
+        loop {
+            at -= 1;
+            self.0[at] = b'0' + u8::try_from(rest % 10).expect("a digit");
+            rest /= 10;
+            if rest == 0 {
+                return &self.0[at..];
+            }
+        }
+    }
+}
+
+const LABEL: usize = size_of::<(Box<str>, Box<str>)>();
+const FIELD: usize = size_of::<Box<str>>();

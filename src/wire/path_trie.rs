@@ -1,0 +1,115 @@
+use crate::kube::{FieldKind, FieldTable};
+
+/// The paths to read from each object of a feed, merged into a tree: one walk over the object visits them all, and
+/// everything off these paths is skipped. Steps are JSON keys or protobuf field numbers.
+pub(super) struct PathTrie<K> {
+    nodes: Vec<Node<K>>,
+    slots: usize,
+}
+
+pub(super) type NodeId = usize;
+
+struct Node<K> {
+    /// A text or number found here is kept under this slot.
+    slot: Option<usize>,
+    /// A handful at most: a scan beats a map.
+    children: Vec<(K, NodeId)>,
+}
+
+/// Where one selectable field's value is: slots in the order they are tried.
+pub(super) struct FieldSlots {
+    pub(super) kind: FieldKind,
+    slots: Vec<usize>,
+}
+
+impl<K: PartialEq> PathTrie<K> {
+    pub(super) const ROOT: NodeId = 0;
+
+    pub(super) fn new() -> Self {
+        Self { nodes: vec![Node { slot: None, children: Vec::new() }], slots: 0 }
+    }
+
+    /// Adds the path, and returns the node at its end.
+    pub(super) fn node(&mut self, path: impl IntoIterator<Item = K>) -> NodeId {
+        let mut at = Self::ROOT;
+        for step in path {
+            at = match self.nodes[at].children.iter().find(|(key, _)| *key == step) {
+                Some((_, child)) => *child,
+                None => self.add_child(at, step),
+            };
+        }
+        at
+    }
+
+    /// Adds the path, and returns the slot of what it leads to: the same one for the same path.
+    pub(super) fn slot(&mut self, path: impl IntoIterator<Item = K>) -> usize {
+        let node = self.node(path);
+        *self.nodes[node].slot.get_or_insert_with(|| {
+            self.slots += 1;
+            self.slots - 1
+        })
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    pub(super) fn slot_at(&self, node: NodeId) -> Option<usize> {
+        self.nodes[node].slot
+    }
+
+    pub(super) fn is_leaf(&self, node: NodeId) -> bool {
+        self.nodes[node].children.is_empty()
+    }
+
+    /// The child for which `is_step` holds: its place among its siblings, and its node.
+    #[inline]
+    pub(super) fn child(&self, node: NodeId, is_step: impl Fn(&K) -> bool) -> Option<(usize, NodeId)> {
+        self.nodes[node].children.iter().enumerate().find(|(_, (key, _))| is_step(key)).map(|(at, (_, id))| (at, *id))
+    }
+
+    fn add_child(&mut self, parent: NodeId, step: K) -> NodeId {
+        let id = self.nodes.len();
+        self.nodes.push(Node { slot: None, children: Vec::new() });
+        self.nodes[parent].children.push((step, id));
+        id
+    }
+}
+
+impl FieldSlots {
+    /// `paths` are one field's alternatives, of which the first that is present and not empty wins.
+    pub(super) fn new<K: PartialEq, P: IntoIterator<Item = K>>(
+        kind: FieldKind,
+        trie: &mut PathTrie<K>,
+        paths: impl IntoIterator<Item = P>,
+    ) -> Self {
+        Self { kind, slots: paths.into_iter().map(|path| trie.slot(path)).collect() }
+    }
+
+    /// All of a table's fields, in its order.
+    pub(super) fn json(trie: &mut PathTrie<Box<str>>, table: &FieldTable) -> Vec<Self> {
+        let step = |step: &String| step.as_str().into();
+        table.fields.iter().map(|f| Self::new(f.kind, trie, f.json.iter().map(|path| path.iter().map(step)))).collect()
+    }
+
+    /// The same by field numbers.
+    pub(super) fn protobuf(trie: &mut PathTrie<u32>, table: &FieldTable) -> Vec<Self> {
+        table.fields.iter().map(|f| Self::new(f.kind, trie, f.proto.iter().map(|path| path.iter().copied()))).collect()
+    }
+
+    /// The first of the field's places for which `text` has something other than `""`, else what absence means.
+    pub(super) fn value<E>(&self, mut text: impl FnMut(usize) -> Result<Option<Box<str>>, E>) -> Result<Box<str>, E> {
+        for &slot in &self.slots {
+            match text(slot)? {
+                Some(value) if !value.is_empty() => return Ok(value),
+                _ => {}
+            }
+        }
+        Ok(match self.kind {
+            FieldKind::Text | FieldKind::Any => "",
+            FieldKind::Bool => "false",
+            FieldKind::Integer => "0",
+        }
+        .into())
+    }
+}

@@ -1,0 +1,108 @@
+//! The protobuf around objects: watch events, Unknown documents and Status.
+
+use super::WireError;
+use super::envelope::{
+    EVENT_OBJECT, EVENT_TYPE, LENGTH_PREFIX, RAW_EXTENSION_RAW, UNKNOWN_CONTENT_ENCODING, UNKNOWN_CONTENT_TYPE,
+    UNKNOWN_RAW, UNKNOWN_TYPE_META,
+};
+use super::json_document::{Status, StatusDetails};
+use super::protobuf::{Fields, MAGIC, Value, map_entry};
+use crate::kube::EventType;
+
+/// `k8s\0` and Unknown, taken apart.
+pub(super) struct Document<'a> {
+    pub(super) api_version: &'a str,
+    pub(super) kind: &'a str,
+    pub(super) raw: &'a [u8],
+}
+
+impl<'a> Document<'a> {
+    /// Takes a whole document apart. What follows is checked against its own lengths.
+    pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
+        let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongForm)?;
+        let (mut type_meta, mut raw) = (None, None);
+        let mut fields = Fields::new(unknown);
+        while let Some(field) = fields.next()? {
+            let bytes = field.bytes()?;
+            let number = u8::try_from(field.number).unwrap_or(u8::MAX);
+            let repeated = match number {
+                UNKNOWN_TYPE_META => type_meta.replace(bytes).is_some(),
+                UNKNOWN_RAW => raw.replace(bytes).is_some(),
+                // Were it compressed, or something other than protobuf, it would say so here.
+                UNKNOWN_CONTENT_ENCODING | UNKNOWN_CONTENT_TYPE => !bytes.is_empty(),
+                _ => true,
+            };
+            if repeated {
+                return Err(WireError::Protobuf("not a plain Unknown document"));
+            }
+        }
+        // Same message as a map entry: two strings, numbered 1 and 2.
+        let (api_version, kind) = map_entry(type_meta.unwrap_or_default())?;
+        // An absent raw is the empty message, which has no metadata.
+        Ok(Self { api_version, kind, raw: raw.unwrap_or_default() })
+    }
+}
+
+/// Cuts a watch frame into its type and the document inside.
+pub(super) fn split_event(frame: &[u8]) -> Result<(EventType, &[u8]), WireError> {
+    let (prefix, message) = frame.split_first_chunk::<LENGTH_PREFIX>().ok_or(WireError::Truncated)?;
+    let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
+    if len > message.len() {
+        return Err(if prefix.starts_with(b"{") { WireError::WrongForm } else { WireError::Truncated });
+    }
+    if len < message.len() {
+        return Err(WireError::Protobuf("bytes after the watch event"));
+    }
+    let (mut event_type, mut object) = (None, None);
+    let mut fields = Fields::new(message);
+    while let Some(field) = fields.next()? {
+        let repeated = match u8::try_from(field.number).unwrap_or(u8::MAX) {
+            EVENT_TYPE => event_type.replace(field.bytes()?).is_some(),
+            EVENT_OBJECT => object.replace(field.bytes()?).is_some(),
+            _ => true,
+        };
+        if repeated {
+            return Err(WireError::Protobuf("not a plain WatchEvent"));
+        }
+    }
+    let event_type = event_type.and_then(|name| std::str::from_utf8(name).ok()).and_then(EventType::parse);
+    let event_type = event_type.ok_or(WireError::UnknownEventType)?;
+    let document = sole_field(object.unwrap_or_default(), RAW_EXTENSION_RAW)?;
+    Ok((event_type, document))
+}
+
+/// The payload of the one field, numbered `number`, that `message` must consist of.
+fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
+    let mut fields = Fields::new(message);
+    match (fields.next()?, fields.next()?) {
+        (Some(field), None) if field.number == u32::from(number) => field.bytes(),
+        _ => Err(WireError::Protobuf("not a plain RawExtension")),
+    }
+}
+
+/// Status: message = 3, reason = 4, details = 5, code = 6; `StatusDetails`: `retryAfterSeconds` = 5.
+pub(super) fn status(document: &[u8]) -> Result<Status, WireError> {
+    let mut status = Status { code: 0, reason: String::new(), message: String::new(), details: None };
+    let mut fields = Fields::new(Document::split(document)?.raw);
+    while let Some(field) = fields.next()? {
+        match (field.number, field.value) {
+            (3, _) => field.text()?.clone_into(&mut status.message),
+            (4, _) => field.text()?.clone_into(&mut status.reason),
+            (5, _) => status.details = Some(status_details(field.bytes()?)?),
+            (6, Value::Varint(code)) => status.code = code.cast_signed(),
+            _ => {}
+        }
+    }
+    Ok(status)
+}
+
+fn status_details(message: &[u8]) -> Result<StatusDetails, WireError> {
+    let mut details = StatusDetails { retry_after_seconds: 0 };
+    let mut fields = Fields::new(message);
+    while let Some(field) = fields.next()? {
+        if let (5, Value::Varint(seconds)) = (field.number, field.value) {
+            details.retry_after_seconds = seconds.cast_signed();
+        }
+    }
+    Ok(details)
+}

@@ -1,0 +1,140 @@
+//! Reading one protobuf object: a field walk that steps over everything a [`PathTrie`] does not ask for, so that its
+//! cost does not depend on the object's size (encodings.md §4).
+
+use super::WireError;
+use super::bookmark::INITIAL_EVENTS_END;
+use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
+use super::path_trie::{FieldSlots, NodeId, PathTrie};
+use super::protobuf::{self, Fields, Value, map_entry};
+use crate::kube::{Attributes, FieldKind, FieldTable, ObjectKey, ResourceVersion};
+
+/// What to read from the objects of one feed.
+pub(super) struct ProtoPaths {
+    trie: PathTrie<u32>,
+    fields: Vec<FieldSlots>,
+}
+
+/// The fields of an `ObjectMeta` that are read.
+#[derive(Default)]
+pub(super) struct Metadata<'a> {
+    pub(super) name: &'a str,
+    pub(super) namespace: &'a str,
+    resource_version: &'a str,
+    labels: Vec<(Box<str>, Box<str>)>,
+    pub(super) initial_events_end: bool,
+}
+
+impl ProtoPaths {
+    pub(super) fn new(table: &FieldTable) -> Self {
+        let mut trie = PathTrie::new();
+        let fields = FieldSlots::protobuf(&mut trie, table);
+        Self { trie, fields }
+    }
+
+    /// Reads the selectable fields of `body` and joins them with its metadata.
+    pub(super) fn reading(&self, body: &[u8], metadata: Metadata<'_>) -> Result<Reading, WireError> {
+        let (rv, rv_at) = metadata.resource_version(body)?;
+        let mut values = vec![None; self.trie.slots()];
+        // Also without selectable fields: the top level is three fields, and a body cut short shows there.
+        self.walk(PathTrie::<u32>::ROOT, body, &mut values)?;
+        let field = |field: &FieldSlots| field.value(|slot| values[slot].map(|v| render(field.kind, v)).transpose());
+        let fields = self.fields.iter().map(field).collect::<Result<_, _>>()?;
+        let Metadata { name, namespace, mut labels, .. } = metadata;
+        sort_labels(&mut labels)?;
+        let key = ObjectKey::new(namespace, name);
+        Ok(Reading { key, rv, rv_at, attributes: Attributes { labels: labels.into(), fields } })
+    }
+
+    fn walk<'a>(&self, node: NodeId, message: &'a [u8], values: &mut [Option<Value<'a>>]) -> Result<(), WireError> {
+        // One bit for each child seen: of a repeated field only the first element counts.
+        let mut seen = 0_u64;
+        let mut fields = Fields::new(message);
+        while let Some(field) = fields.next()? {
+            if field.number == OBJECT_METADATA && node == PathTrie::<u32>::ROOT && field.start > 0 {
+                return Err(WireError::Protobuf("an object with two metadata fields"));
+            }
+            let Some((at, child)) = self.trie.child(node, |number| *number == field.number) else { continue };
+            let bit = 1_u64.checked_shl(u32::try_from(at).unwrap_or(u32::MAX)).unwrap_or(0);
+            if seen & bit != 0 {
+                continue;
+            }
+            seen |= bit;
+            if let Some(slot) = self.trie.slot_at(child) {
+                values[slot] = Some(field.value);
+            }
+            if !self.trie.is_leaf(child) {
+                self.walk(child, field.bytes()?, values)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Metadata<'a> {
+    /// Reads field 1 of `body`, which must come first, as Go writes it.
+    pub(super) fn read(body: &'a [u8]) -> Result<Self, WireError> {
+        let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
+        let mut metadata = Self::default();
+        let mut fields = Fields::new(&body[at..at + len]);
+        while let Some(field) = fields.next()? {
+            match field.number {
+                META_NAME => metadata.name = field.text()?,
+                META_NAMESPACE => metadata.namespace = field.text()?,
+                META_RESOURCE_VERSION if !metadata.resource_version.is_empty() => {
+                    return Err(WireError::BadResourceVersion);
+                }
+                META_RESOURCE_VERSION => metadata.resource_version = field.text()?,
+                META_LABELS => {
+                    let (key, value) = map_entry(field.bytes()?)?;
+                    metadata.labels.push((key.into(), value.into()));
+                }
+                META_ANNOTATIONS => {
+                    // Only bookmarks have it, but asking is cheaper than knowing: the length differs first.
+                    let entry = field.bytes()?;
+                    metadata.initial_events_end |= entry.len() == INITIAL_EVENTS_END_ENTRY_LEN
+                        && map_entry(entry)? == (INITIAL_EVENTS_END, "true");
+                }
+                _ => {}
+            }
+        }
+        Ok(metadata)
+    }
+
+    fn resource_version(&self, body: &[u8]) -> Result<(ResourceVersion, RvSpan), WireError> {
+        let digits = self.resource_version;
+        let rv = parse_resource_version(digits)?;
+        let at = digits.as_ptr().addr() - body.as_ptr().addr();
+        let len = u8::try_from(digits.len()).map_err(|_| WireError::BadResourceVersion)?;
+        // Re-stamping rewrites the one length byte before the digits. It follows its tag; a longer spelling of the same
+        // length would have a continuation byte between the two.
+        let header = at.checked_sub(2).and_then(|header| body.get(header..at));
+        if header != Some(&[RESOURCE_VERSION_TAG, len]) {
+            return Err(WireError::BadResourceVersion);
+        }
+        Ok((rv, RvSpan { offset: u32::try_from(at).map_err(|_| WireError::BadResourceVersion)?, len }))
+    }
+}
+
+/// A selectable field's text (semantics.md §8.1).
+fn render(kind: FieldKind, value: Value<'_>) -> Result<Box<str>, WireError> {
+    Ok(match (kind, value) {
+        (FieldKind::Text | FieldKind::Any, Value::Bytes(bytes)) => protobuf::text(bytes)?.into(),
+        (FieldKind::Bool, Value::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),
+        (FieldKind::Integer | FieldKind::Any, Value::Varint(number)) => number.cast_signed().to_string().into(),
+        _ => return Err(WireError::Protobuf("selectable field of another type than its table says")),
+    })
+}
+
+/// Field 1 of every top-level kind.
+const OBJECT_METADATA: u32 = 1;
+
+/// `ObjectMeta`.
+pub(super) const META_NAME: u32 = 1;
+pub(super) const META_NAMESPACE: u32 = 3;
+pub(super) const META_RESOURCE_VERSION: u32 = 6;
+pub(super) const META_LABELS: u32 = 11;
+pub(super) const META_ANNOTATIONS: u32 = 12;
+const RESOURCE_VERSION_TAG: u8 = protobuf::tag(6);
+
+/// Key and value, each with tag and length.
+const INITIAL_EVENTS_END_ENTRY_LEN: usize = 2 + INITIAL_EVENTS_END.len() + 2 + "true".len();

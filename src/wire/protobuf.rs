@@ -1,0 +1,181 @@
+//! Protobuf by hand: a cursor over one message's fields, and the few writers that envelopes need. No schema: the field
+//! numbers are with those who read them.
+
+use bytes::BufMut;
+
+use super::WireError;
+
+/// Before every top-level document (semantics.md §5.5).
+pub(super) const MAGIC: &[u8; 4] = b"k8s\0";
+
+/// A cursor over the fields of one message.
+pub(super) struct Fields<'a> {
+    message: &'a [u8],
+    at: usize,
+}
+
+/// One field as it is on the wire.
+#[derive(Clone, Copy)]
+pub(super) struct RawField<'a> {
+    pub(super) number: u32,
+    pub(super) value: Value<'a>,
+    /// Where the tag begins in the message.
+    pub(super) start: usize,
+    /// Where the field ends in the message.
+    pub(super) end: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Value<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    /// `fixed32` and `fixed64`: skipped; nothing that is read has these types.
+    Fixed,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(message: &'a [u8]) -> Self {
+        Self { message, at: 0 }
+    }
+
+    /// The next field; `None` at the end. Lengths are checked against the message before they are believed.
+    #[inline]
+    pub(super) fn next(&mut self) -> Result<Option<RawField<'a>>, WireError> {
+        if self.at == self.message.len() {
+            return Ok(None);
+        }
+        let start = self.at;
+        let tag = self.varint()?;
+        let number = u32::try_from(tag >> 3).ok().filter(|number| (1..=FIELD_NUMBER_MAX).contains(number));
+        let number = number.ok_or(WireError::Protobuf("impossible field number"))?;
+        let value = match tag & 7 {
+            0 => Value::Varint(self.varint()?),
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let len = self.varint()?;
+                Value::Bytes(self.take(len)?)
+            }
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            _ => return Err(WireError::Protobuf("wire type that the apiserver does not use")),
+        };
+        Ok(Some(RawField { number, value, start, end: self.at }))
+    }
+
+    #[inline]
+    fn take(&mut self, len: u64) -> Result<&'a [u8], WireError> {
+        let rest = &self.message[self.at..];
+        let len = usize::try_from(len).ok().filter(|len| *len <= rest.len()).ok_or(WireError::Truncated)?;
+        self.at += len;
+        Ok(&rest[..len])
+    }
+
+    #[inline]
+    fn varint(&mut self) -> Result<u64, WireError> {
+        let (value, len) = varint(&self.message[self.at..])?;
+        self.at += len;
+        Ok(value)
+    }
+}
+
+impl<'a> RawField<'a> {
+    pub(super) fn bytes(&self) -> Result<&'a [u8], WireError> {
+        match self.value {
+            Value::Bytes(bytes) => Ok(bytes),
+            _ => Err(WireError::Protobuf("wire type differs from the API's")),
+        }
+    }
+
+    pub(super) fn text(&self) -> Result<&'a str, WireError> {
+        text(self.bytes()?)
+    }
+}
+
+pub(super) fn text(bytes: &[u8]) -> Result<&str, WireError> {
+    std::str::from_utf8(bytes).map_err(|_| WireError::Protobuf("text is not UTF-8"))
+}
+
+/// The payload (offset, length) of a field 1 with which `message` starts, if it does and it is length-delimited.
+pub(super) fn leading_message(message: &[u8]) -> Option<(usize, usize)> {
+    if *message.first()? != tag(1) {
+        return None;
+    }
+    let (len, width) = varint(&message[1..]).ok()?;
+    let len = usize::try_from(len).ok()?;
+    let at = 1 + width;
+    (len <= message.len() - at).then_some((at, len))
+}
+
+/// One `map<string, string>` entry; an absent key or value is `""`.
+pub(super) fn map_entry(entry: &[u8]) -> Result<(&str, &str), WireError> {
+    let (mut key, mut value) = ("", "");
+    let mut fields = Fields::new(entry);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => key = field.text()?,
+            2 => value = field.text()?,
+            _ => return Err(WireError::Protobuf("map entry with a third field")),
+        }
+    }
+    Ok((key, value))
+}
+
+/// Reads one varint: its value and its width.
+#[inline]
+fn varint(bytes: &[u8]) -> Result<(u64, usize), WireError> {
+    match bytes.first() {
+        Some(&byte) if byte < 0x80 => Ok((u64::from(byte), 1)),
+        _ => long_varint(bytes),
+    }
+}
+
+fn long_varint(bytes: &[u8]) -> Result<(u64, usize), WireError> {
+    let mut value = 0_u64;
+    for (at, &byte) in bytes.iter().take(10).enumerate() {
+        // The tenth byte has room for the last bit of 64 only.
+        if at == 9 && byte > 1 {
+            return Err(WireError::Protobuf("varint of more than 64 bits"));
+        }
+        value |= u64::from(byte & 0x7f) << (7 * at);
+        if byte < 0x80 {
+            return Ok((value, at + 1));
+        }
+    }
+    // Ten bytes end by returning, one way or the other: what is left is a varint cut short.
+    Err(WireError::Truncated)
+}
+
+/// The tag byte of a length-delimited field; `number` < 16.
+pub(super) const fn tag(number: u8) -> u8 {
+    number << 3 | 2
+}
+
+/// Bytes that [`put_varint`] writes.
+pub(super) fn varint_len(value: u64) -> usize {
+    ((64 - (value | 1).leading_zeros()) as usize).div_ceil(7)
+}
+
+pub(super) fn put_varint(out: &mut impl BufMut, mut value: u64) {
+    while value >= 0x80 {
+        out.put_u8(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    out.put_u8(value.to_le_bytes()[0]);
+}
+
+/// Bytes of a length-delimited field (number < 16) whose payload is `len` long.
+pub(super) fn field_len(len: usize) -> usize {
+    1 + varint_len(len as u64) + len
+}
+
+/// Tag and length of a length-delimited field; the payload is for the caller to put.
+pub(super) fn put_header(out: &mut impl BufMut, number: u8, len: usize) {
+    out.put_u8(tag(number));
+    put_varint(out, len as u64);
+}
+
+pub(super) fn put_field(out: &mut impl BufMut, number: u8, payload: &[u8]) {
+    put_header(out, number, payload.len());
+    out.put_slice(payload);
+}
+
+const FIELD_NUMBER_MAX: u32 = (1 << 29) - 1;

@@ -1,0 +1,317 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use memchr::memchr;
+
+use super::json_document::{self, Page, Status, utf8};
+use super::json_object::{Found, JsonPaths};
+use super::list_frame::{LIST_ITEMS, LIST_META_CONTINUE, LIST_META_RESOURCE_VERSION, LIST_METADATA};
+use super::object::parse_resource_version;
+use super::proto_document::{self, Document};
+use super::proto_object::{Metadata, ProtoPaths};
+use super::protobuf::Fields;
+use super::{Form, Object, Shape, WireError};
+use crate::kube::{EventType, FieldTable, ResourceVersion};
+
+/// Reads the objects of one feed.
+///
+/// Made once per feed: the table's paths are compiled here, and each object is then read in one pass. `&self`
+/// everywhere, so one reader serves a feed's LIST and all its watches.
+pub struct ObjectReader {
+    shape: Shape,
+    fields: Arc<FieldTable>,
+    paths: Paths,
+    expected: Option<TypeMeta>,
+}
+
+enum Paths {
+    Json(JsonPaths),
+    Protobuf(ProtoPaths),
+}
+
+struct TypeMeta {
+    api_version: String,
+    kind: String,
+}
+
+/// One watch frame, read.
+#[derive(Debug)]
+pub enum WatchItem {
+    /// A change to one object.
+    Change {
+        /// Added, Modified or Deleted.
+        event_type: EventType,
+        /// Its body is a slice of `frame`: the event's bytes are held once.
+        object: Object,
+        /// Verbatim; equal to [`Envelope::frame`](super::Envelope::frame) of `event_type` and the body.
+        frame: Bytes,
+    },
+    /// Everything up to `rv` has been sent.
+    Bookmark {
+        /// The zero-value object of the kind, with an empty key: for [`BookmarkTemplate`](super::BookmarkTemplate).
+        object: Object,
+        rv: ResourceVersion,
+        /// It closes the initial events of a watch-list.
+        initial_events_end: bool,
+    },
+    /// The watch is over.
+    Error { event: ErrorEvent },
+}
+
+/// An ERROR event's Status: the parts that decide what to do, and the whole as it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ErrorEvent {
+    /// As an HTTP status; 0 when absent.
+    pub code: i64,
+    /// `Expired`, `InternalError`, …; may be empty.
+    pub reason: String,
+    pub message: String,
+    /// `details.retryAfterSeconds`, when positive.
+    pub retry_after_seconds: Option<u32>,
+    /// The encoded Status, as [`Envelope::error_frame`](super::Envelope::error_frame) takes it: bare JSON, or `k8s\0`
+    /// and Unknown.
+    pub status: Bytes,
+}
+
+/// One page of a LIST, read.
+#[derive(Debug)]
+pub struct ListPage {
+    /// The collection's version, the same on every page of one list.
+    pub resource_version: ResourceVersion,
+    /// Empty on the last page.
+    pub continue_token: String,
+    /// In upstream's order. Each body is an allocation of its own and of exact size; none keeps the page alive.
+    pub items: Vec<Object>,
+    /// The list's own kind: `PodList`.
+    pub kind: String,
+    pub api_version: String,
+}
+
+impl ObjectReader {
+    /// A reader of `form`, which extracts what `fields` names besides key, version and labels. `shape` matters to JSON
+    /// only.
+    pub fn new(form: Form, shape: Shape, fields: Arc<FieldTable>) -> Self {
+        let paths = match form {
+            Form::Json => Paths::Json(JsonPaths::new(&fields)),
+            Form::Protobuf => Paths::Protobuf(ProtoPaths::new(&fields)),
+        };
+        Self { shape, fields, paths, expected: None }
+    }
+
+    /// Makes it an error ([`WireError::WrongKind`]) that an object with `TypeMeta` is of another kind. Without it, a
+    /// stream of, say, Tables would be read as objects.
+    #[must_use]
+    pub fn expecting(self, api_version: &str, kind: &str) -> Self {
+        let expected = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };
+        Self { expected: Some(expected), ..self }
+    }
+
+    pub fn form(&self) -> Form {
+        match self.paths {
+            Paths::Json(_) => Form::Json,
+            Paths::Protobuf(_) => Form::Protobuf,
+        }
+    }
+
+    /// The table that the order of [`Attributes::fields`](crate::kube::Attributes) follows.
+    pub fn fields(&self) -> &Arc<FieldTable> {
+        &self.fields
+    }
+
+    /// Reads one whole frame, as a [`FrameSplitter`](super::FrameSplitter) gives it.
+    ///
+    /// # Errors
+    /// Every [`WireError`] except `FrameTooLarge` below 4 GiB.
+    pub fn watch_event(&self, frame: Bytes) -> Result<WatchItem, WireError> {
+        check_size(&frame)?;
+        let (event_type, document) = match self.paths {
+            Paths::Json(_) => json_document::split_event(&frame)?,
+            Paths::Protobuf(_) => proto_document::split_event(&frame)?,
+        };
+        if event_type == EventType::Error {
+            let event = self.error_event(frame.slice_ref(document))?;
+            return Ok(WatchItem::Error { event });
+        }
+        let named = event_type != EventType::Bookmark;
+        let (object, initial_events_end) = self.read(document, named, |body| (frame.slice_ref(body), frame.len()))?;
+        Ok(if named {
+            WatchItem::Change { event_type, object, frame }
+        } else {
+            WatchItem::Bookmark { rv: object.rv, object, initial_events_end }
+        })
+    }
+
+    /// Reads a GET answer. The body is copied out of it.
+    ///
+    /// # Errors
+    /// As for [`watch_event`](Self::watch_event).
+    pub fn object(&self, document: &[u8]) -> Result<Object, WireError> {
+        check_size(document)?;
+        // Go's encoder ends a document with a newline.
+        let document = match self.paths {
+            Paths::Json(_) => document.strip_suffix(b"\n").unwrap_or(document),
+            Paths::Protobuf(_) => document,
+        };
+        self.read(document, true, copied).map(|(object, _)| object)
+    }
+
+    /// Reads one page of a LIST answer.
+    ///
+    /// # Errors
+    /// Those of [`watch_event`](Self::watch_event) but `UnknownEventType`; one bad item fails the page.
+    pub fn list(&self, page: &Bytes) -> Result<ListPage, WireError> {
+        match &self.paths {
+            Paths::Json(paths) => self.json_list(paths, page),
+            Paths::Protobuf(paths) => protobuf_list(paths, page),
+        }
+    }
+
+    /// Reads an object with `TypeMeta`. `keep` says where its body is kept, and what that allocation's size is.
+    fn read(
+        &self,
+        document: &[u8],
+        named: bool,
+        keep: impl FnOnce(&[u8]) -> (Bytes, usize),
+    ) -> Result<(Object, bool), WireError> {
+        let (body, reading, initial_events_end) = match &self.paths {
+            Paths::Json(paths) => {
+                let found = json_found(paths, document, named)?;
+                let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
+                    return Err(WireError::Layout("an object without kind and apiVersion"));
+                };
+                self.check_kind(api_version, kind)?;
+                let body_at = match self.shape {
+                    Shape::BuiltIn => json_document::type_meta_len(found.document(), kind, api_version)?,
+                    Shape::Custom => 0,
+                };
+                let initial_events_end = found.is_initial_events_end();
+                (&document[body_at..], paths.reading(found, body_at)?, initial_events_end)
+            }
+            Paths::Protobuf(paths) => {
+                let Document { api_version, kind, raw } = Document::split(document)?;
+                self.check_kind(api_version, kind)?;
+                let metadata = protobuf_metadata(raw, named)?;
+                let initial_events_end = metadata.initial_events_end;
+                (raw, paths.reading(raw, metadata)?, initial_events_end)
+            }
+        };
+        let (body, held) = keep(body);
+        Ok((Object::new(self.form(), body, held, reading), initial_events_end))
+    }
+
+    fn check_kind(&self, api_version: &str, kind: &str) -> Result<(), WireError> {
+        match &self.expected {
+            Some(expected) if expected.kind != kind || expected.api_version != api_version => Err(WireError::WrongKind),
+            _ => Ok(()),
+        }
+    }
+
+    fn json_list(&self, paths: &JsonPaths, document: &[u8]) -> Result<ListPage, WireError> {
+        if document.first() != Some(&b'{') {
+            return Err(WireError::WrongForm);
+        }
+        let Page { kind, api_version, metadata, items } = serde_json::from_str(utf8(document)?)?;
+        let items = items.0.unwrap_or_default().into_iter().map(|item| self.json_item(paths, item.get().as_bytes()));
+        Ok(ListPage {
+            resource_version: parse_resource_version(&metadata.resource_version)?,
+            continue_token: metadata.continue_token,
+            items: items.collect::<Result<_, _>>()?,
+            kind: kind.into_owned(),
+            api_version: api_version.into_owned(),
+        })
+    }
+
+    fn json_item(&self, paths: &JsonPaths, item: &[u8]) -> Result<Object, WireError> {
+        check_size(item)?;
+        let found = json_found(paths, item, true)?;
+        let body_at = match (self.shape, found.kind(), found.api_version()) {
+            (Shape::BuiltIn, None, None) => 1,
+            (Shape::BuiltIn, ..) => return Err(WireError::Layout("a list item of a built-in kind with TypeMeta")),
+            (Shape::Custom, Some(kind), Some(api_version)) => self.check_kind(api_version, kind).map(|()| 0)?,
+            (Shape::Custom, ..) => return Err(WireError::Layout("a custom resource without kind and apiVersion")),
+        };
+        let reading = paths.reading(found, body_at)?;
+        let (body, held) = copied(&item[body_at..]);
+        Ok(Object::new(Form::Json, body, held, reading))
+    }
+
+    fn error_event(&self, status: Bytes) -> Result<ErrorEvent, WireError> {
+        let Status { code, reason, message, details } = match self.paths {
+            Paths::Json(_) => serde_json::from_slice(&status)?,
+            Paths::Protobuf(_) => proto_document::status(&status)?,
+        };
+        let retry = details.map_or(0, |details| details.retry_after_seconds);
+        let retry_after_seconds = u32::try_from(retry).ok().filter(|seconds| *seconds > 0);
+        Ok(ErrorEvent { code, reason, message, retry_after_seconds, status })
+    }
+}
+
+/// One pass over a JSON object, and the checks that do not depend on how its `TypeMeta` is laid out.
+fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -> Result<Found<'a>, WireError> {
+    // Insignificant whitespace is legal JSON, but a newline inside a body would end its watch frame early.
+    if memchr(b'\n', object).is_some() {
+        return Err(WireError::Layout("an object is spread over several lines"));
+    }
+    // A body starts after the first byte or later, and that byte must be the brace that a list puts back.
+    if object.first() != Some(&b'{') {
+        return Err(WireError::Layout("an object does not begin with a brace"));
+    }
+    let found = paths.read(utf8(object)?)?;
+    check_name(named, found.namespace(), found.name())?;
+    Ok(found)
+}
+
+fn protobuf_metadata(body: &[u8], named: bool) -> Result<Metadata<'_>, WireError> {
+    let metadata = Metadata::read(body)?;
+    check_name(named, metadata.namespace, metadata.name)?;
+    Ok(metadata)
+}
+
+/// Names and namespaces are path segments; with a slash in one, two objects could share a key.
+fn check_name(named: bool, namespace: &str, name: &str) -> Result<(), WireError> {
+    let valid = !named || !(name.is_empty() || name.contains('/') || namespace.contains('/'));
+    if valid { Ok(()) } else { Err(WireError::BadName) }
+}
+
+/// Offsets into bodies are 32-bit.
+fn check_size(bytes: &[u8]) -> Result<(), WireError> {
+    if bytes.len() <= OBJECT_BYTES_MAX { Ok(()) } else { Err(WireError::FrameTooLarge { max: OBJECT_BYTES_MAX }) }
+}
+
+fn copied(body: &[u8]) -> (Bytes, usize) {
+    (Bytes::copy_from_slice(body), body.len())
+}
+
+fn protobuf_list(paths: &ProtoPaths, page: &[u8]) -> Result<ListPage, WireError> {
+    let Document { api_version, kind, raw } = Document::split(page)?;
+    let (mut resource_version, mut continue_token, mut items) = ("", "", Vec::new());
+    let mut fields = Fields::new(raw);
+    while let Some(field) = fields.next()? {
+        let message = field.bytes()?;
+        match u8::try_from(field.number).unwrap_or(u8::MAX) {
+            LIST_METADATA => {
+                let mut fields = Fields::new(message);
+                while let Some(field) = fields.next()? {
+                    match u8::try_from(field.number).unwrap_or(u8::MAX) {
+                        LIST_META_RESOURCE_VERSION => resource_version = field.text()?,
+                        LIST_META_CONTINUE => continue_token = field.text()?,
+                        _ => {}
+                    }
+                }
+            }
+            LIST_ITEMS => {
+                check_size(message)?;
+                let reading = paths.reading(message, protobuf_metadata(message, true)?)?;
+                let (body, held) = copied(message);
+                items.push(Object::new(Form::Protobuf, body, held, reading));
+            }
+            _ => return Err(WireError::Protobuf("a list with fields beyond metadata and items")),
+        }
+    }
+    let resource_version = parse_resource_version(resource_version)?;
+    let (continue_token, kind, api_version) = (continue_token.to_owned(), kind.to_owned(), api_version.to_owned());
+    Ok(ListPage { resource_version, continue_token, items, kind, api_version })
+}
+
+/// A frame's length prefix has 32 bits; the ~100 bytes of an envelope must fit as well.
+const OBJECT_BYTES_MAX: usize = u32::MAX as usize - 4096;

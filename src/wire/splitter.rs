@@ -1,0 +1,94 @@
+use bytes::Bytes;
+use memchr::memchr;
+
+use super::{Form, WireError};
+
+/// Splits a byte stream into watch frames, resumable at any byte.
+///
+/// Push what the connection gave, then take frames until there are none. Memory follows the bytes that have arrived,
+/// never a length that a peer claims; what is buffered is at most one unfinished frame plus the last chunk pushed.
+#[derive(Debug)]
+pub struct FrameSplitter {
+    form: Form,
+    frame_bytes_max: usize,
+    buffer: Vec<u8>,
+    /// Start of the first frame not yet taken.
+    start: usize,
+    /// JSON: no newline before this, so that a frame arriving in many small chunks is searched once.
+    searched: usize,
+}
+
+impl FrameSplitter {
+    /// `frame_bytes_max` bounds one frame, its newline or length prefix included.
+    pub fn new(form: Form, frame_bytes_max: usize) -> Self {
+        Self { form, frame_bytes_max, buffer: Vec::new(), start: 0, searched: 0 }
+    }
+
+    /// Takes in the next bytes of the stream. Call [`next_frame`](Self::next_frame) until it has no more before pushing
+    /// again: only then is the size limit enforced and the space of taken frames reused.
+    pub fn push(&mut self, chunk: &[u8]) {
+        if self.start == self.buffer.len() {
+            // Drained. A frame far larger than usual must not pin its space for the rest of a day-long watch.
+            if self.buffer.capacity() > IDLE_CAPACITY_MAX {
+                self.buffer = Vec::new();
+            }
+            self.buffer.clear();
+        } else {
+            self.buffer.drain(..self.start);
+        }
+        self.searched -= self.start;
+        self.start = 0;
+        self.buffer.extend_from_slice(chunk);
+    }
+
+    /// The next whole frame, verbatim (JSON with its newline, protobuf with its length prefix), in an allocation of its
+    /// own and of exact size. `None` until more bytes are pushed.
+    ///
+    /// # Errors
+    /// [`WireError::FrameTooLarge`] as soon as it is certain; the splitter then stays in that state.
+    pub fn next_frame(&mut self) -> Result<Option<Bytes>, WireError> {
+        let max = self.frame_bytes_max;
+        let Some(end) = self.frame_end()? else { return Ok(None) };
+        if end - self.start > max {
+            return Err(WireError::FrameTooLarge { max });
+        }
+        let frame = Bytes::copy_from_slice(&self.buffer[self.start..end]);
+        self.start = end;
+        self.searched = end;
+        Ok(Some(frame))
+    }
+
+    /// Says whether the stream may end here.
+    ///
+    /// # Errors
+    /// [`WireError::Truncated`] when a frame was begun: the stream was cut, not closed.
+    pub fn finish(&self) -> Result<(), WireError> {
+        if self.start == self.buffer.len() { Ok(()) } else { Err(WireError::Truncated) }
+    }
+
+    /// Where the frame that begins at `start` ends in the buffer, once all of it is there.
+    fn frame_end(&mut self) -> Result<Option<usize>, WireError> {
+        let max = self.frame_bytes_max;
+        let rest = &self.buffer[self.start..];
+        match self.form {
+            Form::Json => {
+                if let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) {
+                    return Ok(Some(self.searched + at + 1));
+                }
+                self.searched = self.buffer.len();
+                if rest.len() >= max { Err(WireError::FrameTooLarge { max }) } else { Ok(None) }
+            }
+            Form::Protobuf => {
+                let Some((prefix, body)) = rest.split_first_chunk() else { return Ok(None) };
+                let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
+                if len > max.saturating_sub(prefix.len()) {
+                    return Err(WireError::FrameTooLarge { max });
+                }
+                Ok((len <= body.len()).then_some(self.start + prefix.len() + len))
+            }
+        }
+    }
+}
+
+/// Read buffers are 16–64 KiB and most objects smaller: this much space is kept between frames.
+const IDLE_CAPACITY_MAX: usize = 256 * 1024;

@@ -1,0 +1,128 @@
+use super::envelope::pods;
+use super::fixtures::{FEEDS, bytes, entry, event, number, reader, text, unknown};
+use super::reader::bookmark;
+use crate::kube::ResourceVersion;
+use crate::wire::{BookmarkTemplate, Envelope, Form, Shape, WatchItem, WireError};
+
+#[test]
+fn a_template_reproduces_the_bookmark_it_was_made_from_and_its_sibling() {
+    for (form, shape) in FEEDS {
+        for seen in [false, true] {
+            let template = template(form, shape, bookmark(form, shape, seen));
+            for end in [false, true] {
+                assert_eq!(template.frame(ResourceVersion(77), end), bookmark(form, shape, end), "{form} {seen} {end}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_template_takes_any_version() {
+    for (form, shape) in FEEDS {
+        let template = template(form, shape, bookmark(form, shape, false));
+        for rv in [1, 9, 100, 4_711_000, u64::MAX] {
+            for end in [false, true] {
+                let item = reader(form, shape).watch_event(template.frame(ResourceVersion(rv), end));
+                let Ok(WatchItem::Bookmark { rv: read, initial_events_end, .. }) = item else { panic!("{item:?}") };
+                assert_eq!((read.0, initial_events_end), (rv, end));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_older_servers_print_is_kept() {
+    let plain = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"5","creationTimestamp":null},"spec":{"containers":null},"status":{}}"#;
+    let ended = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"5","creationTimestamp":null,"annotations":{"k8s.io/initial-events-end":"true"}},"spec":{"containers":null},"status":{}}"#;
+    assert_siblings(Form::Json, Shape::BuiltIn, plain.as_bytes(), ended.as_bytes());
+    let plain = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"creationTimestamp":null,"resourceVersion":"5"}}"#;
+    let ended = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"annotations":{"k8s.io/initial-events-end":"true"},"creationTimestamp":null,"resourceVersion":"5"}}"#;
+    assert_siblings(Form::Json, Shape::Custom, plain.as_bytes(), ended.as_bytes());
+}
+
+/// A `DaemonSet`'s conversion always sets one.
+#[test]
+fn other_annotations_stay_in_order() {
+    let json = |annotations: &str| {
+        format!(
+            r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"resourceVersion":"5","annotations":{{{annotations}}},"finalizers":[]}}}}"#
+        )
+    };
+    let (before, after, ours) =
+        (r#""deprecated.daemonset":"0""#, r#""zone":"<b>\n""#, r#""k8s.io/initial-events-end":"true""#);
+    let (plain, ended) = (json(&format!("{before},{after}")), json(&format!("{before},{ours},{after}")));
+    assert_siblings(Form::Json, Shape::BuiltIn, plain.as_bytes(), ended.as_bytes());
+
+    let protobuf = |ours: &[u8]| {
+        let metadata = [&text(6, "5"), &number(7, 0), &entry(11, "zz", ""), &entry(12, "deprecated.daemonset", "0")];
+        let metadata = [metadata.map(Vec::as_slice).concat(), ours.to_vec(), entry(12, "zone", "b"), text(14, "f")];
+        unknown("v1", "Pod", &bytes(1, &metadata.concat()))
+    };
+    let ours = entry(12, "k8s.io/initial-events-end", "true");
+    assert_siblings(Form::Protobuf, Shape::BuiltIn, &protobuf(&[]), &protobuf(&ours));
+}
+
+#[test]
+fn the_annotation_goes_where_go_declares_it() {
+    let json = |annotations: &str| {
+        format!(
+            r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"","resourceVersion":"5","labels":{{"a":"b"}}{annotations},"ownerReferences":[],"managedFields":null}}}}"#
+        )
+    };
+    let ended = json(r#","annotations":{"k8s.io/initial-events-end":"true"}"#);
+    assert_siblings(Form::Json, Shape::BuiltIn, json("").as_bytes(), ended.as_bytes());
+}
+
+#[test]
+fn before_any_bookmark_was_seen_there_is_a_minimal_one() {
+    for (form, shape) in FEEDS {
+        let template = BookmarkTemplate::minimal(&pods(form, shape));
+        for end in [false, true] {
+            let frame = template.frame(ResourceVersion(1234), end);
+            let Ok(WatchItem::Bookmark { rv, initial_events_end, object }) = reader(form, shape).watch_event(frame)
+            else {
+                panic!("{form} {shape:?}: not a bookmark")
+            };
+            assert_eq!((rv.0, initial_events_end, object.key.as_str()), (1234, end, ""));
+        }
+    }
+    let config_map = Envelope::new(Form::Json, "v1", "ConfigMap", Shape::BuiltIn);
+    let frame = BookmarkTemplate::minimal(&config_map).frame(ResourceVersion(9), true);
+    assert_eq!(
+        frame,
+        &br#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}}}
+"#[..]
+    );
+}
+
+#[test]
+fn a_template_of_another_form_is_refused() {
+    let (json, protobuf) = ((Form::Json, Shape::BuiltIn), (Form::Protobuf, Shape::BuiltIn));
+    for (from, to) in [(json, protobuf), (protobuf, json)] {
+        let Ok(WatchItem::Bookmark { object, .. }) = reader(from.0, from.1).watch_event(bookmark(from.0, from.1, true))
+        else {
+            panic!("not a bookmark")
+        };
+        let refused = BookmarkTemplate::from_object(&pods(to.0, to.1), &object);
+        assert!(matches!(refused, Err(WireError::WrongForm)));
+    }
+}
+
+/// Either of the two gives both.
+fn assert_siblings(form: Form, shape: Shape, plain: &[u8], ended: &[u8]) {
+    let (plain, ended) = (event(form, "BOOKMARK", plain), event(form, "BOOKMARK", ended));
+    for seen in [&plain, &ended] {
+        let template = template(form, shape, seen.clone());
+        assert_eq!(template.frame(ResourceVersion(5), false), plain);
+        assert_eq!(template.frame(ResourceVersion(5), true), ended);
+    }
+}
+
+fn template(form: Form, shape: Shape, frame: bytes::Bytes) -> BookmarkTemplate {
+    match reader(form, shape).watch_event(frame) {
+        Ok(WatchItem::Bookmark { object, .. }) => {
+            BookmarkTemplate::from_object(&pods(form, shape), &object).expect("well-formed")
+        }
+        other => panic!("{other:?} is not a bookmark"),
+    }
+}

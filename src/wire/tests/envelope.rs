@@ -1,0 +1,176 @@
+use bytes::{Bytes, BytesMut};
+
+use super::fixtures::{FEEDS, Pod, bytes, number, reader, text, unknown};
+use super::reader::{change, page_of};
+use crate::kube::{EventType, ResourceVersion};
+use crate::wire::{Envelope, Form, ListMeta, Shape, WatchItem, websocket_payload};
+
+#[test]
+fn frames_are_reproduced_from_bodies() {
+    for (form, shape) in FEEDS {
+        let envelope = pods(form, shape);
+        // Lengths on both sides of every varint boundary that an object reaches.
+        for padding in [0, 1, 40, 60, 61, 62, 63, 64, 100, 127, 128, 16_000, 16_384, 17_000, 2_097_152] {
+            for event_type in [EventType::Added, EventType::Modified, EventType::Deleted] {
+                let pod = Pod { padding, ..Pod::default() };
+                let (_, object, frame) = change(form, shape, &pod, event_type.as_str());
+                assert_eq!(envelope.frame(event_type, object.body()), frame);
+                assert_eq!(envelope.frame_len(event_type, object.body().len()), frame.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn get_answers_are_reproduced_from_bodies() {
+    for (form, shape) in FEEDS {
+        let mut document = Pod::default().document(form, shape);
+        if form == Form::Json {
+            document.push(b'\n');
+        }
+        let object = reader(form, shape).object(&document).expect("well-formed");
+        assert_eq!(pods(form, shape).object(object.body()), document);
+    }
+}
+
+#[test]
+fn lists_are_reproduced_from_bodies() {
+    for (form, shape) in FEEDS {
+        for pods in [0, 1, 2, 300] {
+            let pods: Vec<_> = (0..pods).map(|at| Pod { padding: 7 * at, ..Pod::default() }).collect();
+            let page = page_of(form, shape, &pods);
+            let list = reader(form, shape).list(&page).expect("well-formed");
+            let meta = ListMeta {
+                resource_version: list.resource_version,
+                continue_token: list.continue_token,
+                remaining: Some(i64::try_from(pods.len()).expect("few")),
+            };
+            let bodies: Vec<_> = list.items.iter().map(|object| object.body().clone()).collect();
+            assert_eq!(rendered(&pods_of(form, shape, &list.kind), &meta, &bodies), page);
+        }
+    }
+}
+
+#[test]
+fn list_metadata_is_printed_as_the_apiserver_does() {
+    let token = |token: &str, remaining| ListMeta {
+        resource_version: ResourceVersion(7),
+        continue_token: token.to_owned(),
+        remaining,
+    };
+    for (shape, meta, text) in [
+        (
+            Shape::BuiltIn,
+            token("", None),
+            r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#,
+        ),
+        (
+            Shape::BuiltIn,
+            token("abc", Some(12)),
+            r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7","continue":"abc","remainingItemCount":12},"items":[]}"#,
+        ),
+        (
+            Shape::Custom,
+            token("", None),
+            r#"{"apiVersion":"v1","items":[],"kind":"PodList","metadata":{"continue":"","resourceVersion":"7"}}"#,
+        ),
+        (
+            Shape::Custom,
+            token("abc", Some(0)),
+            r#"{"apiVersion":"v1","items":[],"kind":"PodList","metadata":{"continue":"abc","remainingItemCount":0,"resourceVersion":"7"}}"#,
+        ),
+    ] {
+        assert_eq!(rendered(&pods(Form::Json, shape), &meta, &[]), format!("{text}\n").as_bytes());
+    }
+}
+
+#[test]
+fn a_crd_may_name_its_list_kind() {
+    let envelope = pods_of(Form::Json, Shape::Custom, "PodCollection");
+    let meta = ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None };
+    let list = rendered(&envelope, &meta, &[]);
+    assert!(list.windows(23).any(|window| window == br#""kind":"PodCollection","#.as_slice()));
+}
+
+#[test]
+fn an_error_frame_carries_the_status_of_its_form() {
+    let json: &[u8] =
+        br#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"Expired","code":410}"#;
+    let protobuf =
+        unknown("v1", "Status", &[bytes(1, &[]), text(2, "Failure"), text(4, "Expired"), number(6, 410)].concat());
+    for (form, shape) in FEEDS {
+        let frame = pods(form, shape).error_frame(json, &protobuf);
+        let own = if form == Form::Json { json } else { &protobuf };
+        assert_eq!(frame, super::fixtures::event(form, "ERROR", own));
+        let Ok(WatchItem::Error { event }) = reader(form, shape).watch_event(frame) else { panic!("not an error") };
+        assert_eq!((event.code, event.status.as_ref()), (410, own));
+    }
+}
+
+#[test]
+fn a_websocket_message_has_no_length_prefix() {
+    for (form, shape) in FEEDS {
+        let frame = Pod::default().event(form, shape, "ADDED");
+        let skipped = if form == Form::Json { 0 } else { 4 };
+        assert_eq!(websocket_payload(form, &frame), frame[skipped..]);
+        assert!(websocket_payload(form, &Bytes::new()).is_empty());
+    }
+}
+
+#[test]
+fn names_cannot_break_out_of_their_quotes() {
+    let envelope = Envelope::new(Form::Json, "v1", "a\"b", Shape::BuiltIn);
+    let frame = envelope.frame(EventType::Added, br#""metadata":{}}"#);
+    assert!(serde_json::from_slice::<serde_json::Value>(&frame).is_ok());
+}
+
+pub(super) fn pods(form: Form, shape: Shape) -> Envelope {
+    Envelope::new(form, "v1", "Pod", shape)
+}
+
+fn pods_of(form: Form, shape: Shape, list_kind: &str) -> Envelope {
+    pods(form, shape).with_list_kind(list_kind)
+}
+
+fn rendered(envelope: &Envelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
+    let list = envelope.list(meta);
+    let items_len = bodies.iter().map(|body| list.item_len(body.len())).sum();
+    let mut out = BytesMut::new();
+    out.extend_from_slice(&list.head(bodies.len(), items_len));
+    for (at, body) in bodies.iter().enumerate() {
+        list.put_item(at == 0, body, &mut out);
+    }
+    out.extend_from_slice(&list.tail());
+    assert_eq!(out.len(), list.content_length(bodies.len(), items_len));
+    out.to_vec()
+}
+
+/// A LIST answer, from semantics.md §5.4 and §5.5 rather than from the code under test.
+pub(super) fn list_by_hand(form: Form, shape: Shape, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
+    let ListMeta { resource_version, continue_token, remaining } = meta;
+    let remaining = remaining.expect("set in these tests");
+    let joined = |brace: &str| {
+        let item = |body: &Vec<u8>| format!("{brace}{}", String::from_utf8_lossy(body));
+        bodies.iter().map(item).collect::<Vec<_>>().join(",")
+    };
+    match (form, shape) {
+        (Form::Json, Shape::BuiltIn) => format!(
+            r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"{resource_version}","continue":"{continue_token}","remainingItemCount":{remaining}}},"items":[{}]}}{}"#,
+            joined("{"),
+            "\n"
+        )
+        .into(),
+        (Form::Json, Shape::Custom) => format!(
+            r#"{{"apiVersion":"v1","items":[{}],"kind":"PodList","metadata":{{"continue":"{continue_token}","remainingItemCount":{remaining},"resourceVersion":"{resource_version}"}}}}{}"#,
+            joined(""),
+            "\n"
+        )
+        .into(),
+        (Form::Protobuf, _) => {
+            let remaining = number(4, remaining.cast_unsigned());
+            let fields = [text(1, ""), text(2, &resource_version.to_string()), text(3, continue_token), remaining];
+            let items: Vec<_> = bodies.iter().map(|body| bytes(2, body)).collect();
+            unknown("v1", "PodList", &[bytes(1, &fields.concat()), items.concat()].concat()).into()
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! What a broken or malicious upstream could send. Everything is an error, nothing is a panic.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::fixtures::{FEEDS, Pod, bytes, entry, event, length_prefixed, reader, text, unknown};
+use super::reader::page_of;
+use crate::kube::ResourceVersion;
+use crate::wire::{BookmarkTemplate, Form, FrameSplitter, Shape, WatchItem, WireError};
+
+type Check = fn(&WireError) -> bool;
+
+#[test]
+fn json_objects_that_cannot_be_trusted_are_refused() {
+    let json: Check = |error| matches!(error, WireError::Json(_));
+    let layout: Check = |error| matches!(error, WireError::Layout(_));
+    let version: Check = |error| matches!(error, WireError::BadResourceVersion);
+    let name: Check = |error| matches!(error, WireError::BadName);
+    for (metadata, rest, check) in [
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#","x":NaN"#, json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#","x":01"#, json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#","x":"\q""#, json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#","x":tru"#, json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#","x""#, json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, ",", json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#"} {"a":1"#, json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#","metadata":{"name":"b"}"#, json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#","kind":"Pod""#, json),
+        (r#"{"name":"a","resourceVersion":"1"}"#, r#","apiVersion":"v2""#, json),
+        (r#"{"name":"a","resourceVersion":"1","resourceVersion":"2"}"#, "", json),
+        (r#"{"name":"a","name":"b","resourceVersion":"1"}"#, "", json),
+        (r#"{"name":7,"resourceVersion":"1"}"#, "", json),
+        (r#"{"name":"a","resourceVersion":1}"#, "", json),
+        (r#"{"name":"a","resourceVersion":"1","labels":{"a":1}}"#, "", json),
+        (r#"{"name":"a","resourceVersion":"1","labels":{"a":"1","a":"2"}}"#, "", layout),
+        ("{\"name\":\"a\",\n\"resourceVersion\":\"1\"}", "", layout),
+        (r#"{"name":"a"}"#, "", version),
+        (r#"{"name":"a","resourceVersion":""}"#, "", version),
+        (r#"{"name":"a","resourceVersion":"0"}"#, "", version),
+        (r#"{"name":"a","resourceVersion":"01"}"#, "", version),
+        (r#"{"name":"a","resourceVersion":"-1"}"#, "", version),
+        (r#"{"name":"a","resourceVersion":"1.5"}"#, "", version),
+        (r#"{"name":"a","resourceVersion":"abc"}"#, "", version),
+        (r#"{"name":"a","resourceVersion":"18446744073709551616"}"#, "", version),
+        (r#"{"name":"a","resourceVersion":"\u0031"}"#, "", version),
+        (r#"{"name":"a","resourceVersion":null}"#, "", version),
+        (r#"{"resourceVersion":"1"}"#, "", name),
+        (r#"{"name":"","resourceVersion":"1"}"#, "", name),
+        (r#"{"name":null,"resourceVersion":"1"}"#, "", name),
+        (r#"{"name":"a/b","resourceVersion":"1"}"#, "", name),
+        (r#"{"name":"a","namespace":"b/c","resourceVersion":"1"}"#, "", name),
+        ("null", "", |error| matches!(error, WireError::NoMetadata)),
+        ("[]", "", |error| matches!(error, WireError::NoMetadata)),
+        ("7", "", |error| matches!(error, WireError::NoMetadata)),
+    ] {
+        let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata}{rest}}}"#);
+        let reader = reader(Form::Json, Shape::BuiltIn);
+        for refused in [
+            reader.watch_event(event(Form::Json, "ADDED", object.as_bytes())).err(),
+            reader.object(object.as_bytes()).err(),
+        ] {
+            let error = refused.unwrap_or_else(|| panic!("accepted {object}"));
+            assert!(check(&error), "{error:?} for {object}");
+        }
+        let page = format!(
+            r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"1"}},"items":[{{"metadata":{metadata}{rest}}}]}}"#
+        );
+        assert!(reader.list(&page.clone().into()).is_err(), "accepted {page}");
+    }
+}
+
+#[test]
+fn json_lines_of_another_layout_are_refused() {
+    let good = Pod::default().document(Form::Json, Shape::BuiltIn);
+    let good = String::from_utf8(good).expect("UTF-8");
+    let reader = reader(Form::Json, Shape::BuiltIn);
+    let layout: Check = |error| matches!(error, WireError::Layout(_));
+    let wrong_form: Check = |error| matches!(error, WireError::WrongForm);
+    for (line, check) in [
+        (format!("{{\"type\":\"ADDED\",\"object\":{good}}}"), layout),
+        (format!("{{\"type\":\"ADDED\",\"object\": {good}}}\n"), layout),
+        (format!("{{ \"type\":\"ADDED\",\"object\":{good}}}\n"), layout),
+        (format!("{{\"object\":{good},\"type\":\"ADDED\"}}\n"), layout),
+        (format!("{{\"type\":\"ADDED\",\"object\":{good}}}\n\n"), layout),
+        (format!("{{\"type\":\"ADDED\",\"object\":[{good}]}}\n"), layout),
+        ("{\"type\":\"ADDED\",\"object\":}\n".to_owned(), layout),
+        ("{\"type\":\"ADDED\n".to_owned(), layout),
+        (format!("{{\"type\":\"added\",\"object\":{good}}}\n"), |error| matches!(error, WireError::UnknownEventType)),
+        (format!("{{\"type\":\"\",\"object\":{good}}}\n"), |error| matches!(error, WireError::UnknownEventType)),
+        (format!("{{\"type\":\"ADDED\",\"object\":{good},\"x\":1}}\n"), |error| matches!(error, WireError::Json(_))),
+        (
+            "{\"type\":\"ADDED\",\"object\":{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"a\",\"resourceVersion\":\"1\"}}}\n".to_owned(),
+            layout,
+        ),
+        ("{\"type\":\"ADDED\",\"object\":{\"metadata\":{\"name\":\"a\",\"resourceVersion\":\"1\"}}}\n".to_owned(), layout),
+        ("\n".to_owned(), wrong_form),
+        (String::new(), wrong_form),
+        ("k8s\0".to_owned(), wrong_form),
+    ] {
+        let error = reader.watch_event(line.clone().into()).expect_err(&line);
+        assert!(check(&error), "{error:?} for {line:?}");
+    }
+}
+
+#[test]
+fn list_items_with_type_meta_are_refused_for_built_in_kinds() {
+    let page = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1"}}]}"#;
+    assert!(matches!(reader(Form::Json, Shape::BuiltIn).list(&page.into()), Err(WireError::Layout(_))));
+    assert!(reader(Form::Json, Shape::Custom).list(&page.into()).is_ok());
+    let bare = page.replace(r#""kind":"Pod","apiVersion":"v1","#, "");
+    assert!(matches!(reader(Form::Json, Shape::Custom).list(&bare.into()), Err(WireError::Layout(_))));
+}
+
+#[test]
+fn invalid_utf8_is_refused_wherever_it_is() {
+    let reader = reader(Form::Json, Shape::BuiltIn);
+    let good = Pod::default().event(Form::Json, Shape::BuiltIn, "ADDED");
+    // Also in values that are skipped: the annotation and the phase.
+    for place in [b"web-1".as_slice(), b"ppp", b"Running", b"containers"] {
+        let at = good.windows(place.len()).position(|window| window == place).expect("in the fixture");
+        let mut bad = good.to_vec();
+        bad[at] = 0xff;
+        assert!(matches!(reader.watch_event(bad.into()), Err(WireError::NotUtf8)), "{place:?}");
+    }
+    let page = page_of(Form::Json, Shape::BuiltIn, &[Pod::default()]);
+    let at = page.windows(3).position(|window| window == b"ppp").expect("in the fixture");
+    let mut bad = page.to_vec();
+    bad[at] = 0xff;
+    assert!(matches!(reader.list(&bad.into()), Err(WireError::NotUtf8)));
+}
+
+#[test]
+fn nesting_is_limited_to_what_go_decodes() {
+    let reader = reader(Form::Json, Shape::BuiltIn);
+    for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
+        let nested = |levels: usize| {
+            let inner = if open == "[" { String::new() } else { "1".to_owned() };
+            let value = format!("{}{inner}{}", open.repeat(levels), close.repeat(levels));
+            format!(
+                r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"a","resourceVersion":"1"}},"x":{value},"y":"[[{{\"[\\"}}"#
+            )
+        };
+        let read = |levels| reader.object(nested(levels).as_bytes());
+        read(200).expect("deeper than serde_json's own limit");
+        read(9_999).expect("Go's limit, with the object around it");
+        assert!(matches!(read(10_000), Err(WireError::TooDeep)));
+        assert!(matches!(read(1_000_000), Err(WireError::TooDeep)));
+        // Where it is walked rather than skipped it is refused early.
+        let path = format!(
+            r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"a","resourceVersion":"1","labels":{}}}}}"#,
+            open.repeat(1_000_000)
+        );
+        assert!(reader.object(path.as_bytes()).is_err());
+    }
+}
+
+#[test]
+fn protobuf_that_cannot_be_trusted_is_refused() {
+    let version: Check = |error| matches!(error, WireError::BadResourceVersion);
+    let name: Check = |error| matches!(error, WireError::BadName);
+    let malformed: Check = |error| matches!(error, WireError::Protobuf(_));
+    let truncated: Check = |error| matches!(error, WireError::Truncated);
+    let none: Check = |error| matches!(error, WireError::NoMetadata);
+    let metadata = |fields: &[Vec<u8>]| bytes(1, &fields.concat());
+    let good = metadata(&[text(1, "a"), text(6, "1")]);
+    let with = |field: &[u8]| [good.clone(), field.to_vec()].concat();
+    for (body, check) in [
+        (vec![], none),
+        (text(2, "spec first"), none),
+        ([text(2, ""), good.clone()].concat(), none),
+        (vec![0x08, 1], none),
+        (vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x03], none),
+        (with(&good), malformed),
+        ([good.clone(), text(2, ""), good.clone()].concat(), malformed),
+        (metadata(&[text(6, "1")]), name),
+        (metadata(&[text(1, ""), text(6, "1")]), name),
+        (metadata(&[text(1, "a/b"), text(6, "1")]), name),
+        (metadata(&[text(1, "a"), text(3, "b/c"), text(6, "1")]), name),
+        (metadata(&[text(1, "a")]), version),
+        (metadata(&[text(1, "a"), text(6, "")]), version),
+        (metadata(&[text(1, "a"), text(6, "0")]), version),
+        (metadata(&[text(1, "a"), text(6, "007")]), version),
+        (metadata(&[text(1, "a"), text(6, "x")]), version),
+        (metadata(&[text(1, "a"), text(6, "1"), text(6, "2")]), version),
+        // A tag or a length in more bytes than it needs: legal, but not Go's, and not re-stampable in place.
+        (metadata(&[text(1, "a"), vec![0x32, 0x81, 0x00, b'1']]), version),
+        (metadata(&[text(1, "a"), vec![0xb2, 0x00, 0x01, b'1']]), version),
+        (metadata(&[vec![0x0a, 1, 0xff], text(6, "1")]), malformed),
+        (metadata(&[vec![0x08, 1], text(6, "1")]), malformed),
+        (metadata(&[text(1, "a"), text(6, "1"), entry(11, "k", "v"), bytes(11, &text(3, ""))]), malformed),
+        (with(&[0x00]), malformed),
+        (with(&[0x13]), malformed),
+        (with(&[0x17]), malformed),
+        (with(&[0x12, 5, 0]), truncated),
+        (with(&[0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]), truncated),
+        (with(&[0x10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]), malformed),
+        (with(&[0x12]), truncated),
+        (with(&[0x80]), truncated),
+        (with(&[0x11, 1, 2]), truncated),
+        (with(&[0x15, 1, 2]), truncated),
+        (with(&bytes(2, &bytes(11, b"true"))), malformed),
+        (with(&bytes(2, &[0x50, 1])), malformed),
+        (with(&bytes(2, &bytes(10, &[0xff]))), malformed),
+        (with(&[0x10, 1]), malformed),
+    ] {
+        let frame = event(Form::Protobuf, "ADDED", &unknown("v1", "Pod", &body));
+        let error = reader(Form::Protobuf, Shape::BuiltIn).watch_event(frame).expect_err("a broken body");
+        assert!(check(&error), "{error:?} for {body:02x?}");
+    }
+}
+
+#[test]
+fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
+    let reader = reader(Form::Protobuf, Shape::BuiltIn);
+    let body = Pod::default().body(Form::Protobuf, Shape::BuiltIn);
+    let document = unknown("v1", "Pod", &body);
+    let good = event(Form::Protobuf, "ADDED", &document);
+    let malformed: Check = |error| matches!(error, WireError::Protobuf(_));
+    let wrong_form: Check = |error| matches!(error, WireError::WrongForm);
+    let object = |document: &[u8]| bytes(2, &bytes(1, document));
+    let gzipped = [b"k8s\0".to_vec(), bytes(2, &body), text(3, "gzip")].concat();
+    let json_inside = [b"k8s\0".to_vec(), bytes(2, b"{}"), text(4, "application/json")].concat();
+    for (frame, check) in [
+        (length_prefixed(&[text(1, "ADDED"), object(&document), text(3, "")].concat()), malformed),
+        (length_prefixed(&[text(1, "ADDED"), text(1, "ADDED"), object(&document)].concat()), malformed),
+        (length_prefixed(&[text(1, "ADDED"), object(&document), object(&document)].concat()), malformed),
+        (length_prefixed(&[text(1, "ADDED"), bytes(2, &[])].concat()), malformed),
+        (length_prefixed(&text(1, "ADDED")), malformed),
+        (event(Form::Protobuf, "ADDED", &gzipped), malformed),
+        (event(Form::Protobuf, "ADDED", &json_inside), malformed),
+        (event(Form::Protobuf, "ADDED", &body), wrong_form),
+        (event(Form::Protobuf, "ADDED", b"{}"), wrong_form),
+        (Pod::default().event(Form::Json, Shape::BuiltIn, "ADDED"), wrong_form),
+        (event(Form::Protobuf, "NEW", &document), |error| matches!(error, WireError::UnknownEventType)),
+        (length_prefixed(&object(&document)), |error| matches!(error, WireError::UnknownEventType)),
+        ([good.as_ref(), b"x"].concat().into(), malformed),
+        (good.slice(..good.len() - 1), |error| matches!(error, WireError::Truncated)),
+        (Bytes::new(), |error| matches!(error, WireError::Truncated)),
+    ] {
+        let error = reader.watch_event(frame.clone()).expect_err("a broken envelope");
+        assert!(check(&error), "{error:?} for {frame:?}");
+    }
+}
+
+#[test]
+fn lists_in_the_other_form_are_refused() {
+    let json = page_of(Form::Json, Shape::BuiltIn, &[Pod::default()]);
+    let protobuf = page_of(Form::Protobuf, Shape::BuiltIn, &[Pod::default()]);
+    assert!(matches!(reader(Form::Protobuf, Shape::BuiltIn).list(&json), Err(WireError::WrongForm)));
+    assert!(matches!(reader(Form::Json, Shape::BuiltIn).list(&protobuf), Err(WireError::WrongForm)));
+}
+
+#[test]
+fn a_list_or_frame_cut_anywhere_is_refused() {
+    for (form, shape) in FEEDS {
+        let reader = reader(form, shape);
+        let page = page_of(form, shape, &[Pod::default(), Pod { name: "b", ..Pod::default() }]);
+        // The newline is not part of the JSON document.
+        let whole = page.len() - usize::from(form == Form::Json);
+        for end in 0..whole {
+            let cut = reader.list(&page.slice(..end));
+            // Unknown's trailing empty fields say nothing: without them it is a whole document.
+            let tail = form == Form::Protobuf && (end == whole - 2 || end == whole - 4);
+            assert!(cut.is_err() || tail, "{form} {shape:?} cut at {end} of {whole}");
+        }
+        let frame = Pod::default().event(form, shape, "ADDED");
+        for end in 0..frame.len() {
+            assert!(reader.watch_event(frame.slice(..end)).is_err(), "{form} {shape:?} cut at {end}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn arbitrary_bytes_never_panic(feed in 0..FEEDS.len(), junk in prop::collection::vec(any::<u8>(), 0..300)) {
+        let (form, shape) = FEEDS[feed];
+        read_everything(form, shape, &junk);
+        for event_type in ["ADDED", "BOOKMARK", "ERROR"] {
+            read_everything(form, shape, &event(form, event_type, &junk));
+            read_everything(form, shape, &event(form, event_type, &unknown("v1", "Pod", &junk)));
+        }
+    }
+
+    #[test]
+    fn damaged_input_never_panics(
+        feed in 0..FEEDS.len(),
+        kind in 0..3,
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let (form, shape) = FEEDS[feed];
+        let mut bytes = match kind {
+            0 => Pod::default().event(form, shape, "MODIFIED").to_vec(),
+            1 => super::reader::bookmark(form, shape, true).to_vec(),
+            _ => page_of(form, shape, &[Pod::default(), Pod::default()]).to_vec(),
+        };
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        read_everything(form, shape, &bytes);
+    }
+}
+
+/// Reads `bytes` as everything they could be, and uses whatever is accepted.
+fn read_everything(form: Form, shape: Shape, bytes: &[u8]) {
+    let bytes = Bytes::copy_from_slice(bytes);
+    let reader = reader(form, shape);
+    let mut splitter = FrameSplitter::new(form, 1 << 16);
+    splitter.push(&bytes);
+    while let Ok(Some(_)) = splitter.next_frame() {}
+    let mut objects = Vec::new();
+    objects.extend(reader.object(&bytes));
+    objects.extend(reader.list(&bytes).into_iter().flat_map(|page| page.items));
+    match reader.watch_event(bytes) {
+        Ok(WatchItem::Change { object, .. }) => objects.push(object),
+        Ok(WatchItem::Bookmark { object, .. }) => {
+            if let Ok(template) = BookmarkTemplate::from_object(&super::envelope::pods(form, shape), &object) {
+                template.frame(ResourceVersion(5), true);
+            }
+            objects.push(object);
+        }
+        Ok(WatchItem::Error { .. }) | Err(_) => {}
+    }
+    for object in objects {
+        object.restamped(ResourceVersion(u64::MAX));
+        object.size();
+    }
+}

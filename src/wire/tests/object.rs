@@ -1,0 +1,44 @@
+use super::fixtures::{FEEDS, Pod};
+use super::reader::change;
+use crate::kube::ResourceVersion;
+
+#[test]
+fn restamping_equals_writing_the_object_with_that_version() {
+    // Equal, fewer and more digits; and metadata whose length crosses a varint boundary by it.
+    let versions = [1, 9, 10, 4710, 9999, 10_000, 123_456_789, u64::MAX];
+    for (form, shape) in FEEDS {
+        for padding in (0..260).chain([16_200, 16_250, 16_384]) {
+            for from in versions {
+                let pod = Pod { rv: from, padding, ..Pod::default() };
+                let (_, object, _) = change(form, shape, &pod, "ADDED");
+                for to in versions {
+                    let rebuilt = Pod { rv: to, ..pod.clone() }.body(form, shape);
+                    assert_eq!(object.restamped(ResourceVersion(to)), rebuilt, "{form} {padding} {from} {to}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn restamping_with_its_own_version_copies_nothing() {
+    for (form, shape) in FEEDS {
+        let (_, object, _) = change(form, shape, &Pod::default(), "ADDED");
+        assert_eq!(object.restamped(object.rv).as_ptr(), object.body().as_ptr());
+    }
+}
+
+#[test]
+fn debug_output_shows_no_content() {
+    for (form, shape) in FEEDS {
+        let (_, object, _) = change(form, shape, &Pod::default(), "ADDED");
+        let printed = format!("{object:?}");
+        assert!(printed.contains("default/web-1 @ 4711"), "{printed}");
+        assert!(!printed.contains("node-7"), "{printed}");
+    }
+}
+
+#[test]
+fn an_object_is_no_larger_than_it_was() {
+    assert!(size_of::<crate::wire::Object>() <= 104);
+}

@@ -1,0 +1,148 @@
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::fixtures::{FEEDS, Pod, event, reader, told, unknown};
+use crate::wire::{Form, FrameSplitter, Shape, WireError};
+
+const FRAME_MAX: usize = 1 << 20;
+
+#[test]
+fn a_stream_cut_anywhere_gives_the_same_items() {
+    for (form, shape) in FEEDS {
+        let frames = stream_of(200, form, shape);
+        let stream = frames.concat();
+        let whole = items_of(form, shape, [stream.as_slice()]);
+        assert_eq!(whole.len(), 200);
+        for cut in 0..=stream.len() {
+            let (left, right) = stream.split_at(cut);
+            assert_eq!(split(form, [left, right]), frames, "{form} cut at {cut}");
+        }
+        assert_eq!(items_of(form, shape, stream.chunks(1)), whole, "{form} byte by byte");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_stream_cut_everywhere_gives_the_same_frames(
+        feed in 0..FEEDS.len(), sizes in prop::collection::vec(1_usize..2_000, 1..400)
+    ) {
+        let (form, shape) = FEEDS[feed];
+        let frames = stream_of(40, form, shape);
+        let stream = frames.concat();
+        let mut rest = stream.as_slice();
+        let mut chunks = Vec::new();
+        for size in sizes.iter().cycle() {
+            if rest.is_empty() {
+                break;
+            }
+            let (chunk, after) = rest.split_at((*size).min(rest.len()));
+            chunks.push(chunk);
+            rest = after;
+        }
+        prop_assert_eq!(split(form, chunks), frames);
+    }
+}
+
+#[test]
+fn a_frame_has_an_allocation_of_its_own_size() {
+    for (form, shape) in FEEDS {
+        let frames = stream_of(3, form, shape);
+        for frame in split(form, [frames.concat().as_slice()]) {
+            let len = frame.len();
+            let owned = frame.try_into_mut().expect("nobody else holds it");
+            assert_eq!(owned.capacity(), len);
+        }
+    }
+}
+
+#[test]
+fn a_stream_may_end_between_frames_only() {
+    for (form, shape) in FEEDS {
+        let stream = stream_of(1, form, shape).concat();
+        for end in 0..=stream.len() {
+            let mut splitter = FrameSplitter::new(form, FRAME_MAX);
+            splitter.push(&stream[..end]);
+            while splitter.next_frame().expect("well-formed").is_some() {}
+            let whole = end == 0 || end == stream.len();
+            assert_eq!(splitter.finish().is_ok(), whole, "{form} ended at {end}");
+            if !whole {
+                assert!(matches!(splitter.finish(), Err(WireError::Truncated)));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_limit_is_on_the_whole_frame() {
+    for (form, shape) in FEEDS {
+        let frame = Pod::default().event(form, shape, "ADDED");
+        let mut splitter = FrameSplitter::new(form, frame.len());
+        splitter.push(&frame);
+        assert_eq!(splitter.next_frame().expect("exactly the limit"), Some(frame.clone()));
+
+        let max = frame.len() - 1;
+        let mut splitter = FrameSplitter::new(form, max);
+        splitter.push(&frame);
+        for _ in 0..2 {
+            assert!(matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: told }) if told == max));
+        }
+    }
+}
+
+#[test]
+fn a_claimed_length_allocates_nothing() {
+    let mut splitter = FrameSplitter::new(Form::Protobuf, usize::MAX);
+    splitter.push(&(1_u32 << 30).to_be_bytes());
+    splitter.push(b"ten bytes.");
+    assert_eq!(splitter.next_frame().expect("not too large"), None);
+    assert!(matches!(splitter.finish(), Err(WireError::Truncated)));
+
+    let mut splitter = FrameSplitter::new(Form::Protobuf, FRAME_MAX);
+    splitter.push(&(1_u32 << 30).to_be_bytes());
+    assert!(matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: FRAME_MAX })));
+}
+
+#[test]
+fn an_endless_line_is_refused_before_it_ends() {
+    let mut splitter = FrameSplitter::new(Form::Json, 1_000);
+    for _ in 0..9 {
+        splitter.push(&[b'x'; 100]);
+        assert_eq!(splitter.next_frame().expect("still below the limit"), None);
+    }
+    splitter.push(&[b'x'; 100]);
+    assert!(matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: 1_000 })));
+}
+
+/// Frames of growing size, with a bookmark now and then.
+pub(super) fn stream_of(events: usize, form: Form, shape: Shape) -> Vec<Bytes> {
+    let frame = |at: usize| {
+        let pod = Pod { rv: 90 + at as u64, padding: at % 50, ..Pod::default() };
+        match (at % 7, form, shape) {
+            (6, Form::Protobuf, _) => event(form, "BOOKMARK", &unknown("v1", "Pod", &[0x0a, 4, 0x32, 2, b'9', b'9'])),
+            (6, Form::Json, _) => {
+                event(form, "BOOKMARK", br#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"99"}}"#)
+            }
+            (at, ..) => pod.event(form, shape, ["ADDED", "MODIFIED", "DELETED"][at % 3]),
+        }
+    };
+    (0..events).map(frame).collect()
+}
+
+fn split<'a>(form: Form, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<Bytes> {
+    let mut splitter = FrameSplitter::new(form, FRAME_MAX);
+    let mut frames = Vec::new();
+    for chunk in chunks {
+        splitter.push(chunk);
+        while let Some(frame) = splitter.next_frame().expect("well-formed") {
+            frames.push(frame);
+        }
+    }
+    splitter.finish().expect("nothing is left");
+    frames
+}
+
+fn items_of<'a>(form: Form, shape: Shape, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+    let reader = reader(form, shape);
+    let item = |frame| told(&reader.watch_event(frame).expect("well-formed"));
+    split(form, chunks).into_iter().map(item).collect()
+}
