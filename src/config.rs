@@ -63,3 +63,25 @@ impl Default for Log {
 
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8001";
 pub(crate) const DEFAULT_ADMIN: &str = "127.0.0.1:9090";
+
+impl Serve {
+    /// Every default, in front of `upstream`, on free loopback ports.
+    pub fn in_front_of(upstream: Source) -> Self {
+        let anywhere = Address::Tcp(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+        Self {
+            upstream,
+            listen: vec![anywhere.clone()],
+            admin: Some(anywhere),
+            tls: None,
+            auth: Mode::None,
+            allowed_hosts: Vec::new(),
+            preload: Vec::new(),
+            door: serve::Config::default(),
+            cache: cache::Config::default(),
+            reflect: reflect::Config::default(),
+            connections: ConnectionLimits::default(),
+            drain: Duration::from_secs(20),
+            log: Log::default(),
+        }
+    }
+}

@@ -21,6 +21,7 @@ mod kinds;
 mod list;
 mod listener;
 mod object;
+mod objects;
 mod options;
 mod path;
 mod pods;

@@ -39,10 +39,6 @@ impl Drop for NotReady {
     fn drop(&mut self) {
         let mut waiting = self.waiting.lock();
         waiting.remove(&self.what);
-        if waiting.is_empty() {
-            tracing::info!(what = %self.what, "ready");
-        } else {
-            tracing::debug!(what = %self.what, still = ?waiting, "one part ready");
-        }
+        tracing::debug!(what = %self.what, still = ?waiting, "no longer waited for");
     }
 }

@@ -68,10 +68,6 @@ impl Snapshot {
         range.into_iter().flatten().map(|(_, object)| object).filter(|object| view.matches(object))
     }
 
-    pub(super) fn objects(&self) -> &OrdMap<ObjectKey, Arc<Object>> {
-        &self.objects
-    }
-
     pub(super) fn into_objects(self) -> OrdMap<ObjectKey, Arc<Object>> {
         self.objects
     }

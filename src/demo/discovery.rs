@@ -1,4 +1,4 @@
-//! What a client asks before it asks for anything: groups, resources, version, health, OpenAPI.
+//! What a client asks before it asks for anything: groups, resources, version, health, schemas.
 
 use http::{HeaderValue, StatusCode};
 
@@ -10,7 +10,13 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 const OPENAPI_V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 /// `Document { swagger: "2.0", info: { title: "demo", version: "1" }, paths: {} }` in protobuf: what kubectl asks for.
 const OPENAPI_V2_BODY: &[u8] = b"\x0a\x032.0\x12\x09\x0a\x04demo\x12\x011\x42\x00";
-const VERSION: &str = r#"{"major":"1","minor":"36","emulationMajor":"1","emulationMinor":"36","minCompatibilityMajor":"1","minCompatibilityMinor":"35","gitVersion":"v1.36.2","gitCommit":"0000000000000000000000000000000000000000","gitTreeState":"clean","buildDate":"2026-06-01T00:00:00Z","goVersion":"go1.26","compiler":"gc","platform":"linux/amd64"}"#;
+const VERSION: &[u8] = include_bytes!("objects/version.json");
+const VERBS: &str = r#"["create","delete","deletecollection","get","list","patch","update","watch"]"#;
+const STATUS_VERBS: &str = r#"["get","patch","update"]"#;
+const PATHS: &str = concat!(
+    r#"{"paths":["/api","/api/v1","/apis","/healthz","/livez","#,
+    r#""/openapi/v2","/openapi/v3","/readyz","/version"]}"#
+);
 const HEALTH_CHECKS: [&str; 3] = ["ping", "log", "etcd"];
 
 /// The API groups in the order in which their first resource stands in the table.
@@ -56,10 +62,6 @@ fn api_group(group: &str, type_meta: &str) -> String {
     format!(r#"{{{type_meta}"name":"{group}","versions":[{all}],"preferredVersion":{preferred}}}"#)
 }
 
-fn verbs() -> &'static str {
-    r#"["create","delete","deletecollection","get","list","patch","update","watch"]"#
-}
-
 fn quoted_list(words: &[&str]) -> String {
     format!("[{}]", words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(","))
 }
@@ -72,18 +74,15 @@ fn resource_list(group: &str, version: &str) -> String {
             words => format!(r#","{name}":{}"#, quoted_list(words)),
         };
         let Kind { plural, singular, namespaced, name, .. } = kind;
-        let mut entries = format!(
-            r#"{{"name":"{plural}","singularName":"{singular}","namespaced":{namespaced},"kind":"{name}","verbs":{}{}{}}}"#,
-            verbs(),
-            optional("shortNames", kind.short_names),
-            optional("categories", kind.categories),
-        );
+        let (short, categories) = (optional("shortNames", kind.short_names), optional("categories", kind.categories));
+        let what = format!(r#""namespaced":{namespaced},"kind":"{name}""#);
+        let head = format!(r#"{{"name":"{plural}","singularName":"{singular}",{what}"#);
+        let own = format!(r#"{head},"verbs":{VERBS}{short}{categories}}}"#);
         if has_status(kind) {
-            entries += &format!(
-                r#",{{"name":"{plural}/status","singularName":"","namespaced":{namespaced},"kind":"{name}","verbs":["get","patch","update"]}}"#
-            );
+            format!(r#"{own},{{"name":"{plural}/status","singularName":"",{what},"verbs":{STATUS_VERBS}}}"#)
+        } else {
+            own
         }
-        entries
     };
     let resources: Vec<_> = KINDS.iter().filter(in_version).map(describe).collect();
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
@@ -117,35 +116,31 @@ fn aggregated_group(group: &str) -> String {
 }
 
 fn aggregated_resource(kind: &Kind) -> String {
+    let Kind { group, version, plural, singular, name, .. } = kind;
     let scope = if kind.namespaced { "Namespaced" } else { "Cluster" };
-    let response = format!(r#"{{"group":"{}","version":"{}","kind":"{}"}}"#, kind.group, kind.version, kind.name);
-    let mut out = format!(
-        r#"{{"resource":"{}","responseKind":{response},"scope":"{scope}","singularResource":"{}","verbs":{}"#,
-        kind.plural,
-        kind.singular,
-        verbs()
-    );
+    let response = format!(r#"{{"group":"{group}","version":"{version}","kind":"{name}"}}"#);
+    let what = format!(r#""resource":"{plural}","responseKind":{response},"scope":"{scope}""#);
+    let mut members = vec![what, format!(r#""singularResource":"{singular}""#), format!(r#""verbs":{VERBS}"#)];
     if !kind.short_names.is_empty() {
-        out += &format!(r#","shortNames":{}"#, quoted_list(kind.short_names));
+        members.push(format!(r#""shortNames":{}"#, quoted_list(kind.short_names)));
     }
     if !kind.categories.is_empty() {
-        out += &format!(r#","categories":{}"#, quoted_list(kind.categories));
+        members.push(format!(r#""categories":{}"#, quoted_list(kind.categories)));
     }
     if has_status(kind) {
-        out += &format!(
-            r#","subresources":[{{"subresource":"status","responseKind":{response},"verbs":["get","patch","update"]}}]"#
-        );
+        let status = format!(r#""subresource":"status","responseKind":{response},"verbs":{STATUS_VERBS}"#);
+        members.push(format!(r#""subresources":[{{{status}}}]"#));
     }
-    out + "}"
+    format!("{{{}}}", members.join(","))
 }
 
 /// Paths that are not resources.
 pub(crate) fn fixed(path: &str, style: &Style) -> Reply {
     match path {
-        "" => style.json(StatusCode::OK, br#"{"paths":["/api","/api/v1","/apis","/healthz","/livez","/openapi/v2","/openapi/v3","/readyz","/version"]}"#.to_vec()),
+        "" => style.json(StatusCode::OK, PATHS.into()),
         "version" => {
             // Indented whoever asks, and without a final newline.
-            style.typed("application/json", super::json::pretty(VERSION.as_bytes()))
+            style.typed("application/json", VERSION.trim_ascii_end())
         }
         "openapi/v2" => style.typed(OPENAPI_V2, OPENAPI_V2_BODY),
         "openapi/v3" => style.json(StatusCode::OK, b"{\"paths\":{}}\n".to_vec()),

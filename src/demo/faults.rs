@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
 use super::freeze::Freeze;
-use super::kinds::by_plural;
+use super::kinds::known;
 use super::shared::Shared;
 
 /// Orders that an open watch may fall behind by before it misses one.
@@ -129,9 +129,12 @@ impl Faults {
     }
 
     /// The same faults, for one resource only: orders to open watches, and ordered answers.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake in the test.
     #[must_use]
     pub fn only(&self, plural: &str) -> Self {
-        Self { shared: self.shared.clone(), kind: by_plural(plural) }
+        Self { shared: self.shared.clone(), kind: Some(known(plural)) }
     }
 
     /// Closes the listening socket and every connection; new ones are refused. The port stays ours.

@@ -1,7 +1,7 @@
 //! Many watches, opened as informers open them, against any apiserver-like URL; what arrives is counted and timed.
 //!
-//! A watch starts with the initial objects, follows the stream, resumes from its last revision when the stream ends, and
-//! starts over when that revision is gone. Nothing is parsed: types, revisions and times are found by byte search.
+//! A watch starts with the initial objects, follows the stream, resumes from its last revision when the stream ends,
+//! and starts over when that revision is gone. Nothing is parsed: what matters in a line is found by byte search.
 
 mod histogram;
 mod lines;
@@ -91,9 +91,9 @@ impl Fleet {
             Protocol::Http2 => self.connections.clamp(1, self.watches.max(1)),
         };
         let target = Arc::new(target);
-        let links: Vec<_> = (0..link_count).map(|_| Arc::new(Link::new(target.clone()))).collect();
-        let (totals, search) = (Arc::new(Totals::new()), Arc::new(Search::new()));
         let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
+        let links: Vec<_> = (0..link_count).map(|_| Arc::new(Link::new(target.clone(), tasks.clone()))).collect();
+        let (totals, search) = (Arc::new(Totals::new()), Arc::new(Search::new()));
         for n in 0..self.watches {
             let (link, path) = (links[n % links.len()].clone(), self.paths[n % self.paths.len()].clone());
             let watcher = Watcher::new(link, path, search.clone(), totals.clone());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::CONTENT_TYPE;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
@@ -66,7 +66,10 @@ pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> R
                 "Internal Server Error: {path:?}: failed to create RequestInfo: \
                  unable to determine kind and namespace from url, {path}"
             );
-            Ok(call.style.text(StatusCode::INTERNAL_SERVER_ERROR, text))
+            let mut reply = call.style.text(StatusCode::INTERNAL_SERVER_ERROR, text + "\n");
+            // It is refused before the filter that forbids caching.
+            reply.headers_mut().remove(CACHE_CONTROL);
+            Ok(reply)
         }
     };
     answer.unwrap_or_else(|status| call.style.status(&status))

@@ -21,7 +21,7 @@ pub(crate) enum Json {
     Bool(bool),
     Number(Number),
     String(String),
-    Array(Vec<Json>),
+    Array(Vec<Self>),
     Object(Fields),
 }
 

@@ -2,6 +2,7 @@
 
 /// A resource as the server knows it. Everything that differs between resources is here, not in the handlers.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "four independent facts, none of which is a state")]
 pub(crate) struct Kind {
     pub(crate) group: &'static str,
     pub(crate) version: &'static str,
@@ -57,6 +58,11 @@ pub(crate) fn position(group: &str, version: &str, plural: &str) -> Option<usize
 /// As [`position`], for callers inside the module that know a plural of ours.
 pub(crate) fn by_plural(plural: &str) -> Option<usize> {
     KINDS.iter().position(|kind| kind.plural == plural)
+}
+
+/// As [`by_plural`], for tests that name a resource: a wrong name is a mistake that must not pass unnoticed.
+pub(crate) fn known(plural: &str) -> usize {
+    by_plural(plural).unwrap_or_else(|| panic!("the demo upstream has no {plural}"))
 }
 
 pub(crate) const PODS: usize = 0;

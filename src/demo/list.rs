@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::{DecodeError, Engine as _};
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 
@@ -48,11 +48,11 @@ pub(crate) async fn list(
     }
     let exact =
         options.rv_match == Match::Exact || (options.rv_match == Match::Unset && wanted > 0 && options.limit > 0);
+    store.reach(wanted, patience).await?;
     if exact {
         let objects = store.at(kind, wanted)?;
         return Ok(page(&objects, wanted, "", options.limit, selector));
     }
-    store.reach(wanted, patience).await?;
     let limit = if options.rv == "0" { 0 } else { options.limit };
     let (objects, revision, _) = store.now(kind);
     Ok(page(&objects, revision, "", limit, selector))
@@ -102,7 +102,7 @@ fn write_token(rv: &str, start: &str) -> String {
 
 /// The revision (`None` for "the newest") and the key to start at.
 fn read_token(token: &str) -> Result<(Option<u64>, String), String> {
-    let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|error| error.to_string())?;
+    let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(base64_text)?;
     let json = Json::parse(&bytes).map_err(|error| error.to_string())?;
     let version = json.get("v").and_then(Json::as_str).unwrap_or_default();
     if version != "meta.k8s.io/v1" {
@@ -123,6 +123,16 @@ fn read_token(token: &str) -> Result<(Option<u64>, String), String> {
         },
     };
     Ok((rv, start.strip_prefix('/').unwrap_or(start).to_owned()))
+}
+
+/// As Go says it.
+fn base64_text(error: DecodeError) -> String {
+    let at = match error {
+        DecodeError::InvalidByte(at, _) | DecodeError::InvalidLastSymbol(at, _) => at,
+        DecodeError::InvalidLength(len) => len.saturating_sub(1),
+        DecodeError::InvalidPadding => 0,
+    };
+    format!("illegal base64 data at input byte {at}")
 }
 
 impl Page {

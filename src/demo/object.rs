@@ -263,7 +263,10 @@ mod tests {
     #[test]
     fn built_in_kinds_are_written_in_struct_order() {
         let pod = object(PODS);
-        let tail = r#""metadata":{"name":"a","namespace":"n","uid":"u","resourceVersion":"7","labels":{"app":"x"}},"spec":{"nodeName":"n1","a":1},"status":{"phase":"Running"}}"#;
+        let tail = concat!(
+            r#""metadata":{"name":"a","namespace":"n","uid":"u","resourceVersion":"7","labels":{"app":"x"}},"#,
+            r#""spec":{"nodeName":"n1","a":1},"status":{"phase":"Running"}}"#
+        );
         assert_eq!(pod.body, format!(r#"{{"kind":"Pod","apiVersion":"v1",{tail}"#));
         let (open, rest) = pod.item();
         assert_eq!([open, rest].concat(), format!("{{{tail}").into_bytes());
@@ -273,7 +276,11 @@ mod tests {
     #[test]
     fn custom_kinds_are_written_sorted_and_can_be_restamped() {
         let widget = object(by_plural("widgets").unwrap());
-        let expected = r#"{"apiVersion":"demo.kube-fanout.io/v1","kind":"Widget","metadata":{"labels":{"app":"x"},"name":"a","namespace":"n","resourceVersion":"1234","uid":"u"},"spec":{"a":1,"nodeName":"n1"},"status":{"phase":"Running"}}"#;
+        let expected = concat!(
+            r#"{"apiVersion":"demo.kube-fanout.io/v1","kind":"Widget","metadata":{"labels":{"app":"x"},"#,
+            r#""name":"a","namespace":"n","resourceVersion":"1234","uid":"u"},"#,
+            r#""spec":{"a":1,"nodeName":"n1"},"status":{"phase":"Running"}}"#
+        );
         assert_eq!(widget.restamped(1234), expected);
     }
 }

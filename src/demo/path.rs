@@ -19,7 +19,7 @@ pub(crate) enum Route {
         forced_watch: bool,
     },
     Discovery(Discovery),
-    /// Health, version, OpenAPI and what else has a fixed path.
+    /// Health, version and what else has a fixed path.
     Fixed(String),
     /// A path below a group that we serve, but not a resource: 404 with a Status.
     NoResource,

@@ -3,6 +3,7 @@
 use super::clock;
 use super::json::{Fields, Json};
 use super::object::{Meta, Object};
+use super::objects::{POD_SPEC, POD_STATUS, POD_STATUS_PENDING, fill};
 
 /// The annotation that carries [`clock::now_ns`] of the write, for watches in the same process to measure with.
 pub const WRITTEN_AT: &str = "kube-fanout.io/written-at-ns";
@@ -102,14 +103,11 @@ impl Pod {
             ("prometheus.io/scrape", "true".to_owned()),
         ];
         meta.annotations = annotations.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        let owner = format!(
-            r#"[{{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"{app}-{:08x}","uid":"0b6f1a52-7a43-4c51-9f0e-{:012x}","controller":true,"blockOwnerDeletion":true}}]"#,
-            hash(app),
-            hash(app)
-        );
-        meta.others.set("ownerReferences", parse(&owner));
-        let rest = parse(&format!(r#"{{"spec":{},"status":{}}}"#, self.spec(app), self.status(&meta.created)));
-        (meta, rest.into_fields().unwrap_or_default())
+        meta.others.set("ownerReferences", owner(app));
+        let mut rest = Fields::default();
+        rest.set("spec", self.spec(app));
+        rest.set("status", self.status(app, &meta.created));
+        (meta, rest)
     }
 
     fn ip(&self) -> String {
@@ -117,69 +115,50 @@ impl Pod {
         format!("10.{}.{}.{}", 64 + n % 64, n / 64 % 256, 1 + n / 16_384 % 254)
     }
 
-    fn spec(&self, app: &str) -> String {
-        let token = format!("kube-api-access-{:05x}", hash(&self.name) % 0xf_ffff);
-        let node = if self.node.is_empty() { String::new() } else { format!(r#""nodeName":"{}","#, self.node) };
-        format!(
-            concat!(
-                r#"{{"volumes":[{{"name":"{token}","projected":{{"sources":[{{"serviceAccountToken":{{"expirationSeconds":3607,"path":"token"}}}},"#,
-                r#"{{"configMap":{{"name":"kube-root-ca.crt","items":[{{"key":"ca.crt","path":"ca.crt"}}]}}}}],"defaultMode":420}}}}],"#,
-                r#""containers":[{{"name":"main","image":"registry.example/{app}:v1.42.0","args":["--listen=:8080","--log-level=info"],"#,
-                r#""ports":[{{"name":"http","containerPort":8080,"protocol":"TCP"}}],"#,
-                r#""env":[{{"name":"APP","value":"{app}"}},{{"name":"POD_NAME","valueFrom":{{"fieldRef":{{"apiVersion":"v1","fieldPath":"metadata.name"}}}}}}],"#,
-                r#""resources":{{"limits":{{"cpu":"500m","memory":"256Mi"}},"requests":{{"cpu":"100m","memory":"128Mi"}}}},"#,
-                r#""volumeMounts":[{{"name":"{token}","readOnly":true,"mountPath":"/var/run/secrets/kubernetes.io/serviceaccount"}}],"#,
-                r#""terminationMessagePath":"/dev/termination-log","terminationMessagePolicy":"File","imagePullPolicy":"IfNotPresent"}}],"#,
-                r#""restartPolicy":"Always","terminationGracePeriodSeconds":30,"dnsPolicy":"ClusterFirst","serviceAccountName":"{app}","serviceAccount":"{app}",{node}"#,
-                r#""securityContext":{{}},"schedulerName":"default-scheduler","#,
-                r#""tolerations":[{{"key":"node.kubernetes.io/not-ready","operator":"Exists","effect":"NoExecute","tolerationSeconds":300}}],"#,
-                r#""priority":0,"enableServiceLinks":true,"preemptionPolicy":"PreemptLowerPriority"}}"#
-            ),
-            token = token,
-            app = app,
-            node = node,
-        )
+    /// Five characters that differ between pods.
+    fn suffix(&self) -> String {
+        format!("{:05x}", hash(&self.name) % 0xf_ffff)
     }
 
-    fn status(&self, created: &str) -> String {
-        let ready = self.phase == "Running";
-        let condition = |name: &str, met: bool| {
-            let met = if met { "True" } else { "False" };
-            format!(r#"{{"type":"{name}","status":"{met}","lastProbeTime":null,"lastTransitionTime":"{created}"}}"#)
-        };
-        if self.phase == "Pending" {
-            let scheduled = condition("PodScheduled", !self.node.is_empty());
-            return format!(r#"{{"phase":"Pending","conditions":[{scheduled}],"qosClass":"Burstable"}}"#);
+    fn spec(&self, app: &str) -> Json {
+        let mut spec = fill(POD_SPEC, &[("app", app), ("node", &self.node), ("suffix", &self.suffix())]);
+        if let (Json::Object(fields), true) = (&mut spec, self.node.is_empty()) {
+            drop(fields.take("nodeName"));
         }
-        let conditions: Vec<_> = ["Initialized", "Ready", "ContainersReady", "PodScheduled"]
-            .into_iter()
-            .map(|name| condition(name, ready || matches!(name, "Initialized" | "PodScheduled")))
-            .collect();
+        spec
+    }
+
+    fn status(&self, app: &str, created: &str) -> Json {
+        let truth = |met: bool| if met { "True" } else { "False" };
+        if self.phase == "Pending" {
+            return fill(POD_STATUS_PENDING, &[("met", truth(!self.node.is_empty())), ("created", created)]);
+        }
+        let ended = |code: u8, reason: &str| format!(r#"{{"terminated":{{"exitCode":{code},"reason":"{reason}"}}}}"#);
         let state = match self.phase {
             "Running" => format!(r#"{{"running":{{"startedAt":"{created}"}}}}"#),
-            "Failed" => {
-                r#"{"terminated":{"exitCode":1,"reason":"Error","startedAt":null,"finishedAt":null}}"#.to_owned()
-            }
-            _ => r#"{"terminated":{"exitCode":0,"reason":"Completed","startedAt":null,"finishedAt":null}}"#.to_owned(),
+            "Failed" => ended(1, "Error"),
+            _ => ended(0, "Completed"),
         };
-        let ip = self.ip();
-        format!(
-            concat!(
-                r#"{{"phase":"{phase}","conditions":[{conditions}],"hostIP":"192.168.0.{host}","podIP":"{ip}","podIPs":[{{"ip":"{ip}"}}],"startTime":"{created}","#,
-                r#""containerStatuses":[{{"name":"main","state":{state},"lastState":{{}},"ready":{ready},"restartCount":{restarts},"#,
-                r#""image":"registry.example/app:v1.42.0","imageID":"registry.example/app@sha256:3b6f0c2d9a1e4b7c8d5f6a7b8c9d0e1f","containerID":"containerd://{uid:016x}","started":{ready}}}],"qosClass":"Burstable"}}"#
-            ),
-            phase = self.phase,
-            conditions = conditions.join(","),
-            host = 1 + hash(&self.node) % 250,
-            ip = ip,
-            created = created,
-            state = state,
-            ready = ready,
-            restarts = self.restarts,
-            uid = hash(&self.name),
-        )
+        let running = self.phase == "Running";
+        let values = [
+            ("app", app),
+            ("created", created),
+            ("ip", &self.ip()),
+            ("met", truth(running)),
+            ("phase", self.phase),
+            ("ready", if running { "true" } else { "false" }),
+            ("restarts", &self.restarts.to_string()),
+            ("state", &state),
+            ("suffix", &self.suffix()),
+        ];
+        fill(POD_STATUS, &values)
     }
+}
+
+fn owner(app: &str) -> Json {
+    let text = r#"[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"$app-$hash","uid":"$uid","controller":true}]"#;
+    let hash = format!("{:08x}", hash(app));
+    fill(text, &[("app", app), ("hash", &hash), ("uid", &format!("0b6f1a52-7a43-4c51-9f0e-0000{hash}"))])
 }
 
 /// The `n`-th pod of the population: spread over the namespaces and nodes.
@@ -193,13 +172,6 @@ pub(crate) fn nth(n: usize, nodes: usize) -> Pod {
 fn hash(text: &str) -> usize {
     let folded = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     usize::try_from(folded).unwrap_or(0)
-}
-
-/// JSON that this module wrote itself.
-pub(crate) fn parse(text: &str) -> Json {
-    let parsed = Json::parse(text.as_bytes());
-    debug_assert!(parsed.is_ok(), "not JSON: {text}");
-    parsed.unwrap_or_default()
 }
 
 #[cfg(test)]

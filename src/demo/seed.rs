@@ -3,53 +3,51 @@
 use super::clock;
 use super::json::Json;
 use super::kinds::{KINDS, Kind, PODS, by_plural};
-use super::pods::{NAMESPACES, nth, parse};
+use super::objects::{API_SERVICE, CRD, DEPLOYMENT, EVENT, NODE, SERVICE, fill};
+use super::pods::{NAMESPACES, nth};
 use super::store::{Change, Store};
 use super::write::split;
 
 const DEPLOYMENTS: [&str; 4] = ["api", "front", "gateway", "worker"];
+const WIDGETS: [(&str, &str); 3] = [("gear", "red"), ("lever", "green"), ("spring", "blue")];
+const EVENTS: usize = 5;
+
+const NAMESPACE: &str = r#"{"metadata": {"name": "$name", "labels": {"kubernetes.io/metadata.name": "$name"}},
+    "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}}"#;
+const ROOT_CA: &str = r#"{"metadata": {"name": "kube-root-ca.crt", "namespace": "$name"},
+    "data": {"ca.crt": "-----BEGIN CERTIFICATE-----\ndemo\n-----END CERTIFICATE-----\n"}}"#;
+const SECRET: &str = r#"{"metadata": {"name": "token", "namespace": "default"},
+    "data": {"token": "ZGVtbw=="}, "type": "Opaque"}"#;
+const WIDGET: &str = r#"{"metadata": {"name": "$name", "namespace": "default", "labels": {"color": "$color"}},
+    "spec": {"color": "$color", "size": 3}}"#;
 
 pub(crate) fn seed(store: &Store, pods: usize, nodes: usize) {
+    let now = clock::rfc3339(clock::unix_seconds());
     for namespace in NAMESPACES.into_iter().chain(["kube-system"]) {
-        let labels = format!(r#""labels":{{"kubernetes.io/metadata.name":"{namespace}"}}"#);
-        put_text(
-            store,
-            "namespaces",
-            &format!(
-                r#"{{"metadata":{{"name":"{namespace}",{labels}}},"spec":{{"finalizers":["kubernetes"]}},"status":{{"phase":"Active"}}}}"#
-            ),
-        );
-        put_text(
-            store,
-            "configmaps",
-            &format!(
-                r#"{{"metadata":{{"name":"kube-root-ca.crt","namespace":"{namespace}"}},"data":{{"ca.crt":"-----BEGIN CERTIFICATE-----\ndemo\n-----END CERTIFICATE-----\n"}}}}"#
-            ),
-        );
+        add(store, "namespaces", NAMESPACE, &[("name", namespace)]);
+        add(store, "configmaps", ROOT_CA, &[("name", namespace)]);
     }
     for n in 0..nodes {
-        put_text(store, "nodes", &node(n));
+        let (zone, host) = (n % 3, n % 250 + 1);
+        let values = [("n", n.to_string()), ("zone", zone.to_string()), ("host", host.to_string())];
+        let mut values: Vec<_> = values.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        values.push(("now", &now));
+        add(store, "nodes", NODE, &values);
     }
     for app in DEPLOYMENTS {
-        put_text(store, "deployments", &deployment(app));
-        put_text(store, "services", &service(app));
+        add(store, "deployments", DEPLOYMENT, &[("app", app)]);
+        add(store, "services", SERVICE, &[("app", app), ("host", &(app.len() + 10).to_string())]);
     }
-    put_text(
-        store,
-        "secrets",
-        r#"{"metadata":{"name":"token","namespace":"default"},"data":{"token":"ZGVtbw=="},"type":"Opaque"}"#,
-    );
-    for (name, color) in [("gear", "red"), ("lever", "green"), ("spring", "blue")] {
-        put_text(
-            store,
-            "widgets",
-            &format!(
-                r#"{{"metadata":{{"name":"{name}","namespace":"default","labels":{{"color":"{color}"}}}},"spec":{{"color":"{color}","size":3}}}}"#
-            ),
-        );
+    add(store, "secrets", SECRET, &[]);
+    for (name, color) in WIDGETS {
+        add(store, "widgets", WIDGET, &[("name", name), ("color", color)]);
     }
-    put_text(store, "customresourcedefinitions", WIDGETS);
-    seed_api_services(store);
+    add(store, "customresourcedefinitions", CRD, &[("now", &now)]);
+    let mut versions: Vec<_> = KINDS.iter().map(|Kind { group, version, .. }| (group, version)).collect();
+    versions.dedup();
+    for (group, version) in versions {
+        add(store, "apiservices", API_SERVICE, &[("group", group), ("version", version), ("now", &now)]);
+    }
     for n in 0..pods {
         let pod = nth(n, nodes);
         // An unconditional decision cannot be refused.
@@ -58,47 +56,18 @@ pub(crate) fn seed(store: &Store, pods: usize, nodes: usize) {
             Ok(Some(Change::Put(meta, rest)))
         });
     }
-    seed_events(store);
+    let (pods, ..) = store.now(PODS);
+    for pod in pods.iter().filter(|pod| pod.meta.namespace == NAMESPACES[0]).take(EVENTS) {
+        let meta = &pod.meta;
+        let values = [("namespace", &*meta.namespace), ("name", &meta.name), ("uid", &meta.uid), ("now", &now)];
+        add(store, "events", EVENT, &values);
+    }
     store.forget();
 }
 
-fn seed_api_services(store: &Store) {
-    let mut seen = vec![];
-    for Kind { group, version, .. } in &KINDS {
-        if seen.contains(&(group, version)) {
-            continue;
-        }
-        seen.push((group, version));
-        let group_field = if group.is_empty() { String::new() } else { format!(r#""group":"{group}","#) };
-        put_text(
-            store,
-            "apiservices",
-            &format!(
-                r#"{{"metadata":{{"name":"{version}.{group}","labels":{{"kube-aggregator.kubernetes.io/automanaged":"onstart"}}}},"spec":{{{group_field}"version":"{version}","groupPriorityMinimum":18000,"versionPriority":1}},"status":{{"conditions":[{{"type":"Available","status":"True","lastTransitionTime":"{}","reason":"Local","message":"Local APIServices are always available"}}]}}}}"#,
-                clock::rfc3339(clock::unix_seconds())
-            ),
-        );
-    }
-}
-
-fn seed_events(store: &Store) {
-    let now = clock::rfc3339(clock::unix_seconds());
-    let (pods, ..) = store.now(PODS);
-    for pod in pods.iter().filter(|pod| pod.meta.namespace == "default").take(5) {
-        let (namespace, name, uid) = (&pod.meta.namespace, &pod.meta.name, &pod.meta.uid);
-        put_text(
-            store,
-            "events",
-            &format!(
-                r#"{{"metadata":{{"name":"{name}.17f0","namespace":"{namespace}"}},"involvedObject":{{"kind":"Pod","namespace":"{namespace}","name":"{name}","uid":"{uid}","apiVersion":"v1"}},"reason":"Started","message":"Started container main","source":{{"component":"kubelet","host":"node-0"}},"firstTimestamp":"{now}","lastTimestamp":"{now}","count":1,"type":"Normal","eventTime":null,"reportingComponent":"kubelet","reportingInstance":"node-0"}}"#
-            ),
-        );
-    }
-}
-
-fn put_text(store: &Store, plural: &str, text: &str) {
+fn add(store: &Store, plural: &str, template: &str, values: &[(&str, &str)]) {
     if let Some(kind) = by_plural(plural) {
-        put(store, kind, parse(text));
+        put(store, kind, fill(template, values));
     }
 }
 
@@ -116,44 +85,3 @@ pub(crate) fn put(store: &Store, kind: usize, document: Json) -> u64 {
     });
     written.ok().flatten().map_or(0, |written| written.revision)
 }
-
-fn node(n: usize) -> String {
-    let now = clock::rfc3339(clock::unix_seconds());
-    format!(
-        concat!(
-            r#"{{"metadata":{{"name":"node-{n}","labels":{{"kubernetes.io/hostname":"node-{n}","kubernetes.io/os":"linux","topology.kubernetes.io/zone":"zone-{zone}"}}}},"#,
-            r#""spec":{{"podCIDR":"10.{n}.0.0/24"}},"status":{{"capacity":{{"cpu":"16","memory":"64Gi","pods":"110"}},"allocatable":{{"cpu":"15","memory":"60Gi","pods":"110"}},"#,
-            r#""conditions":[{{"type":"Ready","status":"True","lastHeartbeatTime":"{now}","lastTransitionTime":"{now}","reason":"KubeletReady","message":"kubelet is posting ready status"}}],"#,
-            r#""addresses":[{{"type":"InternalIP","address":"192.168.0.{host}"}},{{"type":"Hostname","address":"node-{n}"}}],"daemonEndpoints":{{"kubeletEndpoint":{{"Port":10250}}}},"#,
-            r#""nodeInfo":{{"machineID":"m{n}","systemUUID":"s{n}","bootID":"b{n}","kernelVersion":"6.12.0","osImage":"Demo Linux","containerRuntimeVersion":"containerd://2.1.0","kubeletVersion":"v1.36.2","kubeProxyVersion":"","operatingSystem":"linux","architecture":"amd64"}}}}}}"#
-        ),
-        n = n,
-        zone = n % 3,
-        now = now,
-        host = n % 250 + 1,
-    )
-}
-
-fn deployment(app: &str) -> String {
-    format!(
-        concat!(
-            r#"{{"metadata":{{"name":"{app}","namespace":"default","labels":{{"app":"{app}"}}}},"spec":{{"replicas":3,"selector":{{"matchLabels":{{"app":"{app}"}}}},"#,
-            r#""template":{{"metadata":{{"labels":{{"app":"{app}"}}}},"spec":{{"containers":[{{"name":"main","image":"registry.example/{app}:v1.42.0"}}]}}}},"strategy":{{"type":"RollingUpdate"}}}},"#,
-            r#""status":{{"observedGeneration":1,"replicas":3,"updatedReplicas":3,"readyReplicas":3,"availableReplicas":3}}}}"#
-        ),
-        app = app
-    )
-}
-
-fn service(app: &str) -> String {
-    format!(
-        r#"{{"metadata":{{"name":"{app}","namespace":"default"}},"spec":{{"ports":[{{"name":"http","protocol":"TCP","port":80,"targetPort":"http"}}],"selector":{{"app":"{app}"}},"clusterIP":"10.96.0.{}","type":"ClusterIP"}},"status":{{"loadBalancer":{{}}}}}}"#,
-        app.len() + 10
-    )
-}
-
-const WIDGETS: &str = concat!(
-    r#"{"metadata":{"name":"widgets.demo.kube-fanout.io"},"spec":{"group":"demo.kube-fanout.io","names":{"plural":"widgets","singular":"widget","shortNames":["wd"],"kind":"Widget","listKind":"WidgetList","categories":["all"]},"#,
-    r#""scope":"Namespaced","versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}},"selectableFields":[{"jsonPath":".spec.color"}]}],"conversion":{"strategy":"None"}},"#,
-    r#""status":{"conditions":[{"type":"Established","status":"True","lastTransitionTime":null,"reason":"InitialNamesAccepted","message":"the initial names have been accepted"}],"acceptedNames":{"plural":"widgets","singular":"widget","shortNames":["wd"],"kind":"Widget","listKind":"WidgetList","categories":["all"]},"storedVersions":["v1"]}}"#
-);

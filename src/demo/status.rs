@@ -67,19 +67,31 @@ impl Status {
         Self::new(409, "Conflict", message).about(kind, name)
     }
 
+    /// This one text of the server's goes by the kind, not by the resource.
     pub(crate) fn precondition(kind: &Kind, name: &str, expected: &str, found: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} {name:?}: the UID in the precondition ({expected}) does not match the \
              UID in record ({found}). The object might have been deleted and then recreated",
-            kind.qualified()
+            kind.name
         );
-        Self::new(409, "Conflict", message).about(kind, name)
+        Self::new(409, "Conflict", message).details(format!(r#"{{"name":{},"kind":"{}"}}"#, quoted(name), kind.name))
     }
 
-    pub(crate) fn unsupported_media_type() -> Self {
+    pub(crate) fn name_required(kind: &Kind) -> Self {
+        let text = "Required value: name or generateName is required";
+        let cause = format!(r#"{{"reason":"FieldValueRequired","message":"{text}","field":"metadata.name"}}"#);
+        let details = format!(r#"{{"kind":"{}","causes":[{cause}]}}"#, kind.name);
+        Self::new(422, "Invalid", format!("{} \"\" is invalid: metadata.name: {text}", kind.name)).details(details)
+    }
+
+    pub(crate) fn unsupported_body() -> Self {
         let message = "the body of the request was in an unknown format - accepted media types include: \
-                       application/json, application/merge-patch+json, application/apply-patch+yaml";
+                       application/json, application/yaml, application/vnd.kubernetes.protobuf";
         Self::new(415, "UnsupportedMediaType", message)
+    }
+
+    pub(crate) fn unsupported_patch() -> Self {
+        Self::new(415, "UnsupportedMediaType", "415: Unsupported Media Type").details("{}")
     }
 
     /// The 422 of wrong list options; each problem is (cause reason, field, text).
@@ -99,8 +111,8 @@ impl Status {
     pub(crate) fn too_large(wanted: u64, current: u64) -> Self {
         let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
         let cause = r#"{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}"#;
-        let status =
-            Self::new(504, "Timeout", message).details(format!(r#"{{"causes":[{cause}],"retryAfterSeconds":1}}"#));
+        let details = format!(r#"{{"causes":[{cause}],"retryAfterSeconds":1}}"#);
+        let status = Self::new(504, "Timeout", message).details(details);
         Self { retry_after: Some(1), ..status }
     }
 
@@ -118,11 +130,11 @@ impl Status {
     }
 
     pub(crate) fn expired_continue(next: String) -> Self {
-        let message = "The provided continue parameter is too old to display a consistent list result. You can start a \
-                       new list without the continue parameter, or use the continue token in this response to retrieve \
-                       the remainder of the results. Continuing with the provided token results in an inconsistent list \
-                       - objects that were created, modified, or deleted between the time the first chunk was returned \
-                       and now may show up in the list.";
+        let message = "The provided continue parameter is too old to display a consistent list result. You can start \
+                       a new list without the continue parameter, or use the continue token in this response to \
+                       retrieve the remainder of the results. Continuing with the provided token results in an \
+                       inconsistent list - objects that were created, modified, or deleted between the time the \
+                       first chunk was returned and now may show up in the list.";
         Self { next: Some(next), ..Self::expired(message) }
     }
 
@@ -159,10 +171,10 @@ impl Status {
             quoted(&self.message)
         );
         if !self.reason.is_empty() {
-            out += &format!(r#","reason":"{}""#, self.reason);
+            out.extend([r#","reason":""#, self.reason, r#"""#]);
         }
         if let Some(details) = &self.details {
-            out += &format!(r#","details":{details}"#);
+            out.extend([r#","details":"#, details]);
         }
         out + &format!(r#","code":{}}}"#, self.code)
     }
@@ -171,11 +183,9 @@ impl Status {
 /// The body of a successful DELETE.
 pub(crate) fn deleted(kind: &Kind, name: &str, uid: &str) -> String {
     let group = if kind.group.is_empty() { String::new() } else { format!(r#","group":"{}""#, kind.group) };
-    format!(
-        r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Success","details":{{"name":{}{group},"kind":"{}","uid":"{uid}"}}}}"#,
-        quoted(name),
-        kind.plural
-    )
+    let details = format!(r#"{{"name":{}{group},"kind":"{}","uid":"{uid}"}}"#, quoted(name), kind.plural);
+    let head = r#""kind":"Status","apiVersion":"v1","metadata":{},"status":"Success""#;
+    format!(r#"{{{head},"details":{details}}}"#)
 }
 
 fn quoted(text: &str) -> String {
@@ -192,10 +202,13 @@ mod tests {
     #[test]
     fn bodies_have_the_servers_order() {
         let missing = Status::not_found(&KINDS[by_plural("deployments").unwrap()], "x").to_json();
-        assert_eq!(
-            missing,
-            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"deployments.apps \"x\" not found","reason":"NotFound","details":{"name":"x","group":"apps","kind":"deployments"},"code":404}"#
+        let (head, message) =
+            (r#"{"kind":"Status","apiVersion":"v1","metadata":{}"#, r#""deployments.apps \"x\" not found""#);
+        let details = r#"{"name":"x","group":"apps","kind":"deployments"}"#;
+        let body = format!(
+            r#"{head},"status":"Failure","message":{message},"reason":"NotFound","details":{details},"code":404}}"#
         );
+        assert_eq!(missing, body);
         assert!(Status::too_large(9, 4).to_json().contains(r#""retryAfterSeconds":1},"code":504}"#));
     }
 }

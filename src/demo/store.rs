@@ -64,6 +64,7 @@ pub(crate) enum EventType {
 
 /// What a writer decided after it saw the current object.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives on the stack of one write")]
 pub(crate) enum Change {
     Put(Meta, Fields),
     Remove,
@@ -129,7 +130,7 @@ impl Store {
         let state = self.state.read();
         let table = &state.tables[kind];
         if rv > state.revision {
-            return Err(Status { retry_after: None, ..Status::too_large(rv, state.revision) });
+            return Err(Status::too_large(rv, state.revision));
         }
         if rv < table.floor {
             return Err(Status::expired("The resourceVersion for the provided list is too old."));

@@ -45,27 +45,23 @@ const POD_COLUMNS: &[Column] = &[
 const OTHER_COLUMNS: &[Column] = &[("Name", "string", "name", 0), ("Age", "string", "", 0)];
 
 fn is_pod(kind: &Kind) -> bool {
-    std::ptr::eq(kind, &KINDS[PODS])
+    kind.plural == KINDS[PODS].plural && kind.group.is_empty()
 }
 
 /// `Table` up to the opening bracket of its rows. `metadata` is a whole JSON object.
 pub(crate) fn head(kind: &Kind, metadata: &str, with_columns: bool) -> Vec<u8> {
     let columns = if is_pod(kind) { POD_COLUMNS } else { OTHER_COLUMNS };
     let define = |(name, column_type, format, priority): &Column| {
-        let description = format!("{name}, as kubectl shows it.");
-        format!(
-            r#"{{"name":"{name}","type":"{column_type}","format":"{format}","description":"{description}","priority":{priority}}}"#
-        )
+        let (head, description) = (format!(r#""name":"{name}","type":"{column_type}""#), "as kubectl shows it");
+        format!(r#"{{{head},"format":"{format}","description":"{description}","priority":{priority}}}"#)
     };
     let columns = if with_columns {
         format!("[{}]", columns.iter().map(define).collect::<Vec<_>>().join(","))
     } else {
         "null".to_owned()
     };
-    format!(
-        r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{metadata},"columnDefinitions":{columns},"rows":["#
-    )
-    .into_bytes()
+    let type_meta = r#""kind":"Table","apiVersion":"meta.k8s.io/v1""#;
+    format!(r#"{{{type_meta},"metadata":{metadata},"columnDefinitions":{columns},"rows":["#).into_bytes()
 }
 
 /// One row, at a resourceVersion of the caller's choice.

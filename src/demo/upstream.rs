@@ -11,15 +11,16 @@ use parking_lot::Mutex;
 use super::churn::{self, Population};
 use super::counts::Counts;
 use super::faults::Faults;
-use super::kinds::{PODS, by_plural};
+use super::kinds::{PODS, known};
 use super::listener::{Port, accept};
 use super::pods::{NODES, Pod};
 use super::seed;
 use super::shared::{Seen, Settings, Shared};
 use super::store::{Change, Store};
 
-/// The history that a resource keeps unless told otherwise.
-const RING_EVENTS_MAX: usize = 10_000;
+/// The history that a resource keeps unless told otherwise: so many seconds of churn, within bounds.
+const RING_SECONDS: u32 = 120;
+const RING_EVENTS: std::ops::RangeInclusive<usize> = 10_000..=102_400;
 
 /// An upstream that is not running yet.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ pub struct Upstream {
     nodes: usize,
     rate: u32,
     seed: u64,
-    ring_events_max: usize,
+    ring_events_max: Option<usize>,
     settings: Settings,
 }
 
@@ -42,7 +43,7 @@ pub fn upstream() -> Upstream {
         nodes: NODES,
         rate: 0,
         seed: 1,
-        ring_events_max: RING_EVENTS_MAX,
+        ring_events_max: None,
         settings: Settings {
             bookmark_period: Duration::from_secs(60),
             future_wait: Duration::from_secs(3),
@@ -79,7 +80,7 @@ impl Upstream {
     /// Events that a resource's history holds before watches from older revisions get 410.
     #[must_use]
     pub fn ring_events_max(self, ring_events_max: usize) -> Self {
-        Self { ring_events_max, ..self }
+        Self { ring_events_max: Some(ring_events_max), ..self }
     }
 
     #[must_use]
@@ -134,8 +135,15 @@ impl Upstream {
         let port = Port::hold(self.address)?;
         let address = port.address;
         let listener = port.listen()?;
-        let store = Store::new(self.ring_events_max);
-        seed::seed(&store, self.pods, self.nodes);
+        let ring_events = usize::try_from(self.rate.saturating_mul(RING_SECONDS)).unwrap_or(usize::MAX);
+        let ring_events_max =
+            self.ring_events_max.unwrap_or(ring_events.clamp(*RING_EVENTS.start(), *RING_EVENTS.end()));
+        let seeding = tokio::task::spawn_blocking(move || {
+            let store = Store::new(ring_events_max);
+            seed::seed(&store, self.pods, self.nodes);
+            store
+        });
+        let store = seeding.await.map_err(io::Error::other)?;
         let shared = Arc::new(Shared::new(store, self.settings));
         let population = Arc::new(Mutex::new(Population::new(self.pods, self.nodes, self.seed)));
         shared.bound.send_replace(true);
@@ -274,10 +282,6 @@ impl Drop for Running {
         self.shared.stopping.cancel();
         self.shared.faults.freeze.set(false);
     }
-}
-
-fn known(plural: &str) -> usize {
-    by_plural(plural).unwrap_or_else(|| panic!("the demo upstream has no {plural}"))
 }
 
 fn key(namespace: &str, name: &str) -> String {

@@ -1,5 +1,7 @@
 //! One WATCH: a position in the ring, pulled whenever the connection can take more.
 
+mod frames;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +14,13 @@ use super::accept::Form;
 use super::counts::OpenWatch;
 use super::faults::{Act, Order};
 use super::kinds::KINDS;
-use super::object::Object;
 use super::selector::Selector;
 use super::shared::Shared;
 use super::status::Status;
-use super::store::{Event, EventType, Objects, frame};
-use super::table::{self, IncludeObject};
+use super::store::{EventType, Objects, frame};
+use super::table::IncludeObject;
+
+use frames::seen_as;
 
 /// Events are written together up to about this size.
 const BATCH_BYTES: usize = 64 * 1024;
@@ -245,44 +248,6 @@ impl Watch {
         chunk
     }
 
-    fn line(&mut self, as_type: EventType, object: &Object, rv: u64, event: Option<&Event>) -> Bytes {
-        let kind = &KINDS[self.plan.kind];
-        match self.plan.form {
-            Form::Plain => event.map_or_else(|| as_type.frame(&object.body), |event| event.frame(as_type)),
-            Form::Partial { .. } => as_type.frame(&object.partial(rv)),
-            Form::Table => {
-                let with_columns = !std::mem::replace(&mut self.columns_sent, true);
-                as_type.frame(&table::single(kind, object, rv, with_columns, self.plan.include))
-            }
-        }
-    }
-
-    fn bookmark_line(&mut self, rv: u64, initial_end: bool) -> Bytes {
-        let kind = &KINDS[self.plan.kind];
-        let mark = if initial_end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
-        let (sorted_mark, api_version, name) = (mark.trim_start_matches(','), kind.api_version(), kind.name);
-        let metadata = format!(r#"{{"resourceVersion":"{rv}"{mark}}}"#);
-        let partial =
-            || format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{metadata}}}"#);
-        let body = match self.plan.form {
-            Form::Plain if kind.custom => {
-                let comma = if initial_end { "," } else { "" };
-                let metadata = format!(r#"{{{sorted_mark}{comma}"resourceVersion":"{rv}"}}"#);
-                format!(r#"{{"apiVersion":"{api_version}","kind":"{name}","metadata":{metadata}}}"#).into_bytes()
-            }
-            Form::Plain => {
-                let zero = kind.zero;
-                format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata}{zero}}}"#).into_bytes()
-            }
-            Form::Partial { .. } => partial().into_bytes(),
-            Form::Table => {
-                let with_columns = !std::mem::replace(&mut self.columns_sent, true);
-                table::bookmark(kind, &partial(), rv, with_columns)
-            }
-        };
-        frame("BOOKMARK", &body)
-    }
-
     /// Everything is sent: waits for the next event, bookmark, order or end.
     async fn idle(&mut self) -> Option<Bytes> {
         let stopping = self.shared.stopping.clone();
@@ -333,31 +298,6 @@ impl Watch {
                 self.any_object().map(|object| EventType::Modified.frame(&object.restamped(1))).unwrap_or_default()
             }
         })
-    }
-
-    fn any_object(&self) -> Option<Arc<Object>> {
-        let (objects, ..) = self.shared.store.now(self.plan.kind);
-        objects.iter().find(|object| self.plan.selector.matches(object)).cloned()
-    }
-
-    fn made_up_frame(&mut self) -> Bytes {
-        let rv = self.shared.store.revision() + 1;
-        match self.any_object() {
-            Some(object) => EventType::Modified.frame(&object.restamped(rv)),
-            None => self.bookmark_line(rv, false),
-        }
-    }
-}
-
-/// What a change is to somebody who sees only what the selector lets through.
-fn seen_as(selector: &Selector, event: &Event) -> Option<EventType> {
-    let before = event.previous.as_ref().is_some_and(|object| selector.matches(object));
-    let now = event.current.as_ref().is_some_and(|object| selector.matches(object));
-    match (before, now) {
-        (false, true) => Some(EventType::Added),
-        (true, true) => Some(EventType::Modified),
-        (true, false) => Some(EventType::Deleted),
-        (false, false) => None,
     }
 }
 

@@ -77,8 +77,8 @@ pub(crate) fn write(
 fn document(kind: &Kind, media: &str, body: &[u8]) -> Result<Json, Status> {
     match media {
         "application/json" => parse(body),
-        "application/vnd.kubernetes.protobuf" => protobuf::read(kind, body).ok_or_else(Status::unsupported_media_type),
-        _ => Err(Status::unsupported_media_type()),
+        "application/vnd.kubernetes.protobuf" => protobuf::read(kind, body).ok_or_else(Status::unsupported_body),
+        _ => Err(Status::unsupported_body()),
     }
 }
 
@@ -100,7 +100,7 @@ fn patch_type(kind: &Kind, media: &str) -> Result<Patch, Status> {
         "application/merge-patch+json" => Ok(Patch::Merge),
         "application/strategic-merge-patch+json" if !kind.custom => Ok(Patch::Strategic),
         "application/apply-patch+yaml" => Ok(Patch::Apply),
-        _ => Err(Status::unsupported_media_type()),
+        _ => Err(Status::unsupported_patch()),
     }
 }
 
@@ -117,7 +117,7 @@ impl Writer<'_> {
         if meta.name.is_empty() {
             let prefix = meta.others.get("generateName").and_then(Json::as_str).unwrap_or_default();
             if prefix.is_empty() {
-                return Err(Status::new(422, "Invalid", "name or generateName is required"));
+                return Err(Status::name_required(self.kind));
             }
             meta.name = format!("{prefix}{}", super::suffix());
         }

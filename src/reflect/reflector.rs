@@ -9,7 +9,7 @@ use crate::base::Backoff;
 use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error};
-use crate::wire::ObjectReader;
+use crate::wire::{ObjectReader, WireError};
 
 use super::initial::{self, At, Initial};
 use super::mend::{self, Historian};
@@ -199,7 +199,7 @@ impl Reflector {
                 }
             };
             let step = match item {
-                Ok(item) => session::apply(item, &mut self.writer, &feed.spec, &self.metrics),
+                Ok(item) => session::apply(item, &mut self.writer, &self.metrics),
                 Err(Ended::Clean) => return (State::Listed { at }, self.clean_end(at)),
                 Err(ended) => return (State::Listed { at }, Some(ended.into())),
             };
@@ -335,6 +335,12 @@ fn over(error: Error) -> Failure {
         Error::Form(why) => {
             tracing::info!(%why, "upstream does not offer this form");
             Failure::Over(End::NotOffered)
+        }
+        // A torn answer is tried again; one that reads wrong would read wrong again.
+        Error::Wire(WireError::Truncated) => Failure::Upstream(error),
+        Error::Wire(wire) => {
+            tracing::warn!(error = %wire, "upstream's objects cannot be read");
+            Failure::Over(End::Unreadable)
         }
         _ => Failure::Upstream(error),
     }

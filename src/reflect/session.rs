@@ -1,6 +1,6 @@
 //! Items of an open stream, applied to the cache.
 
-use crate::cache::{Applied, CacheWriter, Change, FeedSpec, OutOfOrder};
+use crate::cache::{Applied, CacheWriter, Change, OutOfOrder};
 use crate::kube::{ResourceVersion, Status};
 use crate::upstream::{Error, set_retry_after, status_from_code};
 use crate::wire::{BookmarkTemplate, ErrorEvent, WatchItem};
@@ -31,7 +31,6 @@ pub(super) enum Broken {
 pub(super) fn apply(
     item: WatchItem,
     writer: &mut CacheWriter,
-    spec: &FeedSpec,
     metrics: &FeedMetrics,
 ) -> Result<Step, Broken> {
     match item {

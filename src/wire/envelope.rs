@@ -44,24 +44,29 @@ impl Envelope {
         Self { parts: Arc::new(Parts { form, shape, api_version, kind, list_kind: list_kind.to_owned(), object_head }) }
     }
 
+    /// What it writes, and the bodies it takes.
     pub fn form(&self) -> Form {
         self.parts.form
     }
 
+    /// How its JSON is laid out.
     pub fn shape(&self) -> Shape {
         self.parts.shape
     }
 
+    /// Of the objects and of their list: `apps/v1`.
     pub fn api_version(&self) -> &str {
         &self.parts.api_version
     }
 
+    /// Of one object: `Deployment`.
     pub fn kind(&self) -> &str {
         &self.parts.kind
     }
 
     /// A whole HTTP watch frame around `body` (the normal form of this envelope's form and shape): a JSON line with its
-    /// newline, or a 4-byte big-endian length and a `WatchEvent` message.
+    /// newline, or a 4-byte big-endian length and a `WatchEvent` message. A body of 4 GiB does not fit, and no
+    /// [`Object`](super::Object) has one.
     pub fn frame(&self, event_type: EventType, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.frame_len(event_type, body.len()));
         match self.parts.form {

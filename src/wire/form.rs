@@ -3,7 +3,9 @@ use std::fmt;
 /// The encoding a feed is fetched in and served in, verbatim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Form {
+    /// Go's `encoding/json`, compact.
     Json,
+    /// Built-in kinds only: custom resources have no protobuf form.
     Protobuf,
 }
 

@@ -64,8 +64,8 @@ impl JsonPaths {
         let Found { texts, mut labels, .. } = found;
         sort_labels(&mut labels)?;
         // A text may serve two fields (events' reportingComponent): copy, do not take.
-        let text = |slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Box::from));
-        let fields = self.fields.iter().map(|field| field.value(text)).collect::<Result<_, _>>()?;
+        let text = |_, slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Box::from));
+        let fields = FieldSlots::values(&self.fields, text)?;
         Ok(Reading { key, rv, rv_at, attributes: Attributes { labels: labels.into(), fields } })
     }
 }
@@ -204,14 +204,13 @@ impl<'de> Visitor<'de> for Walk<'_, '_, 'de> {
             return self.visit_labels(map);
         }
         self.found.has_metadata |= self.node == self.paths.metadata;
-        // One bit for each child seen. A second value for a key would make "the" value a matter of who reads.
+        // The bits of the children seen. A second value for a key would make "the" value a matter of who reads.
         let mut seen = 0_u64;
         while let Some(step) = map.next_key_seed(Step { paths: self.paths, node: self.node })? {
-            let Some((at, node)) = step else {
+            let Some((bit, node)) = step else {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             };
-            let bit = 1_u64.checked_shl(u32::try_from(at).unwrap_or(u32::MAX)).unwrap_or(0);
             if seen & bit != 0 {
                 return Err(A::Error::custom("a key occurs twice"));
             }
@@ -262,14 +261,14 @@ impl<'de> Visitor<'de> for Walk<'_, '_, 'de> {
     }
 }
 
-/// A key at one node: its place among the node's children, and the child; `None` for keys that nobody asked for.
+/// A key at one node, as [`PathTrie::child`] gives it; `None` for keys that nobody asked for.
 struct Step<'p> {
     paths: &'p JsonPaths,
     node: NodeId,
 }
 
 impl<'de> DeserializeSeed<'de> for Step<'_> {
-    type Value = Option<(usize, NodeId)>;
+    type Value = Option<(u64, NodeId)>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_str(self)
@@ -277,7 +276,7 @@ impl<'de> DeserializeSeed<'de> for Step<'_> {
 }
 
 impl Visitor<'_> for Step<'_> {
-    type Value = Option<(usize, NodeId)>;
+    type Value = Option<(u64, NodeId)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")

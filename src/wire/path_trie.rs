@@ -18,7 +18,7 @@ struct Node<K> {
 
 /// Where one selectable field's value is: slots in the order they are tried.
 pub(super) struct FieldSlots {
-    pub(super) kind: FieldKind,
+    kind: FieldKind,
     slots: Vec<usize>,
 }
 
@@ -62,10 +62,14 @@ impl<K: PartialEq> PathTrie<K> {
         self.nodes[node].children.is_empty()
     }
 
-    /// The child for which `is_step` holds: its place among its siblings, and its node.
+    /// The child for which `is_step` holds, with a bit that is its own among its siblings: a walk keeps those it has
+    /// seen in a `u64`. (No table has 64 fields under one parent; the bit of a 65th child is 0, it always counts as
+    /// unseen.)
     #[inline]
-    pub(super) fn child(&self, node: NodeId, is_step: impl Fn(&K) -> bool) -> Option<(usize, NodeId)> {
-        self.nodes[node].children.iter().enumerate().find(|(_, (key, _))| is_step(key)).map(|(at, (_, id))| (at, *id))
+    pub(super) fn child(&self, node: NodeId, is_step: impl Fn(&K) -> bool) -> Option<(u64, NodeId)> {
+        let children = &self.nodes[node].children;
+        let at = children.iter().position(|(key, _)| is_step(key))?;
+        Some((if at < 64 { 1 << at } else { 0 }, children[at].1))
     }
 
     fn add_child(&mut self, parent: NodeId, step: K) -> NodeId {
@@ -97,19 +101,25 @@ impl FieldSlots {
         table.fields.iter().map(|f| Self::new(f.kind, trie, f.proto.iter().map(|path| path.iter().copied()))).collect()
     }
 
-    /// The first of the field's places for which `text` has something other than `""`, else what absence means.
-    pub(super) fn value<E>(&self, mut text: impl FnMut(usize) -> Result<Option<Box<str>>, E>) -> Result<Box<str>, E> {
-        for &slot in &self.slots {
-            match text(slot)? {
-                Some(value) if !value.is_empty() => return Ok(value),
-                _ => {}
+    /// The values of `all` fields, in their order: the first of a field's places where `text` finds something other
+    /// than `""`, else what absence means.
+    pub(super) fn values<E>(
+        all: &[Self],
+        text: impl Fn(FieldKind, usize) -> Result<Option<Box<str>>, E>,
+    ) -> Result<Box<[Box<str>]>, E> {
+        // Not `collect`: through a `Result` it does not know the length, and this runs once per object.
+        let mut values = Vec::with_capacity(all.len());
+        for field in all {
+            let mut value = None;
+            for &slot in &field.slots {
+                value = text(field.kind, slot)?;
+                if value.as_ref().is_some_and(|value| !value.is_empty()) {
+                    break;
+                }
             }
+            let value = value.filter(|value| !value.is_empty());
+            values.push(value.unwrap_or_else(|| field.kind.absent_text().into()));
         }
-        Ok(match self.kind {
-            FieldKind::Text | FieldKind::Any => "",
-            FieldKind::Bool => "false",
-            FieldKind::Integer => "0",
-        }
-        .into())
+        Ok(values.into())
     }
 }

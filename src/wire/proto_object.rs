@@ -37,8 +37,8 @@ impl ProtoPaths {
         let mut values = vec![None; self.trie.slots()];
         // Also without selectable fields: the top level is three fields, and a body cut short shows there.
         self.walk(PathTrie::<u32>::ROOT, body, &mut values)?;
-        let field = |field: &FieldSlots| field.value(|slot| values[slot].map(|v| render(field.kind, v)).transpose());
-        let fields = self.fields.iter().map(field).collect::<Result<_, _>>()?;
+        let text = |kind, slot: usize| values[slot].map(|value| render(kind, value)).transpose();
+        let fields = FieldSlots::values(&self.fields, text)?;
         let Metadata { name, namespace, mut labels, .. } = metadata;
         sort_labels(&mut labels)?;
         let key = ObjectKey::new(namespace, name);
@@ -46,15 +46,14 @@ impl ProtoPaths {
     }
 
     fn walk<'a>(&self, node: NodeId, message: &'a [u8], values: &mut [Option<Value<'a>>]) -> Result<(), WireError> {
-        // One bit for each child seen: of a repeated field only the first element counts.
+        // The bits of the children seen: of a repeated field only the first element counts.
         let mut seen = 0_u64;
         let mut fields = Fields::new(message);
         while let Some(field) = fields.next()? {
             if field.number == OBJECT_METADATA && node == PathTrie::<u32>::ROOT && field.start > 0 {
                 return Err(WireError::Protobuf("an object with two metadata fields"));
             }
-            let Some((at, child)) = self.trie.child(node, |number| *number == field.number) else { continue };
-            let bit = 1_u64.checked_shl(u32::try_from(at).unwrap_or(u32::MAX)).unwrap_or(0);
+            let Some((bit, child)) = self.trie.child(node, |number| *number == field.number) else { continue };
             if seen & bit != 0 {
                 continue;
             }

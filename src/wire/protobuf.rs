@@ -46,8 +46,9 @@ impl<'a> Fields<'a> {
         }
         let start = self.at;
         let tag = self.varint()?;
-        let number = u32::try_from(tag >> 3).ok().filter(|number| (1..=FIELD_NUMBER_MAX).contains(number));
-        let number = number.ok_or(WireError::Protobuf("impossible field number"))?;
+        let Ok(number @ 1..=FIELD_NUMBER_MAX) = u32::try_from(tag >> 3) else {
+            return Err(WireError::Protobuf("impossible field number"));
+        };
         let value = match tag & 7 {
             0 => Value::Varint(self.varint()?),
             1 => self.take(8).map(|_| Value::Fixed)?,
@@ -64,9 +65,13 @@ impl<'a> Fields<'a> {
     #[inline]
     fn take(&mut self, len: u64) -> Result<&'a [u8], WireError> {
         let rest = &self.message[self.at..];
-        let len = usize::try_from(len).ok().filter(|len| *len <= rest.len()).ok_or(WireError::Truncated)?;
-        self.at += len;
-        Ok(&rest[..len])
+        match usize::try_from(len) {
+            Ok(len) if len <= rest.len() => {
+                self.at += len;
+                Ok(&rest[..len])
+            }
+            _ => Err(WireError::Truncated),
+        }
     }
 
     #[inline]

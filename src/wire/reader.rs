@@ -106,6 +106,7 @@ impl ObjectReader {
         Self { expected: Some(expected), ..self }
     }
 
+    /// The encoding it reads.
     pub fn form(&self) -> Form {
         match self.paths {
             Paths::Json(_) => Form::Json,

@@ -125,7 +125,11 @@ mod tests {
     #[test]
     fn what_matters_is_found_in_a_line() {
         let search = Search::new();
-        let line = br#"{"type":"MODIFIED","object":{"metadata":{"resourceVersion":"42","annotations":{"kube-fanout.io/written-at-ns":"777"}}}}"#;
+        let line = concat!(
+            r#"{"type":"MODIFIED","object":{"metadata":{"resourceVersion":"42","#,
+            r#""annotations":{"kube-fanout.io/written-at-ns":"777"}}}}"#
+        )
+        .as_bytes();
         assert_eq!(search.classify(line), Line::Fresh);
         assert_eq!((search.revision(line), search.written_at_ns(line)), (Some("42"), Some(777)));
         let end = br#"{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}"#;

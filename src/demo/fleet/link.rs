@@ -1,5 +1,6 @@
 //! Connections to the target: one that many HTTP/2 watches share, or one per HTTP/1.1 watch.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,10 +10,10 @@ use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
 
 const CONNECT: Duration = Duration::from_secs(5);
 /// An answer's head; a proxy may park a watch while it fills its cache.
@@ -86,12 +87,13 @@ impl Target {
 #[derive(Debug)]
 pub(super) struct Link {
     target: Arc<Target>,
+    tasks: TaskTracker,
     shared: Mutex<Option<http2::SendRequest<Empty<Bytes>>>>,
 }
 
 impl Link {
-    pub(super) fn new(target: Arc<Target>) -> Self {
-        Self { target, shared: Mutex::new(None) }
+    pub(super) fn new(target: Arc<Target>, tasks: TaskTracker) -> Self {
+        Self { target, tasks, shared: Mutex::new(None) }
     }
 
     /// Sends a GET; the body of the response is still to come.
@@ -103,7 +105,7 @@ impl Link {
                 Protocol::Http1 => {
                     let (mut sender, connection) = http1::handshake(self.target.dial().await?).await?;
                     // Ends with the response, which the watch holds.
-                    drop(tokio::spawn(connection));
+                    drop(self.tasks.spawn(connection));
                     Ok(sender.send_request(request).await?)
                 }
             }
@@ -125,7 +127,7 @@ impl Link {
             .handshake(self.target.dial().await?)
             .await?;
         // Ends when the last sender and the last stream are gone, or the connection is.
-        drop(tokio::spawn(connection));
+        drop(self.tasks.spawn(connection));
         *shared = Some(sender.clone());
         Ok(sender)
     }

@@ -29,6 +29,8 @@ pub(super) struct Watcher {
     /// Whether the initial objects are complete. A resumed stream has none.
     live: bool,
     counted_as_synced: bool,
+    /// When the last initial set was complete. What was written before that is catching up, and not timed.
+    live_since: u64,
 }
 
 enum Ended {
@@ -50,7 +52,16 @@ struct Tally {
 
 impl Watcher {
     pub(super) fn new(link: Arc<Link>, path: String, search: Arc<Search>, totals: Arc<Totals>) -> Self {
-        Self { link, path, totals, search, revision: String::new(), live: false, counted_as_synced: false }
+        Self {
+            link,
+            path,
+            totals,
+            search,
+            revision: String::new(),
+            live: false,
+            counted_as_synced: false,
+            live_since: 0,
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -136,7 +147,7 @@ impl Watcher {
         match kind {
             Line::Fresh if self.live => {
                 tally.deliveries += 1;
-                if let Some(written) = self.search.written_at_ns(line) {
+                if let Some(written) = self.search.written_at_ns(line).filter(|written| *written >= self.live_since) {
                     self.totals.latencies.add(arrived.saturating_sub(written));
                 }
             }
@@ -144,7 +155,9 @@ impl Watcher {
             Line::Fresh | Line::Deleted => tally.initial += 1,
             Line::Bookmark { initial_end } => {
                 tally.bookmarks += 1;
-                self.live |= initial_end;
+                if initial_end {
+                    (self.live, self.live_since) = (true, arrived);
+                }
                 if initial_end && !std::mem::replace(&mut self.counted_as_synced, true) {
                     self.totals.add(&self.totals.synced, 1);
                 }

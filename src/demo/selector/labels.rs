@@ -116,18 +116,11 @@ impl<'a> Parser<'a> {
         let values = if set { self.set()? } else { vec![self.value()?] };
         if matches!(operator, Operator::Greater | Operator::Less) && values[0].parse::<i64>().is_err() {
             let text = "for 'Gt', 'Lt' operators, the value must be an integer";
-            return Err(format!(
-                "unable to parse requirement: values[0][{key}]: Invalid value: {:?}: {text}",
-                values[0]
-            ));
+            return Err(format!("unable to parse requirement: values[0]: Invalid value: {:?}: {text}", values[0]));
         }
         if let Some(bad) = values.iter().position(|value| !is_name(value, true)) {
-            let text = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
-                        and must start and end with an alphanumeric character";
-            return Err(format!(
-                "unable to parse requirement: values[{bad}][{key}]: Invalid value: {:?}: {text}",
-                values[bad]
-            ));
+            let text = format!("values[{bad}][{key}]: Invalid value: {:?}: {VALUE_RULE}", values[bad]);
+            return Err(format!("unable to parse requirement: {text}"));
         }
         Ok(Requirement { key, operator, values })
     }
@@ -139,9 +132,7 @@ impl<'a> Parser<'a> {
         }
         let name = key.rsplit_once('/').map_or(key, |(_, name)| name);
         if !is_name(name, false) {
-            let text = "name part must consist of alphanumeric characters, '-', '_' or '.', \
-                        and must start and end with an alphanumeric character";
-            return Err(format!("unable to parse requirement: <nil>: Invalid value: {key:?}: {text}"));
+            return Err(format!("unable to parse requirement: <nil>: Invalid value: {key:?}: {NAME_RULE}"));
         }
         Ok(key.to_owned())
     }
@@ -177,6 +168,13 @@ impl<'a> Parser<'a> {
         }
     }
 }
+
+const NAME_RULE: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', \
+    and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', \
+    regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const VALUE_RULE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
+    and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', \
+    regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 
 fn is_word(token: &str) -> bool {
     !token.is_empty() && !token.starts_with(['=', '!', '(', ')', ',', '>', '<'])

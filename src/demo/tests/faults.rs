@@ -36,7 +36,8 @@ async fn a_port_that_is_down_refuses_and_comes_back() {
 async fn open_watches_can_be_ended_reset_and_cut_in_mid_frame() {
     let up = upstream().run().await;
     up.create_pod("t1", "a");
-    let cases: [(fn(&Faults), End); 3] = [
+    type Case = (fn(&Faults), End);
+    let cases: [Case; 3] = [
         (|faults| faults.end_watches(), End::Clean),
         (|faults| faults.only("pods").reset_watches(), End::Broken("".into())),
         (|faults| faults.break_frame(20), End::Broken(r#"{"type":"MODIFIED",""#.into())),

@@ -54,9 +54,10 @@ async fn initial_events_come_in_key_order_and_end_with_a_marked_bookmark() {
         assert_eq!(watch.event().await, format!("ADDED a @{a}"));
         assert_eq!(watch.event().await, format!("ADDED b @{b}"));
         let bookmark = watch.try_next().await.unwrap();
-        let expected = format!(
-            r#"{{"type":"BOOKMARK","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{"resourceVersion":"{a}","annotations":{{"k8s.io/initial-events-end":"true"}}}},"spec":{{"containers":null}},"status":{{}}}}}}"#
-        ) + "\n";
+        let metadata = format!(r#"{{"resourceVersion":"{a}","annotations":{{"k8s.io/initial-events-end":"true"}}}}"#);
+        let zero = r#""spec":{"containers":null},"status":{}"#;
+        let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},{zero}}}"#);
+        let expected = format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n");
         assert_eq!(bookmark, expected);
     }
     let mut without = Client::of(&up).watch(PODS).await;
@@ -66,8 +67,9 @@ async fn initial_events_come_in_key_order_and_end_with_a_marked_bookmark() {
     assert_eq!(without.event().await, format!("ADDED c @{c}"));
     assert_eq!(up.counts().watch_lists.of("pods"), 3);
 
-    let none = "/api/v1/pods?watch=1&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1&labelSelector=none%3D1";
-    assert_eq!(Client::of(&up).watch(none).await.event().await, format!("BOOKMARK - @{c}"));
+    let none = format!("{PODS}&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1");
+    let none = format!("{none}&labelSelector=none%3D1");
+    assert_eq!(Client::of(&up).watch(&none).await.event().await, format!("BOOKMARK - @{c}"));
 }
 
 #[tokio::test]

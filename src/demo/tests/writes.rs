@@ -35,7 +35,10 @@ async fn updates_are_checked_against_the_current_revision() {
     let up = upstream().run().await;
     let first = up.put("configmaps", json!({"metadata": {"name": "a", "namespace": "t1"}, "data": {"k": "1"}}));
     let path = format!("{MAPS}/a");
-    let with = |rv: Option<u64>, value: &str| json!({"metadata": {"name": "a", "resourceVersion": rv.map(|rv| rv.to_string())}, "data": {"k": value}});
+    let with = |rv: Option<u64>, value: &str| {
+        let metadata = json!({"name": "a", "resourceVersion": rv.map(|rv| rv.to_string())});
+        json!({"metadata": metadata, "data": {"k": value}})
+    };
     let (code, updated) = send(&up, Method::PUT, &path, JSON, with(Some(first), "2")).await;
     assert_eq!((code, &updated["data"]["k"]), (200, &json!("2")));
     let (code, conflict) = send(&up, Method::PUT, &path, JSON, with(Some(first), "3")).await;
@@ -69,8 +72,8 @@ async fn patches_merge_and_apply_creates() {
 
     let deployment = "/apis/apps/v1/namespaces/default/deployments/api";
     let strategic = "application/strategic-merge-patch+json";
-    let scale = json!({"spec": {"replicas": 7}, "status": {"replicas": 99}});
-    let (_, scaled) = send(&up, Method::PATCH, deployment, strategic, scale).await;
+    let seven = json!({"spec": {"replicas": 7}, "status": {"replicas": 99}});
+    let (_, scaled) = send(&up, Method::PATCH, deployment, strategic, seven).await;
     assert_eq!((&scaled["metadata"]["generation"], &scaled["status"]["replicas"]), (&json!(2), &json!(3)));
     let status = json!({"status": {"replicas": 7}});
     let (_, reported) = send(&up, Method::PATCH, &format!("{deployment}/status"), merge, status).await;

@@ -32,21 +32,28 @@ fn a_template_takes_any_version() {
 
 #[test]
 fn what_older_servers_print_is_kept() {
-    let plain = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"5","creationTimestamp":null},"spec":{"containers":null},"status":{}}"#;
-    let ended = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"5","creationTimestamp":null,"annotations":{"k8s.io/initial-events-end":"true"}},"spec":{"containers":null},"status":{}}"#;
-    assert_siblings(Form::Json, Shape::BuiltIn, plain.as_bytes(), ended.as_bytes());
-    let plain = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"creationTimestamp":null,"resourceVersion":"5"}}"#;
-    let ended = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"annotations":{"k8s.io/initial-events-end":"true"},"creationTimestamp":null,"resourceVersion":"5"}}"#;
-    assert_siblings(Form::Json, Shape::Custom, plain.as_bytes(), ended.as_bytes());
+    let json = |annotations: &str| {
+        let metadata = format!(r#"{{"resourceVersion":"5","creationTimestamp":null{annotations}}}"#);
+        let spec = r#""spec":{"containers":null},"status":{}"#;
+        format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},{spec}}}"#)
+    };
+    let ended = json(r#","annotations":{"k8s.io/initial-events-end":"true"}"#);
+    assert_siblings(Form::Json, Shape::BuiltIn, json("").as_bytes(), ended.as_bytes());
+
+    let json = |annotations: &str| {
+        let metadata = format!(r#"{{{annotations}"creationTimestamp":null,"resourceVersion":"5"}}"#);
+        format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{metadata}}}"#)
+    };
+    let ended = json(r#""annotations":{"k8s.io/initial-events-end":"true"},"#);
+    assert_siblings(Form::Json, Shape::Custom, json("").as_bytes(), ended.as_bytes());
 }
 
 /// A `DaemonSet`'s conversion always sets one.
 #[test]
 fn other_annotations_stay_in_order() {
     let json = |annotations: &str| {
-        format!(
-            r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"resourceVersion":"5","annotations":{{{annotations}}},"finalizers":[]}}}}"#
-        )
+        let metadata = format!(r#"{{"resourceVersion":"5","annotations":{{{annotations}}},"finalizers":[]}}"#);
+        format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata}}}"#)
     };
     let (before, after, ours) =
         (r#""deprecated.daemonset":"0""#, r#""zone":"<b>\n""#, r#""k8s.io/initial-events-end":"true""#);
@@ -65,9 +72,9 @@ fn other_annotations_stay_in_order() {
 #[test]
 fn the_annotation_goes_where_go_declares_it() {
     let json = |annotations: &str| {
-        format!(
-            r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"","resourceVersion":"5","labels":{{"a":"b"}}{annotations},"ownerReferences":[],"managedFields":null}}}}"#
-        )
+        let before = r#""name":"","resourceVersion":"5","labels":{"a":"b"}"#;
+        let after = r#""ownerReferences":[],"managedFields":null"#;
+        format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{{before}{annotations},{after}}}}}"#)
     };
     let ended = json(r#","annotations":{"k8s.io/initial-events-end":"true"}"#);
     assert_siblings(Form::Json, Shape::BuiltIn, json("").as_bytes(), ended.as_bytes());
@@ -88,11 +95,9 @@ fn before_any_bookmark_was_seen_there_is_a_minimal_one() {
     }
     let config_map = Envelope::new(Form::Json, "v1", "ConfigMap", Shape::BuiltIn);
     let frame = BookmarkTemplate::minimal(&config_map).frame(ResourceVersion(9), true);
-    assert_eq!(
-        frame,
-        &br#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}}}
-"#[..]
-    );
+    let metadata = r#"{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}"#;
+    let object = format!(r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{metadata}}}"#);
+    assert_eq!(frame, event(Form::Json, "BOOKMARK", object.as_bytes()));
 }
 
 #[test]

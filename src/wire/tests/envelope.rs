@@ -67,7 +67,10 @@ fn list_metadata_is_printed_as_the_apiserver_does() {
         (
             Shape::BuiltIn,
             token("abc", Some(12)),
-            r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7","continue":"abc","remainingItemCount":12},"items":[]}"#,
+            concat!(
+                r#"{"kind":"PodList","apiVersion":"v1","metadata":"#,
+                r#"{"resourceVersion":"7","continue":"abc","remainingItemCount":12},"items":[]}"#
+            ),
         ),
         (
             Shape::Custom,
@@ -77,7 +80,10 @@ fn list_metadata_is_printed_as_the_apiserver_does() {
         (
             Shape::Custom,
             token("abc", Some(0)),
-            r#"{"apiVersion":"v1","items":[],"kind":"PodList","metadata":{"continue":"abc","remainingItemCount":0,"resourceVersion":"7"}}"#,
+            concat!(
+                r#"{"apiVersion":"v1","items":[],"kind":"PodList","metadata":"#,
+                r#"{"continue":"abc","remainingItemCount":0,"resourceVersion":"7"}}"#
+            ),
         ),
     ] {
         assert_eq!(rendered(&pods(Form::Json, shape), &meta, &[]), format!("{text}\n").as_bytes());
@@ -147,28 +153,28 @@ fn rendered(envelope: &Envelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
 
 /// A LIST answer, from semantics.md §5.4 and §5.5 rather than from the code under test.
 pub(super) fn list_by_hand(form: Form, shape: Shape, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
-    let ListMeta { resource_version, continue_token, remaining } = meta;
+    let ListMeta { resource_version: rv, continue_token: token, remaining } = meta;
     let remaining = remaining.expect("set in these tests");
     let joined = |brace: &str| {
         let item = |body: &Vec<u8>| format!("{brace}{}", String::from_utf8_lossy(body));
         bodies.iter().map(item).collect::<Vec<_>>().join(",")
     };
     match (form, shape) {
-        (Form::Json, Shape::BuiltIn) => format!(
-            r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"{resource_version}","continue":"{continue_token}","remainingItemCount":{remaining}}},"items":[{}]}}{}"#,
-            joined("{"),
-            "\n"
-        )
-        .into(),
-        (Form::Json, Shape::Custom) => format!(
-            r#"{{"apiVersion":"v1","items":[{}],"kind":"PodList","metadata":{{"continue":"{continue_token}","remainingItemCount":{remaining},"resourceVersion":"{resource_version}"}}}}{}"#,
-            joined(""),
-            "\n"
-        )
-        .into(),
+        (Form::Json, Shape::BuiltIn) => {
+            let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
+            let meta = format!(r#"{{{version},{token},"remainingItemCount":{remaining}}}"#);
+            let items = joined("{");
+            format!("{{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{meta},\"items\":[{items}]}}\n").into()
+        }
+        (Form::Json, Shape::Custom) => {
+            let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
+            let meta = format!(r#"{{{token},"remainingItemCount":{remaining},{version}}}"#);
+            let items = joined("");
+            format!("{{\"apiVersion\":\"v1\",\"items\":[{items}],\"kind\":\"PodList\",\"metadata\":{meta}}}\n").into()
+        }
         (Form::Protobuf, _) => {
             let remaining = number(4, remaining.cast_unsigned());
-            let fields = [text(1, ""), text(2, &resource_version.to_string()), text(3, continue_token), remaining];
+            let fields = [text(1, ""), text(2, &rv.to_string()), text(3, token), remaining];
             let items: Vec<_> = bodies.iter().map(|body| bytes(2, body)).collect();
             unknown("v1", "PodList", &[bytes(1, &fields.concat()), items.concat()].concat()).into()
         }

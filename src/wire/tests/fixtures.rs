@@ -74,9 +74,11 @@ impl Pod {
         let host_network = if *host_network { r#","hostNetwork":true"# } else { "" };
         let ips: Vec<_> = ips.iter().map(|ip| format!(r#"{{"ip":"{ip}"}}"#)).collect();
         let ips = if ips.is_empty() { String::new() } else { format!(r#","podIPs":[{}]"#, ips.join(",")) };
-        format!(
-            r#""metadata":{{"name":"{name}",{namespace}"uid":"u-1","resourceVersion":"{rv}"{labels},"annotations":{{"note":"{padding}\n\u003c"}}}},"spec":{{"containers":null,"nodeName":"{node}"{host_network}}},"status":{{"phase":"Running"{ips}}}"#
-        )
+        let metadata = format!(r#""name":"{name}",{namespace}"uid":"u-1","resourceVersion":"{rv}"{labels}"#);
+        let annotations = format!(r#"{{"note":"{padding}\n\u003c"}}"#);
+        let spec = format!(r#"{{"containers":null,"nodeName":"{node}"{host_network}}}"#);
+        let status = format!(r#"{{"phase":"Running"{ips}}}"#);
+        format!(r#""metadata":{{{metadata},"annotations":{annotations}}},"spec":{spec},"status":{status}"#)
     }
 
     fn protobuf(&self) -> Vec<u8> {

@@ -62,10 +62,8 @@ fn json_objects_that_cannot_be_trusted_are_refused() {
             let error = refused.unwrap_or_else(|| panic!("accepted {object}"));
             assert!(check(&error), "{error:?} for {object}");
         }
-        let page = format!(
-            r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"1"}},"items":[{{"metadata":{metadata}{rest}}}]}}"#
-        );
-        assert!(reader.list(&page.clone().into()).is_err(), "accepted {page}");
+        let page = pod_list(&format!(r#"{{"metadata":{metadata}{rest}}}"#));
+        assert!(reader.list(&page).is_err(), "accepted {page:?}");
     }
 }
 
@@ -74,6 +72,8 @@ fn json_lines_of_another_layout_are_refused() {
     let good = Pod::default().document(Form::Json, Shape::BuiltIn);
     let good = String::from_utf8(good).expect("UTF-8");
     let reader = reader(Form::Json, Shape::BuiltIn);
+    let line = |object: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n");
+    let metadata = r#""metadata":{"name":"a","resourceVersion":"1"}"#;
     let layout: Check = |error| matches!(error, WireError::Layout(_));
     let wrong_form: Check = |error| matches!(error, WireError::WrongForm);
     for (line, check) in [
@@ -88,11 +88,8 @@ fn json_lines_of_another_layout_are_refused() {
         (format!("{{\"type\":\"added\",\"object\":{good}}}\n"), |error| matches!(error, WireError::UnknownEventType)),
         (format!("{{\"type\":\"\",\"object\":{good}}}\n"), |error| matches!(error, WireError::UnknownEventType)),
         (format!("{{\"type\":\"ADDED\",\"object\":{good},\"x\":1}}\n"), |error| matches!(error, WireError::Json(_))),
-        (
-            "{\"type\":\"ADDED\",\"object\":{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"a\",\"resourceVersion\":\"1\"}}}\n".to_owned(),
-            layout,
-        ),
-        ("{\"type\":\"ADDED\",\"object\":{\"metadata\":{\"name\":\"a\",\"resourceVersion\":\"1\"}}}\n".to_owned(), layout),
+        (line(&format!(r#"{{"apiVersion":"v1","kind":"Pod",{metadata}}}"#)), layout),
+        (line(&format!("{{{metadata}}}")), layout),
         ("\n".to_owned(), wrong_form),
         (String::new(), wrong_form),
         ("k8s\0".to_owned(), wrong_form),
@@ -104,11 +101,12 @@ fn json_lines_of_another_layout_are_refused() {
 
 #[test]
 fn list_items_with_type_meta_are_refused_for_built_in_kinds() {
-    let page = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1"}}]}"#;
-    assert!(matches!(reader(Form::Json, Shape::BuiltIn).list(&page.into()), Err(WireError::Layout(_))));
-    assert!(reader(Form::Json, Shape::Custom).list(&page.into()).is_ok());
-    let bare = page.replace(r#""kind":"Pod","apiVersion":"v1","#, "");
-    assert!(matches!(reader(Form::Json, Shape::Custom).list(&bare.into()), Err(WireError::Layout(_))));
+    let typed = pod_list(r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1"}}"#);
+    let bare = pod_list(r#"{"metadata":{"name":"a","resourceVersion":"1"}}"#);
+    for (shape, good, bad) in [(Shape::BuiltIn, &bare, &typed), (Shape::Custom, &typed, &bare)] {
+        assert!(reader(Form::Json, shape).list(good).is_ok());
+        assert!(matches!(reader(Form::Json, shape).list(bad), Err(WireError::Layout(_))));
+    }
 }
 
 #[test]
@@ -136,9 +134,8 @@ fn nesting_is_limited_to_what_go_decodes() {
         let nested = |levels: usize| {
             let inner = if open == "[" { String::new() } else { "1".to_owned() };
             let value = format!("{}{inner}{}", open.repeat(levels), close.repeat(levels));
-            format!(
-                r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"a","resourceVersion":"1"}},"x":{value},"y":"[[{{\"[\\"}}"#
-            )
+            let metadata = r#"{"name":"a","resourceVersion":"1"}"#;
+            format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},"x":{value},"y":"[[{{\"[\\"}}"#)
         };
         let read = |levels| reader.object(nested(levels).as_bytes());
         read(200).expect("deeper than serde_json's own limit");
@@ -301,6 +298,11 @@ proptest! {
         }
         read_everything(form, shape, &bytes);
     }
+}
+
+fn pod_list(item: &str) -> Bytes {
+    let metadata = r#"{"resourceVersion":"1"}"#;
+    format!(r#"{{"kind":"PodList","apiVersion":"v1","metadata":{metadata},"items":[{item}]}}"#).into()
 }
 
 /// Reads `bytes` as everything they could be, and uses whatever is accepted.

@@ -128,7 +128,10 @@ fn a_bookmark_has_no_key() {
 
 #[test]
 fn an_error_event_keeps_its_status() {
-    let json: &[u8] = br#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: 1 (2)","reason":"Expired","details":{"retryAfterSeconds":3},"code":410}"#;
+    let json = concat!(
+        r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: "#,
+        r#"1 (2)","reason":"Expired","details":{"retryAfterSeconds":3},"code":410}"#
+    );
     let fields = [
         bytes(1, &[]),
         text(2, "Failure"),
@@ -139,7 +142,7 @@ fn an_error_event_keeps_its_status() {
     ];
     let protobuf = unknown("v1", "Status", &fields.concat());
     for (form, shape) in FEEDS {
-        let status = if form == Form::Json { json } else { &protobuf };
+        let status = if form == Form::Json { json.as_bytes() } else { &protobuf };
         // A reader that expects pods still takes a Status here.
         let reader = reader(form, shape).expecting("v1", "Pod");
         let Ok(WatchItem::Error { event }) = reader.watch_event(event(form, "ERROR", status)) else {
@@ -189,7 +192,11 @@ fn the_fields_of_custom_resources_may_be_of_any_scalar_type() {
     };
     let fields = ["text", "bool", "int", "big", "minus", "null", "object", "list", "absent"].map(field).into();
     let reader = ObjectReader::new(Form::Json, Shape::Custom, FieldTable { fields, ..FieldTable::default() }.into());
-    let object = r#"{"apiVersion":"g/v1","kind":"Thing","metadata":{"name":"t","resourceVersion":"1"},"spec":{"absent2":1,"big":18446744073709551615,"bool":true,"int":8,"list":[1],"minus":-3,"null":null,"object":{"a":1},"text":"x"}}"#;
+    let object = concat!(
+        r#"{"apiVersion":"g/v1","kind":"Thing","metadata":{"name":"t","resourceVersion":"1"},"#,
+        r#""spec":{"absent2":1,"big":18446744073709551615,"bool":true,"int":8,"list":[1],"minus":-3,"null":null,"#,
+        r#""object":{"a":1},"text":"x"}}"#
+    );
     let object = reader.object(object.as_bytes()).expect("well-formed");
     assert_eq!(fields_of(&object), ["x", "true", "8", "18446744073709551615", "-3", "", "", "", ""]);
 }
@@ -219,10 +226,9 @@ pub(super) fn bookmark(form: Form, shape: Shape, end: bool) -> Bytes {
     let document = match (form, shape) {
         (Form::Json, Shape::BuiltIn) => {
             let annotations = if end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
-            format!(
-                r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"resourceVersion":"77"{annotations}}},"spec":{{"containers":null}},"status":{{}}}}"#
-            )
-            .into_bytes()
+            let metadata = format!(r#"{{"resourceVersion":"77"{annotations}}}"#);
+            let spec = r#""spec":{"containers":null},"status":{}"#;
+            format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},{spec}}}"#).into_bytes()
         }
         (Form::Json, Shape::Custom) => {
             let annotations = if end { r#""annotations":{"k8s.io/initial-events-end":"true"},"# } else { "" };

@@ -1,0 +1,1 @@
+//! The cache against a model that is obviously right.

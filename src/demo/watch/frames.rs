@@ -1,0 +1,78 @@
+//! The lines of a watch stream, in each form.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::super::accept::Form;
+use super::super::kinds::KINDS;
+use super::super::object::Object;
+use super::super::selector::Selector;
+use super::super::store::{Event, EventType, frame};
+use super::super::table;
+use super::Watch;
+
+impl Watch {
+    pub(super) fn line(&mut self, as_type: EventType, object: &Object, rv: u64, event: Option<&Event>) -> Bytes {
+        let kind = &KINDS[self.plan.kind];
+        match self.plan.form {
+            Form::Plain => event.map_or_else(|| as_type.frame(&object.body), |event| event.frame(as_type)),
+            Form::Partial { .. } => as_type.frame(&object.partial(rv)),
+            Form::Table => {
+                let with_columns = !std::mem::replace(&mut self.columns_sent, true);
+                as_type.frame(&table::single(kind, object, rv, with_columns, self.plan.include))
+            }
+        }
+    }
+
+    pub(super) fn bookmark_line(&mut self, rv: u64, initial_end: bool) -> Bytes {
+        let kind = &KINDS[self.plan.kind];
+        let mark = if initial_end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
+        let (sorted_mark, api_version, name) = (mark.trim_start_matches(','), kind.api_version(), kind.name);
+        let metadata = format!(r#"{{"resourceVersion":"{rv}"{mark}}}"#);
+        let partial =
+            || format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{metadata}}}"#);
+        let body = match self.plan.form {
+            Form::Plain if kind.custom => {
+                let comma = if initial_end { "," } else { "" };
+                let metadata = format!(r#"{{{sorted_mark}{comma}"resourceVersion":"{rv}"}}"#);
+                format!(r#"{{"apiVersion":"{api_version}","kind":"{name}","metadata":{metadata}}}"#).into_bytes()
+            }
+            Form::Plain => {
+                let zero = kind.zero;
+                format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata}{zero}}}"#).into_bytes()
+            }
+            Form::Partial { .. } => partial().into_bytes(),
+            Form::Table => {
+                let with_columns = !std::mem::replace(&mut self.columns_sent, true);
+                table::bookmark(kind, &partial(), rv, with_columns)
+            }
+        };
+        frame("BOOKMARK", &body)
+    }
+
+    pub(super) fn any_object(&self) -> Option<Arc<Object>> {
+        let (objects, ..) = self.shared.store.now(self.plan.kind);
+        objects.iter().find(|object| self.plan.selector.matches(object)).cloned()
+    }
+
+    pub(super) fn made_up_frame(&mut self) -> Bytes {
+        let rv = self.shared.store.revision() + 1;
+        match self.any_object() {
+            Some(object) => EventType::Modified.frame(&object.restamped(rv)),
+            None => self.bookmark_line(rv, false),
+        }
+    }
+}
+
+/// What a change is to somebody who sees only what the selector lets through.
+pub(super) fn seen_as(selector: &Selector, event: &Event) -> Option<EventType> {
+    let before = event.previous.as_ref().is_some_and(|object| selector.matches(object));
+    let now = event.current.as_ref().is_some_and(|object| selector.matches(object));
+    match (before, now) {
+        (false, true) => Some(EventType::Added),
+        (true, true) => Some(EventType::Modified),
+        (true, false) => Some(EventType::Deleted),
+        (false, false) => None,
+    }
+}
