@@ -5,7 +5,7 @@ mod drain;
 mod ready;
 mod tasks;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, Waits};
 pub use drain::{DrainTrigger, DrainWatch, Draining};
 pub use ready::{NotReady, Ready};
 pub use tasks::Tasks;

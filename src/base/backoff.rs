@@ -8,13 +8,27 @@ use tokio::time::Instant;
 /// proxies is as gentle on a returning apiserver as a fleet of informers.
 #[derive(Debug)]
 pub struct Backoff {
+    waits: Waits,
     next: Duration,
     healthy_since: Option<Instant>,
 }
 
+/// The first wait and the longest one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waits {
+    pub first: Duration,
+    pub longest: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self { first: Backoff::FIRST, longest: Backoff::LONGEST }
+    }
+}
+
 impl Default for Backoff {
     fn default() -> Self {
-        Self { next: Self::FIRST, healthy_since: None }
+        Self::new(Waits::default())
     }
 }
 
@@ -22,6 +36,10 @@ impl Backoff {
     const FIRST: Duration = Duration::from_millis(800);
     const LONGEST: Duration = Duration::from_secs(30);
     const HEALTHY: Duration = Duration::from_secs(120);
+
+    pub fn new(waits: Waits) -> Self {
+        Self { waits, next: waits.first, healthy_since: None }
+    }
 
     /// An attempt worked; if it keeps working for two minutes, the next failure starts from the shortest wait again.
     pub fn succeeded(&mut self, now: Instant) {
@@ -31,11 +49,11 @@ impl Backoff {
     /// An attempt failed: how long to wait, in `[d, 2d)` for a `d` that doubles with each failure.
     pub fn failed(&mut self, now: Instant) -> Duration {
         if self.healthy_since.take().is_some_and(|since| now.duration_since(since) >= Self::HEALTHY) {
-            self.next = Self::FIRST;
+            self.next = self.waits.first;
         }
         let wait = self.next;
-        self.next = (self.next * 2).min(Self::LONGEST);
-        wait.mul_f64(1.0 + fastrand::f64()).min(Self::LONGEST)
+        self.next = (self.next * 2).min(self.waits.longest);
+        wait.mul_f64(1.0 + fastrand::f64()).min(self.waits.longest)
     }
 }
 

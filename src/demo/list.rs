@@ -102,7 +102,7 @@ fn write_token(rv: &str, start: &str) -> String {
 
 /// The revision (`None` for "the newest") and the key to start at.
 fn read_token(token: &str) -> Result<(Option<u64>, String), String> {
-    let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(base64_text)?;
+    let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|error| base64_text(&error))?;
     let json = Json::parse(&bytes).map_err(|error| error.to_string())?;
     let version = json.get("v").and_then(Json::as_str).unwrap_or_default();
     if version != "meta.k8s.io/v1" {
@@ -126,8 +126,8 @@ fn read_token(token: &str) -> Result<(Option<u64>, String), String> {
 }
 
 /// As Go says it.
-fn base64_text(error: DecodeError) -> String {
-    let at = match error {
+fn base64_text(error: &DecodeError) -> String {
+    let at = match *error {
         DecodeError::InvalidByte(at, _) | DecodeError::InvalidLastSymbol(at, _) => at,
         DecodeError::InvalidLength(len) => len.saturating_sub(1),
         DecodeError::InvalidPadding => 0,

@@ -6,7 +6,8 @@
 //!    completed write is newer than. It costs upstream no objects.
 //! 2. Our own stream reaches X by itself within milliseconds if the resource is busy. Otherwise nothing may have
 //!    happened to it at all, and that has to be proven:
-//! 3. **Equality**, when the collection is small: its versions, listed once, equal those of the cache.
+//! 3. **Equality**, when the collection is small or was not listed for a while: its versions, listed once, equal those
+//!    of the cache.
 //! 4. **Catching up**, when it is large: a watch from our own version yields what we lack, or a bookmark that says that
 //!    there is nothing. It starts where we are, so it is the same history whichever server answers.
 
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, OptionFuture};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -36,6 +38,7 @@ pub(super) struct Prover {
     reader: Arc<ObjectReader>,
     metrics: FeedMetrics,
     proofs: mpsc::Sender<Proof>,
+    last_equality: Mutex<Option<Instant>>,
 }
 
 /// X, learned by a question sent at `asked`.
@@ -71,11 +74,18 @@ impl Chase {
 
 /// How long our own stream is given to reach X before a proof is asked for.
 const STREAM_HEAD_START: Duration = Duration::from_millis(20);
-/// Collections up to this size are proven by equality.
+/// Collections up to this size are proven by equality whenever it is needed: it costs upstream less than a LIST page.
 const EQUALITY_OBJECTS_MAX: usize = 500;
+/// Larger ones are too, if that was long enough ago: a catch-up takes a second or two, and a rare question should not.
+const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
+/// How long ago, for each object: listing metadata costs upstream some 13 µs an object (encodings.md §5.2), so this
+/// spends little more than one percent of one of its cores.
+const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
 /// A name that no object can have: names are lower case.
 const NOBODY: &str = "NOBODY";
 const CATCH_UP_SECONDS: u64 = 3;
+/// Nobody waits longer for a proof.
+const WANTED_FOR: Duration = Duration::from_secs(5);
 /// After a question failed.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -89,7 +99,7 @@ impl Prover {
         metrics: FeedMetrics,
         proofs: mpsc::Sender<Proof>,
     ) -> Self {
-        Self { client, feed, reader, metrics, proofs }
+        Self { client, feed, reader, metrics, proofs, last_equality: Mutex::new(None) }
     }
 
     /// Proves for as long as anybody wants it. One question and one proof are under way at a time, side by side.
@@ -103,8 +113,8 @@ impl Prover {
         let mut proof: Running<'_, Option<Instant>> = None.into();
         let (mut asking, mut proving) = (false, false);
         loop {
-            position = position.filter(|position| !self.settle(*position));
-            if !asking && self.unasked(*wanted.borrow_and_update(), position) && self.live() {
+            position = position.filter(|position| !self.settle(*position) && position.asked.elapsed() < WANTED_FOR);
+            if !asking && self.unasked(*wanted.borrow_and_update(), position) {
                 question = Some(self.position().boxed()).into();
                 asking = true;
             }
@@ -149,7 +159,7 @@ impl Prover {
     /// Whether somebody waits whom neither a proof nor the last question covers.
     fn unasked(&self, wanted: Option<Instant>, position: Option<Position>) -> bool {
         wanted.is_some_and(|wanted| {
-            !self.feed.currency.covers(wanted) && position.is_none_or(|position| position.asked < wanted)
+            wanted.elapsed() < WANTED_FOR && !self.feed.currency.covers(wanted) && position.is_none_or(|position| position.asked < wanted)
         })
     }
 
@@ -207,10 +217,14 @@ impl Prover {
         if reached.is_ok() {
             return Some(position.asked);
         }
-        let proven = if self.feed.reader.stats().objects <= EQUALITY_OBJECTS_MAX {
+        let proven = if self.affords_equality() {
             self.by_equality().await
-        } else {
+        } else if self.live() {
             self.by_catching_up().await.map(|()| None)
+        } else {
+            // What catching up finds is of use only to a reflector that is watching.
+            tokio::time::sleep(RETRY).await;
+            Ok(None)
         };
         proven.unwrap_or_else(|error| {
             tracing::debug!(feed = %self.feed.spec.key, %error, "proof failed");
@@ -225,6 +239,18 @@ impl Prover {
             tokio::time::sleep(RETRY).await;
         }
         None
+    }
+
+    fn affords_equality(&self) -> bool {
+        let objects = self.feed.reader.stats().objects;
+        let rest = EQUALITY_REST_PER_OBJECT.saturating_mul(u32::try_from(objects).unwrap_or(u32::MAX));
+        let mut last = self.last_equality.lock();
+        let rested = last.is_none_or(|last| last.elapsed() >= rest);
+        let affords = objects <= EQUALITY_OBJECTS_MAX || (objects <= EQUALITY_OBJECTS_RARE_MAX && rested);
+        if affords {
+            *last = Some(Instant::now());
+        }
+        affords
     }
 
     /// The versions of a small collection, listed once; proven when the cache has the same, now or soon.

@@ -64,6 +64,14 @@ pub(super) async fn watch_list(
     }
 }
 
+/// Lists in one piece a collection that is expected to be small enough, so that upstream sees one LIST.
+pub(super) async fn list_whole(client: &Client, spec: &FeedSpec, reader: &ObjectReader, at: At) -> Result<Initial, Error> {
+    match pages(client, spec, reader, at, None).await {
+        Err(Error::TooLarge(_)) => list(client, spec, reader, at).await,
+        listed => listed,
+    }
+}
+
 /// Lists page by page, all pages of one version.
 pub(super) async fn list(client: &Client, spec: &FeedSpec, reader: &ObjectReader, at: At) -> Result<Initial, Error> {
     for _ in 0..PAGED_TRIES_MAX {

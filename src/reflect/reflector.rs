@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::base::Backoff;
+use crate::base::{Backoff, Waits};
 use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error};
@@ -32,6 +32,8 @@ pub(super) struct Reflector {
     /// Failures to read what comes after one version: a poisoned stream must not be retried for ever.
     unreadable: (ResourceVersion, u32),
     last_sign: Instant,
+    /// The stream that was lost last had been open for a while.
+    had_lived: bool,
 }
 
 /// Changes after our version, in order and without a gap, up to `until`.
@@ -70,6 +72,13 @@ enum Failure {
 /// Streams that could not be read from one version before the feed is listed anew.
 const UNREADABLE_MAX: u32 = 3;
 
+/// A feed that holds up to so much is listed again in one request; the answer is read whole.
+const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
+/// A stream that was open for so long had been accepted in earnest.
+const LIVED: Duration = Duration::from_secs(5);
+/// Feeds that lost their streams together resume within this time of each other.
+const RESUME_SPREAD: Duration = Duration::from_millis(300);
+
 impl Reflector {
     pub(super) fn new(
         client: Client,
@@ -91,7 +100,12 @@ impl Reflector {
             backoff: Backoff::default(),
             unreadable: (ResourceVersion::default(), 0),
             last_sign: Instant::now(),
+            had_lived: false,
         }
+    }
+
+    pub(super) fn retrying(self, waits: Waits) -> Self {
+        Self { backoff: Backoff::new(waits), ..self }
     }
 
     /// Runs until the feed is over for a reason that waiting does not cure.
@@ -106,7 +120,7 @@ impl Reflector {
             }
             let wait = self.pause_after(&failure, &mut state);
             tracing::info!(feed = %self.feed.spec.key, %failure, ?wait, "upstream stream interrupted");
-            tokio::time::sleep(wait).await;
+            self.pause(wait, &failure).await;
         }
     }
 
@@ -127,7 +141,12 @@ impl Reflector {
                 Err(Failure::Upstream(error)) if error.is_expired() => (expired(at, &error), None),
                 Err(failure) => (State::Listed { at }, Some(failure)),
             },
-            State::Watching { at, stream } => self.watch(at, stream).await,
+            State::Watching { at, stream } => {
+                let opened = Instant::now();
+                let ended = self.watch(at, stream).await;
+                self.had_lived = opened.elapsed() >= LIVED;
+                ended
+            }
             State::Expired { at, window } => match self.relist(at, window).await {
                 Ok(at) => (State::Listed { at }, None),
                 Err(failure) => (State::Expired { at, window }, Some(failure)),
@@ -248,9 +267,11 @@ impl Reflector {
         self.metrics.asked(Asked::Relist);
         let asked = Instant::now();
         let exact = window.filter(|window| *window >= at);
-        let listed = match exact {
-            Some(window) => initial::list(&self.client, &self.feed.spec, &self.reader, At::Exact(window)).await,
-            None => initial::list(&self.client, &self.feed.spec, &self.reader, At::NotOlderThan(at)).await,
+        let listed_at = exact.map_or(At::NotOlderThan(at), At::Exact);
+        let listed = if self.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX {
+            initial::list_whole(&self.client, &self.feed.spec, &self.reader, listed_at).await
+        } else {
+            initial::list(&self.client, &self.feed.spec, &self.reader, listed_at).await
         };
         let snapshot = listed.map_err(over)?.snapshot;
         if snapshot.rv < at {
@@ -295,6 +316,22 @@ impl Reflector {
         self.backoff.succeeded(self.last_sign);
     }
 
+    /// Waits; if upstream could not be reached, only until it answers somebody else, and a moment more.
+    async fn pause(&self, wait: Duration, failure: &Failure) {
+        let back = async {
+            if !failure.is_connection() {
+                std::future::pending::<()>().await;
+            }
+            self.client.answers().await;
+            // Not all feeds in the same instant.
+            tokio::time::sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = back => {}
+        }
+    }
+
     /// How long to wait after a failure; may send a stream that cannot be read back to the start.
     fn pause_after(&mut self, failure: &Failure, state: &mut State) -> Duration {
         self.metrics.failed(failure.word());
@@ -309,6 +346,10 @@ impl Reflector {
                     *state = State::Empty;
                 }
             }
+        }
+        // A stream that had lived is resumed at once: most often only the connection is gone.
+        if std::mem::take(&mut self.had_lived) && failure.is_connection() {
+            return RESUME_SPREAD.mul_f64(fastrand::f64());
         }
         let wait = self.backoff.failed(Instant::now());
         failure.retry_after().map_or(wait, |seconds| Duration::from_secs(seconds.clamp(1, 30)))
@@ -370,6 +411,11 @@ impl Failure {
                 }
             }
         }
+    }
+
+    /// Whether it says more about the way to upstream than about this feed.
+    fn is_connection(&self) -> bool {
+        matches!(self.word(), "ended" | "silent" | "unreachable" | "broken" | "timeout")
     }
 
     fn is_unreadable(&self) -> bool {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::base::Tasks;
+use crate::base::{Tasks, Waits};
 use crate::cache::{Demand, End, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
@@ -13,16 +13,18 @@ use super::currency;
 use super::metrics::FeedMetrics;
 use super::reflector::Reflector;
 
-/// When feeds are stopped.
+/// When feeds are stopped, and how soon a broken one is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// A feed that nobody has read for so long is stopped.
     pub idle_max: Duration,
+    /// Between attempts at upstream.
+    pub retry: Waits,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { idle_max: Duration::from_secs(10 * 60) }
+        Self { idle_max: Duration::from_secs(10 * 60), retry: Waits::default() }
     }
 }
 
@@ -60,7 +62,8 @@ impl Supervisor {
         let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), proofs);
         let lists_only = self.lists_only.clone();
         let mut reflector =
-            Reflector::new(self.client.clone(), feed.clone(), writer, reader, metrics, lists_only, proven);
+            Reflector::new(self.client.clone(), feed.clone(), writer, reader, metrics, lists_only, proven)
+                .retrying(self.config.retry);
         let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");

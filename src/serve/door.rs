@@ -10,7 +10,7 @@ use super::admission::{Admission, Limits, Shed};
 use super::answer::{Manner, put_served};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
-use super::feed::Unready;
+use super::feed::{Unready, unavailable};
 use super::list;
 use super::metrics::{self, WatchMetrics};
 use super::route::{Asked, GetRead, ListRead, Reason, Route, WatchRead, route};
@@ -246,8 +246,11 @@ impl Door {
         // private watch upstream for everybody would be worse than an error.
         let failed = match fresh {
             Ok(()) => None,
-            Err(Unready::Refuse(status)) if status.code == 503 => return self.unready(visit, Unready::Refuse(status)).await,
             Err(Unready::Refuse(status)) => Some(*status),
+            Err(Unready::Forward(_)) if Self::stale_seconds(&lease).is_some() => {
+                let why = "upstream cannot be reached, and the cache cannot be proven to be current";
+                return self.unready(visit, Unready::Refuse(Box::new(unavailable(why)))).await;
+            }
             Err(Unready::Forward(_)) => {
                 let at = lease.reader.progress().rv.0;
                 Some(Status::too_large(at + 1, at))

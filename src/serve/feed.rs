@@ -96,14 +96,8 @@ impl Door {
         if self.config.consistency == Consistency::Bounded && live {
             return Ok(());
         }
-        if timeout_at(deadline, lease.currency.reached(received)).await.is_ok() {
-            return Ok(());
-        }
-        if lease.reader.state() == State::Live {
-            return Err(Unready::Forward(Reason::NoProof));
-        }
-        let message = "upstream cannot be reached, and the cache cannot be proven to be current";
-        Err(Unready::Refuse(Box::new(unavailable(message))))
+        let proven = timeout_at(deadline, lease.currency.reached(received)).await;
+        proven.map_err(|_| Unready::Forward(Reason::NoProof))
     }
 
     /// Seconds without upstream's stream, while that lasts.

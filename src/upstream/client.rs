@@ -5,6 +5,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Empty};
+use tokio::sync::watch;
 
 use super::credentials::{Credentials, put_all};
 use super::pool::{Body, Pool, Protocol, ResponseBody};
@@ -28,6 +29,8 @@ struct Shared {
     long: Pool,
     tunnels: Pool,
     instance: String,
+    /// Answers received: whoever waits for upstream to come back follows it.
+    answered: watch::Sender<u64>,
 }
 
 /// Which connections a request of ours may use, and how long it may take to be answered.
@@ -52,6 +55,7 @@ impl Client {
             tunnels: Pool::new(&credentials, Protocol::Single)?,
             credentials,
             instance: format!("{:016x}", fastrand::u64(..)),
+            answered: watch::Sender::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -64,6 +68,13 @@ impl Client {
     /// A name of this process, for recognizing its own requests.
     pub fn instance(&self) -> &str {
         &self.shared.instance
+    }
+
+    /// Completes when upstream answers anybody's request after this call: it can be reached (again).
+    pub async fn answers(&self) {
+        let mut answered = self.shared.answered.subscribe();
+        // The sender lives as long as we do.
+        let _ = answered.changed().await;
     }
 
     /// A GET of ours whose body is read as it comes. Anything but 200 is [`Error::Refused`].
@@ -86,6 +97,7 @@ impl Client {
         let response = tokio::time::timeout(ANSWER_TIMEOUT, pool.send(request))
             .await
             .map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
+        self.note_answer();
         if response.status().is_success() {
             return Ok(response);
         }
@@ -120,7 +132,15 @@ impl Client {
             super::Lane::Stream => &self.shared.long,
             super::Lane::Tunnel => &self.shared.tunnels,
         };
-        pool.send(request).await
+        let response = pool.send(request).await?;
+        self.note_answer();
+        Ok(response)
+    }
+
+    fn note_answer(&self) {
+        if self.shared.answered.receiver_count() > 0 {
+            self.shared.answered.send_modify(|answers| *answers = answers.wrapping_add(1));
+        }
     }
 
     fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {

@@ -6,6 +6,9 @@ use super::super::{Faults, RequestKind, Running, upstream};
 use super::client::End;
 use super::{Client, Lines};
 
+/// What a test orders, and the end that its watches come to.
+type Case = (fn(&Faults), End);
+
 async fn watching(up: &Running) -> [Lines; 2] {
     let path = format!("/api/v1/pods?watch=1&resourceVersion={}", up.revision());
     let watches = [Client::of(up).watch(&path).await, Client::of(up).http2().watch(&path).await];
@@ -36,7 +39,7 @@ async fn a_port_that_is_down_refuses_and_comes_back() {
 async fn open_watches_can_be_ended_reset_and_cut_in_mid_frame() {
     let up = upstream().run().await;
     up.create_pod("t1", "a");
-    type Case = (fn(&Faults), End);
+
     let cases: [Case; 3] = [
         (|faults| faults.end_watches(), End::Clean),
         (|faults| faults.only("pods").reset_watches(), End::Broken("".into())),
