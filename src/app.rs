@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use crate::admin::{self, Pages};
 use crate::auth::Gate;
 use crate::base::{Backoff, DrainTrigger, DrainWatch, NotReady, Ready, Tasks};
-use crate::cache::{Feeds, State};
+use crate::cache::{Feeds, Lease, State};
 use crate::config::{Serve, TlsSource};
 use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
 use crate::serve::{Door, feed_spec};
-use crate::upstream::{Catalog, Client, CredentialError};
+use crate::upstream::{Catalog, Client, CredentialError, Origin};
 use crate::wire::Form;
 
 /// The application, listening but not yet accepting.
@@ -52,6 +52,8 @@ pub enum StartError {
 
 /// How often what upstream serves is asked again.
 const DISCOVERY_PERIOD: Duration = Duration::from_secs(30);
+/// When a preloaded feed could not start, or ended.
+const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
 impl Bound {
     /// Reads the credentials, binds every address and wires the parts. Nothing is accepted and upstream is not asked yet.
@@ -123,12 +125,14 @@ impl Bound {
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { listeners, admin, door, catalog, feeds, tasks, drain: (trigger, watch), ready, config } = self;
         let starting = ready.register("discovery");
-        tasks.spawn("discovery", discovery(catalog, feeds.clone(), config.preload.clone(), ready.clone(), starting));
+        tasks.spawn(
+            "discovery",
+            discovery(catalog, feeds, config.preload.clone(), ready.clone(), tasks.clone(), starting),
+        );
         for (listener, tls) in listeners {
             let door = door.clone();
             let handle = move |peer, request| door.clone().answer(peer, request);
-            let serving =
-                net::serve(listener, tls, config.connections.clone(), tasks.clone(), watch.clone(), handle);
+            let serving = net::serve(listener, tls, config.connections.clone(), tasks.clone(), watch.clone(), handle);
             tasks.spawn("listener", serving);
         }
         drop(watch);
@@ -170,23 +174,25 @@ fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {
 }
 
 /// Learns what upstream serves, starts the feeds that are to be there from the beginning, and keeps asking.
-async fn discovery(catalog: Catalog, feeds: Feeds, preload: Vec<String>, ready: Ready, starting: NotReady) {
+async fn discovery(
+    catalog: Catalog,
+    feeds: Feeds,
+    preload: Vec<String>,
+    ready: Ready,
+    tasks: Tasks,
+    starting: NotReady,
+) {
     let mut backoff = Backoff::default();
     while let Err(error) = catalog.refresh(Instant::now()).await {
         tracing::warn!(%error, "discovery failed; trying again");
         tokio::time::sleep(backoff.failed(Instant::now())).await;
     }
     tracing::info!(resources = catalog.len(), "discovered what upstream serves");
-    let waiting: Vec<_> = preload.iter().filter_map(|name| start_preload(name, &catalog, &feeds, &ready)).collect();
-    drop(starting);
-    // The leases keep preloaded feeds from being idle.
-    let mut leases = Vec::new();
-    for (lease, guard) in waiting {
-        let mut state = lease.reader.watch_state();
-        let _ = state.wait_for(|state| *state != State::Syncing).await;
-        drop(guard);
-        leases.push(lease);
+    for name in preload {
+        let guard = ready.register(format!("preload {name}"));
+        tasks.spawn("preload", keep(name, catalog.clone(), feeds.clone(), guard));
     }
+    drop(starting);
     loop {
         tokio::time::sleep(DISCOVERY_PERIOD).await;
         match catalog.refresh(Instant::now()).await {
@@ -197,29 +203,31 @@ async fn discovery(catalog: Catalog, feeds: Feeds, preload: Vec<String>, ready: 
     }
 }
 
-fn start_preload(
-    name: &str,
-    catalog: &Catalog,
-    feeds: &Feeds,
-    ready: &Ready,
-) -> Option<(crate::cache::Lease, NotReady)> {
-    let Some(resource) = catalog.find_by_name(name) else {
-        tracing::error!(resource = name, "preload: upstream serves no such resource");
-        return None;
-    };
+/// Keeps one feed running; `guard` is held until it has been complete for the first time.
+async fn keep(name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
+    let mut guard = Some(guard);
+    loop {
+        match preloaded(&name, &catalog, &feeds) {
+            Ok(lease) => {
+                let mut state = lease.reader.watch_state();
+                let settled = state.wait_for(|state| *state != State::Syncing).await.map(|state| *state);
+                if matches!(settled, Ok(State::Live | State::Stale { .. })) {
+                    drop(guard.take());
+                    let _ = state.wait_for(|state| matches!(state, State::Ended(_))).await;
+                }
+            }
+            Err(why) => tracing::warn!(resource = name, %why, "preload: no feed; trying again"),
+        }
+        tokio::time::sleep(PRELOAD_AGAIN).await;
+    }
+}
+
+fn preloaded(name: &str, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, String> {
+    let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
     // Built-in resources in the form that kubelets and controllers ask for.
     let form = match resource.origin {
-        crate::upstream::Origin::BuiltIn => Form::Protobuf,
-        _ => Form::Json,
+        Origin::BuiltIn => Form::Protobuf,
+        Origin::Custom | Origin::Aggregated => Form::Json,
     };
-    match feeds.lease(&feed_spec(&resource, None, form)) {
-        Ok(lease) => {
-            let guard = ready.register(format!("feed {}", lease.spec.key));
-            Some((lease, guard))
-        }
-        Err(why) => {
-            tracing::error!(resource = name, ?why, "preload: no feed");
-            None
-        }
-    }
+    feeds.lease(&feed_spec(&resource, None, form)).map_err(|why| format!("{why:?}"))
 }

@@ -43,9 +43,14 @@ pub struct Serve {
 /// Where a listener's certificate comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsSource {
-    Files { certificate: PathBuf, key: PathBuf },
+    Files {
+        certificate: PathBuf,
+        key: PathBuf,
+    },
     /// Made at start; written to a file for clients to trust, if one is named.
-    SelfSigned { out: Option<PathBuf> },
+    SelfSigned {
+        out: Option<PathBuf>,
+    },
 }
 
 /// How log lines look. Which there are is told by `RUST_LOG` or the level.

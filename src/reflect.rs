@@ -10,6 +10,7 @@
 //! decode is never applied. Nothing here knows of clients: they push back by not pulling, elsewhere.
 
 mod currency;
+mod failure;
 mod initial;
 mod mend;
 mod metrics;

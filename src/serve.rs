@@ -19,6 +19,7 @@ mod feed;
 mod forward;
 mod list;
 mod metrics;
+mod read;
 mod route;
 mod session;
 mod watch;
@@ -26,7 +27,6 @@ mod websocket;
 
 pub use admission::Limits;
 pub use body::ReplyBody;
-pub use feed::spec as feed_spec;
 pub use door::{Config, Consistency, Door};
+pub use feed::spec as feed_spec;
 pub use metrics::describe;
-pub use route::{Reason, Route, route};

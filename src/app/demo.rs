@@ -102,7 +102,10 @@ async fn show(
 fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()> {
     let Options { pods, rate, watches, seconds: _ } = options;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "A demo cluster of {pods} pods that change {rate} times a second, and {watches} watches of all of them.")?;
+    writeln!(
+        out,
+        "A demo cluster of {pods} pods that change {rate} times a second, and {watches} watches of all of them."
+    )?;
     writeln!(out, "Look at it through the proxy:  kubectl --server={address} get pods --all-namespaces --watch")?;
     writeln!(out, "Its metrics:                   curl {admin}/metrics")?;
     out.flush()

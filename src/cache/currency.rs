@@ -19,7 +19,11 @@ pub struct Currency {
 
 impl Default for Currency {
     fn default() -> Self {
-        Self { as_of: watch::Sender::new(None), wanted: watch::Sender::new(None), wanted_version: watch::Sender::default() }
+        Self {
+            as_of: watch::Sender::new(None),
+            wanted: watch::Sender::new(None),
+            wanted_version: watch::Sender::default(),
+        }
     }
 }
 

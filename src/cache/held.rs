@@ -15,9 +15,8 @@ pub(super) struct Held {
 
 impl Held {
     pub(super) fn keep(&mut self, snapshot: Snapshot, now: Instant, config: &Config) {
-        self.snapshots.retain(|(held, used)| {
-            held.rv != snapshot.rv && now.duration_since(*used) < config.held_snapshot_age_max
-        });
+        self.snapshots
+            .retain(|(held, used)| held.rv != snapshot.rv && now.duration_since(*used) < config.held_snapshot_age_max);
         while self.snapshots.len() >= config.held_snapshots_max {
             self.snapshots.pop_front();
         }

@@ -66,7 +66,13 @@ impl Lane {
     /// Copies up to `events_max` events from position `next` on, or registers `waker`.
     ///
     /// Both happen under one lock, so that no event can fall between "nothing there" and "wake me".
-    pub(super) fn read(&self, next: u64, events_max: usize, reader: (usize, Option<&Waker>), batch: &mut Vec<Arc<Event>>) -> Read {
+    pub(super) fn read(
+        &self,
+        next: u64,
+        events_max: usize,
+        reader: (usize, Option<&Waker>),
+        batch: &mut Vec<Arc<Event>>,
+    ) -> Read {
         let mut log = self.log.lock();
         if log.closed || next < log.from {
             return Read::Lost;

@@ -144,7 +144,8 @@ fn concerns(event: &Event, key: &LaneKey, field: Option<usize>) -> bool {
         LaneKey::Namespace(namespace) => event.object.key.namespace() == &**namespace,
         LaneKey::Object(object) => event.object.key == *object,
         LaneKey::Value(value) => {
-            has_value(&event.object, value) || event.previous.as_ref().is_some_and(|previous| has_value(previous, value))
+            has_value(&event.object, value)
+                || event.previous.as_ref().is_some_and(|previous| has_value(previous, value))
         }
     }
 }

@@ -185,7 +185,8 @@ impl CacheReader {
         let current = {
             let inner = self.shared.inner.read();
             // Nothing has changed between the last event and the progress reached since.
-            (inner.last_event() <= rv && rv <= inner.progress).then(|| Snapshot::new(rv, inner.snapshot().into_objects()))
+            (inner.last_event() <= rv && rv <= inner.progress)
+                .then(|| Snapshot::new(rv, inner.snapshot().into_objects()))
         };
         current.or_else(|| self.shared.held.lock().find(rv, Instant::now()))
     }

@@ -126,8 +126,7 @@ impl ServeArguments {
         let upstream = kubeconfig.or(file.kubeconfig).map_or(Source::InCluster, Source::File);
         let listen = if listen.is_empty() { file.listen } else { listen };
         let listen = if listen.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { listen };
-        let listen: Vec<Address> =
-            listen.iter().filter_map(|text| problems.check("listen", text.parse())).collect();
+        let listen: Vec<Address> = listen.iter().filter_map(|text| problems.check("listen", text.parse())).collect();
         let admin = match admin.or(file.admin).as_deref().unwrap_or(DEFAULT_ADMIN) {
             "off" => None,
             text => problems.check("admin", text.parse()),

@@ -68,7 +68,9 @@ impl File {
         if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
             return file;
         }
-        let Some(value) = problems.check("configuration file", serde_saphyr::from_str::<Value>(text)) else { return file };
+        let Some(value) = problems.check("configuration file", serde_saphyr::from_str::<Value>(text)) else {
+            return file;
+        };
         let Some(mut top) = Section::of("", value, problems) else { return file };
         top.put("listen", &mut file.listen);
         top.put_some("admin", &mut file.admin);
@@ -120,7 +122,8 @@ impl<'a> Section<'a> {
             Value::Object(keys) => Some(Self { name, keys, problems }),
             Value::Null => Some(Self { name, keys: Map::new(), problems }),
             _ => {
-                problems.add(format!("{}: expected a mapping of keys", if name.is_empty() { "the file" } else { name }));
+                problems
+                    .add(format!("{}: expected a mapping of keys", if name.is_empty() { "the file" } else { name }));
                 None
             }
         }

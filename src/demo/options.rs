@@ -2,10 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-pub const PODS: RangeInclusive<u32> = 1..=50_000;
-pub const RATE: RangeInclusive<u32> = 1..=10_000;
-pub const WATCHES: RangeInclusive<u32> = 1..=20_000;
-pub const SECONDS: RangeInclusive<u64> = 1..=86_400;
+pub(super) const PODS: RangeInclusive<u32> = 1..=50_000;
+pub(super) const RATE: RangeInclusive<u32> = 1..=10_000;
+pub(super) const WATCHES: RangeInclusive<u32> = 1..=20_000;
+pub(super) const SECONDS: RangeInclusive<u64> = 1..=86_400;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {

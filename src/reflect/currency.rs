@@ -159,7 +159,9 @@ impl Prover {
     /// Whether somebody waits whom neither a proof nor the last question covers.
     fn unasked(&self, wanted: Option<Instant>, position: Option<Position>) -> bool {
         wanted.is_some_and(|wanted| {
-            wanted.elapsed() < WANTED_FOR && !self.feed.currency.covers(wanted) && position.is_none_or(|position| position.asked < wanted)
+            wanted.elapsed() < WANTED_FOR
+                && !self.feed.currency.covers(wanted)
+                && position.is_none_or(|position| position.asked < wanted)
         })
     }
 

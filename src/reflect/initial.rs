@@ -59,13 +59,20 @@ pub(super) async fn watch_list(
                 return Ok(Initial { snapshot, stream: Some((stream, template)) });
             }
             WatchItem::Bookmark { .. } => {}
-            WatchItem::Error { event } => return Err(Error::Refused(Box::new(super::session::status_of(&event))).into()),
+            WatchItem::Error { event } => {
+                return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
+            }
         }
     }
 }
 
 /// Lists in one piece a collection that is expected to be small enough, so that upstream sees one LIST.
-pub(super) async fn list_whole(client: &Client, spec: &FeedSpec, reader: &ObjectReader, at: At) -> Result<Initial, Error> {
+pub(super) async fn list_whole(
+    client: &Client,
+    spec: &FeedSpec,
+    reader: &ObjectReader,
+    at: At,
+) -> Result<Initial, Error> {
     match pages(client, spec, reader, at, None).await {
         Err(Error::TooLarge(_)) => list(client, spec, reader, at).await,
         listed => listed,
@@ -152,8 +159,7 @@ pub(super) async fn object_at(
         namespace => spec.key.gvr.namespaced_path(namespace),
     };
     let name = key.name();
-    let path =
-        format!("{base}?fieldSelector=metadata.name%3D{name}&resourceVersion={rv}&resourceVersionMatch=Exact");
+    let path = format!("{base}?fieldSelector=metadata.name%3D{name}&resourceVersion={rv}&resourceVersionMatch=Exact");
     let page = fetch_page(client, &path, spec.key.form, reader).await?;
     Ok(page.items.into_iter().find(|object| object.key == *key))
 }

@@ -9,8 +9,9 @@ use crate::base::{Backoff, Waits};
 use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error};
-use crate::wire::{ObjectReader, WireError};
+use crate::wire::ObjectReader;
 
+use super::failure::{Failure, over, refuses_watch_list};
 use super::initial::{self, At, Initial};
 use super::mend::{self, Historian};
 use super::metrics::{Asked, FeedMetrics};
@@ -34,6 +35,8 @@ pub(super) struct Reflector {
     last_sign: Instant,
     /// The stream that was lost last had been open for a while.
     had_lived: bool,
+    /// Since when upstream has refused a feed that it had served.
+    refused_since: Option<Instant>,
 }
 
 /// Changes after our version, in order and without a gap, up to `until`.
@@ -55,23 +58,11 @@ enum State {
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
 }
 
-/// Why a step did not lead where it should.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    /// The feed is over.
-    #[error("{0:?}")]
-    Over(End),
-    #[error(transparent)]
-    Stream(#[from] Ended),
-    #[error(transparent)]
-    Upstream(#[from] Error),
-    #[error(transparent)]
-    Broken(#[from] Broken),
-}
-
 /// Streams that could not be read from one version before the feed is listed anew.
 const UNREADABLE_MAX: u32 = 3;
 
+/// How long a refusal of a feed that had been served is taken for a passing one.
+const REFUSED_MAX: Duration = Duration::from_secs(20);
 /// A feed that holds up to so much is listed again in one request; the answer is read whole.
 const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 /// A stream that was open for so long had been accepted in earnest.
@@ -101,6 +92,7 @@ impl Reflector {
             unreadable: (ResourceVersion::default(), 0),
             last_sign: Instant::now(),
             had_lived: false,
+            refused_since: None,
         }
     }
 
@@ -115,13 +107,22 @@ impl Reflector {
             let (next, failure) = self.step(state).await;
             state = next;
             let Some(failure) = failure else { continue };
-            if let Failure::Over(end) = failure {
+            if let Failure::Over(end) = failure
+                && !self.bears(end, &state)
+            {
                 return end;
             }
             let wait = self.pause_after(&failure, &mut state);
             tracing::info!(feed = %self.feed.spec.key, %failure, ?wait, "upstream stream interrupted");
             self.pause(wait, &failure).await;
         }
+    }
+
+    /// Whether a refusal is waited out: an apiserver that has just started denies what its caches do not know yet, and
+    /// that must not end a feed that was allowed a minute ago (reliability.md U7 bounds it).
+    fn bears(&mut self, end: End, state: &State) -> bool {
+        let may_pass = matches!(end, End::Forbidden | End::Gone) && !matches!(state, State::Empty);
+        may_pass && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX
     }
 
     /// Marks the feed as over for its readers.
@@ -262,7 +263,11 @@ impl Reflector {
     }
 
     /// Upstream has forgotten what follows `at`: one list, and the gap mended if it can be proven.
-    async fn relist(&mut self, at: ResourceVersion, window: Option<ResourceVersion>) -> Result<ResourceVersion, Failure> {
+    async fn relist(
+        &mut self,
+        at: ResourceVersion,
+        window: Option<ResourceVersion>,
+    ) -> Result<ResourceVersion, Failure> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
         self.metrics.asked(Asked::Relist);
         let asked = Instant::now();
@@ -313,6 +318,7 @@ impl Reflector {
 
     fn signed_of_life(&mut self) {
         self.last_sign = Instant::now();
+        self.refused_since = None;
         self.backoff.succeeded(self.last_sign);
     }
 
@@ -363,70 +369,3 @@ fn expired(at: ResourceVersion, error: &Error) -> State {
     };
     State::Expired { at, window }
 }
-
-/// An answer that ends the feed, or one to try again after.
-fn over(error: Error) -> Failure {
-    match &error {
-        Error::Refused(status) => match status.code {
-            403 => Failure::Over(End::Forbidden),
-            404 | 405 => Failure::Over(End::Gone),
-            406 => Failure::Over(End::NotOffered),
-            _ => Failure::Upstream(error),
-        },
-        Error::Form(why) => {
-            tracing::info!(%why, "upstream does not offer this form");
-            Failure::Over(End::NotOffered)
-        }
-        // A torn answer is tried again; one that reads wrong would read wrong again.
-        Error::Wire(WireError::Truncated) => Failure::Upstream(error),
-        Error::Wire(wire) => {
-            tracing::warn!(error = %wire, "upstream's objects cannot be read");
-            Failure::Over(End::Unreadable)
-        }
-        _ => Failure::Upstream(error),
-    }
-}
-
-/// A server that does not know streamed lists says 422 or 400; one that cannot do it now says so by other codes.
-fn refuses_watch_list(error: &Error) -> bool {
-    matches!(error.code(), Some(400 | 422))
-}
-
-impl Failure {
-    /// A closed set of words for the metric.
-    fn word(&self) -> &'static str {
-        match self {
-            Self::Over(_) => "over",
-            Self::Stream(Ended::Clean) => "ended",
-            Self::Stream(Ended::Silent) => "silent",
-            Self::Broken(Broken::OutOfOrder(_)) => "out_of_order",
-            Self::Stream(Ended::Failed(error)) | Self::Upstream(error) | Self::Broken(Broken::Upstream(error)) => {
-                match error {
-                    Error::Unreachable(_) => "unreachable",
-                    Error::Broken(_) => "broken",
-                    Error::Timeout(_) => "timeout",
-                    Error::Credentials(_) => "credentials",
-                    Error::Refused(_) => "refused",
-                    Error::Form(_) | Error::TooLarge(_) | Error::Wire(_) => "unreadable",
-                }
-            }
-        }
-    }
-
-    /// Whether it says more about the way to upstream than about this feed.
-    fn is_connection(&self) -> bool {
-        matches!(self.word(), "ended" | "silent" | "unreachable" | "broken" | "timeout")
-    }
-
-    fn is_unreadable(&self) -> bool {
-        self.word() == "unreadable"
-    }
-
-    fn retry_after(&self) -> Option<u64> {
-        match self {
-            Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.retry_after_seconds(),
-            _ => None,
-        }
-    }
-}
-

@@ -28,11 +28,7 @@ pub(super) enum Broken {
 }
 
 /// Applies one item.
-pub(super) fn apply(
-    item: WatchItem,
-    writer: &mut CacheWriter,
-    metrics: &FeedMetrics,
-) -> Result<Step, Broken> {
+pub(super) fn apply(item: WatchItem, writer: &mut CacheWriter, metrics: &FeedMetrics) -> Result<Step, Broken> {
     match item {
         WatchItem::Change { event_type, object, frame } => {
             metrics.received(frame.len());

@@ -35,10 +35,8 @@ impl Manner {
     /// A Status in the form that the request accepts (semantics.md §5.2).
     pub(super) fn status(&self, status: &Status) -> Response<ReplyBody> {
         let accept = self.accept.as_deref();
-        let person = self
-            .query
-            .as_ref()
-            .is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, Offers::ERROR));
+        let person =
+            self.query.as_ref().is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, Offers::ERROR));
         let (content_type, body) = match negotiate(accept, Offers::ERROR).media() {
             Some(MediaType::Protobuf) => (MediaType::Protobuf.as_str(), status.to_protobuf()),
             Some(MediaType::Json) if !person => (MediaType::Json.as_str(), status.to_json()),
@@ -55,7 +53,13 @@ impl Manner {
     }
 
     /// A 200 from the cache.
-    pub(super) fn served(&self, form: Form, watch: bool, stale_seconds: Option<u64>, body: ReplyBody) -> Response<ReplyBody> {
+    pub(super) fn served(
+        &self,
+        form: Form,
+        watch: bool,
+        stale_seconds: Option<u64>,
+        body: ReplyBody,
+    ) -> Response<ReplyBody> {
         let content_type = if watch { form.watch_media_type() } else { form.media_type() };
         let mut response = Response::new(body);
         self.put_common(response.headers_mut(), content_type);

@@ -6,12 +6,16 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use super::admission::Place;
 use super::list::ListBody;
+use super::session::WatchSession;
 use super::watch::WatchBody;
 use crate::upstream::ResponseBody;
 
 /// The body of any answer.
 #[derive(Debug)]
-pub enum ReplyBody {
+pub struct ReplyBody(Kind);
+
+#[derive(Debug)]
+enum Kind {
     /// All there is, in one piece.
     Full(Option<Bytes>),
     /// A LIST, written as the client takes it.
@@ -24,21 +28,33 @@ pub enum ReplyBody {
 
 /// Upstream's body on its way down.
 #[derive(Debug)]
-pub struct Forwarded {
-    pub(super) body: ResponseBody,
-    pub(super) _place: Option<Place>,
+struct Forwarded {
+    body: ResponseBody,
+    _place: Place,
 }
 
 /// Why an answer broke off.
-pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 impl ReplyBody {
     pub(super) fn full(bytes: Bytes) -> Self {
-        Self::Full(Some(bytes))
+        Self(Kind::Full(Some(bytes)))
     }
 
     pub(super) fn empty() -> Self {
-        Self::Full(None)
+        Self(Kind::Full(None))
+    }
+
+    pub(super) fn list(list: ListBody) -> Self {
+        Self(Kind::List(Box::new(list)))
+    }
+
+    pub(super) fn watch(session: WatchSession) -> Self {
+        Self(Kind::Watch(Box::new(WatchBody::new(session))))
+    }
+
+    pub(super) fn forwarded(body: ResponseBody, place: Place) -> Self {
+        Self(Kind::Forwarded(Box::new(Forwarded { body, _place: place })))
     }
 }
 
@@ -47,29 +63,29 @@ impl Body for ReplyBody {
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.get_mut() {
-            Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::List(list) => Poll::Ready(list.next_chunk().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Forwarded(forwarded) => {
+        match &mut self.get_mut().0 {
+            Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Kind::List(list) => Poll::Ready(list.next_chunk().map(|bytes| Ok(Frame::data(bytes)))),
+            Kind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
+            Kind::Forwarded(forwarded) => {
                 Pin::new(&mut forwarded.body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)))
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Full(bytes) => bytes.is_none(),
-            Self::Forwarded(forwarded) => forwarded.body.is_end_stream(),
-            Self::List(_) | Self::Watch(_) => false,
+        match &self.0 {
+            Kind::Full(bytes) => bytes.is_none(),
+            Kind::Forwarded(forwarded) => forwarded.body.is_end_stream(),
+            Kind::List(_) | Kind::Watch(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Self::Forwarded(forwarded) => forwarded.body.size_hint(),
-            Self::List(_) | Self::Watch(_) => SizeHint::default(),
+        match &self.0 {
+            Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Kind::Forwarded(forwarded) => forwarded.body.size_hint(),
+            Kind::List(_) | Kind::Watch(_) => SizeHint::default(),
         }
     }
 }

@@ -117,7 +117,8 @@ mod tests {
         while asked.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
-        let later: Vec<_> = (0..5).map(|_| tokio::spawn(request(coalesced.clone(), tasks.clone(), ask.clone()))).collect();
+        let later: Vec<_> =
+            (0..5).map(|_| tokio::spawn(request(coalesced.clone(), tasks.clone(), ask.clone()))).collect();
         while coalesced.waiting.lock().get(&key()).map_or(0, Vec::len) < 5 {
             tokio::task::yield_now().await;
         }

@@ -6,21 +6,17 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::admission::{Admission, Limits, Shed};
-use super::answer::{Manner, put_served};
+use super::admission::{Admission, Limits};
+use super::answer::{Manner, SERVED};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
-use super::feed::{Unready, unavailable};
-use super::list;
-use super::metrics::{self, WatchMetrics};
-use super::route::{Asked, GetRead, ListRead, Reason, Route, WatchRead, route};
-use super::session::{End, Terms, WatchSession};
-use super::watch::WatchBody;
-use super::websocket;
-use crate::auth::{Gate, Grant};
+use super::feed::Unready;
+use super::metrics;
+use super::route::{Asked, Reason, Route, route};
+use crate::auth::Gate;
 use crate::base::{DrainWatch, Tasks};
-use crate::cache::{Feeds, Lease, Start};
-use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, Status, VersionMatch, WatchStart};
+use crate::cache::Feeds;
+use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError};
 use crate::net::Peer;
 use crate::upstream::{Catalog, Client, Resource, status_from_code};
 
@@ -45,11 +41,7 @@ pub enum Consistency {
 
 impl Default for Config {
     fn default() -> Self {
-        Self {
-            consistency: Consistency::Strict,
-            sync_wait_max: Duration::from_secs(10),
-            limits: Limits::default(),
-        }
+        Self { consistency: Consistency::Strict, sync_wait_max: Duration::from_secs(10), limits: Limits::default() }
     }
 }
 
@@ -63,17 +55,17 @@ pub struct Door {
     pub(super) admission: Admission,
     pub(super) coalesced: Coalesced,
     pub(super) tasks: Tasks,
+    pub(super) drain: DrainWatch,
     gate: Gate,
-    drain: DrainWatch,
 }
 
 /// A read on its way: the request, and what was understood of it.
-struct Visit {
-    request: Request<Incoming>,
-    info: RequestInfo,
-    query: Query,
-    manner: Manner,
-    received: Instant,
+pub(super) struct Visit {
+    pub(super) request: Request<Incoming>,
+    pub(super) info: RequestInfo,
+    pub(super) query: Query,
+    pub(super) manner: Manner,
+    pub(super) received: Instant,
 }
 
 /// How often an unknown resource makes us ask upstream what it serves.
@@ -101,6 +93,7 @@ impl Door {
         if let Err(response) = self.admit(&peer, &request, &manner) {
             return *response;
         }
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let response = match RequestInfo::parse(request.method().as_str(), request.uri().path(), &query) {
             Ok(info) => self.dispatch(Visit { request, info, query, manner, received }).await,
             // Upstream has its own words for a path that means nothing.
@@ -108,9 +101,9 @@ impl Door {
                 self.forward(request, None, &query, &manner, Reason::Spelling).await
             }
         };
-        if response.status().as_u16() >= 400 && !response.headers().contains_key("audit-id") {
-            metrics::refused(response.status().as_u16());
-        }
+        let (code, took) = (response.status().as_u16(), received.elapsed());
+        let cached = response.headers().contains_key(SERVED);
+        tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
         response
     }
 
@@ -174,12 +167,12 @@ impl Door {
         self.catalog.find(&gvr)
     }
 
-    async fn pass(&self, visit: Visit, reason: Reason) -> Response<ReplyBody> {
+    pub(super) async fn pass(&self, visit: Visit, reason: Reason) -> Response<ReplyBody> {
         let Visit { request, info, query, manner, .. } = visit;
         self.forward(request, Some(&info), &query, &manner, reason).await
     }
 
-    async fn unready(&self, visit: Visit, why: Unready) -> Response<ReplyBody> {
+    pub(super) async fn unready(&self, visit: Visit, why: Unready) -> Response<ReplyBody> {
         match why {
             Unready::Forward(reason) => self.pass(visit, reason).await,
             Unready::Refuse(status) => {
@@ -188,153 +181,4 @@ impl Door {
             }
         }
     }
-
-    async fn get(&self, visit: Visit, _grant: &Grant, resource: &Resource, read: GetRead) -> Response<ReplyBody> {
-        let namespace = Some(read.key.namespace()).filter(|namespace| !namespace.is_empty());
-        let Some(lease) = self.running_feed(resource, namespace, read.form) else {
-            return self.pass(visit, Reason::NotCached).await;
-        };
-        if let Err(why) = self.fresh(&lease, read.version, visit.received).await {
-            return self.unready(visit, why).await;
-        }
-        metrics::served("get", &lease.spec.key);
-        match lease.reader.snapshot().get(&read.key) {
-            Some(object) => {
-                let body = ReplyBody::full(lease.reader.envelope().object(object.body()));
-                visit.manner.served(read.form, false, Self::stale_seconds(&lease), body)
-            }
-            None => {
-                let mut response = visit.manner.status(&Status::not_found(&resource.gvr, read.key.name()));
-                put_served(response.headers_mut(), Self::stale_seconds(&lease));
-                response
-            }
-        }
-    }
-
-    async fn list(&self, visit: Visit, grant: &Grant, resource: &Resource, read: ListRead) -> Response<ReplyBody> {
-        let lease = match self.ready_feed(resource, read.view.namespace(), read.form, visit.received).await {
-            Ok(lease) => lease,
-            Err(why) => return self.unready(visit, why).await,
-        };
-        let snapshot = match read.plan.version {
-            VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
-                Some(snapshot) => snapshot,
-                None if read.plan.start.is_some() => return self.pass(visit, Reason::Continue).await,
-                None => return self.pass(visit, Reason::ExactVersion).await,
-            },
-            version => match self.fresh(&lease, version, visit.received).await {
-                Ok(()) => lease.reader.snapshot(),
-                Err(why) => return self.unready(visit, why).await,
-            },
-        };
-        metrics::served("list", &lease.spec.key);
-        let body = list::page(grant, &lease.reader, &snapshot, &read);
-        visit.manner.served(read.form, false, Self::stale_seconds(&lease), ReplyBody::List(Box::new(body)))
-    }
-
-    async fn watch(&self, visit: Visit, grant: Grant, resource: &Resource, read: WatchRead) -> Response<ReplyBody> {
-        let lease = match self.ready_feed(resource, read.view.namespace(), read.form, visit.received).await {
-            Ok(lease) => lease,
-            Err(why) => return self.unready(visit, why).await,
-        };
-        let fresh = match read.start {
-            WatchStart::State { at, .. } => self.fresh(&lease, at, visit.received).await,
-            WatchStart::FromCurrent => self.fresh(&lease, VersionMatch::Unset, visit.received).await,
-            WatchStart::After(_) | WatchStart::FromCached => Ok(()),
-        };
-        // What cannot be given in time is said inside of the stream, as the apiserver does (semantics.md §3.5); a
-        // private watch upstream for everybody would be worse than an error.
-        let failed = match fresh {
-            Ok(()) => None,
-            Err(Unready::Refuse(status)) => Some(*status),
-            Err(Unready::Forward(_)) if Self::stale_seconds(&lease).is_some() => {
-                let why = "upstream cannot be reached, and the cache cannot be proven to be current";
-                return self.unready(visit, Unready::Refuse(Box::new(unavailable(why)))).await;
-            }
-            Err(Unready::Forward(_)) => {
-                let at = lease.reader.progress().rv.0;
-                Some(Status::too_large(at + 1, at))
-            }
-        };
-        let place = match self.admission.watch() {
-            Ok(place) => place,
-            Err(shed) => return visit.manner.status(&too_many_watches(shed)),
-        };
-        self.open_watch(visit, grant, place, lease, read, failed)
-    }
-
-    fn open_watch(
-        &self,
-        mut visit: Visit,
-        grant: Grant,
-        place: super::admission::Place,
-        lease: Lease,
-        read: WatchRead,
-        failed: Option<Status>,
-    ) -> Response<ReplyBody> {
-        let websocket = websocket::is_upgrade(visit.request.headers());
-        let upgrade = match websocket.then(|| websocket::handshake(visit.request.headers())) {
-            Some(Ok(response)) => Some(response),
-            Some(Err(response)) => return response,
-            None => None,
-        };
-        let start = match read.start {
-            WatchStart::After(rv) => Start::After(rv),
-            WatchStart::State { .. } => Start::Current,
-            WatchStart::FromCached | WatchStart::FromCurrent => Start::After(lease.reader.progress().rv),
-        };
-        metrics::served("watch", &lease.spec.key);
-        let stale = Self::stale_seconds(&lease);
-        let protocol = protocol(&visit.request, websocket);
-        let form = read.form;
-        let session = self.session(grant, place, lease, start, &read, failed, protocol);
-        let Some(response) = upgrade else {
-            return visit.manner.served(form, true, stale, ReplyBody::Watch(Box::new(WatchBody::new(session))));
-        };
-        self.tasks.spawn("websocket", websocket::run(hyper::upgrade::on(&mut visit.request), form, session));
-        response
-    }
-
-    /// The watch, or one that says why it cannot be and ends.
-    fn session(
-        &self,
-        grant: Grant,
-        place: super::admission::Place,
-        lease: Lease,
-        start: Start,
-        read: &WatchRead,
-        failed: Option<Status>,
-        protocol: &'static str,
-    ) -> WatchSession {
-        let end_bookmark = read.start.ends_with_bookmark();
-        let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
-        let metrics = WatchMetrics::open(&lease.spec.key, protocol);
-        let (opened, refusal) = match lease.reader.open(start, read.view.clone()) {
-            Ok(opened) => (opened, failed.map(|status| (status, End::TooLarge))),
-            Err(too_old) => {
-                let status = Status::too_old(too_old.requested.0, too_old.floor.0);
-                (lease.reader.open_at_end(read.view.clone()), Some((status, End::Expired)))
-            }
-        };
-        let told = opened.cursor.start();
-        let drain = self.drain.clone();
-        let mut session =
-            WatchSession::new(grant, place, lease, opened.cursor, opened.snapshot, told, &terms, drain, metrics);
-        if let Some((status, end)) = refusal {
-            session.end_with(&status, end);
-        }
-        session
-    }
-}
-
-fn protocol(request: &Request<Incoming>, websocket: bool) -> &'static str {
-    match (websocket, request.version()) {
-        (true, _) => "websocket",
-        (false, http::Version::HTTP_2) => "h2",
-        _ => "h1",
-    }
-}
-
-fn too_many_watches(shed: Shed) -> Status {
-    Status::too_many_requests(shed.to_string(), 5)
 }

@@ -55,7 +55,8 @@ impl Door {
     ) -> Result<Lease, Unready> {
         let lease = self.feeds.lease(&spec(resource, namespace, form)).map_err(|why| Unready::Forward(why.into()))?;
         let mut state = lease.reader.watch_state();
-        let settled = timeout_at(received + self.config.sync_wait_max, state.wait_for(|state| *state != State::Syncing));
+        let settled =
+            timeout_at(received + self.config.sync_wait_max, state.wait_for(|state| *state != State::Syncing));
         let settled = settled.await.map(|state| state.map(|state| *state));
         match settled {
             Ok(Ok(State::Live | State::Stale { .. })) => Ok(lease),

@@ -10,7 +10,7 @@ use tokio::io::copy_bidirectional;
 
 use super::admission::{Place, Shed};
 use super::answer::Manner;
-use super::body::{Forwarded, ReplyBody};
+use super::body::ReplyBody;
 use super::coalesce::{Answer, Key};
 use super::door::Door;
 use super::feed::unavailable;
@@ -51,8 +51,7 @@ impl Door {
             Err(status) => return manner.status(&status),
         };
         match self.client.forward(lane, request).await {
-            Ok(response) => response
-                .map(|body| ReplyBody::Forwarded(Box::new(Forwarded { body, _place: Some(place) }))),
+            Ok(response) => response.map(|body| ReplyBody::forwarded(body, place)),
             Err(error) => manner.status(&unreachable(&error)),
         }
     }
@@ -97,7 +96,7 @@ impl Door {
             Err(error) => return manner.status(&unreachable(&error)),
         };
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return response.map(|body| ReplyBody::Forwarded(Box::new(Forwarded { body, _place: Some(place) })));
+            return response.map(|body| ReplyBody::forwarded(body, place));
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("tunnel", async move {

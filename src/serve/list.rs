@@ -11,7 +11,7 @@ use super::route::ListRead;
 
 /// A LIST on its way out: shared objects and the place reached among them.
 #[derive(Debug)]
-pub struct ListBody {
+pub(super) struct ListBody {
     frame: ListFrame,
     objects: Vec<Arc<Object>>,
     next: usize,
@@ -36,7 +36,8 @@ pub(super) fn page(_grant: &Grant, reader: &CacheReader, snapshot: &Snapshot, re
     let more = found.count();
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
     if let (Some(last), true) = (objects.last(), more > 0) {
-        meta.continue_token = ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode();
+        meta.continue_token =
+            ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode();
         // With a selector the apiserver does not count (semantics.md §2.6).
         meta.remaining = read.view.selector().is_everything().then(|| i64::try_from(more).unwrap_or(i64::MAX));
         reader.hold(snapshot);

@@ -17,6 +17,7 @@ pub(super) struct WatchMetrics {
     events: Counter,
     bytes: Counter,
     delay: Histogram,
+    opened: Instant,
 }
 
 impl WatchMetrics {
@@ -32,6 +33,7 @@ impl WatchMetrics {
             events: counter!("kube_fanout_watch_events_total", labels.clone()),
             bytes: counter!("kube_fanout_watch_bytes_total", labels.clone()),
             delay: histogram!("kube_fanout_watch_delivery_seconds", labels.clone()),
+            opened: Instant::now(),
             labels,
         }
     }
@@ -46,7 +48,10 @@ impl WatchMetrics {
         self.delay.record(applied.elapsed().as_secs_f64());
     }
 
+    /// The watch is over: counted, and one line in the access log.
     pub(super) fn ended(&self, end: End) {
+        let resource = self.labels[0].value();
+        tracing::debug!(target: "access", resource, reason = end.as_str(), lasted = ?self.opened.elapsed(), "watch ended");
         self.open.decrement(1.0);
         let mut labels = self.labels.clone();
         labels.push(Label::new("reason", end.as_str()));

@@ -8,15 +8,15 @@ use http::Method;
 
 use crate::cache::View;
 use crate::kube::{
-    Choice, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, ObjectKey, Offers, Query, RequestInfo, Selector,
-    Status, Verb, VersionMatch, WatchStart, negotiate, pretty, router_accepts,
+    Choice, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, ObjectKey, Offers, Query, RequestInfo,
+    Selector, Status, Verb, VersionMatch, WatchStart, negotiate, pretty, router_accepts,
 };
 use crate::upstream::{Origin, Resource};
 use crate::wire::Form;
 
 /// Who answers a request, and with what.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Route {
+pub(super) enum Route {
     Forward(Reason),
     Refuse(Box<Status>),
     Get(GetRead),
@@ -26,7 +26,7 @@ pub enum Route {
 
 /// Why a request goes upstream. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub(super) enum Reason {
     /// Not about a resource: discovery, health, version, OpenAPI.
     NonResource,
     /// Not a read.
@@ -67,45 +67,45 @@ pub enum Reason {
 
 /// One object.
 #[derive(Debug, Clone, PartialEq)]
-pub struct GetRead {
-    pub form: Form,
-    pub key: ObjectKey,
-    pub version: VersionMatch,
+pub(super) struct GetRead {
+    pub(super) form: Form,
+    pub(super) key: ObjectKey,
+    pub(super) version: VersionMatch,
 }
 
 /// One page of a collection.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ListRead {
-    pub form: Form,
-    pub view: View,
-    pub plan: ListPlan,
+pub(super) struct ListRead {
+    pub(super) form: Form,
+    pub(super) view: View,
+    pub(super) plan: ListPlan,
     /// The path names a namespace, so the keys of continue tokens are relative to it.
-    pub in_namespace: bool,
+    pub(super) in_namespace: bool,
 }
 
 /// A stream of changes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct WatchRead {
-    pub form: Form,
-    pub view: View,
-    pub start: WatchStart,
-    pub bookmarks: bool,
+pub(super) struct WatchRead {
+    pub(super) form: Form,
+    pub(super) view: View,
+    pub(super) start: WatchStart,
+    pub(super) bookmarks: bool,
     /// As asked; zero and absent mean the server's choice, a negative one has already passed (semantics.md §2.7).
-    pub timeout_seconds: Option<i64>,
+    pub(super) timeout_seconds: Option<i64>,
 }
 
 /// The parts of a request that decide its route.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
-    pub method: &'a Method,
-    pub info: &'a RequestInfo,
-    pub query: &'a Query,
-    pub accept: Option<&'a str>,
-    pub user_agent: Option<&'a str>,
+pub(super) struct Asked<'a> {
+    pub(super) method: &'a Method,
+    pub(super) info: &'a RequestInfo,
+    pub(super) query: &'a Query,
+    pub(super) accept: Option<&'a str>,
+    pub(super) user_agent: Option<&'a str>,
 }
 
 /// Decides. `resource` is what discovery knows under the request's group, version and plural.
-pub fn route(asked: &Asked<'_>, resource: Option<&Resource>) -> Route {
+pub(super) fn route(asked: &Asked<'_>, resource: Option<&Resource>) -> Route {
     match cacheable(asked, resource) {
         Ok(resource) => match read(asked, resource) {
             Ok(route) => route,
@@ -214,7 +214,7 @@ fn narrow(fields: FieldMatcher, name: &str) -> Result<FieldMatcher, Status> {
 }
 
 impl Reason {
-    pub fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::NonResource => "non_resource",
             Self::Verb => "verb",

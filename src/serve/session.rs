@@ -9,7 +9,7 @@ use super::admission::Place;
 use super::metrics::WatchMetrics;
 use crate::auth::Grant;
 use crate::base::{DrainWatch, Draining};
-use crate::cache::{Cursor, Lease, Pull, Snapshot};
+use crate::cache::{Cursor, Lease, Opened, Pull, Snapshot};
 use crate::kube::{EventType, ResourceVersion, Status};
 
 /// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
@@ -35,7 +35,11 @@ pub(super) struct WatchSession {
 #[derive(Debug)]
 enum Phase {
     /// The state as ADDED events, from the first key not yet sent.
-    Initial { snapshot: Snapshot, next: String, end_bookmark: bool },
+    Initial {
+        snapshot: Snapshot,
+        next: String,
+        end_bookmark: bool,
+    },
     Live,
     /// A last frame, then the end.
     Last(Bytes, End),
@@ -64,7 +68,18 @@ struct Clock {
     timer: Pin<Box<Sleep>>,
 }
 
-/// How a watch is to be run.
+/// Everything that a watch is made of.
+pub(super) struct Opening {
+    pub(super) grant: Grant,
+    pub(super) place: Place,
+    pub(super) lease: Lease,
+    pub(super) opened: Opened,
+    pub(super) terms: Terms,
+    pub(super) drain: DrainWatch,
+    pub(super) metrics: WatchMetrics,
+}
+
+/// What the client asked for.
 pub(super) struct Terms {
     pub(super) bookmarks: bool,
     pub(super) end_bookmark: bool,
@@ -80,17 +95,9 @@ const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
 const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 
 impl WatchSession {
-    pub(super) fn new(
-        grant: Grant,
-        place: Place,
-        lease: Lease,
-        cursor: Cursor,
-        snapshot: Option<Snapshot>,
-        start: ResourceVersion,
-        terms: &Terms,
-        drain: DrainWatch,
-        metrics: WatchMetrics,
-    ) -> Self {
+    /// Starts the watch. Its clock starts now.
+    pub(super) fn new(opening: Opening) -> Self {
+        let Opening { grant, place, lease, opened: Opened { snapshot, cursor }, terms, drain, metrics } = opening;
         let over = terms.timeout_seconds.is_some_and(i64::is_negative);
         let phase = match snapshot {
             // Already over when it begins (semantics.md §2.7).
@@ -105,10 +112,10 @@ impl WatchSession {
             seen_bookmarks: lease.reader.progress().bookmarks,
             clock: Clock::new(Instant::now(), terms.timeout_seconds),
             lease,
+            told: cursor.start(),
             cursor,
             phase,
             bookmarks: terms.bookmarks,
-            told: start,
             drain: Box::pin(drain.my_slot()),
             metrics,
             _grant: grant,
@@ -117,7 +124,12 @@ impl WatchSession {
     }
 
     /// The next frames, about `room` bytes of them; `None` when the watch is over.
-    pub(super) fn poll_frames(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Option<()>> {
+    pub(super) fn poll_frames(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: usize,
+        batch: &mut Vec<Bytes>,
+    ) -> Poll<Option<()>> {
         loop {
             match &self.phase {
                 Phase::Ended => return Poll::Ready(None),
@@ -284,6 +296,9 @@ impl End {
 
 impl std::fmt::Debug for WatchSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WatchSession").field("feed", &self.lease.spec.key).field("told", &self.told).finish_non_exhaustive()
+        f.debug_struct("WatchSession")
+            .field("feed", &self.lease.spec.key)
+            .field("told", &self.told)
+            .finish_non_exhaustive()
     }
 }

@@ -6,7 +6,7 @@ use super::session::WatchSession;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
 #[derive(Debug)]
-pub struct WatchBody {
+pub(super) struct WatchBody {
     session: WatchSession,
     batch: Vec<Bytes>,
 }

@@ -78,7 +78,12 @@ impl Client {
     }
 
     /// A GET of ours whose body is read as it comes. Anything but 200 is [`Error::Refused`].
-    pub async fn open(&self, kind: Question, path_and_query: &str, accept: &str) -> Result<Response<ResponseBody>, Error> {
+    pub async fn open(
+        &self,
+        kind: Question,
+        path_and_query: &str,
+        accept: &str,
+    ) -> Result<Response<ResponseBody>, Error> {
         let mut request = Request::builder()
             .method(Method::GET)
             .uri(self.uri(path_and_query)?)
@@ -119,7 +124,11 @@ impl Client {
     }
 
     /// Sends somebody's request as it is, with our credentials in place of whatever identity it named.
-    pub(super) async fn send(&self, lane: super::Lane, mut request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
+    pub(super) async fn send(
+        &self,
+        lane: super::Lane,
+        mut request: Request<Body>,
+    ) -> Result<Response<ResponseBody>, Error> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
         *request.uri_mut() = self.uri(path)?;
         let ours = self.shared.credentials.headers().await?;

@@ -108,9 +108,7 @@ impl Credentials {
 
     /// Whether a header of this name is ours to set, so that a caller's must not pass.
     pub(super) fn owns(name: &HeaderName) -> bool {
-        *name == AUTHORIZATION
-            || name.as_str().starts_with("impersonate-")
-            || name.as_str().starts_with("x-remote-")
+        *name == AUTHORIZATION || name.as_str().starts_with("impersonate-") || name.as_str().starts_with("x-remote-")
     }
 }
 

@@ -69,7 +69,14 @@ impl DiscoveryList {
                 version,
                 resources: resources
                     .into_iter()
-                    .map(|r| (r.resource, r.response_kind.map_or_else(String::new, |k| k.kind), r.scope == "Namespaced", r.verbs))
+                    .map(|r| {
+                        (
+                            r.resource,
+                            r.response_kind.map_or_else(String::new, |k| k.kind),
+                            r.scope == "Namespaced",
+                            r.verbs,
+                        )
+                    })
                     .collect(),
             })
             .collect()
