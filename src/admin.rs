@@ -1,10 +1,11 @@
-//! Metrics and health, on a runtime of their own, so that a scrape cannot stall traffic and traffic cannot stall a probe.
+//! Metrics and health, on a runtime of their own, so that a scrape cannot stall traffic nor traffic a probe.
 
 mod debug;
 mod exporter;
 
 pub use exporter::{Exporter, exporter};
 
+use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::Router;
@@ -54,7 +55,7 @@ async fn readyz(State(pages): State<Arc<Pages>>) -> Response {
     let pending = pages.ready.pending();
     let mut text = String::new();
     for what in &pending {
-        text.push_str(&format!("[-]{what} not ready\n"));
+        let _ = writeln!(text, "[-]{what} not ready");
     }
     for feed in pages.feeds.all() {
         let (mark, state) = match feed.reader.state() {
@@ -65,11 +66,11 @@ async fn readyz(State(pages): State<Arc<Pages>>) -> Response {
         };
         let stats = feed.reader.stats();
         let (key, objects, rv) = (&feed.spec.key, stats.objects, stats.progress);
-        text.push_str(&format!("[{mark}]feed {key} {state}, {objects} objects at {rv}\n"));
+        let _ = writeln!(text, "[{mark}]feed {key} {state}, {objects} objects at {rv}");
     }
     let (code, verdict) =
         if pending.is_empty() { (StatusCode::OK, "passed") } else { (StatusCode::SERVICE_UNAVAILABLE, "failed") };
-    text.push_str(&format!("readyz check {verdict}\n"));
+    let _ = writeln!(text, "readyz check {verdict}");
     (code, text).into_response()
 }
 

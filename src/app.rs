@@ -18,7 +18,7 @@ use crate::cache::{Feeds, Lease, State};
 use crate::config::{Serve, TlsSource};
 use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
-use crate::serve::{Door, feed_spec};
+use crate::serve::{self, Door, feed_spec};
 use crate::upstream::{Catalog, Client, CredentialError, Origin};
 use crate::wire::Form;
 
@@ -56,12 +56,12 @@ const DISCOVERY_PERIOD: Duration = Duration::from_secs(30);
 const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
 impl Bound {
-    /// Reads the credentials, binds every address and wires the parts. Nothing is accepted and upstream is not asked yet.
+    /// Reads the credentials, binds every address and wires the parts. Nothing is accepted, and upstream not asked, yet.
     ///
     /// # Errors
     /// See [`StartError`].
     pub async fn bind(config: Serve) -> Result<Self, StartError> {
-        let exporter = admin::exporter().map_err(StartError::Metrics)?;
+        let exporter = admin::exporter(serve::describe).map_err(StartError::Metrics)?;
         let client = Client::connect(&config.upstream).await?;
         let tls = tls(&config)?;
         let mut listeners = Vec::new();

@@ -1,7 +1,7 @@
 //! Who is asking, and what they may read.
 //!
-//! **Invariants.** No byte of a cached object leaves without a [`Grant`], and only this module can make one. What is not
-//! certain is refused.
+//! **Invariants.** No byte of a cached object leaves without a [`Grant`], and only this module can make one. What is
+//! not certain is refused.
 
 use crate::kube::RequestInfo;
 

@@ -85,7 +85,7 @@ fn block_on(future: impl Future<Output = ExitCode>) -> ExitCode {
 }
 
 /// One line per address, on standard output, for scripts that wait for it.
-#[allow(clippy::print_stdout)]
+#[expect(clippy::print_stdout, reason = "scripts wait for these lines")]
 fn say_addresses(bound: &Bound) {
     for address in bound.addresses() {
         println!("serving on {address}");
@@ -116,7 +116,7 @@ fn start_log(log: &Log) {
     }
 }
 
-#[allow(clippy::print_stderr)]
+#[expect(clippy::print_stderr, reason = "the last words of a process that may have no log")]
 fn fail(code: u8, error: &(impl std::fmt::Display + ?Sized)) -> ExitCode {
     eprintln!("kube-fanout: {error}");
     ExitCode::from(code)

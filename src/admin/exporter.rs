@@ -19,11 +19,12 @@ pub struct Exporter {
 const DELAY_BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
 const STATES: [&str; 4] = ["syncing", "live", "stale", "ended"];
 
-/// The process's exporter; the recorder behind it is installed at the first call.
+/// The process's exporter; the recorder behind it is installed at the first call, and `describe` tells it what the
+/// metrics mean.
 ///
 /// # Errors
 /// If another recorder is installed, or the buckets are refused.
-pub fn exporter() -> Result<Exporter, String> {
+pub fn exporter(describe: fn()) -> Result<Exporter, String> {
     static HANDLE: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
     let handle = HANDLE.get_or_init(|| {
         let recorder = PrometheusBuilder::new()
@@ -32,7 +33,7 @@ pub fn exporter() -> Result<Exporter, String> {
             .build_recorder();
         let handle = recorder.handle();
         metrics::set_global_recorder(recorder).map_err(|error| error.to_string())?;
-        crate::serve::describe();
+        describe();
         Ok(handle)
     });
     handle.clone().map(|handle| Exporter { handle, shown: Arc::default() })

@@ -48,6 +48,9 @@ struct Scene {
 ///
 /// # Errors
 /// See [`DemoError`].
+///
+/// # Panics
+/// If the demo upstream's own address is no URL, or the proxy that was told to listen does not.
 pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> Result<(), DemoError> {
     let up = upstream().pods(options.pods as usize).rate(options.rate).try_run().await.map_err(DemoError::Upstream)?;
     let uri = up.url().parse().expect("the demo upstream's address is a URL");

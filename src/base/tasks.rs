@@ -31,6 +31,7 @@ impl Tasks {
     }
 
     /// A part of this owner that can also be stopped alone.
+    #[must_use]
     pub fn child(&self) -> Self {
         Self { tracker: self.tracker.clone(), stop: self.stop.child_token() }
     }

@@ -57,8 +57,8 @@ impl Cursor {
 
     /// Appends frames to `batch` until about `room` bytes are in it, and moves past them.
     ///
-    /// At least one frame is pulled if there is one, however small the room. When there is none, `waker` is woken by the
-    /// next event of this reader's lane, by upstream's next bookmark, and by the end of the history.
+    /// At least one frame is pulled if there is one, however small the room. When there is none, `waker` is woken by
+    /// the next event of this reader's lane, by upstream's next bookmark, and by the end of the history.
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
         let before = batch.len();
         let mut bytes = 0;

@@ -103,7 +103,7 @@ pub enum Start {
     From(Snapshot),
 }
 
-/// An opened watch: its initial state if it asked for one, and its cursor right behind it. Both of one critical section.
+/// An opened watch: its initial state if it asked for one, and its cursor right behind it, of one critical section.
 #[derive(Debug)]
 pub struct Opened {
     pub snapshot: Option<Snapshot>,

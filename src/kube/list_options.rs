@@ -1,5 +1,3 @@
-#![expect(clippy::result_large_err, reason = "a refusal is rare, and the last thing its request does")]
-
 #[cfg(test)]
 mod tests;
 mod validate;

@@ -138,7 +138,11 @@ impl Reflector {
                 Err(failure) => (State::Empty, Some(failure)),
             },
             State::Listed { at } => match self.resume(at).await {
-                Ok(stream) => (State::Watching { at, stream }, None),
+                Ok(stream) => {
+                    // Upstream's stream is open again; on a quiet resource its first word may be a minute away.
+                    self.writer.set_state(FeedState::Live);
+                    (State::Watching { at, stream }, None)
+                }
                 Err(Failure::Upstream(error)) if error.is_expired() => (expired(at, &error), None),
                 Err(failure) => (State::Listed { at }, Some(failure)),
             },
@@ -160,23 +164,26 @@ impl Reflector {
         self.metrics.asked(Asked::Initial);
         let Initial { snapshot, stream } = self.state_at(At::Current).await?;
         let at = snapshot.rv;
-        tracing::info!(feed = %self.feed.spec.key, objects = snapshot.len(), rv = %at, took = ?asked.elapsed(), "feed listed");
+        let (feed, objects, took) = (&self.feed.spec.key, snapshot.len(), asked.elapsed());
+        tracing::info!(%feed, objects, rv = %at, ?took, "feed listed");
         self.writer.replace(snapshot);
         self.feed.currency.forget();
         self.feed.currency.prove(asked);
         self.signed_of_life();
-        self.writer.set_state(FeedState::Live);
-        Ok(match stream {
+        let next = match stream {
             Some((stream, template)) => {
                 self.writer.set_bookmark(template);
                 State::Watching { at, stream }
             }
             None => State::Listed { at },
-        })
+        };
+        // Last: requests that wait for the feed are let in by it.
+        self.writer.set_state(FeedState::Live);
+        Ok(next)
     }
 
     /// A complete state, by a streamed list where upstream has it.
-    async fn state_at(&mut self, at: At) -> Result<Initial, Failure> {
+    async fn state_at(&self, at: At) -> Result<Initial, Failure> {
         let spec = &self.feed.spec;
         let not_older_than = match at {
             At::Current => Some(None),
@@ -197,7 +204,7 @@ impl Reflector {
         initial::list(&self.client, spec, &self.reader, at).await.map_err(over)
     }
 
-    async fn resume(&mut self, at: ResourceVersion) -> Result<WatchStream, Failure> {
+    async fn resume(&self, at: ResourceVersion) -> Result<WatchStream, Failure> {
         let spec = &self.feed.spec;
         let path = format!("{}?watch=true&allowWatchBookmarks=true&resourceVersion={at}", spec.key.path());
         WatchStream::open(&self.client, &path, spec.key.form).await.map_err(over)
@@ -231,7 +238,7 @@ impl Reflector {
                 }
                 Ok(Step::Skipped) => {}
                 Ok(Step::Refused(status)) => {
-                    let error = Error::Refused(Box::new(status));
+                    let error = Error::Refused(status);
                     let next = if error.is_expired() { expired(at, &error) } else { State::Listed { at } };
                     let failure = (!error.is_expired()).then_some(error.into());
                     return (next, failure);
@@ -247,7 +254,7 @@ impl Reflector {
     }
 
     /// A stream that ended cleanly is resumed at once, unless it brought nothing: then upstream is turning us away.
-    fn clean_end(&mut self, at: ResourceVersion) -> Option<Failure> {
+    fn clean_end(&self, at: ResourceVersion) -> Option<Failure> {
         let quiet = self.last_sign.elapsed() > Duration::from_secs(1) || at > ResourceVersion::default();
         tracing::debug!(feed = %self.feed.spec.key, rv = %at, "upstream ended the watch");
         if quiet && self.last_sign.elapsed() < Duration::from_secs(120) { None } else { Some(Ended::Clean.into()) }
@@ -286,7 +293,8 @@ impl Reflector {
         let until = snapshot.rv;
         let mended = until >= at && self.mend(&snapshot, exact.is_some()).await?;
         self.metrics.gap(mended);
-        tracing::info!(feed = %self.feed.spec.key, from = %at, %until, mended, took = ?asked.elapsed(), "feed listed again");
+        let (feed, took) = (&self.feed.spec.key, asked.elapsed());
+        tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
         if !mended {
             self.feed.currency.forget();
             self.writer.replace(snapshot);

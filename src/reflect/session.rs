@@ -15,7 +15,7 @@ pub(super) enum Step {
     /// Known already.
     Skipped,
     /// Upstream refuses to go on.
-    Refused(Status),
+    Refused(Box<Status>),
 }
 
 /// The stream contradicts what it said before, or cannot be read.
@@ -49,7 +49,7 @@ pub(super) fn apply(item: WatchItem, writer: &mut CacheWriter, metrics: &FeedMet
             writer.advance(rv, true);
             Ok(Step::At(rv))
         }
-        WatchItem::Error { event } => Ok(Step::Refused(status_of(&event))),
+        WatchItem::Error { event } => Ok(Step::Refused(Box::new(status_of(&event)))),
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn status_of(event: &ErrorEvent) -> Status {
     let code = u16::try_from(event.code).unwrap_or(500);
     let mut status = status_from_code(code, &event.message);
     status.reason.clone_from(&event.reason);
-    if let Some(seconds) = event.retry_after_seconds.and_then(|seconds| u32::try_from(seconds).ok()) {
+    if let Some(seconds) = event.retry_after_seconds {
         set_retry_after(&mut status, seconds);
     }
     status

@@ -25,8 +25,11 @@ pub(super) type Failure = Arc<crate::upstream::Error>;
 /// it is under way wait for the next one, however similar. So there is at most one under way per key.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Coalesced {
-    waiting: Arc<Mutex<HashMap<Key, Vec<oneshot::Sender<Result<Answer, Failure>>>>>>,
+    waiting: Arc<Mutex<Waiting>>,
 }
+
+type Askers = Vec<oneshot::Sender<Result<Answer, Failure>>>;
+type Waiting = HashMap<Key, Askers>;
 
 /// Everything about a request that decides its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -68,10 +71,7 @@ impl Coalesced {
 }
 
 /// Those who wait now; when nobody does, the key is forgotten, so that the next request starts over.
-fn take(
-    waiting: &Mutex<HashMap<Key, Vec<oneshot::Sender<Result<Answer, Failure>>>>>,
-    key: &Key,
-) -> Option<Vec<oneshot::Sender<Result<Answer, Failure>>>> {
+fn take(waiting: &Mutex<Waiting>, key: &Key) -> Option<Askers> {
     let mut waiting = waiting.lock();
     let askers = waiting.get_mut(key)?;
     if askers.is_empty() {

@@ -50,8 +50,8 @@ impl WatchMetrics {
 
     /// The watch is over: counted, and one line in the access log.
     pub(super) fn ended(&self, end: End) {
-        let resource = self.labels[0].value();
-        tracing::debug!(target: "access", resource, reason = end.as_str(), lasted = ?self.opened.elapsed(), "watch ended");
+        let (resource, reason, lasted) = (self.labels[0].value(), end.as_str(), self.opened.elapsed());
+        tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
         self.open.decrement(1.0);
         let mut labels = self.labels.clone();
         labels.push(Label::new("reason", end.as_str()));

@@ -18,6 +18,13 @@ use crate::cache::{Lease, Start};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
 
+/// A watch that may be opened: permission, a place, and the feed.
+struct Admitted {
+    grant: Grant,
+    place: Place,
+    lease: Lease,
+}
+
 impl Door {
     pub(super) async fn get(
         &self,
@@ -108,18 +115,17 @@ impl Door {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many_watches(shed)),
         };
-        self.open_watch(visit, grant, place, lease, read, failed)
+        self.open_watch(visit, Admitted { grant, place, lease }, &read, failed)
     }
 
     fn open_watch(
         &self,
         mut visit: Visit,
-        grant: Grant,
-        place: Place,
-        lease: Lease,
-        read: WatchRead,
+        admitted: Admitted,
+        read: &WatchRead,
         failed: Option<Status>,
     ) -> Response<ReplyBody> {
+        let reader = &admitted.lease.reader;
         let websocket = websocket::is_upgrade(visit.request.headers());
         let upgrade = match websocket.then(|| websocket::handshake(visit.request.headers())) {
             Some(Ok(response)) => Some(response),
@@ -129,13 +135,13 @@ impl Door {
         let start = match read.start {
             WatchStart::After(rv) => Start::After(rv),
             WatchStart::State { .. } => Start::Current,
-            WatchStart::FromCached | WatchStart::FromCurrent => Start::After(lease.reader.progress().rv),
+            WatchStart::FromCached | WatchStart::FromCurrent => Start::After(reader.progress().rv),
         };
-        metrics::served("watch", &lease.spec.key);
-        let stale = Self::stale_seconds(&lease);
+        metrics::served("watch", &admitted.lease.spec.key);
+        let stale = Self::stale_seconds(&admitted.lease);
         let protocol = protocol(&visit.request, websocket);
         let form = read.form;
-        let session = self.session(grant, place, lease, start, &read, failed, protocol);
+        let session = self.session(admitted, start, read, failed, protocol);
         let Some(response) = upgrade else {
             return visit.manner.served(form, true, stale, ReplyBody::watch(session));
         };
@@ -146,14 +152,13 @@ impl Door {
     /// The watch, or one that says why it cannot be and ends.
     fn session(
         &self,
-        grant: Grant,
-        place: Place,
-        lease: Lease,
+        admitted: Admitted,
         start: Start,
         read: &WatchRead,
         failed: Option<Status>,
         protocol: &'static str,
     ) -> WatchSession {
+        let Admitted { grant, place, lease } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
         let metrics = WatchMetrics::open(&lease.spec.key, protocol);

@@ -1,5 +1,5 @@
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -144,7 +144,7 @@ impl WatchSession {
                     if self.over(cx) {
                         continue;
                     }
-                    self.live(cx, room, batch);
+                    self.live(cx.waker(), room, batch);
                 }
             }
             if !batch.is_empty() {
@@ -185,8 +185,8 @@ impl WatchSession {
     }
 
     /// Events, or a bookmark that is due, or nothing.
-    fn live(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) {
-        match self.cursor.pull(room, Some(cx.waker()), batch) {
+    fn live(&mut self, waker: &Waker, room: usize, batch: &mut Vec<Bytes>) {
+        match self.cursor.pull(room, Some(waker), batch) {
             Pull::Frames { last, applied } => {
                 self.told = self.told.max(last);
                 self.metrics.delivered(applied);

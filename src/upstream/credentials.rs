@@ -75,8 +75,8 @@ impl Credentials {
     fn from_config(config: &kube_client::Config) -> Result<Self, CredentialError> {
         let tls = config.rustls_client_config().map_err(|error| CredentialError::Tls(error.to_string()))?;
         let invalid = |error: kube_client::Error| CredentialError::Invalid(error.to_string());
-        // The innermost service only hands the headers back, so that kube-client's layers (static tokens, rotating token
-        // files, exec plugins) decorate them.
+        // The innermost service only hands the headers back, so that kube-client's layers (static tokens, rotating
+        // token files, exec plugins) decorate them.
         let echo = service_fn(|request: Request<String>| async move {
             let mut response = Response::new(String::new());
             *response.headers_mut() = request.into_parts().0.headers;

@@ -186,9 +186,8 @@ impl VersionList {
             let selectable = customs.get(&(group.clone(), version.clone(), name));
             let origin = match (remote, selectable) {
                 (true, _) => Origin::Aggregated,
-                (false, Some(_)) => Origin::Custom,
                 (false, None) if built_in => Origin::BuiltIn,
-                (false, None) => Origin::Custom,
+                (false, _) => Origin::Custom,
             };
             let fields = match origin {
                 Origin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),

@@ -39,7 +39,7 @@ impl Latencies {
     pub fn quantile(&self, fraction: f64) -> Duration {
         let total = self.count();
         // Precision is lost only beyond 2^53 events.
-        #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a count fits it")]
         let rank = ((total as f64 * fraction.clamp(0.0, 1.0)).ceil() as u64).max(1);
         let mut seen = 0;
         for (at, count) in self.0.iter().enumerate() {

@@ -97,7 +97,6 @@ pub(super) fn latency(duration: Duration) -> String {
 /// Zero over no time is no rate.
 pub(super) fn per_second(n: u64, seconds: f64) -> f64 {
     // Precision is lost only beyond 2^53 events.
-    #[expect(clippy::cast_precision_loss)]
     let n = n as f64;
     if seconds > 0.0 { n / seconds } else { 0.0 }
 }

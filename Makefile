@@ -1,0 +1,75 @@
+# The one entry point: `make` lists the targets. Continuous integration calls the same ones (.ci/run).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+CARGO ?= cargo
+# With CI set, Cargo.lock is not touched, and what is missing is an error instead of a warning.
+LOCKED := $(if $(CI),--locked)
+BANS := disallowed_macros disallowed_methods disallowed_types
+ARGS ?=
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: check
+check: fmt-check clippy tidy deny ## Format, lints, house rules, dependencies (DENY=1 installs cargo-deny)
+
+.PHONY: fmt
+fmt: ## Format the Rust sources
+	$(CARGO) fmt
+
+.PHONY: fmt-check
+fmt-check:
+	$(CARGO) fmt --check
+
+# Twice: everything with the levels of Cargo.toml, and what is shipped with the bans of clippy.toml besides.
+.PHONY: clippy
+clippy: ## Lints, as errors
+	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
+	$(CARGO) clippy $(LOCKED) --lib --bins -- -D warnings $(BANS:%=-D clippy::%)
+
+# `cargo test` runs these too; alone they need nothing built.
+.PHONY: tidy
+tidy: ## The house rules (tests/tidy.rs), in seconds
+	@mkdir -p target
+	CARGO_MANIFEST_DIR=$(CURDIR) rustc --edition 2024 -O --test tests/tidy.rs -o target/tidy
+	target/tidy --quiet
+
+.PHONY: deny
+deny: ## Licences, advisories and bans of dependencies (deny.toml)
+	@if ! $(CARGO) deny --version >/dev/null 2>&1; then \
+	  if [ -z "$(DENY)" ]; then echo "SKIPPED: cargo-deny is not installed (make check DENY=1 installs it)"; exit 0; fi; \
+	  $(CARGO) install cargo-deny --locked; \
+	fi; \
+	$(CARGO) deny $(LOCKED) check
+
+.PHONY: test
+test: ## Every test, with a real control plane and its clients if they can be had
+	@tests/run.sh $(LOCKED) $(ARGS)
+
+.PHONY: testbed
+testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, client-go (minutes when cold)
+	@tests/kube/build.sh
+
+.PHONY: demo
+demo: ## See it work: embedded upstream, proxy, watches (ARGS="--watches 2000 --seconds 20")
+	$(CARGO) run --release $(LOCKED) -- demo $(ARGS)
+
+.PHONY: bench
+bench: ## Criterion benchmarks (ARGS=<name>)
+	@if compgen -G 'benches/*.rs' >/dev/null; then $(CARGO) bench $(LOCKED) $(ARGS); \
+	else echo "there are no benchmarks yet"; fi
+
+.PHONY: doc
+doc: ## The crate's documentation, private items included
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --no-deps --document-private-items
+
+.PHONY: release
+release: ## target/release/kube-fanout
+	$(CARGO) build --release $(LOCKED)
+	@ls -l target/release/kube-fanout

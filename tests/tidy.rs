@@ -1,0 +1,206 @@
+//! The house rules, as tests: what CONTRIBUTING.md and ARCHITECTURE.md promise of every file.
+//!
+//! No dependency and no knowledge of the crate besides its text, so that this also runs without building anything:
+//! `make tidy`.
+
+#[path = "tidy/documents.rs"]
+mod documents;
+#[path = "tidy/files.rs"]
+mod files;
+#[path = "tidy/imports.rs"]
+mod imports;
+#[path = "tidy/source.rs"]
+mod source;
+
+use files::File;
+use source::{Kind, Source, is};
+
+const FILE_LINES_MAX: usize = 500;
+const LINE_CHARS_MAX: usize = 120;
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// Functions that may be longer, each up to its own length and for its own reason. The list may only shrink.
+const LONG_FUNCTIONS: [(&str, &str, usize, &str); 0] = [];
+
+/// Fails with every violation, one a line.
+fn assert_none(what: &str, violations: &[String]) {
+    assert!(violations.is_empty(), "{what}:\n  {}\n", violations.join("\n  "));
+}
+
+/// What `find` says of every Rust file, as `file:line: …`.
+fn in_rust(find: impl Fn(&File, &Source) -> Vec<(usize, String)>) -> Vec<String> {
+    let checked = |file: &File| {
+        let found = find(file, &Source::parse(&file.name, &file.text));
+        found.into_iter().map(|(line, what)| format!("{}:{line}: {what}", file.name)).collect::<Vec<_>>()
+    };
+    files::rust().iter().flat_map(checked).collect()
+}
+
+#[test]
+fn imports_point_down() {
+    let of = |file: &File| file.name.strip_prefix("src/").map(|name| imports::violations(name, &file.text));
+    let violations: Vec<_> = files::rust().iter().filter_map(of).flatten().collect();
+    assert_none("imports that the layers do not allow (ARCHITECTURE.md, \"Layers\")", &violations);
+}
+
+#[test]
+fn files_and_lines_are_short() {
+    let violations = in_rust(|file, _| {
+        let mut found = Vec::new();
+        for (at, line) in file.text.lines().enumerate() {
+            let chars = line.chars().count();
+            if chars > LINE_CHARS_MAX {
+                found.push((at + 1, format!("{chars} characters; at most {LINE_CHARS_MAX}")));
+            }
+        }
+        let lines = file.text.lines().count();
+        if lines > FILE_LINES_MAX {
+            found.push((lines, format!("{lines} lines; at most {FILE_LINES_MAX}")));
+        }
+        found
+    });
+    assert_none("split what is too long", &violations);
+}
+
+#[test]
+fn lines_of_documents_are_short() {
+    // A table's row is one line, however long.
+    let long = |line: &str| line.chars().count() > LINE_CHARS_MAX && !line.starts_with('|');
+    let in_file = |file: &File| {
+        let found = file.text.lines().enumerate().filter(|(_, line)| long(line));
+        found.map(|(at, _)| format!("{}:{}", file.name, at + 1)).collect::<Vec<_>>()
+    };
+    let violations: Vec<_> = files::of_kind("md").iter().flat_map(in_file).collect();
+    assert_none("break what is longer than 120 characters", &violations);
+}
+
+#[test]
+fn functions_are_short() {
+    let violations = in_rust(|file, source| {
+        let long = source.functions().into_iter().filter(|function| function.lines > allowance(file, &function.name));
+        long.map(|function| (function.line, format!("{} has {} lines", function.name, function.lines))).collect()
+    });
+    assert_none("split what is too long, or argue for it in LONG_FUNCTIONS", &violations);
+    for (file, name, lines, _) in LONG_FUNCTIONS {
+        let functions = Source::parse(file, &files::text(file)).functions();
+        let longest = functions.iter().filter(|function| function.name == name).map(|function| function.lines).max();
+        assert_eq!(longest, Some(lines), "{name} of {file} has another length now: correct its allowance or remove it");
+    }
+}
+
+fn allowance(file: &File, name: &str) -> usize {
+    let found = LONG_FUNCTIONS.iter().find(|(path, function, ..)| *path == file.name && *function == name);
+    found.map_or(FUNCTION_LINES_MAX, |(_, _, lines, _)| *lines)
+}
+
+#[test]
+fn nothing_is_left_undone() {
+    let banned: [(&[&str], &str); 5] = [
+        (&["todo", "!"], "todo!: finish it, or leave it out"),
+        (&["unimplemented", "!"], "unimplemented!: finish it, or leave it out"),
+        (&["dbg", "!"], "dbg!"),
+        (&["#", "[", "ignore"], "#[ignore]: a test that is not run tests nothing; assert what is true today"),
+        (&["should_panic"], "should_panic: assert the error that is returned"),
+    ];
+    let violations = in_rust(|_, source| {
+        let found = banned.iter().flat_map(|(words, why)| {
+            let at = (0..source.tokens.len()).filter(|at| source.reads(*at, words));
+            at.map(|at| (source.tokens[at].line, (*why).to_owned())).collect::<Vec<_>>()
+        });
+        found.collect()
+    });
+    assert_none("not in this repository", &violations);
+}
+
+#[test]
+fn unwrap_is_for_tests() {
+    let violations = in_rust(|file, source| {
+        if !file.name.starts_with("src/") {
+            return Vec::new();
+        }
+        let at = (0..source.tokens.len()).filter(|at| source.reads(*at, &[".", "unwrap", "("]));
+        let shipped = at.filter(|at| !source.tokens[*at].test);
+        shipped.map(|at| (source.tokens[at].line, "expect(\"<invariant>\"), or return the error".to_owned())).collect()
+    });
+    assert_none("unwrap() outside of tests", &violations);
+}
+
+#[test]
+fn metrics_are_recorded_where_they_are_looked_for() {
+    let macros = ["counter", "gauge", "histogram"];
+    let violations = in_rust(|file, source| {
+        let theirs = ["/metrics.rs", "/exporter.rs"].iter().any(|end| file.name.ends_with(end));
+        if theirs || !file.name.starts_with("src/") {
+            return Vec::new();
+        }
+        let at = (0..source.tokens.len()).filter(|at| macros.iter().any(|name| source.reads(*at, &[name, "!"])));
+        at.map(|at| (source.tokens[at].line, "only in the module's metrics.rs".to_owned())).collect()
+    });
+    assert_none("metric macros", &violations);
+}
+
+#[test]
+fn no_file_names_a_machine() {
+    // Spelled in pieces, so that this file may say them.
+    let banned = [["/wo", "rk/"], ["/ro", "ot/"], ["/ho", "me/"], ["/Us", "ers/"]].map(|pieces| pieces.concat());
+    let mut violations = Vec::new();
+    for file in files::all() {
+        for (at, line) in file.text.lines().enumerate() {
+            let named = banned.iter().find(|path| names_path(line, path));
+            violations.extend(named.map(|path| format!("{}:{}: {path}", file.name, at + 1)));
+        }
+    }
+    assert_none("paths of one machine", &violations);
+}
+
+/// Whether `line` has the absolute path `path`; within a longer path or a URL it is somebody else's.
+fn names_path(line: &str, path: &str) -> bool {
+    line.match_indices(path).any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "-_.$}".contains(c)))
+}
+
+#[test]
+fn packages_come_from_their_public_registries() {
+    let lock = files::text("Cargo.lock");
+    let source = "source = \"registry+https://github.com/rust-lang/crates.io-index\"";
+    let foreign = lock.lines().filter(|line| line.starts_with("source = ") && *line != source);
+    assert_none("Cargo.lock", &foreign.map(str::to_owned).collect::<Vec<_>>());
+    let requirements = files::text("tests/python/requirements.txt");
+    let pinned = |line: &&str| !line.starts_with('#') && !line.trim().is_empty() && !line.contains("==");
+    assert_none(
+        "requirements.txt: pinned packages only",
+        &requirements.lines().filter(pinned).map(str::to_owned).collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn the_tokenizer_knows_strings_from_code() {
+    let text =
+        r##"fn a<'x>(c: char) { let t = r#"fn b() { "#; let q = '"'; let e = '\''; } /* fn c() { /* */ } */ fn d();"##;
+    let source = Source::parse("src/a.rs", text);
+    let names: Vec<_> = source.functions().into_iter().map(|function| function.name).collect();
+    assert_eq!(names, ["a"]);
+    let texts: Vec<_> =
+        source.tokens.iter().filter(|token| token.kind == Kind::Text).map(|t| t.text.as_str()).collect();
+    assert_eq!(texts, ["fn b() { "]);
+    let tests = Source::parse("src/a.rs", "fn a() {}\n#[cfg(test)]\nmod tests { fn b() {} }\nfn c() {}");
+    let test: Vec<_> = tests.tokens.iter().filter(|token| is(token, "fn")).map(|token| token.test).collect();
+    assert_eq!(test, [false, true, false]);
+}
+
+#[test]
+fn long_functions_are_measured_from_their_first_line_to_their_last() {
+    let source = Source::parse(
+        "src/a.rs",
+        "impl A {\n    fn long(\n        self,\n    ) -> [u8; 2] {\n        todo\n    }\n}\n",
+    );
+    let function = source.functions().pop().expect("there is one");
+    assert_eq!((function.name.as_str(), function.line, function.lines), ("long", 2, 5));
+}
+
+#[test]
+fn a_machines_path_is_told_from_a_longer_one() {
+    let path = ["/wo", "rk/"].concat();
+    assert!(names_path(&format!("cd {path}x"), &path));
+    assert!(!names_path(&format!("https://example.com{path}x"), &path));
+    assert!(!names_path(&format!("$HOME{path}x"), &path));
+}

@@ -1,0 +1,215 @@
+//! What the documents must say, by what the code has: metrics, configuration keys, flags, reasons, links, tests.
+
+use std::collections::BTreeSet;
+
+use crate::assert_none;
+use crate::files::{self, File};
+use crate::source::{Kind, Source, Token, is};
+
+type Names = BTreeSet<String>;
+
+#[test]
+fn every_metric_is_described_and_documented() {
+    let (mut used, mut described) = (Names::new(), Names::new());
+    for file in shipped() {
+        let source = Source::parse(&file.name, &file.text);
+        for (at, token) in source.tokens.iter().enumerate().filter(|(_, token)| !token.test && is_metric(token)) {
+            // describe_counter!("name", …
+            let describes = at >= 3 && source.tokens[at - 3].text.starts_with("describe_");
+            if describes { &mut described } else { &mut used }.insert(token.text.clone());
+        }
+    }
+    assert!(!described.is_empty(), "the descriptions were not found");
+    let words = in_backticks(&files::text("docs/METRICS.md")).filter(|word| word.starts_with("kube_fanout_"));
+    let of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let name = |word: String| word.split(|c: char| !of_name(c)).next().unwrap_or_default().to_owned();
+    let documented: Names = words.map(name).collect();
+    assert_same("recorded", &used, "described in describe()", &described);
+    assert_same("described in describe()", &described, "documented in docs/METRICS.md", &documented);
+}
+
+fn is_metric(token: &Token) -> bool {
+    token.kind == Kind::Text
+        && token.text.starts_with("kube_fanout_")
+        && token.text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+}
+
+#[test]
+fn every_reason_is_documented() {
+    let metrics = files::text("docs/METRICS.md");
+    let reasons = labels("src/serve/route.rs", "Reason");
+    assert!(reasons.len() > 10, "the reasons were not found: {reasons:?}");
+    let table = section(&metrics, "Why a request is passed through");
+    let rows: Names = table.lines().filter_map(first_cell).collect();
+    assert_same("a Reason of src/serve/route.rs", &reasons, "in the table of docs/METRICS.md", &rows);
+    let words: Names = in_backticks(&metrics).collect();
+    for (file, of) in [("src/serve/session.rs", "End"), ("src/reflect/metrics.rs", "Asked")] {
+        let missing: Vec<_> = labels(file, of).difference(&words).cloned().collect();
+        assert_none(&format!("labels of {of} ({file}) that docs/METRICS.md does not have"), &missing);
+    }
+}
+
+/// The label values of an enum: the literals of its `impl` block, which holds `as_str`.
+fn labels(file: &str, of: &str) -> Names {
+    let source = Source::parse(file, &files::text(file));
+    let literals = source.block(&["impl", of]).iter().filter(|token| token.kind == Kind::Text);
+    literals.map(|token| token.text.clone()).collect()
+}
+
+#[test]
+fn every_configuration_key_is_documented_and_shown() {
+    let keys = configuration_keys();
+    assert!(keys.len() > 15, "the keys were not found: {keys:?}");
+    let document = files::text("docs/CONFIG.md");
+    let rows: Names = section(&document, "The file").lines().filter_map(first_cell).collect();
+    assert_same("read by src/config/file.rs", &keys, "in the tables of docs/CONFIG.md", &rows);
+    let example = files::text("config/example.yaml");
+    let shown: Names = example
+        .lines()
+        .filter_map(|line| line.trim_start_matches(['#', ' ', '-']).split_once(':'))
+        .map(|(key, _)| key.to_owned())
+        .collect();
+    let last = |key: &String| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let missing: Vec<_> = keys.iter().filter(|key| !shown.contains(&last(key))).cloned().collect();
+    assert_none("keys that config/example.yaml does not show, not even in a comment", &missing);
+}
+
+/// `window.put_bounded("events", …)`: the receiver is the section, `top` the file itself, `self` the section of the
+/// function that is named like it.
+fn configuration_keys() -> Names {
+    let source = Source::parse("src/config/file.rs", &files::text("src/config/file.rs"));
+    let tokens = &source.tokens;
+    let mut keys = Names::new();
+    let mut function = String::new();
+    for at in 3..tokens.len() {
+        if is(&tokens[at - 1], "fn") {
+            function.clone_from(&tokens[at].text);
+        }
+        let literal = tokens[at].kind == Kind::Text && is(&tokens[at - 1], "(") && !tokens[at].test;
+        // Back over a turbofish to the method, and to what it is called on.
+        let method = (1..at)
+            .rev()
+            .take(8)
+            .find(|i| matches!(tokens[*i].text.as_str(), "put" | "put_some" | "put_bounded" | "put_duration" | "take"));
+        let Some(method) = method.filter(|method| literal && *method >= 2 && is(&tokens[method - 1], ".")) else {
+            continue;
+        };
+        if tokens[method + 1..at].iter().any(|token| is(token, ";") || is(token, "{") || is(token, ")")) {
+            continue;
+        }
+        let key = &tokens[at].text;
+        keys.insert(match tokens[method - 2].text.as_str() {
+            "top" => key.clone(),
+            "self" => format!("{function}.{key}"),
+            section => format!("{section}.{key}"),
+        });
+    }
+    keys
+}
+
+#[test]
+fn every_flag_is_documented() {
+    let document: Names = in_backticks(&files::text("docs/CONFIG.md")).flat_map(|code| words_of(&code)).collect();
+    let source = Source::parse("src/config/arguments.rs", &files::text("src/config/arguments.rs"));
+    let mut missing = Vec::new();
+    let mut found = 0;
+    for at in (0..source.tokens.len()).filter(|at| source.reads(*at, &["arg", "(", "long"])) {
+        let colon = (at..source.tokens.len()).find(|i| is(&source.tokens[*i], ":") && is(&source.tokens[i - 2], "]"));
+        let Some(colon) = colon else { continue };
+        found += 1;
+        let flag = format!("--{}", source.tokens[colon - 1].text.replace('_', "-"));
+        missing.extend((!document.contains(&flag)).then_some(flag));
+        let variable = source.tokens[at..colon].windows(3).find(|three| is(&three[0], "env") && is(&three[1], "="));
+        missing.extend(variable.map(|three| three[2].text.clone()).filter(|name| !document.contains(name)));
+    }
+    assert!(found > 10, "the flags were not found");
+    assert_none("flags and variables that docs/CONFIG.md does not have", &missing);
+}
+
+fn words_of(code: &str) -> Vec<String> {
+    code.split([' ', '=', '[', ']', '|', ',']).map(str::to_owned).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for file in files::of_kind("md") {
+        let folder = file.name.rsplit_once('/').map_or("", |(folder, _)| folder);
+        for link in file.text.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next()) {
+            let path = link.split('#').next().unwrap_or_default();
+            if !path.is_empty() && !path.contains("://") && !files::root().join(folder).join(path).exists() {
+                broken.push(format!("{}: {link}", file.name));
+            }
+        }
+    }
+    assert_none("links to files that are not there", &broken);
+}
+
+#[test]
+fn the_tests_that_guarantees_name_are_there() {
+    let guarantees = files::text("docs/GUARANTEES.md");
+    let mut missing = Vec::new();
+    let mut named = 0;
+    for code in in_backticks(&guarantees) {
+        let Some((path, test)) = code.split_once("::").filter(|(path, _)| path.ends_with(".rs")) else { continue };
+        named += 1;
+        let text = std::fs::read_to_string(files::root().join(path)).unwrap_or_default();
+        missing.extend((!text.contains(&format!("fn {test}("))).then_some(code));
+    }
+    assert!(named > 20, "the names of the tests were not found");
+    assert_none("docs/GUARANTEES.md names tests that are not there", &missing);
+}
+
+/// Rust files of the crate itself.
+fn shipped() -> Vec<File> {
+    files::rust().into_iter().filter(|file| file.name.starts_with("src/")).collect()
+}
+
+/// What stands between backticks, outside of fenced blocks.
+fn in_backticks(text: &str) -> impl Iterator<Item = String> + use<> {
+    let mut fenced = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        fenced ^= line.trim_start().starts_with("```");
+        if !fenced {
+            found.extend(line.split('`').skip(1).step_by(2).map(str::to_owned));
+        }
+    }
+    found.into_iter()
+}
+
+/// The code in the first cell of a table's row.
+fn first_cell(line: &str) -> Option<String> {
+    line.strip_prefix("| `")?.split('`').next().map(str::to_owned)
+}
+
+/// The text below a heading, up to the next one of its rank or a higher one.
+fn section<'a>(text: &'a str, heading: &str) -> &'a str {
+    let rank = |line: &str| line.bytes().take_while(|b| *b == b'#').count();
+    let is_heading = |line: &str| rank(line) > 0 && line[rank(line)..].trim() == heading;
+    let mut at = 0;
+    let mut start = None;
+    for line in text.split_inclusive('\n') {
+        match start {
+            None if is_heading(line) => start = Some((at + line.len(), rank(line))),
+            Some((start, of)) if (1..=of).contains(&rank(line)) => return &text[start..at],
+            _ => {}
+        }
+        at += line.len();
+    }
+    start.map_or("", |(start, _)| &text[start..])
+}
+
+fn assert_same(a: &str, of_a: &Names, b: &str, of_b: &Names) {
+    let only = |x: &Names, y: &Names| x.difference(y).cloned().collect::<Vec<_>>();
+    assert_none(&format!("{a}, but not {b}"), &only(of_a, of_b));
+    assert_none(&format!("{b}, but not {a}"), &only(of_b, of_a));
+}
+
+#[test]
+fn a_section_ends_at_the_next_heading_of_its_rank() {
+    let text = "# A\none\n## B\ntwo\n### C\nthree\n## D\nfour\n";
+    assert_eq!(section(text, "B"), "two\n### C\nthree\n");
+    assert_eq!(section(text, "D"), "four\n");
+    assert_eq!(section(text, "E"), "");
+}

@@ -1,0 +1,168 @@
+//! Who may import whom: the layers of ARCHITECTURE.md.
+
+use crate::source::{Kind, Source, is};
+
+/// From the floor up. A module may import those of lower layers, itself, and nothing else.
+const LAYERS: [&[&str]; 7] = [
+    &["base", "kube"],
+    &["net", "wire"],
+    &["cache", "upstream"],
+    &["auth", "reflect"],
+    &["admin", "serve"],
+    &["config"],
+    &["app"],
+];
+
+/// Beside the layers, with what each may import.
+const BESIDE: [(&str, &[&str]); 2] = [
+    // It shares no logic with what it is served through: it could not judge it.
+    ("demo", &["base", "kube", "net", "wire"]),
+    ("main", &["app", "config"]),
+];
+
+/// Lower, and still not to be seen: who may not know of whom, and why.
+const NEVER: [(&str, &str, &str); 2] = [
+    ("serve", "reflect", "a request asks for a feed through cache::Feeds, and nothing else goes up from it"),
+    ("admin", "upstream", "a probe must not depend on upstream"),
+];
+
+/// A module at the root of the crate, as some line of some file names it.
+#[derive(Debug, PartialEq, Eq)]
+struct Import {
+    line: usize,
+    module: String,
+    test: bool,
+}
+
+/// What is wrong with the imports of one file, `file` being its path below `src`.
+pub(crate) fn violations(file: &str, text: &str) -> Vec<String> {
+    let path: Vec<_> = file.trim_end_matches(".rs").split('/').collect();
+    let from = path[0];
+    let source = Source::parse(file, text);
+    let imports = imports(&source, if from == "lib" || from == "main" { 0 } else { path.len() });
+    let wrong = |import: &Import| match allowed(from, &import.module, import.test) {
+        Ok(()) => None,
+        Err(why) => Some(format!("src/{file}:{}: {from} must not import {}: {why}", import.line, import.module)),
+    };
+    imports.iter().filter_map(wrong).collect()
+}
+
+fn allowed(from: &str, to: &str, test: bool) -> Result<(), &'static str> {
+    let layer = |module: &str| LAYERS.iter().position(|modules| modules.contains(&module));
+    if from == to || from == "lib" {
+        return Ok(());
+    }
+    if let Some((_, may)) = BESIDE.iter().find(|(module, _)| *module == from) {
+        return if may.contains(&to) { Ok(()) } else { Err("it stands beside the layers") };
+    }
+    if let Some((.., why)) = NEVER.iter().find(|(a, b, _)| *a == from && *b == to) {
+        return Err(why);
+    }
+    match (layer(from), layer(to)) {
+        (None, _) => Err("the importing module is in no layer (tests/tidy/imports.rs)"),
+        (Some(_), None) if to == "demo" && (from == "app" || test) => Ok(()),
+        (Some(_), None) => Err("it is no module of a layer"),
+        (Some(from), Some(to)) if to < from => Ok(()),
+        (Some(from), Some(to)) if to == from => Err("both are of one layer"),
+        (Some(_), Some(_)) => Err("imports point down"),
+    }
+}
+
+/// Every module of the root that is named through `crate::`, through the package's name, or by climbing with `super`.
+fn imports(source: &Source, depth: usize) -> Vec<Import> {
+    let tokens = &source.tokens;
+    // Braces that are open, and whether each is an inline module's.
+    let mut open: Vec<bool> = Vec::new();
+    let mut found = Vec::new();
+    for (at, token) in tokens.iter().enumerate() {
+        match token.text.as_str() {
+            "{" if token.kind == Kind::Mark => open.push(at >= 2 && is(&tokens[at - 2], "mod")),
+            "}" if token.kind == Kind::Mark => drop(open.pop()),
+            "crate" | "kube_fanout" if source.reads(at + 1, &[":", ":"]) => names(source, at + 3, &mut found),
+            "super" if !(at >= 2 && source.reads(at - 2, &[":", ":"])) => {
+                let mut next = at;
+                let mut climbed = 0;
+                while source.reads(next, &["super", ":", ":"]) {
+                    climbed += 1;
+                    next += 3;
+                }
+                let inline = open.iter().filter(|module| **module).count();
+                if climbed > 0 && climbed >= depth + inline {
+                    names(source, next, &mut found);
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The first words of the path, or of each path of the group, at `at`.
+fn names(source: &Source, at: usize, found: &mut Vec<Import>) {
+    let Some(first) = source.tokens.get(at) else { return };
+    let mut add = |token: &crate::source::Token| {
+        found.push(Import { line: token.line, module: token.text.clone(), test: token.test });
+    };
+    if first.kind == Kind::Word {
+        return add(first);
+    }
+    let mut depth = 0_usize;
+    let mut expected = false;
+    for token in &source.tokens[at..] {
+        match token.text.as_str() {
+            "{" => {
+                depth += 1;
+                expected = depth == 1;
+            }
+            "}" if depth <= 1 => return,
+            "}" => depth -= 1,
+            "," => expected = depth == 1,
+            _ if expected && token.kind == Kind::Word => {
+                expected = false;
+                add(token);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_planted_violation_is_found_wherever_it_is_written() {
+    let planted = [
+        ("wire/reader.rs", "use crate::cache::Event;"),
+        ("wire.rs", "use crate::net::Address;"),
+        ("cache/lane.rs", "use crate::{kube::Key, serve::{Door, route}, base};"),
+        ("cache/lane.rs", "fn f() { let x = crate::reflect::Supervisor::new(); }"),
+        ("cache/lane.rs", "use super::super::serve::Door;"),
+        ("cache.rs", "use super::upstream::Client;"),
+        ("cache.rs", "mod tests { use super::super::upstream::Client; }"),
+        ("demo/store.rs", "use crate::cache::Feeds;"),
+        ("serve/door.rs", "use crate::reflect;"),
+        ("serve/door.rs", "use crate::demo::upstream;"),
+        ("main.rs", "use kube_fanout::serve::Door;"),
+        ("novel.rs", "use crate::base::Tasks;"),
+        ("cache/lane.rs", "use crate::novel::Thing;"),
+    ];
+    for (file, text) in planted {
+        assert_eq!(violations(file, text).len(), 1, "{file}: {text}: {:?}", violations(file, text));
+    }
+}
+
+#[test]
+fn what_is_allowed_or_only_looks_like_an_import_is_not_found() {
+    let fine = [
+        ("serve/door.rs", "use crate::{auth::Gate, cache::{Feeds, Lease}, kube, serve::route};"),
+        ("serve/door.rs", "pub(crate) fn f() {} // crate::reflect::Supervisor"),
+        ("serve/door.rs", "const TEXT: &str = \"crate::reflect\"; /* crate::reflect */ const C: char = '\"';"),
+        ("serve/door/page.rs", "use super::super::route; mod tests { use super::*; use super::super::feed; }"),
+        ("auth.rs", "mod tests { use super::*; }"),
+        ("reflect/tests.rs", "use crate::demo::upstream;"),
+        ("reflect.rs", "#[cfg(test)] mod tests { use crate::demo::upstream; }"),
+        ("app/demo.rs", "use crate::demo::fleet; use crate::config::Serve; use super::Bound;"),
+        ("main.rs", "use kube_fanout::app::{self, Bound}; use kube_fanout::config::Arguments;"),
+        ("lib.rs", "pub mod demo;"),
+    ];
+    for (file, text) in fine {
+        assert_eq!(violations(file, text), Vec::<String>::new(), "{file}: {text}");
+    }
+}
