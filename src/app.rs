@@ -56,7 +56,7 @@ const DISCOVERY_PERIOD: Duration = Duration::from_secs(30);
 const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
 impl Bound {
-    /// Reads the credentials, binds every address and wires the parts. Nothing is accepted, and upstream not asked, yet.
+    /// Reads the credentials, binds every address and wires the parts. Nothing is accepted or asked yet.
     ///
     /// # Errors
     /// See [`StartError`].

@@ -24,5 +24,5 @@ pub use refusal::{set_retry_after, status_from_code};
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.
 pub const BODY_BYTES_MAX: usize = 512 << 20;
 
-/// Header that names the proxies a request has passed, so that one that is its own upstream notices (reliability.md D22).
+/// Names the proxies that a request has passed, so that one that is its own upstream notices (reliability.md D22).
 pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-hops");

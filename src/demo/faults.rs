@@ -35,6 +35,7 @@ pub(crate) struct Order {
 pub(crate) enum Act {
     Bookmark,
     BreakFrame { after_bytes: usize },
+    TearFrame { after_bytes: usize },
     Duplicate,
     End,
     Malformed,
@@ -179,6 +180,11 @@ impl Faults {
         self.order(Act::BreakFrame { after_bytes });
     }
 
+    /// Sends the first `after_bytes` bytes of one more frame on every open watch, then ends it as if that were all.
+    pub fn tear_frame(&self, after_bytes: usize) {
+        self.order(Act::TearFrame { after_bytes });
+    }
+
     /// Sends a line that is not JSON on every open watch.
     pub fn send_malformed(&self) {
         self.order(Act::Malformed);
@@ -234,9 +240,15 @@ impl Faults {
         self.shared.store.compact(revision);
     }
 
-    /// Forgets all history, as an apiserver that has just started knows none. Open watches are not touched.
+    /// Forgets all history, as a storage does that was compacted. Open watches are not touched.
     pub fn forget_history(&self) {
         self.shared.store.forget();
+    }
+
+    /// Forgets the history that watches start from, as an apiserver that has just started knows none; exact lists still
+    /// find the past in storage. Open watches are not touched.
+    pub fn forget_window(&self) {
+        self.shared.store.forget_window();
     }
 
     /// Lets LISTs wait until [`Faults::release_lists`].

@@ -42,8 +42,10 @@ struct Table {
     ring: VecDeque<Arc<Event>>,
     /// Sequence number of the first event in the ring.
     first: u64,
-    /// The oldest revision that a watch may start from.
+    /// The oldest revision that a watch or an exact list may start from.
     floor: u64,
+    /// The same for watches alone: what came before is in storage only.
+    window: u64,
 }
 
 /// A change of one object. Both sides are kept: selectors need to know what was left and what was entered.
@@ -153,8 +155,9 @@ impl Store {
     pub(crate) fn since(&self, kind: usize, rv: u64) -> Result<u64, Status> {
         let state = self.state.read();
         let table = &state.tables[kind];
-        if rv < table.floor {
-            return Err(Status::too_old(&KINDS[kind], rv, table.floor));
+        let oldest = table.floor.max(table.window);
+        if rv < oldest {
+            return Err(Status::too_old(&KINDS[kind], rv, oldest));
         }
         Ok(table.first + table.ring.partition_point(|event| event.rv <= rv) as u64)
     }
@@ -207,9 +210,16 @@ impl Store {
         }
     }
 
-    /// Forgets all history, as an apiserver that has just started knows none.
+    /// Forgets all history, as an apiserver that has just started behind a storage that knows none either.
     pub(crate) fn forget(&self) {
         self.compact(self.revision());
+    }
+
+    /// Lets watches start from now on only, as after a restart; exact lists still find the past in storage.
+    pub(crate) fn forget_window(&self) {
+        let mut state = self.state.write();
+        let revision = state.revision;
+        state.tables.iter_mut().for_each(|table| table.window = revision);
     }
 }
 

@@ -292,6 +292,11 @@ impl Watch {
                 let whole = self.made_up_frame();
                 whole.slice(..after_bytes.min(whole.len() - 1))
             }
+            Act::TearFrame { after_bytes } => {
+                self.phase = Phase::Over;
+                let whole = self.made_up_frame();
+                whole.slice(..after_bytes.min(whole.len() - 1))
+            }
             Act::Malformed => Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{\"kind\":\"Pod\",oops}\n"),
             Act::Duplicate => self.last_frame.clone().unwrap_or_default(),
             Act::Regress => {

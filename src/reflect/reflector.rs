@@ -67,6 +67,8 @@ const REFUSED_MAX: Duration = Duration::from_secs(20);
 const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 /// A stream that was open for so long had been accepted in earnest.
 const LIVED: Duration = Duration::from_secs(5);
+/// A stream that is over sooner, and without a word, was not meant to be one.
+const SHORT: Duration = Duration::from_secs(1);
 /// Feeds that lost their streams together resume within this time of each other.
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
 
@@ -154,6 +156,10 @@ impl Reflector {
             }
             State::Expired { at, window } => match self.relist(at, window).await {
                 Ok(at) => (State::Listed { at }, None),
+                // Compacted in the meantime: the most recent state will do.
+                Err(Failure::Upstream(error)) if error.is_expired() && window.is_some() => {
+                    (State::Expired { at, window: None }, None)
+                }
                 Err(failure) => (State::Expired { at, window }, Some(failure)),
             },
         }
@@ -213,7 +219,7 @@ impl Reflector {
     /// Follows the stream until it ends, and says from where to go on.
     async fn watch(&mut self, mut at: ResourceVersion, mut stream: WatchStream) -> (State, Option<Failure>) {
         let _open = self.metrics.watch_open();
-        let feed = self.feed.clone();
+        let (feed, opened) = (self.feed.clone(), Instant::now());
         loop {
             let item = tokio::select! {
                 item = stream.next(&self.reader) => item,
@@ -227,7 +233,7 @@ impl Reflector {
             };
             let step = match item {
                 Ok(item) => session::apply(item, &mut self.writer, &self.metrics),
-                Err(Ended::Clean) => return (State::Listed { at }, self.clean_end(at)),
+                Err(Ended::Clean) => return (State::Listed { at }, self.clean_end(at, opened)),
                 Err(ended) => return (State::Listed { at }, Some(ended.into())),
             };
             match step {
@@ -253,11 +259,12 @@ impl Reflector {
         }
     }
 
-    /// A stream that ended cleanly is resumed at once, unless it brought nothing: then upstream is turning us away.
-    fn clean_end(&self, at: ResourceVersion) -> Option<Failure> {
-        let quiet = self.last_sign.elapsed() > Duration::from_secs(1) || at > ResourceVersion::default();
+    /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
+    /// nothing: then upstream is turning us away (reliability.md U5; client-go calls it a very short watch).
+    fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<Failure> {
         tracing::debug!(feed = %self.feed.spec.key, rv = %at, "upstream ended the watch");
-        if quiet && self.last_sign.elapsed() < Duration::from_secs(120) { None } else { Some(Ended::Clean.into()) }
+        let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
+        in_vain.then(|| Ended::Clean.into())
     }
 
     /// Takes in what a proof has read beside our own stream; that stream's copies will be duplicates.
@@ -312,7 +319,13 @@ impl Reflector {
         }
         self.metrics_past(differences.len());
         let historian = Historian { client: &self.client, spec: &self.feed.spec, reader: &self.reader };
-        let Some(changes) = historian.recover(&differences, list.rv).await? else { return Ok(false) };
+        let changes = match historian.recover(&differences, list.rv).await {
+            Ok(Some(changes)) => changes,
+            Ok(None) => return Ok(false),
+            // Storage has been compacted: nobody can tell any more.
+            Err(error) if error.is_expired() => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
         for change in changes {
             self.writer.apply(change).map_err(Broken::OutOfOrder)?;
         }

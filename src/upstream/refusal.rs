@@ -2,8 +2,8 @@ use crate::kube::{Status, StatusDetails};
 
 /// The Status for an answer that carries only a code and some text.
 ///
-/// The reason is the one that belongs to the code (apimachinery's `NewGenericServerResponse`), so that callers need only
-/// look at Statuses.
+/// The reason is the one that belongs to the code (apimachinery's `NewGenericServerResponse`), so that callers need
+/// only look at Statuses.
 pub fn status_from_code(code: u16, text: &str) -> Status {
     let reason = match code {
         400 => "BadRequest",
