@@ -46,7 +46,9 @@ deny: ## Licences, advisories and bans of dependencies (deny.toml)
 	  if [ -z "$(DENY)" ]; then echo "SKIPPED: cargo-deny is not installed (make check DENY=1 installs it)"; exit 0; fi; \
 	  $(CARGO) install cargo-deny --locked; \
 	fi; \
-	$(CARGO) deny $(LOCKED) check
+	$(CARGO) deny $(LOCKED) check bans licenses sources; \
+	if $(CARGO) deny fetch db >/dev/null 2>&1; then $(CARGO) deny $(LOCKED) check advisories; \
+	else echo "SKIPPED: the advisory database cannot be reached"; fi
 
 .PHONY: test
 test: ## Every test, with a real control plane and its clients if they can be had

@@ -40,6 +40,8 @@ use std::time::Duration;
 /// How much history a feed keeps. Whichever bound is reached first evicts the oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
+    /// Bytes of objects and events that all feeds may hold together. A resource that does not fit passes through.
+    pub memory_bytes_max: usize,
     /// Bytes of event frames in the ring.
     pub window_bytes_max: usize,
     /// Events in the ring.
@@ -53,9 +55,10 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// A quarter GiB, the apiserver's own largest ring (102 400 events, semantics.md §4.5), fifteen minutes.
+    /// Eight GiB in all; a quarter GiB of events a feed, the apiserver's own largest ring (102 400 events, semantics.md §4.5), fifteen minutes.
     fn default() -> Self {
         Self {
+            memory_bytes_max: 8 << 30,
             window_bytes_max: 256 << 20,
             window_events_max: 102_400,
             window_age_max: Duration::from_secs(15 * 60),

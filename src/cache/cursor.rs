@@ -19,8 +19,9 @@ pub struct Cursor {
     view: View,
     slot: usize,
     next: u64,
-    /// Events up to this version are not for this reader: it starts in the future, or from a state read elsewhere.
     after: ResourceVersion,
+    /// Events up to this version are not for this reader: it asked for what is later, perhaps for the future.
+    skip: ResourceVersion,
 }
 
 /// What [`Cursor::pull`] found.
@@ -50,9 +51,10 @@ impl Cursor {
         view: View,
         next: u64,
         after: ResourceVersion,
+        skip: ResourceVersion,
     ) -> Self {
         let slot = lane.add_reader();
-        Self { shared, lane, key, view, slot, next, after }
+        Self { shared, lane, key, view, slot, next, after, skip }
     }
 
     /// Appends frames to `batch` until about `room` bytes are in it, and moves past them.
@@ -107,7 +109,7 @@ impl Cursor {
     }
 
     fn take(&self, event: &Event, batch: &mut Vec<Bytes>) -> usize {
-        if event.rv <= self.after {
+        if event.rv <= self.skip {
             return 0;
         }
         let Some(event_type) = event.seen_by(&self.view) else { return 0 };

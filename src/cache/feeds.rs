@@ -135,6 +135,13 @@ impl Feeds {
         all
     }
 
+    /// Whether so many bytes more fit into the memory that feeds may take together.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        let feeds: Vec<_> = self.shared.feeds.lock().values().cloned().collect();
+        let held = feeds.iter().map(|feed| feed.reader.stats()).map(|stats| stats.object_bytes + stats.event_bytes);
+        held.sum::<usize>().saturating_add(bytes) <= self.shared.config.memory_bytes_max
+    }
+
     /// Forgets a feed that ended; one that was refused is not tried again for a while.
     pub fn ended(&self, key: &FeedKey, end: End) {
         self.shared.feeds.lock().remove(key);

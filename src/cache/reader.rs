@@ -62,6 +62,8 @@ pub enum End {
     NotOffered,
     /// Its resourceVersions are not numbers, or its objects do not decode.
     Unreadable,
+    /// It does not fit into the memory that feeds may take.
+    OverBudget,
     /// Nobody has read it for a while.
     Idle,
     /// The proxy stops.
@@ -71,7 +73,7 @@ pub enum End {
 impl End {
     /// Whether trying again at once would end the same way.
     pub fn is_refusal(self) -> bool {
-        matches!(self, Self::Forbidden | Self::Gone | Self::NotOffered | Self::Unreadable)
+        matches!(self, Self::Forbidden | Self::Gone | Self::NotOffered | Self::Unreadable | Self::OverBudget)
     }
 
     pub fn as_str(self) -> &'static str {
@@ -80,6 +82,7 @@ impl End {
             Self::Gone => "gone",
             Self::NotOffered => "not_offered",
             Self::Unreadable => "unreadable",
+            Self::OverBudget => "over_budget",
             Self::Idle => "idle",
             Self::Shutdown => "shutdown",
         }
@@ -99,8 +102,6 @@ pub enum Start {
     After(ResourceVersion),
     /// With the current state, which is handed out as a snapshot.
     Current,
-    /// With a state that was read elsewhere (a consistent LIST), and every event after it.
-    From(Snapshot),
 }
 
 /// An opened watch: its initial state if it asked for one, and its cursor right behind it, of one critical section.
@@ -200,10 +201,11 @@ impl CacheReader {
     pub fn open(&self, start: Start, view: View) -> Result<Opened, TooOld> {
         let key = Lanes::key_for(&view, self.shared.namespaced, self.shared.lane_field.as_deref());
         let mut inner = self.shared.inner.write();
-        let (after, snapshot) = match start {
-            Start::After(rv) => (rv, None),
-            Start::Current => (inner.progress, Some(inner.snapshot())),
-            Start::From(snapshot) => (snapshot.rv, Some(snapshot)),
+        let (after, skip, snapshot) = match start {
+            Start::After(rv) => (rv, rv, None),
+            // Nothing behind its position is in that state, not even a deletion at the state's own version: several
+            // share one, and the others may be on their way (semantics.md §3.0).
+            Start::Current => (inner.progress, ResourceVersion::default(), Some(inner.snapshot())),
         };
         if after < inner.floor {
             return Err(TooOld { requested: after, floor: inner.floor });
@@ -211,7 +213,7 @@ impl CacheReader {
         let next = inner.seq_after(after);
         let next_seq = inner.next_seq;
         let lane = inner.lanes.open(&key, next, next_seq);
-        let cursor = Cursor::new(self.shared.clone(), lane, key, view, next, after);
+        let cursor = Cursor::new(self.shared.clone(), lane, key, view, next, after, skip);
         Ok(Opened { snapshot, cursor })
     }
 
@@ -220,7 +222,8 @@ impl CacheReader {
         let mut inner = self.shared.inner.write();
         let (next, after) = (inner.next_seq, inner.progress);
         let lane = inner.lanes.open(&LaneKey::All, next, next);
-        Opened { snapshot: None, cursor: Cursor::new(self.shared.clone(), lane, LaneKey::All, view, next, after) }
+        let cursor = Cursor::new(self.shared.clone(), lane, LaneKey::All, view, next, after, after);
+        Opened { snapshot: None, cursor }
     }
 
     /// The bookmark frame at `rv` for this feed.

@@ -55,6 +55,8 @@ pub(super) struct Inner {
     object_bytes: usize,
     pub(super) lanes: Lanes,
     pub(super) next_seq: u64,
+    /// Version of the list that the history starts with: it contains every change at that version.
+    base: ResourceVersion,
     /// Watches may start from here: nothing after it has been evicted.
     pub(super) floor: ResourceVersion,
     pub(super) progress: ResourceVersion,
@@ -145,14 +147,10 @@ impl CacheWriter {
     /// Everything up to `rv` is known to have been applied. With `announce` the readers are told, so that bookmarks
     /// cross a tier at once (reliability.md W10).
     pub fn advance(&mut self, rv: ResourceVersion, announce: bool) {
-        let mut wake = Vec::new();
         {
             let mut inner = self.shared.inner.write();
             inner.progress = inner.progress.max(rv);
             inner.evict(&self.shared.config, Instant::now());
-            if announce {
-                inner.lanes.nudge(&mut wake);
-            }
         }
         self.shared.progress.send_modify(|progress| {
             progress.rv = progress.rv.max(rv);
@@ -161,7 +159,12 @@ impl CacheWriter {
                 progress.bookmarks += 1;
             }
         });
-        wake_all(wake);
+        if announce {
+            // Only now: whoever parks from here on has seen the bookmark, and everybody else is woken.
+            let mut wake = Vec::new();
+            self.shared.inner.read().lanes.nudge(&mut wake);
+            wake_all(wake);
+        }
     }
 
     /// Remembers how upstream lays out a bookmark of this resource.
@@ -197,6 +200,7 @@ impl Inner {
             object_bytes: 0,
             lanes: Lanes::new(field, 0),
             next_seq: 0,
+            base: ResourceVersion::default(),
             floor: ResourceVersion::default(),
             progress: ResourceVersion::default(),
             last_event: ResourceVersion::default(),
@@ -210,21 +214,30 @@ impl Inner {
         self.object_bytes = list.iter().map(|object| object.body().len()).sum();
         self.objects = list.into_objects();
         self.lanes.reopen(self.next_seq);
-        (self.floor, self.progress, self.last_event) = (rv, rv, rv);
+        (self.base, self.floor) = (rv, rv);
+        (self.progress, self.last_event) = (rv, rv);
         (self.events, self.event_bytes) = (0, 0);
     }
 
     /// `Ok(None)`: new. `Ok(Some(Duplicate))`: known. Otherwise it contradicts the history.
     fn admit(&self, change: &Change) -> Result<Option<Applied>, OutOfOrder> {
         let (key, rv) = (&change.object.key, change.object.rv);
-        let sibling = rv == self.last_event;
-        if rv > self.progress || (sibling && rv == self.progress && rv > self.floor && !self.has(key, rv)) {
+        let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
+        if rv > self.progress || (sibling && !self.has(key, rv) && !self.shows(change)) {
             return Ok(None);
         }
         if self.has(key, rv) || rv <= self.floor {
             return Ok(Some(Applied::Duplicate));
         }
         Err(OutOfOrder { key: key.clone(), rv, progress: self.progress })
+    }
+
+    /// Whether the store is as the change left it: how one that was evicted among its siblings is known again.
+    fn shows(&self, change: &Change) -> bool {
+        match self.objects.get(&change.object.key) {
+            Some(object) => object.rv == change.object.rv,
+            None => change.event_type == EventType::Deleted && change.object.rv <= self.floor,
+        }
     }
 
     fn has(&self, key: &ObjectKey, rv: ResourceVersion) -> bool {

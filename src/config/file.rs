@@ -89,6 +89,9 @@ impl File {
             window.put_duration("age", &mut file.cache.window_age_max);
         });
         top.within("feeds", |feeds| {
+            let mut mebibytes = file.cache.memory_bytes_max >> 20;
+            feeds.put_bounded("memoryMebibytes", &mut mebibytes, 1, 1 << 24);
+            file.cache.memory_bytes_max = mebibytes << 20;
             feeds.put_duration("idle", &mut file.reflect.idle_max);
             feeds.put_duration("syncWait", &mut file.door.sync_wait_max);
             feeds.put_bounded("heldSnapshots", &mut file.cache.held_snapshots_max, 1, 100_000);

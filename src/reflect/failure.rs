@@ -34,6 +34,7 @@ pub(super) fn over(error: Error) -> Failure {
             tracing::info!(%why, "upstream does not offer this form");
             Failure::Over(End::NotOffered)
         }
+        Error::OverBudget => Failure::Over(End::OverBudget),
         // A torn answer is tried again; one that reads wrong would read wrong again.
         Error::Wire(WireError::Truncated) => Failure::Upstream(error),
         Error::Wire(wire) => {
@@ -64,6 +65,7 @@ impl Failure {
                     Error::Timeout(_) => "timeout",
                     Error::Credentials(_) => "credentials",
                     Error::Refused(_) => "refused",
+                    Error::OverBudget => "over_budget",
                     Error::Form(_) | Error::TooLarge(_) | Error::Wire(_) => "unreadable",
                 }
             }

@@ -1,9 +1,9 @@
 //! The first complete state of a feed, staged and handed over whole.
 
-use crate::cache::{FeedSpec, Snapshot};
-use crate::kube::{EventType, ResourceVersion};
+use crate::cache::{FeedSpec, Feeds, Snapshot};
+use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question};
-use crate::wire::{BookmarkTemplate, Form, Object, ObjectReader, WatchItem};
+use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
 
 use super::stream::{Ended, WatchStream, accept};
 
@@ -23,95 +23,136 @@ pub(super) enum At {
     Exact(ResourceVersion),
 }
 
-/// Objects that one LIST may hold: bounds what a broken server can make us stage.
-const OBJECTS_MAX: usize = 5_000_000;
+/// Objects between two looks at the memory that all feeds take.
+const ROOM_CHECK_EVERY: usize = 256;
 const PAGE_LIMIT: usize = 500;
 /// How often a LIST starts over because its continue token expired, before it is asked for in one piece.
 const PAGED_TRIES_MAX: usize = 2;
 
-/// Streams the initial state (KEP-3157): one request that is both the list and the watch behind it.
-///
-/// `not_older_than: None` asks for the most recent state.
-pub(super) async fn watch_list(
-    client: &Client,
-    spec: &FeedSpec,
-    reader: &ObjectReader,
-    not_older_than: Option<ResourceVersion>,
-) -> Result<Initial, Ended> {
-    let version = not_older_than.map_or_else(String::new, |rv| format!("&resourceVersion={rv}"));
-    let path = format!(
-        "{}?watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan{version}",
-        spec.key.path()
-    );
-    let mut stream = WatchStream::open(client, &path, spec.key.form).await?;
-    let mut staged: Vec<Object> = Vec::new();
-    loop {
-        match stream.next(reader).await? {
-            WatchItem::Change { event_type: EventType::Added, object, .. } if staged.len() < OBJECTS_MAX => {
-                staged.push(object);
-            }
-            WatchItem::Change { event_type, .. } => {
-                return Err(Error::Form(format!("{event_type} among the initial events")).into());
-            }
-            WatchItem::Bookmark { object, rv, initial_events_end: true } => {
-                let template = BookmarkTemplate::from_object(&spec.envelope(), &object).map_err(Error::Wire)?;
-                let snapshot = Snapshot::from_objects(rv, staged);
-                return Ok(Initial { snapshot, stream: Some((stream, template)) });
-            }
-            WatchItem::Bookmark { .. } => {}
-            WatchItem::Error { event } => {
-                return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
+/// Fetches states of one feed.
+pub(super) struct Lister<'a> {
+    pub(super) client: &'a Client,
+    pub(super) spec: &'a FeedSpec,
+    pub(super) reader: &'a ObjectReader,
+    pub(super) feeds: &'a Feeds,
+}
+
+impl Lister<'_> {
+    /// Streams the initial state (KEP-3157): one request that is both the list and the watch behind it.
+    ///
+    /// `not_older_than: None` asks for the most recent state.
+    pub(super) async fn watch_list(&self, not_older_than: Option<ResourceVersion>) -> Result<Initial, Ended> {
+        let version = not_older_than.map_or_else(String::new, |rv| format!("&resourceVersion={rv}"));
+        let path = format!(
+            "{}?watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan{version}",
+            self.spec.key.path()
+        );
+        let mut stream = WatchStream::open(self.client, &path, self.spec.key.form).await?;
+        let mut staged = Staged::new(self.feeds);
+        loop {
+            match stream.next(self.reader).await? {
+                WatchItem::Change { event_type: EventType::Added, object, .. } => staged.push(object)?,
+                WatchItem::Change { event_type, .. } => {
+                    return Err(Error::Form(format!("{event_type} among the initial events")).into());
+                }
+                WatchItem::Bookmark { object, rv, initial_events_end: true } => {
+                    let template =
+                        BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
+                    let snapshot = Snapshot::from_objects(rv, staged.objects);
+                    return Ok(Initial { snapshot, stream: Some((stream, template)) });
+                }
+                WatchItem::Bookmark { .. } => {}
+                WatchItem::Error { event } => {
+                    return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
+                }
             }
         }
     }
-}
 
-/// Lists in one piece a collection that is expected to be small enough, so that upstream sees one LIST.
-pub(super) async fn list_whole(
-    client: &Client,
-    spec: &FeedSpec,
-    reader: &ObjectReader,
-    at: At,
-) -> Result<Initial, Error> {
-    match pages(client, spec, reader, at, None).await {
-        Err(Error::TooLarge(_)) => list(client, spec, reader, at).await,
-        listed => listed,
+    /// Lists in one piece a collection that is expected to be small enough, so that upstream sees one LIST.
+    pub(super) async fn list_whole(&self, at: At) -> Result<Initial, Error> {
+        match self.pages(at, None).await {
+            Err(Error::TooLarge(_)) => self.list(at).await,
+            listed => listed,
+        }
+    }
+
+    /// Lists page by page, all pages of one version.
+    pub(super) async fn list(&self, at: At) -> Result<Initial, Error> {
+        for _ in 0..PAGED_TRIES_MAX {
+            match self.pages(at, Some(PAGE_LIMIT)).await {
+                // The snapshot behind the continue token is gone: start over (reliability.md U15).
+                Err(error) if error.is_expired() && !matches!(at, At::Exact(_)) => {}
+                listed => return listed,
+            }
+        }
+        self.pages(at, None).await
+    }
+
+    /// One object exactly as it was at `rv`, if it existed.
+    pub(super) async fn object_at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
+        let base = match key.namespace() {
+            "" => self.spec.key.gvr.path(),
+            namespace => self.spec.key.gvr.namespaced_path(namespace),
+        };
+        let name = key.name();
+        let path =
+            format!("{base}?fieldSelector=metadata.name%3D{name}&resourceVersion={rv}&resourceVersionMatch=Exact");
+        let page = self.page(&path).await?;
+        Ok(page.items.into_iter().find(|object| object.key == *key))
+    }
+
+    async fn pages(&self, at: At, limit: Option<usize>) -> Result<Initial, Error> {
+        let mut staged = Staged::new(self.feeds);
+        let mut token = String::new();
+        loop {
+            let page = self.page(&page_path(&self.spec.key.path(), at, limit, &token)).await?;
+            for object in page.items {
+                staged.push(object)?;
+            }
+            if page.continue_token.is_empty() {
+                let snapshot = Snapshot::from_objects(page.resource_version, staged.objects);
+                return Ok(Initial { snapshot, stream: None });
+            }
+            if page.continue_token == token {
+                return Err(Error::Form("a LIST whose pages do not end".into()));
+            }
+            token = page.continue_token;
+        }
+    }
+
+    async fn page(&self, path: &str) -> Result<ListPage, Error> {
+        let form = self.spec.key.form;
+        let response = self.client.open(Question::Short, path, accept(form)).await?;
+        let answered = crate::upstream::form_of(&response);
+        if answered != Some(form) {
+            return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
+        }
+        let body = self.client.read(response).await?;
+        Ok(self.reader.list(&body)?)
     }
 }
 
-/// Lists page by page, all pages of one version.
-pub(super) async fn list(client: &Client, spec: &FeedSpec, reader: &ObjectReader, at: At) -> Result<Initial, Error> {
-    for _ in 0..PAGED_TRIES_MAX {
-        match pages(client, spec, reader, at, Some(PAGE_LIMIT)).await {
-            // The snapshot behind the continue token is gone: start over (reliability.md U15).
-            Err(error) if error.is_expired() && !matches!(at, At::Exact(_)) => {}
-            listed => return listed,
-        }
-    }
-    pages(client, spec, reader, at, None).await
+/// Objects of a state that is not complete yet, within the memory that feeds may take.
+struct Staged<'a> {
+    feeds: &'a Feeds,
+    objects: Vec<Object>,
+    bytes: usize,
 }
 
-async fn pages(
-    client: &Client,
-    spec: &FeedSpec,
-    reader: &ObjectReader,
-    at: At,
-    limit: Option<usize>,
-) -> Result<Initial, Error> {
-    let mut objects = Vec::new();
-    let mut token = String::new();
-    loop {
-        let path = page_path(&spec.key.path(), at, limit, &token);
-        let page = fetch_page(client, &path, spec.key.form, reader).await?;
-        objects.extend(page.items);
-        if page.continue_token.is_empty() {
-            let snapshot = Snapshot::from_objects(page.resource_version, objects);
-            return Ok(Initial { snapshot, stream: None });
+impl<'a> Staged<'a> {
+    fn new(feeds: &'a Feeds) -> Self {
+        Self { feeds, objects: Vec::new(), bytes: 0 }
+    }
+
+    fn push(&mut self, object: Object) -> Result<(), Error> {
+        self.bytes += object.size();
+        self.objects.push(object);
+        // Looking at every feed for every object would cost more than it saves.
+        if self.objects.len().is_multiple_of(ROOM_CHECK_EVERY) && !self.feeds.has_room(self.bytes) {
+            return Err(Error::OverBudget);
         }
-        if page.continue_token == token || objects.len() > OBJECTS_MAX {
-            return Err(Error::Form("a LIST whose pages do not end".into()));
-        }
-        token = page.continue_token;
+        Ok(())
     }
 }
 
@@ -129,39 +170,6 @@ fn page_path(base: &str, at: At, limit: Option<usize>, token: &str) -> String {
         query.push(format!("continue={token}"));
     }
     if query.is_empty() { base.to_owned() } else { format!("{base}?{}", query.join("&")) }
-}
-
-async fn fetch_page(
-    client: &Client,
-    path: &str,
-    form: Form,
-    reader: &ObjectReader,
-) -> Result<crate::wire::ListPage, Error> {
-    let response = client.open(Question::Short, path, accept(form)).await?;
-    let answered = crate::upstream::form_of(&response);
-    if answered != Some(form) {
-        return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
-    }
-    let body = client.read(response).await?;
-    Ok(reader.list(&body)?)
-}
-
-/// One object exactly as it was at `rv`, if it existed.
-pub(super) async fn object_at(
-    client: &Client,
-    spec: &FeedSpec,
-    reader: &ObjectReader,
-    key: &crate::kube::ObjectKey,
-    rv: ResourceVersion,
-) -> Result<Option<Object>, Error> {
-    let base = match key.namespace() {
-        "" => spec.key.gvr.path(),
-        namespace => spec.key.gvr.namespaced_path(namespace),
-    };
-    let name = key.name();
-    let path = format!("{base}?fieldSelector=metadata.name%3D{name}&resourceVersion={rv}&resourceVersionMatch=Exact");
-    let page = fetch_page(client, &path, spec.key.form, reader).await?;
-    Ok(page.items.into_iter().find(|object| object.key == *key))
 }
 
 #[cfg(test)]

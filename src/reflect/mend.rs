@@ -16,12 +16,12 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cache::{Change, FeedSpec, Snapshot};
+use crate::cache::{Change, Snapshot};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
-use crate::upstream::{Client, Error};
-use crate::wire::{Object, ObjectReader, WatchItem};
+use crate::upstream::Error;
+use crate::wire::{Object, WatchItem};
 
-use super::initial::object_at;
+use super::initial::Lister;
 
 /// A gap that is longer than this is not mended: too much may have come and gone in it.
 pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);
@@ -68,9 +68,7 @@ pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference
 
 /// Reads the past of single objects.
 pub(super) struct Historian<'a> {
-    pub(super) client: &'a Client,
-    pub(super) spec: &'a FeedSpec,
-    pub(super) reader: &'a ObjectReader,
+    pub(super) lister: Lister<'a>,
 }
 
 impl Historian<'_> {
@@ -149,15 +147,15 @@ impl Historian<'_> {
 
     /// A DELETED event: the last content, at the version of the deletion.
     fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, Error> {
-        let frame = self.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
-        match self.reader.watch_event(frame)? {
+        let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
+        match self.lister.reader.watch_event(frame)? {
             WatchItem::Change { event_type, object, frame } => Ok(Change { event_type, object, frame: Some(frame) }),
             other => Err(Error::Form(format!("a deletion read back as {other:?}"))),
         }
     }
 
     async fn at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
-        object_at(self.client, self.spec, self.reader, key, rv).await
+        self.lister.object_at(key, rv).await
     }
 }
 

@@ -6,13 +6,13 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::base::{Backoff, Waits};
-use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
+use crate::cache::{CacheWriter, Change, End, Feed, Feeds, Snapshot, State as FeedState};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error};
 use crate::wire::ObjectReader;
 
 use super::failure::{Failure, over, refuses_watch_list};
-use super::initial::{self, At, Initial};
+use super::initial::{At, Initial, Lister};
 use super::mend::{self, Historian};
 use super::metrics::{Asked, FeedMetrics};
 use super::session::{self, Broken, Step};
@@ -20,15 +20,10 @@ use super::stream::{Ended, WatchStream};
 
 /// Keeps one feed in step with upstream; the only writer of its cache.
 pub(super) struct Reflector {
-    pub(super) client: Client,
-    pub(super) feed: Arc<Feed>,
-    pub(super) writer: CacheWriter,
-    pub(super) reader: Arc<ObjectReader>,
-    pub(super) metrics: FeedMetrics,
-    /// Whether upstream is known not to stream lists; shared by all feeds of one upstream.
-    pub(super) lists_only: Arc<AtomicBool>,
+    means: Means,
+    writer: CacheWriter,
     /// History that a proof read beside our own stream.
-    pub(super) proofs: mpsc::Receiver<Proof>,
+    proofs: mpsc::Receiver<Proof>,
     backoff: Backoff,
     /// Failures to read what comes after one version: a poisoned stream must not be retried for ever.
     unreadable: (ResourceVersion, u32),
@@ -37,6 +32,18 @@ pub(super) struct Reflector {
     had_lived: bool,
     /// Since when upstream has refused a feed that it had served.
     refused_since: Option<Instant>,
+}
+
+/// What a reflector works with.
+pub(super) struct Means {
+    pub(super) client: Client,
+    pub(super) feeds: Feeds,
+    pub(super) feed: Arc<Feed>,
+    pub(super) reader: Arc<ObjectReader>,
+    pub(super) metrics: FeedMetrics,
+    /// Whether upstream is known not to stream lists; shared by all feeds of one upstream.
+    pub(super) lists_only: Arc<AtomicBool>,
+    pub(super) waits: Waits,
 }
 
 /// Changes after our version, in order and without a gap, up to `until`.
@@ -73,33 +80,17 @@ const SHORT: Duration = Duration::from_secs(1);
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
 
 impl Reflector {
-    pub(super) fn new(
-        client: Client,
-        feed: Arc<Feed>,
-        writer: CacheWriter,
-        reader: Arc<ObjectReader>,
-        metrics: FeedMetrics,
-        lists_only: Arc<AtomicBool>,
-        proofs: mpsc::Receiver<Proof>,
-    ) -> Self {
+    pub(super) fn new(means: Means, writer: CacheWriter, proofs: mpsc::Receiver<Proof>) -> Self {
         Self {
-            client,
-            feed,
+            backoff: Backoff::new(means.waits),
+            means,
             writer,
-            reader,
-            metrics,
-            lists_only,
             proofs,
-            backoff: Backoff::default(),
             unreadable: (ResourceVersion::default(), 0),
             last_sign: Instant::now(),
             had_lived: false,
             refused_since: None,
         }
-    }
-
-    pub(super) fn retrying(self, waits: Waits) -> Self {
-        Self { backoff: Backoff::new(waits), ..self }
     }
 
     /// Runs until the feed is over for a reason that waiting does not cure.
@@ -115,7 +106,7 @@ impl Reflector {
                 return end;
             }
             let wait = self.pause_after(&failure, &mut state);
-            tracing::info!(feed = %self.feed.spec.key, %failure, ?wait, "upstream stream interrupted");
+            tracing::info!(feed = %self.means.feed.spec.key, %failure, ?wait, "upstream stream interrupted");
             self.pause(wait, &failure).await;
         }
     }
@@ -167,14 +158,14 @@ impl Reflector {
 
     async fn initial(&mut self) -> Result<State, Failure> {
         let asked = Instant::now();
-        self.metrics.asked(Asked::Initial);
+        self.means.metrics.asked(Asked::Initial);
         let Initial { snapshot, stream } = self.state_at(At::Current).await?;
         let at = snapshot.rv;
-        let (feed, objects, took) = (&self.feed.spec.key, snapshot.len(), asked.elapsed());
+        let (feed, objects, took) = (&self.means.feed.spec.key, snapshot.len(), asked.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed listed");
         self.writer.replace(snapshot);
-        self.feed.currency.forget();
-        self.feed.currency.prove(asked);
+        self.means.feed.currency.forget();
+        self.means.feed.currency.prove(asked);
         self.signed_of_life();
         let next = match stream {
             Some((stream, template)) => {
@@ -190,39 +181,42 @@ impl Reflector {
 
     /// A complete state, by a streamed list where upstream has it.
     async fn state_at(&self, at: At) -> Result<Initial, Failure> {
-        let spec = &self.feed.spec;
         let not_older_than = match at {
             At::Current => Some(None),
             At::NotOlderThan(rv) => Some(Some(rv)),
             At::Exact(_) => None,
         };
-        if let (Some(version), false) = (not_older_than, self.lists_only.load(Ordering::Relaxed)) {
-            match initial::watch_list(&self.client, spec, &self.reader, version).await {
+        if let (Some(version), false) = (not_older_than, self.means.lists_only.load(Ordering::Relaxed)) {
+            match self.lister().watch_list(version).await {
                 Ok(initial) => return Ok(initial),
                 Err(Ended::Failed(error)) if refuses_watch_list(&error) => {
                     tracing::info!(%error, "upstream does not stream lists; using paginated lists");
-                    self.lists_only.store(true, Ordering::Relaxed);
+                    self.means.lists_only.store(true, Ordering::Relaxed);
                 }
                 Err(Ended::Failed(error)) => return Err(over(error)),
                 Err(ended) => return Err(ended.into()),
             }
         }
-        initial::list(&self.client, spec, &self.reader, at).await.map_err(over)
+        self.lister().list(at).await.map_err(over)
+    }
+
+    fn lister(&self) -> Lister<'_> {
+        Lister { client: &self.means.client, spec: &self.means.feed.spec, reader: &self.means.reader, feeds: &self.means.feeds }
     }
 
     async fn resume(&self, at: ResourceVersion) -> Result<WatchStream, Failure> {
-        let spec = &self.feed.spec;
+        let spec = &self.means.feed.spec;
         let path = format!("{}?watch=true&allowWatchBookmarks=true&resourceVersion={at}", spec.key.path());
-        WatchStream::open(&self.client, &path, spec.key.form).await.map_err(over)
+        WatchStream::open(&self.means.client, &path, spec.key.form).await.map_err(over)
     }
 
     /// Follows the stream until it ends, and says from where to go on.
     async fn watch(&mut self, mut at: ResourceVersion, mut stream: WatchStream) -> (State, Option<Failure>) {
-        let _open = self.metrics.watch_open();
-        let (feed, opened) = (self.feed.clone(), Instant::now());
+        let _open = self.means.metrics.watch_open();
+        let (feed, opened) = (self.means.feed.clone(), Instant::now());
         loop {
             let item = tokio::select! {
-                item = stream.next(&self.reader) => item,
+                item = stream.next(&self.means.reader) => item,
                 Some(proof) = self.proofs.recv() => {
                     match self.adopt(proof) {
                         Ok(reached) => at = at.max(reached),
@@ -232,7 +226,7 @@ impl Reflector {
                 }
             };
             let step = match item {
-                Ok(item) => session::apply(item, &mut self.writer, &self.metrics),
+                Ok(item) => session::apply(item, &mut self.writer, &self.means.metrics),
                 Err(Ended::Clean) => return (State::Listed { at }, self.clean_end(at, opened)),
                 Err(ended) => return (State::Listed { at }, Some(ended.into())),
             };
@@ -262,7 +256,7 @@ impl Reflector {
     /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
     /// nothing: then upstream is turning us away (reliability.md U5; client-go calls it a very short watch).
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<Failure> {
-        tracing::debug!(feed = %self.feed.spec.key, rv = %at, "upstream ended the watch");
+        tracing::debug!(feed = %self.means.feed.spec.key, rv = %at, "upstream ended the watch");
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
         in_vain.then(|| Ended::Clean.into())
     }
@@ -283,27 +277,27 @@ impl Reflector {
         window: Option<ResourceVersion>,
     ) -> Result<ResourceVersion, Failure> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.metrics.asked(Asked::Relist);
+        self.means.metrics.asked(Asked::Relist);
         let asked = Instant::now();
         let exact = window.filter(|window| *window >= at);
         let listed_at = exact.map_or(At::NotOlderThan(at), At::Exact);
-        let listed = if self.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX {
-            initial::list_whole(&self.client, &self.feed.spec, &self.reader, listed_at).await
+        let listed = if self.means.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX {
+            self.lister().list_whole(listed_at).await
         } else {
-            initial::list(&self.client, &self.feed.spec, &self.reader, listed_at).await
+            self.lister().list(listed_at).await
         };
         let snapshot = listed.map_err(over)?.snapshot;
         if snapshot.rv < at {
             // The store went back in time: nothing that we hold may be served any more (reliability.md F3).
-            tracing::error!(feed = %self.feed.spec.key, %at, now = %snapshot.rv, "upstream went back in time");
+            tracing::error!(feed = %self.means.feed.spec.key, %at, now = %snapshot.rv, "upstream went back in time");
         }
         let until = snapshot.rv;
         let mended = until >= at && self.mend(&snapshot, exact.is_some()).await?;
-        self.metrics.gap(mended);
-        let (feed, took) = (&self.feed.spec.key, asked.elapsed());
+        self.means.metrics.gap(mended);
+        let (feed, took) = (&self.means.feed.spec.key, asked.elapsed());
         tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
         if !mended {
-            self.feed.currency.forget();
+            self.means.feed.currency.forget();
             self.writer.replace(snapshot);
         }
         self.signed_of_life();
@@ -313,12 +307,12 @@ impl Reflector {
 
     /// Applies what happened up to `list`, if that can be proven.
     async fn mend(&mut self, list: &Snapshot, exact: bool) -> Result<bool, Failure> {
-        let differences = mend::differences(&self.feed.reader.snapshot(), list);
+        let differences = mend::differences(&self.means.feed.reader.snapshot(), list);
         if self.last_sign.elapsed() > mend::OUTAGE_MAX || (!exact && !differences.is_empty()) {
             return Ok(false);
         }
         self.metrics_past(differences.len());
-        let historian = Historian { client: &self.client, spec: &self.feed.spec, reader: &self.reader };
+        let historian = Historian { lister: self.lister() };
         let changes = match historian.recover(&differences, list.rv).await {
             Ok(Some(changes)) => changes,
             Ok(None) => return Ok(false),
@@ -334,7 +328,7 @@ impl Reflector {
     }
 
     fn metrics_past(&self, objects: usize) {
-        (0..objects).for_each(|_| self.metrics.asked(Asked::Past));
+        (0..objects).for_each(|_| self.means.metrics.asked(Asked::Past));
     }
 
     fn signed_of_life(&mut self) {
@@ -349,7 +343,7 @@ impl Reflector {
             if !failure.is_connection() {
                 std::future::pending::<()>().await;
             }
-            self.client.answers().await;
+            self.means.client.answers().await;
             // Not all feeds in the same instant.
             tokio::time::sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
@@ -361,7 +355,7 @@ impl Reflector {
 
     /// How long to wait after a failure; may send a stream that cannot be read back to the start.
     fn pause_after(&mut self, failure: &Failure, state: &mut State) -> Duration {
-        self.metrics.failed(failure.word());
+        self.means.metrics.failed(failure.word());
         if let State::Listed { at } = state {
             self.writer.set_state(FeedState::Stale { since: Instant::now() });
             if failure.is_unreadable() {
@@ -369,7 +363,7 @@ impl Reflector {
                 *times = if *rv == *at { *times + 1 } else { 1 };
                 *rv = *at;
                 if *times >= UNREADABLE_MAX {
-                    tracing::error!(feed = %self.feed.spec.key, %at, "upstream's stream cannot be read; listing anew");
+                    tracing::error!(feed = %self.means.feed.spec.key, %at, "upstream's stream cannot be read; listing anew");
                     *state = State::Empty;
                 }
             }

@@ -11,7 +11,7 @@ use crate::wire::ObjectReader;
 
 use super::currency;
 use super::metrics::FeedMetrics;
-use super::reflector::Reflector;
+use super::reflector::{Means, Reflector};
 
 /// When feeds are stopped, and how soon a broken one is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,10 +60,16 @@ impl Supervisor {
         let metrics = FeedMetrics::new(&key);
         let (proofs, proven) = mpsc::channel(1);
         let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), proofs);
-        let lists_only = self.lists_only.clone();
-        let mut reflector =
-            Reflector::new(self.client.clone(), feed.clone(), writer, reader, metrics, lists_only, proven)
-                .retrying(self.config.retry);
+        let means = Means {
+            client: self.client.clone(),
+            feeds: self.feeds.clone(),
+            feed: feed.clone(),
+            reader,
+            metrics,
+            lists_only: self.lists_only.clone(),
+            waits: self.config.retry,
+        };
+        let mut reflector = Reflector::new(means, writer, proven);
         let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");

@@ -142,6 +142,7 @@ impl From<Unavailable> for Reason {
     fn from(why: Unavailable) -> Self {
         match why {
             Unavailable::Ended(End::Forbidden) => Self::Forbidden,
+            Unavailable::Ended(End::OverBudget) => Self::OverBudget,
             Unavailable::Ended(_) | Unavailable::TooMany => Self::Unavailable,
         }
     }

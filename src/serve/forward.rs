@@ -184,7 +184,7 @@ fn unreachable(error: &Error) -> Status {
         Error::Refused(status) => Status::clone(status),
         Error::Timeout(_) => status_from_code(504, &error.to_string()),
         Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.to_string()),
-        Error::Broken(_) | Error::Form(_) | Error::TooLarge(_) | Error::Wire(_) => {
+        Error::Broken(_) | Error::Form(_) | Error::TooLarge(_) | Error::OverBudget | Error::Wire(_) => {
             status_from_code(502, &error.to_string())
         }
     }

@@ -61,6 +61,8 @@ pub(super) enum Reason {
     Forbidden,
     /// The feed cannot be kept: not served in this form, or not readable.
     Unavailable,
+    /// The feed does not fit into the memory that feeds may take.
+    OverBudget,
     /// That the cache is current could not be proven in time.
     NoProof,
 }
@@ -233,6 +235,7 @@ impl Reason {
             Self::Syncing => "syncing",
             Self::Forbidden => "forbidden",
             Self::Unavailable => "unavailable",
+            Self::OverBudget => "over_budget",
             Self::NoProof => "no_proof",
         }
     }

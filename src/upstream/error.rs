@@ -25,6 +25,9 @@ pub enum Error {
     /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
     #[error("upstream's answer is larger than {0} bytes")]
     TooLarge(usize),
+    /// More than the feeds may hold together.
+    #[error("the memory that feeds may take is used up")]
+    OverBudget,
     /// An answer that does not decode.
     #[error("upstream's answer does not decode: {0}")]
     Wire(#[from] WireError),

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Every test. Arguments go to `cargo test`.
+#
+# Some need more than Rust: a control plane (target/testbed/kube-testbed, built by tests/kube/build.sh with Go) and the
+# Python client (target/venv, by pip). What cannot be had is skipped with a warning; with CI set it is an error.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+missing=()
+
+say() { printf '\n==> %s\n' "$*"; }
+
+# as_root PACKAGE: installs a package of the distribution, if that is possible here.
+as_root() {
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+  say "installing $1"
+  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y "$1" >/dev/null
+}
+
+# The Python client, in a virtual environment of the checkout; nothing to do when the requirements have not changed.
+python_client() {
+  local requirements=tests/python/requirements.txt stamp=target/venv/requirements.txt
+  cmp -s "$requirements" "$stamp" && return
+  command -v python3 >/dev/null || as_root python3 || return 1
+  python3 -m venv target/venv >/dev/null 2>&1 || { as_root python3-venv && python3 -m venv target/venv; } || return 1
+  target/venv/bin/pip install --quiet --disable-pip-version-check -r "$requirements" || return 1
+  cp "$requirements" "$stamp"
+}
+
+# tests_in FOLDER: the names of its tests.
+tests_in() {
+  grep -rhA2 -E '#\[(tokio::)?test' "$1" 2>/dev/null | grep -oE 'fn [a-z0-9_]+' | sed 's/^fn /  /' || true
+}
+
+say "Python client"
+python_client || missing+=("no Python with pip: the tests of the Python client")
+
+say "control plane"
+status=0
+tests/kube/build.sh || status=$?
+case $status in
+  0) ;;
+  3) missing+=("no Go toolchain, so no control plane: the tests in tests/conformance") ;;
+  *) exit "$status" ;;
+esac
+
+warn() {
+  if [ ${#missing[@]} = 0 ]; then return; fi
+  printf '\n'
+  printf '!!! SKIPPED: %s\n' "${missing[@]}"
+  tests_in tests/conformance
+  printf '!!! The rest ran; this was not a complete test.\n'
+}
+
+if [ ${#missing[@]} != 0 ] && [ -n "${CI:-}" ]; then
+  printf '!!! CI is set, and this is missing: %s\n' "${missing[@]}" >&2
+  exit 1
+fi
+
+say "tests"
+status=0
+cargo test --no-fail-fast "$@" || status=$?
+warn
+exit "$status"
