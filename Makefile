@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 CARGO ?= cargo
 # With CI set, Cargo.lock is not touched, and what is missing is an error instead of a warning.
 LOCKED := $(if $(CI),--locked)
-BANS := disallowed_macros disallowed_methods disallowed_types
+BANS := clippy::disallowed_macros clippy::disallowed_methods clippy::disallowed_types unreachable_pub
 ARGS ?=
 
 .PHONY: help
@@ -31,7 +31,7 @@ fmt-check:
 .PHONY: clippy
 clippy: ## Lints, as errors
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
-	$(CARGO) clippy $(LOCKED) --lib --bins -- -D warnings $(BANS:%=-D clippy::%)
+	$(CARGO) clippy $(LOCKED) --lib --bins -- -D warnings $(BANS:%=-D %)
 
 # `cargo test` runs these too; alone they need nothing built.
 .PHONY: tidy

@@ -1,6 +1,6 @@
 //! Wiring, and nothing else: the only module that sees everything.
 //!
-//! `config::Serve` → [`App::bind`] → [`Bound`] (addresses known, nothing accepted yet) → [`Bound::run`] until shutdown.
+//! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted yet) → [`Bound::run`] until shutdown.
 
 pub mod demo;
 mod ops;
@@ -229,5 +229,5 @@ fn preloaded(name: &str, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, Stri
         Origin::BuiltIn => Form::Protobuf,
         Origin::Custom | Origin::Aggregated => Form::Json,
     };
-    feeds.lease(&feed_spec(&resource, None, form)).map_err(|why| format!("{why:?}"))
+    feeds.lease(&feed_spec(&resource, None, form), None).map_err(|why| format!("{why:?}"))
 }

@@ -14,7 +14,7 @@ mod refusal;
 
 pub(crate) use client::form_of;
 pub use client::{Client, Question};
-pub use credentials::{CredentialError, Source};
+pub use credentials::{CredentialError, Source, is_impersonation, names_identity};
 pub use discovery::{Catalog, Origin, Resource};
 pub use error::Error;
 pub use forward::{Lane, strip_hop_by_hop};

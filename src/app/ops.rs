@@ -1,6 +1,7 @@
 use std::io;
 use std::net::TcpListener as StdTcpListener;
 use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Pages;
-use crate::net::Address;
+use crate::net::{Address, bind_unix};
 
 /// The admin listener: bound with the others, served on a thread and a runtime of its own.
 pub(super) struct Admin {
@@ -18,7 +19,7 @@ pub(super) struct Admin {
 
 enum AdminListener {
     Tcp(StdTcpListener),
-    Unix(StdUnixListener, std::path::PathBuf),
+    Unix(StdUnixListener, PathBuf),
 }
 
 /// The running admin server.
@@ -39,10 +40,7 @@ impl Admin {
                 AdminListener::Tcp(listener)
             }
             Address::Unix(path) => {
-                let _ = std::fs::remove_file(path);
-                let listener = StdUnixListener::bind(path)?;
-                listener.set_nonblocking(true)?;
-                AdminListener::Unix(listener, path.clone())
+                AdminListener::Unix(bind_unix(path)?, path.clone())
             }
         };
         Ok(Self { listener, pages })
@@ -80,8 +78,11 @@ impl Admin {
                     Ok(listener) => axum::serve(listener, router).await,
                     Err(error) => Err(error),
                 },
-                AdminListener::Unix(listener, _) => match UnixListener::from_std(listener) {
-                    Ok(listener) => axum::serve(listener, router).await,
+                AdminListener::Unix(listener, path) => match UnixListener::from_std(listener) {
+                    Ok(listener) => {
+                        let _removed = RemoveOnDrop(path);
+                        axum::serve(listener, router).await
+                    }
                     Err(error) => Err(error),
                 },
             };
@@ -100,6 +101,14 @@ impl Admin {
             () = upkeep => {}
             () = stop.cancelled() => {}
         }
+    }
+}
+
+struct RemoveOnDrop(PathBuf);
+
+impl Drop for RemoveOnDrop {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

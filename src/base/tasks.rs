@@ -30,22 +30,6 @@ impl Tasks {
         self.tracker.spawn(work.instrument(tracing::debug_span!("task", name)));
     }
 
-    /// A part of this owner that can also be stopped alone.
-    #[must_use]
-    pub fn child(&self) -> Self {
-        Self { tracker: self.tracker.clone(), stop: self.stop.child_token() }
-    }
-
-    /// Asks every task to end; does not wait.
-    pub fn stop(&self) {
-        self.stop.cancel();
-    }
-
-    /// Completes when the tasks have been stopped.
-    pub async fn stopped(&self) {
-        self.stop.cancelled().await;
-    }
-
     /// Stops every task and waits for the last one.
     pub async fn join(&self) {
         self.stop.cancel();

@@ -55,6 +55,17 @@ impl Currency {
         });
     }
 
+    /// Nobody can reach `rv`: forget that somebody waits for it, unless a later one is waited for by now.
+    pub fn give_up_version(&self, rv: ResourceVersion) {
+        self.wanted_version.send_if_modified(|wanted| {
+            let forgotten = *wanted == rv;
+            if forgotten {
+                *wanted = ResourceVersion::default();
+            }
+            forgotten
+        });
+    }
+
     /// The version that readers wait for.
     pub fn wanted_version(&self) -> watch::Receiver<ResourceVersion> {
         self.wanted_version.subscribe()

@@ -103,11 +103,6 @@ impl Cursor {
         &self.view
     }
 
-    /// Events that this reader has not looked at, counted over the whole feed.
-    pub fn lag(&self) -> u64 {
-        self.shared.inner.read().next_seq.saturating_sub(self.next)
-    }
-
     fn take(&self, event: &Event, batch: &mut Vec<Bytes>) -> usize {
         if event.rv <= self.skip {
             return 0;

@@ -71,9 +71,11 @@ impl Event {
         }
     }
 
-    /// Bytes charged to the ring for this event.
+    /// Bytes charged to the ring for this event: its frame, what was read of its object, and its previous object, which
+    /// the store has let go.
     pub(super) fn charge(&self) -> usize {
-        self.frame.len() + size_of::<Self>()
+        let previous = self.previous.as_ref().map_or(0, |previous| previous.size());
+        self.frame.len() + self.object.size() - self.object.body().len() + previous + size_of::<Self>()
     }
 }
 

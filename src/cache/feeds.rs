@@ -7,10 +7,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::reader::End;
 use super::{CacheReader, CacheWriter, Config, Currency, State};
-use crate::kube::{FieldTable, Gvr};
+use crate::kube::{FieldTable, Gvr, ResourceVersion};
 use crate::wire::{Envelope, Form, Shape};
 
 /// What one feed fetches: a resource, a scope, a form.
@@ -23,7 +24,7 @@ pub struct FeedKey {
 }
 
 /// A feed and what is needed to read its objects.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedSpec {
     pub key: FeedKey,
     pub kind: Arc<str>,
@@ -42,6 +43,9 @@ pub struct Feed {
     pub currency: Currency,
     leases: AtomicUsize,
     last_used: Mutex<Instant>,
+    retired: CancellationToken,
+    /// The oldest version that somebody wants to go on from, while the feed starts.
+    resume: Mutex<Option<ResourceVersion>>,
 }
 
 /// Keeps a feed from being idle.
@@ -99,13 +103,20 @@ impl Feeds {
         (Self { shared: Arc::new(shared) }, demands)
     }
 
-    /// The feed for `spec`, started if there is none.
-    pub fn lease(&self, spec: &FeedSpec) -> Result<Lease, Unavailable> {
+    /// The feed for `spec`, started if there is none. `resume` is the version behind which the caller wants to go on: a
+    /// feed that is only starting may take it into account.
+    pub fn lease(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<Lease, Unavailable> {
         let mut feeds = self.shared.feeds.lock();
         if let Some(feed) = feeds.get(&spec.key)
             && !matches!(feed.reader.state(), State::Ended(_))
         {
-            return Ok(Lease::new(feed.clone()));
+            if feed.spec == *spec {
+                feed.note_resume(resume);
+                return Ok(Lease::new(feed.clone()));
+            }
+            // What can be selected of the resource has changed; what was read of its objects no longer fits.
+            feed.retired.cancel();
+            feeds.remove(&spec.key);
         }
         if let Some(end) = self.refusal(&spec.key) {
             return Err(Unavailable::Ended(end));
@@ -115,6 +126,7 @@ impl Feeds {
         }
         let (writer, feed) = Feed::new(spec.clone(), self.shared.config.clone());
         let feed = Arc::new(feed);
+        feed.note_resume(resume);
         if self.shared.demand.try_send(Demand { feed: feed.clone(), writer }).is_err() {
             return Err(Unavailable::TooMany);
         }
@@ -135,19 +147,35 @@ impl Feeds {
         all
     }
 
-    /// Whether so many bytes more fit into the memory that feeds may take together.
-    pub fn has_room(&self, bytes: usize) -> bool {
-        let feeds: Vec<_> = self.shared.feeds.lock().values().cloned().collect();
+    /// Whether `key`'s feed may hold so many bytes beside what the others hold.
+    pub fn has_room(&self, key: &FeedKey, bytes: usize) -> bool {
+        let feeds: Vec<_> = self.shared.feeds.lock().values().filter(|feed| feed.spec.key != *key).cloned().collect();
         let held = feeds.iter().map(|feed| feed.reader.stats()).map(|stats| stats.object_bytes + stats.event_bytes);
         held.sum::<usize>().saturating_add(bytes) <= self.shared.config.memory_bytes_max
     }
 
     /// Forgets a feed that ended; one that was refused is not tried again for a while.
-    pub fn ended(&self, key: &FeedKey, end: End) {
-        self.shared.feeds.lock().remove(key);
+    pub fn ended(&self, feed: &Arc<Feed>, end: End) {
+        let key = &feed.spec.key;
+        let mut feeds = self.shared.feeds.lock();
+        // Another may have taken its place.
+        if feeds.get(key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
+            feeds.remove(key);
+        }
         if end.is_refusal() {
             self.shared.refused.lock().insert(key.clone(), (end, Instant::now()));
         }
+    }
+
+    /// Takes a feed out of the registry if nobody has read it for so long; says whether it did. Nobody can lease it
+    /// between the look and the removal.
+    pub fn end_if_idle(&self, feed: &Arc<Feed>, idle_max: Duration) -> bool {
+        let mut feeds = self.shared.feeds.lock();
+        let idle = feed.idle_for() >= idle_max;
+        if idle && feeds.get(&feed.spec.key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
+            feeds.remove(&feed.spec.key);
+        }
+        idle
     }
 
     /// Forgets refusals: what is served has changed.
@@ -175,7 +203,25 @@ impl Feed {
         );
         let currency = Currency::default();
         let last_used = Mutex::new(Instant::now());
-        (writer, Self { spec, reader, currency, leases: AtomicUsize::new(0), last_used })
+        let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
+        (writer, Self { spec, reader, currency, leases, last_used, retired, resume })
+    }
+
+    /// Completes when the feed is to end, because what it reads no longer fits the resource.
+    pub async fn retired(&self) {
+        self.retired.cancelled().await;
+    }
+
+    /// The oldest version that somebody who waits for this feed wants to go on from.
+    pub fn oldest_resume(&self) -> Option<ResourceVersion> {
+        *self.resume.lock()
+    }
+
+    fn note_resume(&self, rv: Option<ResourceVersion>) {
+        if let (Some(rv), State::Syncing) = (rv, self.reader.state()) {
+            let mut oldest = self.resume.lock();
+            *oldest = Some(oldest.map_or(rv, |oldest| oldest.min(rv)));
+        }
     }
 
     /// How long nobody has read it; zero while somebody does.

@@ -23,7 +23,8 @@ impl Held {
         self.snapshots.push_back((snapshot, now));
     }
 
-    pub(super) fn find(&mut self, rv: ResourceVersion, now: Instant) -> Option<Snapshot> {
+    pub(super) fn find(&mut self, rv: ResourceVersion, now: Instant, config: &Config) -> Option<Snapshot> {
+        self.snapshots.retain(|(_, used)| now.duration_since(*used) < config.held_snapshot_age_max);
         let at = self.snapshots.iter().position(|(held, _)| held.rv == rv)?;
         let (snapshot, _) = self.snapshots.remove(at)?;
         self.snapshots.push_back((snapshot.clone(), now));

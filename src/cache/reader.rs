@@ -5,7 +5,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::held::Held;
-use super::lanes::{LaneKey, Lanes};
+use super::lanes::Lanes;
 use super::writer::Inner;
 use super::{Config, Cursor, Snapshot, View};
 use crate::kube::{Gvr, ResourceVersion};
@@ -32,8 +32,6 @@ pub(super) struct Shared {
 pub struct Progress {
     /// Everything up to here has been applied.
     pub rv: ResourceVersion,
-    /// The last version that upstream's own stream confirmed by a bookmark or an event; downstream bookmarks follow it.
-    pub bookmark: ResourceVersion,
     /// Bookmarks seen so far.
     pub bookmarks: u64,
 }
@@ -64,6 +62,8 @@ pub enum End {
     Unreadable,
     /// It does not fit into the memory that feeds may take.
     OverBudget,
+    /// What it reads no longer fits the resource: another one takes its place.
+    Outdated,
     /// Nobody has read it for a while.
     Idle,
     /// The proxy stops.
@@ -83,6 +83,7 @@ impl End {
             Self::NotOffered => "not_offered",
             Self::Unreadable => "unreadable",
             Self::OverBudget => "over_budget",
+            Self::Outdated => "outdated",
             Self::Idle => "idle",
             Self::Shutdown => "shutdown",
         }
@@ -163,6 +164,17 @@ impl CacheReader {
         self.shared.state.subscribe()
     }
 
+    /// Counts the histories of this feed: what was learned of one says nothing of the next.
+    pub fn history(&self) -> u64 {
+        self.shared.inner.read().history
+    }
+
+    /// Whether `rv` is the version of the newest event, so that others of the same version may follow.
+    pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
+        let inner = self.shared.inner.read();
+        inner.last_event() == rv && rv > inner.floor
+    }
+
     /// Follows the feed's progress.
     pub fn watch_progress(&self) -> watch::Receiver<Progress> {
         self.shared.progress.subscribe()
@@ -189,7 +201,7 @@ impl CacheReader {
             (inner.last_event() <= rv && rv <= inner.progress)
                 .then(|| Snapshot::new(rv, inner.snapshot().into_objects()))
         };
-        current.or_else(|| self.shared.held.lock().find(rv, Instant::now()))
+        current.or_else(|| self.shared.held.lock().find(rv, Instant::now(), &self.shared.config))
     }
 
     /// Keeps `snapshot` for the next pages of the client that reads it.
@@ -199,31 +211,34 @@ impl CacheReader {
 
     /// Opens a watch: its position, and the snapshot if it starts with one, belong to one instant of the feed.
     pub fn open(&self, start: Start, view: View) -> Result<Opened, TooOld> {
-        let key = Lanes::key_for(&view, self.shared.namespaced, self.shared.lane_field.as_deref());
         let mut inner = self.shared.inner.write();
-        let (after, skip, snapshot) = match start {
-            Start::After(rv) => (rv, rv, None),
-            // Nothing behind its position is in that state, not even a deletion at the state's own version: several
-            // share one, and the others may be on their way (semantics.md §3.0).
-            Start::Current => (inner.progress, ResourceVersion::default(), Some(inner.snapshot())),
-        };
-        if after < inner.floor {
-            return Err(TooOld { requested: after, floor: inner.floor });
+        match start {
+            Start::After(rv) if rv < inner.floor => Err(TooOld { requested: rv, floor: inner.floor }),
+            Start::After(rv) => Ok(Opened { snapshot: None, cursor: self.cursor(&mut inner, rv, rv, view) }),
+            Start::Current => {
+                let snapshot = Some(inner.snapshot());
+                Ok(Opened { snapshot, cursor: self.cursor_at_end(&mut inner, view) })
+            }
         }
-        let next = inner.seq_after(after);
-        let next_seq = inner.next_seq;
-        let lane = inner.lanes.open(&key, next, next_seq);
-        let cursor = Cursor::new(self.shared.clone(), lane, key, view, next, after, skip);
-        Ok(Opened { snapshot, cursor })
     }
 
-    /// A watch behind everything there is, for one that is only to be told why it cannot be.
+    /// Opens a watch behind everything there is, without a state.
     pub fn open_at_end(&self, view: View) -> Opened {
-        let mut inner = self.shared.inner.write();
-        let (next, after) = (inner.next_seq, inner.progress);
-        let lane = inner.lanes.open(&LaneKey::All, next, next);
-        let cursor = Cursor::new(self.shared.clone(), lane, LaneKey::All, view, next, after, after);
-        Opened { snapshot: None, cursor }
+        Opened { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.inner.write(), view) }
+    }
+
+    /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share one,
+    /// and the others may be on their way (semantics.md §3.0). So nothing is skipped by version.
+    fn cursor_at_end(&self, inner: &mut Inner, view: View) -> Cursor {
+        let progress = inner.progress;
+        self.cursor(inner, progress, ResourceVersion::default(), view)
+    }
+
+    fn cursor(&self, inner: &mut Inner, after: ResourceVersion, skip: ResourceVersion, view: View) -> Cursor {
+        let key = Lanes::key_for(&view, self.shared.namespaced, self.shared.lane_field.as_deref());
+        let (next, next_seq) = (inner.seq_after(after), inner.next_seq);
+        let lane = inner.lanes.open(&key, next, next_seq);
+        Cursor::new(self.shared.clone(), lane, key, view, next, after, skip)
     }
 
     /// The bookmark frame at `rv` for this feed.

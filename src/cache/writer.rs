@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::held::Held;
 use super::lanes::Lanes;
-use super::reader::{CacheReader, CacheStats, Progress, Shared, State};
+use super::reader::{CacheReader, CacheStats, End, Progress, Shared, State};
 use super::{Config, Event, Snapshot};
 use crate::kube::{EventType, FieldTable, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Object};
@@ -64,6 +64,8 @@ pub(super) struct Inner {
     last_event: ResourceVersion,
     event_bytes: usize,
     events: usize,
+    /// How many times the feed has started over.
+    pub(super) history: u64,
 }
 
 impl CacheWriter {
@@ -114,10 +116,7 @@ impl CacheWriter {
             inner.restart(list);
             self.shared.held.lock().clear();
         }
-        self.shared.progress.send_modify(|progress| {
-            progress.rv = rv;
-            progress.bookmark = rv;
-        });
+        self.shared.progress.send_modify(|progress| progress.rv = rv);
         wake_all(wake);
     }
 
@@ -136,10 +135,7 @@ impl CacheWriter {
             inner.lanes.push(&event, &mut wake);
             event.rv
         };
-        self.shared.progress.send_modify(|progress| {
-            progress.rv = rv;
-            progress.bookmark = rv;
-        });
+        self.shared.progress.send_modify(|progress| progress.rv = rv);
         wake_all(wake);
         Ok(Applied::Fresh)
     }
@@ -155,7 +151,6 @@ impl CacheWriter {
         self.shared.progress.send_modify(|progress| {
             progress.rv = progress.rv.max(rv);
             if announce {
-                progress.bookmark = progress.bookmark.max(rv);
                 progress.bookmarks += 1;
             }
         });
@@ -185,8 +180,11 @@ impl CacheWriter {
 }
 
 impl Drop for CacheWriter {
-    /// The feed has ended: its readers are told that no more will come.
+    /// The feed has ended: its readers are told that no more will come, whatever made it end.
     fn drop(&mut self) {
+        if !matches!(*self.shared.state.borrow(), State::Ended(_)) {
+            self.set_state(State::Ended(End::Shutdown));
+        }
         let mut wake = Vec::new();
         self.shared.inner.write().lanes.close(&mut wake);
         wake_all(wake);
@@ -206,6 +204,7 @@ impl Inner {
             last_event: ResourceVersion::default(),
             event_bytes: 0,
             events: 0,
+            history: 0,
         }
     }
 
@@ -214,6 +213,7 @@ impl Inner {
         self.object_bytes = list.iter().map(|object| object.body().len()).sum();
         self.objects = list.into_objects();
         self.lanes.reopen(self.next_seq);
+        self.history += 1;
         (self.base, self.floor) = (rv, rv);
         (self.progress, self.last_event) = (rv, rv);
         (self.events, self.event_bytes) = (0, 0);

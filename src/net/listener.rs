@@ -1,10 +1,13 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
@@ -35,16 +38,16 @@ pub(super) enum Stream {
     Unix(UnixStream),
 }
 
+/// Between two probes of a silent peer.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
 impl Listener {
     /// Binds; a socket file that a dead process left behind is replaced, one that answers is not.
     pub async fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
             Address::Unix(path) => {
-                remove_stale(path).await?;
-                let listener = UnixListener::bind(path)?;
-                // Whoever may open the socket acts with our identity.
-                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+                let listener = UnixListener::from_std(bind_unix(path)?)?;
                 Ok(Self::Unix { listener, path: path.clone() })
             }
         }
@@ -63,6 +66,9 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 stream.set_nodelay(true)?;
+                // A peer that is gone without a word is noticed, also while nothing is sent.
+                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+                SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
                 Ok((Stream::Tcp(stream), Peer::Tcp(peer)))
             }
             Self::Unix { listener, .. } => {
@@ -81,12 +87,27 @@ impl Drop for Listener {
     }
 }
 
-async fn remove_stale(path: &Path) -> io::Result<()> {
+/// Binds a socket file that nobody but our user may open: whoever may acts with our identity. It is never there with
+/// other permissions, so it is made under another name first.
+pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
+    remove_stale(path)?;
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(format!(".{}", std::process::id()));
+    let fresh = PathBuf::from(fresh);
+    let _ = std::fs::remove_file(&fresh);
+    let listener = StdUnixListener::bind(&fresh)?;
+    listener.set_nonblocking(true)?;
+    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&fresh, path)?;
+    Ok(listener)
+}
+
+fn remove_stale(path: &Path) -> io::Result<()> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
     }
-    if UnixStream::connect(path).await.is_ok() {
+    if StdUnixStream::connect(path).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process is listening there"));
     }
     std::fs::remove_file(path)

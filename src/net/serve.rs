@@ -10,7 +10,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use super::listener::Stream;
@@ -22,6 +22,8 @@ use crate::base::{DrainWatch, Tasks};
 pub struct Limits {
     pub connections_max: usize,
     pub handshake_max: Duration,
+    /// Until the first request has come: apiservers close idle connections after as long.
+    pub first_request_max: Duration,
     /// Until the request head is complete.
     pub header_max: Duration,
     pub header_bytes_max: u32,
@@ -38,6 +40,7 @@ impl Default for Limits {
         Self {
             connections_max: 20_000,
             handshake_max: Duration::from_secs(10),
+            first_request_max: Duration::from_secs(90),
             header_max: Duration::from_secs(10),
             header_bytes_max: 64 << 10,
             streams_max: 250,
@@ -70,9 +73,9 @@ pub async fn serve<S, F, B>(
     let started = drain.started();
     tokio::pin!(started);
     loop {
-        let Ok(place) = room.clone().acquire_owned().await else { return };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let accepted = async { (room.clone().acquire_owned().await, listener.accept().await) };
+        let (place, accepted) = tokio::select! {
+            accepted = accepted => accepted,
             _held = &mut started => return,
         };
         let (stream, peer) = match accepted {
@@ -133,16 +136,30 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Failure>,
 {
-    let service = service_fn(move |request| {
-        let answer = handle(peer.clone(), request);
-        async move { Ok::<_, Infallible>(answer.await) }
+    let spoken = Arc::new(Notify::new());
+    let service = service_fn({
+        let spoken = spoken.clone();
+        move |request| {
+            spoken.notify_one();
+            let answer = handle(peer.clone(), request);
+            async move { Ok::<_, Infallible>(answer.await) }
+        }
     });
     let builder = builder(limits);
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
     tokio::pin!(connection);
+    // The codecs have limits of their own, but only from the moment they know which of them it is.
     tokio::select! {
         ended = connection.as_mut() => return ended,
         _held = drain.started() => {}
+        first = timeout(limits.first_request_max, spoken.notified()) => if first.is_err() {
+            return Err("no request came".into());
+        } else {
+            tokio::select! {
+                ended = connection.as_mut() => return ended,
+                _held = drain.started() => {}
+            }
+        },
     }
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment of the drain.
     connection.as_mut().graceful_shutdown();

@@ -11,7 +11,7 @@
 //! 4. **Catching up**, when it is large: a watch from our own version yields what we lack, or a bookmark that says that
 //!    there is nothing. It starts where we are, so it is the same history whichever server answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, OptionFuture};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::cache::{Change, Feed, State};
 use crate::kube::{ObjectKey, ResourceVersion};
@@ -48,6 +48,51 @@ struct Position {
     at: ResourceVersion,
 }
 
+/// Questions that were answered and are not proven yet, in the order of their asking; their X never falls.
+///
+/// All of them are kept, not only the last: under steady demand the cache reaches the older ones while the last one
+/// runs ahead with the cluster's revision.
+#[derive(Debug, Default)]
+struct Positions(VecDeque<Position>);
+
+impl Positions {
+    const MAX: usize = 256;
+
+    fn extend(&mut self, answer: Option<Position>) {
+        let Some(new) = answer else { return };
+        let full = self.0.len() >= Self::MAX;
+        match self.0.back_mut() {
+            // A later question with an older answer: the answer before it holds for it too.
+            Some(last) if new.at <= last.at || full => {
+                *last = Position { asked: new.asked, at: last.at.max(new.at) };
+            }
+            _ => self.0.push_back(new),
+        }
+    }
+
+    fn last(&self) -> Option<Position> {
+        self.0.back().copied()
+    }
+
+    /// Forgets what nobody waits for any more and what the cache has reached; the instant that is proven by that.
+    fn settle(&mut self, reached: ResourceVersion, now: Instant) -> Option<Instant> {
+        let mut proven = None;
+        while let Some(first) = self.0.front() {
+            if first.at <= reached {
+                proven = Some(first.asked);
+            } else if now.duration_since(first.asked) < WANTED_FOR {
+                break;
+            }
+            self.0.pop_front();
+        }
+        proven
+    }
+
+    fn proven(&mut self, asked: Instant) {
+        self.0.retain(|position| position.asked > asked);
+    }
+}
+
 /// A version that readers wait for, and how often it was gone after: it may lie in the future for ever.
 #[derive(Debug, Default)]
 struct Chase {
@@ -64,11 +109,19 @@ impl Chase {
         }
     }
 
-    /// Whether to try (once more); counts the try.
-    fn goes_on(&mut self, reached: ResourceVersion) -> bool {
-        let goes_on = reached < self.target && self.tries < Self::TRIES_MAX;
-        self.tries += u32::from(goes_on);
-        goes_on
+    /// Whether to try (once more); counts the try. What cannot be reached is given up, so that it does not hide what
+    /// others will want later.
+    fn goes_on(&mut self, feed: &Feed) -> bool {
+        if feed.reader.progress().rv >= self.target {
+            return false;
+        }
+        if self.tries >= Self::TRIES_MAX {
+            feed.currency.give_up_version(self.target);
+            *self = Self::default();
+            return false;
+        }
+        self.tries += 1;
+        true
     }
 }
 
@@ -86,6 +139,10 @@ const NOBODY: &str = "NOBODY";
 const CATCH_UP_SECONDS: u64 = 3;
 /// Nobody waits longer for a proof.
 const WANTED_FOR: Duration = Duration::from_secs(5);
+/// A proof that takes longer helps nobody.
+const PROOF_MAX: Duration = Duration::from_secs(10);
+/// What a catch-up may gather: more is for a relist.
+const CATCH_UP_BYTES_MAX: usize = 64 << 20;
 /// After a question failed.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -102,66 +159,60 @@ impl Prover {
         Self { client, feed, reader, metrics, proofs, last_equality: Mutex::new(None) }
     }
 
-    /// Proves for as long as anybody wants it. One question and one proof are under way at a time, side by side.
+    /// Proves for as long as anybody wants it: one question, one proof and one chase at a time, side by side.
     pub(super) async fn run(&self) -> Infallible {
         let mut wanted = self.feed.currency.wanted();
         let mut versions = self.feed.currency.wanted_version();
         let mut progress = self.feed.reader.watch_progress();
-        let mut chase = Chase::default();
-        let mut position: Option<Position> = None;
+        let (mut positions, mut chase) = (Positions::default(), Chase::default());
         let mut question: Running<'_, Option<Position>> = None.into();
         let mut proof: Running<'_, Option<Instant>> = None.into();
-        let (mut asking, mut proving) = (false, false);
+        let mut chasing: Running<'_, ()> = None.into();
+        let (mut asks, mut proves, mut chases) = (false, false, false);
         loop {
-            position = position.filter(|position| !self.settle(*position) && position.asked.elapsed() < WANTED_FOR);
-            if !asking && self.unasked(*wanted.borrow_and_update(), position) {
+            if let Some(asked) = positions.settle(self.feed.reader.progress().rv, Instant::now()) {
+                self.feed.currency.prove(asked);
+            }
+            if !asks && self.unasked(*wanted.borrow_and_update(), positions.last()) {
                 question = Some(self.position().boxed()).into();
-                asking = true;
+                asks = true;
+            }
+            if let (Some(position), false) = (positions.last(), proves) {
+                proof = Some(self.prove(position).boxed()).into();
+                proves = true;
             }
             chase.aim(*versions.borrow_and_update());
-            if !proving && self.live() && chase.goes_on(self.feed.reader.progress().rv) {
-                proof = Some(self.chase().boxed()).into();
-                proving = true;
-            }
-            if let (Some(position), false) = (position, proving) {
-                proof = Some(self.prove(position).boxed()).into();
-                proving = true;
+            if !chases && self.live() && chase.goes_on(&self.feed) {
+                chasing = Some(self.chase().boxed()).into();
+                chases = true;
             }
             tokio::select! {
-                Some(answer) = &mut question, if asking => {
-                    asking = false;
-                    position = answer.or(position);
+                Some(answer) = &mut question, if asks => {
+                    asks = false;
+                    positions.extend(answer);
                 }
-                Some(proven) = &mut proof, if proving => {
-                    proving = false;
+                Some(proven) = &mut proof, if proves => {
+                    proves = false;
                     if let Some(asked) = proven {
                         self.feed.currency.prove(asked);
-                        position = position.filter(|position| position.asked > asked);
+                        positions.proven(asked);
                     }
                 }
-                changed = progress.changed() => if changed.is_err() { std::future::pending::<()>().await },
-                changed = versions.changed() => if changed.is_err() { std::future::pending::<()>().await },
-                changed = wanted.changed() => if changed.is_err() { std::future::pending::<()>().await },
+                Some(()) = &mut chasing, if chases => chases = false,
+                _ = progress.changed() => {}
+                _ = versions.changed() => {}
+                _ = wanted.changed() => {}
                 () = self.became_live(), if !self.live() => {}
             }
         }
     }
 
-    /// Whether the cache has reached X; then everybody who came before the question is served.
-    fn settle(&self, position: Position) -> bool {
-        let reached = self.feed.reader.progress().rv >= position.at;
-        if reached {
-            self.feed.currency.prove(position.asked);
-        }
-        reached
-    }
-
     /// Whether somebody waits whom neither a proof nor the last question covers.
-    fn unasked(&self, wanted: Option<Instant>, position: Option<Position>) -> bool {
+    fn unasked(&self, wanted: Option<Instant>, last: Option<Position>) -> bool {
         wanted.is_some_and(|wanted| {
             wanted.elapsed() < WANTED_FOR
                 && !self.feed.currency.covers(wanted)
-                && position.is_none_or(|position| position.asked < wanted)
+                && last.is_none_or(|position| position.asked < wanted)
         })
     }
 
@@ -178,16 +229,17 @@ impl Prover {
 
     /// Learns X.
     async fn position(&self) -> Option<Position> {
-        let asked = Instant::now();
+        let (asked, progress) = (Instant::now(), self.feed.reader.progress().rv);
         self.metrics.asked(Asked::Position);
-        match self.ask_position().await {
-            Ok(at) => Some(Position { asked, at }),
-            Err(error) => {
-                tracing::debug!(feed = %self.feed.spec.key, %error, "position could not be asked");
-                tokio::time::sleep(RETRY).await;
-                None
-            }
+        match timeout(WANTED_FOR, self.ask_position()).await {
+            Ok(Ok(at)) if at >= progress => return Some(Position { asked, at }),
+            // Not older than what we have seen, unless the store went back in time: that proves nothing.
+            Ok(Ok(at)) => tracing::error!(feed = %self.feed.spec.key, %at, %progress, "upstream is behind our cache"),
+            Ok(Err(error)) => tracing::debug!(feed = %self.feed.spec.key, %error, "position could not be asked"),
+            Err(_) => tracing::debug!(feed = %self.feed.spec.key, "position was not answered"),
         }
+        tokio::time::sleep(RETRY).await;
+        None
     }
 
     async fn ask_position(&self) -> Result<ResourceVersion, Ended> {
@@ -215,10 +267,13 @@ impl Prover {
 
     /// Proves that the cache is current as of the position's question; the instant of that question if so.
     async fn prove(&self, position: Position) -> Option<Instant> {
-        let reached = tokio::time::timeout(STREAM_HEAD_START, self.feed.reader.reached(position.at)).await;
-        if reached.is_ok() {
+        if timeout(STREAM_HEAD_START, self.feed.reader.reached(position.at)).await.is_ok() {
             return Some(position.asked);
         }
+        timeout(PROOF_MAX, self.prove_by_asking()).await.unwrap_or_default()
+    }
+
+    async fn prove_by_asking(&self) -> Option<Instant> {
         let proven = if self.affords_equality() {
             self.by_equality().await
         } else if self.live() {
@@ -235,12 +290,15 @@ impl Prover {
     }
 
     /// Moves the cache on for readers that have seen a later version elsewhere.
-    async fn chase(&self) -> Option<Instant> {
-        if let Err(error) = self.by_catching_up().await {
-            tracing::debug!(feed = %self.feed.spec.key, %error, "catching up failed");
-            tokio::time::sleep(RETRY).await;
+    async fn chase(&self) {
+        match timeout(PROOF_MAX, self.by_catching_up()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(feed = %self.feed.spec.key, %error, "catching up failed");
+                tokio::time::sleep(RETRY).await;
+            }
+            Err(_) => tracing::debug!(feed = %self.feed.spec.key, "catching up took too long"),
         }
-        None
     }
 
     fn affords_equality(&self) -> bool {
@@ -258,20 +316,26 @@ impl Prover {
     /// The versions of a small collection, listed once; proven when the cache has the same, now or soon.
     async fn by_equality(&self) -> Result<Option<Instant>, Ended> {
         self.metrics.asked(Asked::Equality);
-        let asked = Instant::now();
+        let (asked, before) = (Instant::now(), self.feed.reader.progress().rv);
         let (rv, versions) = self.list("").await?;
+        if rv < before {
+            return Ok(None);
+        }
         let mut progress = self.feed.reader.watch_progress();
         let equal = async {
             loop {
                 let snapshot = self.feed.reader.snapshot();
                 let same = snapshot.len() == versions.len()
                     && snapshot.iter().all(|object| versions.get(&object.key) == Some(&object.rv));
-                if same || snapshot.rv >= rv || progress.changed().await.is_err() {
+                if same || snapshot.rv >= rv {
                     return;
+                }
+                if progress.changed().await.is_err() {
+                    std::future::pending::<()>().await;
                 }
             }
         };
-        let in_time = tokio::time::timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await;
+        let in_time = timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await;
         Ok(in_time.ok().map(|()| asked))
     }
 
@@ -297,16 +361,20 @@ impl Prover {
     async fn by_catching_up(&self) -> Result<(), Ended> {
         self.metrics.asked(Asked::CatchUp);
         let spec = &self.feed.spec;
-        let from = self.feed.reader.progress().rv;
+        let (history, from) = (self.feed.reader.history(), self.feed.reader.progress().rv);
         let path = format!(
             "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}",
             spec.key.path()
         );
         let mut stream = WatchStream::open(&self.client, &path, spec.key.form).await?;
-        let mut changes = Vec::new();
+        let (mut changes, mut bytes) = (Vec::new(), 0);
         let until = loop {
             match stream.next(&self.reader).await? {
+                WatchItem::Change { .. } if bytes > CATCH_UP_BYTES_MAX => {
+                    return Err(Error::TooLarge(CATCH_UP_BYTES_MAX).into());
+                }
                 WatchItem::Change { event_type, object, frame } => {
+                    bytes += frame.len();
                     changes.push(Change { event_type, object, frame: Some(frame) });
                 }
                 WatchItem::Bookmark { rv, .. } => break rv,
@@ -316,7 +384,10 @@ impl Prover {
             }
         };
         // If the reflector is not watching now, the proof is worth nothing to it.
-        let _ = self.proofs.try_send(Proof { changes, until });
+        if self.proofs.try_send(Proof { history, changes, until }).is_ok() {
+            // A moment for it to be taken in, or the same would be asked again.
+            let _ = timeout(STREAM_HEAD_START, self.feed.reader.reached(until)).await;
+        }
         Ok(())
     }
 }

@@ -1,6 +1,8 @@
 //! The first complete state of a feed, staged and handed over whole.
 
-use crate::cache::{FeedSpec, Feeds, Snapshot};
+use std::fmt::Write;
+
+use crate::cache::{FeedKey, FeedSpec, Feeds, Snapshot};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
@@ -48,7 +50,7 @@ impl Lister<'_> {
             self.spec.key.path()
         );
         let mut stream = WatchStream::open(self.client, &path, self.spec.key.form).await?;
-        let mut staged = Staged::new(self.feeds);
+        let mut staged = Staged::new(self.feeds, &self.spec.key);
         loop {
             match stream.next(self.reader).await? {
                 WatchItem::Change { event_type: EventType::Added, object, .. } => staged.push(object)?,
@@ -95,7 +97,8 @@ impl Lister<'_> {
             "" => self.spec.key.gvr.path(),
             namespace => self.spec.key.gvr.namespaced_path(namespace),
         };
-        let name = key.name();
+        // Names of RBAC objects may hold almost anything.
+        let name = percent_encode(key.name());
         let path =
             format!("{base}?fieldSelector=metadata.name%3D{name}&resourceVersion={rv}&resourceVersionMatch=Exact");
         let page = self.page(&path).await?;
@@ -103,7 +106,7 @@ impl Lister<'_> {
     }
 
     async fn pages(&self, at: At, limit: Option<usize>) -> Result<Initial, Error> {
-        let mut staged = Staged::new(self.feeds);
+        let mut staged = Staged::new(self.feeds, &self.spec.key);
         let mut token = String::new();
         loop {
             let page = self.page(&page_path(&self.spec.key.path(), at, limit, &token)).await?;
@@ -133,23 +136,41 @@ impl Lister<'_> {
     }
 }
 
+/// A name as the value of a field selector inside of a query: selector escapes first, then the URL's.
+fn percent_encode(name: &str) -> String {
+    let mut encoded = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if matches!(byte, b'\\' | b',' | b'=') {
+            encoded.push_str("%5C");
+        }
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
+            _ => {
+                let _ = write!(encoded, "%{byte:02X}");
+            }
+        }
+    }
+    encoded
+}
+
 /// Objects of a state that is not complete yet, within the memory that feeds may take.
 struct Staged<'a> {
     feeds: &'a Feeds,
+    key: &'a FeedKey,
     objects: Vec<Object>,
     bytes: usize,
 }
 
 impl<'a> Staged<'a> {
-    fn new(feeds: &'a Feeds) -> Self {
-        Self { feeds, objects: Vec::new(), bytes: 0 }
+    fn new(feeds: &'a Feeds, key: &'a FeedKey) -> Self {
+        Self { feeds, key, objects: Vec::new(), bytes: 0 }
     }
 
     fn push(&mut self, object: Object) -> Result<(), Error> {
         self.bytes += object.size();
         self.objects.push(object);
         // Looking at every feed for every object would cost more than it saves.
-        if self.objects.len().is_multiple_of(ROOM_CHECK_EVERY) && !self.feeds.has_room(self.bytes) {
+        if self.objects.len().is_multiple_of(ROOM_CHECK_EVERY) && !self.feeds.has_room(self.key, self.bytes) {
             return Err(Error::OverBudget);
         }
         Ok(())

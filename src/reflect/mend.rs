@@ -107,7 +107,7 @@ impl Historian<'_> {
             if changes.len() >= VERSIONS_MAX {
                 return Ok(None);
             }
-            let below = ResourceVersion(object.rv.0 - 1);
+            let below = ResourceVersion(object.rv.0.saturating_sub(1));
             changes.push(Change { event_type: EventType::Modified, object, frame: None });
             next = match self.at(&of.key, below).await? {
                 Some(older) if Some(older.rv) == known => None,

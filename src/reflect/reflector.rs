@@ -32,6 +32,10 @@ pub(super) struct Reflector {
     had_lived: bool,
     /// Since when upstream has refused a feed that it had served.
     refused_since: Option<Instant>,
+    /// A pause of this row of failures was cut short because upstream answered somebody.
+    woken_early: bool,
+    /// The state was listed again, and nothing has come since.
+    relisted: bool,
 }
 
 /// What a reflector works with.
@@ -49,6 +53,8 @@ pub(super) struct Means {
 /// Changes after our version, in order and without a gap, up to `until`.
 #[derive(Debug)]
 pub(super) struct Proof {
+    /// The history of the feed that they belong to.
+    pub(super) history: u64,
     pub(super) changes: Vec<Change>,
     pub(super) until: ResourceVersion,
 }
@@ -72,6 +78,8 @@ const UNREADABLE_MAX: u32 = 3;
 const REFUSED_MAX: Duration = Duration::from_secs(20);
 /// A feed that holds up to so much is listed again in one request; the answer is read whole.
 const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
+/// How long clients that come back after a restart are gathered before the oldest one decides.
+const RESUME_GATHER: Duration = Duration::from_millis(300);
 /// A stream that was open for so long had been accepted in earnest.
 const LIVED: Duration = Duration::from_secs(5);
 /// A stream that is over sooner, and without a word, was not meant to be one.
@@ -90,6 +98,8 @@ impl Reflector {
             last_sign: Instant::now(),
             had_lived: false,
             refused_since: None,
+            woken_early: false,
+            relisted: false,
         }
     }
 
@@ -136,7 +146,11 @@ impl Reflector {
                     self.writer.set_state(FeedState::Live);
                     (State::Watching { at, stream }, None)
                 }
-                Err(Failure::Upstream(error)) if error.is_expired() => (expired(at, &error), None),
+                Err(Failure::Upstream(error)) if error.is_expired() => {
+                    // Servers whose windows do not overlap: not round and round without a pause (reliability.md F4).
+                    let again = self.relisted;
+                    (expired(at, &error), again.then(|| error.into()))
+                }
                 Err(failure) => (State::Listed { at }, Some(failure)),
             },
             State::Watching { at, stream } => {
@@ -156,7 +170,27 @@ impl Reflector {
         }
     }
 
+    /// The state that the oldest of the waiting clients wants to go on from, if upstream still has it: a restart of the
+    /// proxy then costs none of them a list.
+    async fn resumed(&mut self) -> Option<State> {
+        self.means.feed.oldest_resume()?;
+        tokio::time::sleep(RESUME_GATHER).await;
+        let at = self.means.feed.oldest_resume()?;
+        let listed = self.lister().list_whole(At::Exact(at)).await;
+        let snapshot = listed.ok()?.snapshot;
+        let (feed, objects) = (&self.means.feed.spec.key, snapshot.len());
+        tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
+        self.writer.replace(snapshot);
+        self.means.feed.currency.forget();
+        self.signed_of_life();
+        self.writer.set_state(FeedState::Live);
+        Some(State::Listed { at })
+    }
+
     async fn initial(&mut self) -> Result<State, Failure> {
+        if let Some(resumed) = self.resumed().await {
+            return Ok(resumed);
+        }
         let asked = Instant::now();
         self.means.metrics.asked(Asked::Initial);
         let Initial { snapshot, stream } = self.state_at(At::Current).await?;
@@ -206,6 +240,9 @@ impl Reflector {
 
     async fn resume(&self, at: ResourceVersion) -> Result<WatchStream, Failure> {
         let spec = &self.means.feed.spec;
+        // Events go by lease, many at one version: the stream may have broken among them. What came is known again.
+        let among_siblings = &*spec.key.gvr.resource == "events" && self.means.feed.reader.is_at_event(at);
+        let at = if among_siblings { ResourceVersion(at.0.saturating_sub(1)) } else { at };
         let path = format!("{}?watch=true&allowWatchBookmarks=true&resourceVersion={at}", spec.key.path());
         WatchStream::open(&self.means.client, &path, spec.key.form).await.map_err(over)
     }
@@ -233,6 +270,7 @@ impl Reflector {
             match step {
                 Ok(Step::At(rv)) => {
                     at = at.max(rv);
+                    self.relisted = false;
                     self.signed_of_life();
                     self.writer.set_state(FeedState::Live);
                 }
@@ -246,6 +284,7 @@ impl Reflector {
                 // It contradicts the history: what we hold may be wrong, so nothing of it is kept.
                 Err(Broken::OutOfOrder(error)) => {
                     tracing::error!(feed = %feed.spec.key, %error, "upstream contradicts itself; listing anew");
+                    self.writer.set_state(FeedState::Syncing);
                     return (State::Empty, Some(Broken::OutOfOrder(error).into()));
                 }
                 Err(broken) => return (State::Listed { at }, Some(broken.into())),
@@ -263,6 +302,9 @@ impl Reflector {
 
     /// Takes in what a proof has read beside our own stream; that stream's copies will be duplicates.
     fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, Broken> {
+        if proof.history != self.means.feed.reader.history() {
+            return Ok(ResourceVersion::default());
+        }
         for change in proof.changes {
             self.writer.apply(change)?;
         }
@@ -301,6 +343,7 @@ impl Reflector {
             self.writer.replace(snapshot);
         }
         self.signed_of_life();
+        self.relisted = true;
         self.writer.set_state(FeedState::Live);
         Ok(until)
     }
@@ -316,9 +359,13 @@ impl Reflector {
         let changes = match historian.recover(&differences, list.rv).await {
             Ok(Some(changes)) => changes,
             Ok(None) => return Ok(false),
-            // Storage has been compacted: nobody can tell any more.
-            Err(error) if error.is_expired() => return Ok(false),
-            Err(error) => return Err(error.into()),
+            // Upstream is away: tried again when it is back.
+            Err(error @ (Error::Unreachable(_) | Error::Broken(_) | Error::Timeout(_))) => return Err(error.into()),
+            // Compacted, or not to be read in this way: nobody can tell any more.
+            Err(error) => {
+                tracing::info!(feed = %self.means.feed.spec.key, %error, "the gap cannot be read back");
+                return Ok(false);
+            }
         };
         for change in changes {
             self.writer.apply(change).map_err(Broken::OutOfOrder)?;
@@ -334,23 +381,25 @@ impl Reflector {
     fn signed_of_life(&mut self) {
         self.last_sign = Instant::now();
         self.refused_since = None;
+        self.woken_early = false;
         self.backoff.succeeded(self.last_sign);
     }
 
     /// Waits; if upstream could not be reached, only until it answers somebody else, and a moment more.
-    async fn pause(&self, wait: Duration, failure: &Failure) {
+    async fn pause(&mut self, wait: Duration, failure: &Failure) {
         let back = async {
-            if !failure.is_connection() {
+            if !failure.is_connection() || self.woken_early {
                 std::future::pending::<()>().await;
             }
             self.means.client.answers().await;
             // Not all feeds in the same instant.
             tokio::time::sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            () = back => {}
-        }
+        // Once in a row of failures, or feeds that fail together would keep waking each other.
+        self.woken_early = tokio::select! {
+            () = tokio::time::sleep(wait) => self.woken_early,
+            () = back => true,
+        };
     }
 
     /// How long to wait after a failure; may send a stream that cannot be read back to the start.

@@ -11,6 +11,8 @@ use crate::wire::{Form, FrameSplitter, ObjectReader, WatchItem};
 pub(super) struct WatchStream {
     body: ResponseBody,
     splitter: FrameSplitter,
+    /// When the last item came. Kept here, for whoever reads may be interrupted at any time.
+    last_item: Instant,
 }
 
 /// How a stream ended, when not by an error event.
@@ -39,14 +41,15 @@ impl WatchStream {
         if answered != Some(form) {
             return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
         }
-        Ok(Self { body: response.into_body(), splitter: FrameSplitter::new(form, FRAME_BYTES_MAX) })
+        Ok(Self { body: response.into_body(), splitter: FrameSplitter::new(form, FRAME_BYTES_MAX), last_item: Instant::now() })
     }
 
     /// The next item. Cancel-safe: what has been read stays in the splitter.
     pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<WatchItem, Ended> {
-        let deadline = Instant::now() + SILENCE_MAX;
+        let deadline = self.last_item + SILENCE_MAX;
         loop {
             if let Some(item) = self.buffered(reader)? {
+                self.last_item = Instant::now();
                 return Ok(item);
             }
             let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| Ended::Silent)?;

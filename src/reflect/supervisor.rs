@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::base::{Tasks, Waits};
-use crate::cache::{Demand, End, Feeds};
+use crate::cache::{Demand, End, Feed, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
 
@@ -73,23 +73,39 @@ impl Supervisor {
         let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
-            let end = tokio::select! {
+            let mut leaving = Leaving { feeds: &feeds, feed: &feed, end: End::Shutdown };
+            leaving.end = tokio::select! {
                 end = reflector.run() => end,
                 never = prover.run() => match never {},
-                () = idle(&feed, idle_max) => End::Idle,
+                () = idle(&feeds, &feed, idle_max) => End::Idle,
+                () = feed.retired() => End::Outdated,
             };
-            tracing::info!(feed = %key, reason = end.as_str(), "feed ended");
+            tracing::info!(feed = %key, reason = leaving.end.as_str(), "feed ended");
+            let end = leaving.end;
             // First out of the registry, so that whoever is woken by the end finds no trace of it.
-            feeds.ended(&key, end);
+            drop(leaving);
             reflector.end(end);
         });
     }
 }
 
-async fn idle(feed: &crate::cache::Feed, idle_max: Duration) {
+/// Takes a feed out of the registry, also when its task is cancelled or panics.
+struct Leaving<'a> {
+    feeds: &'a Feeds,
+    feed: &'a Arc<Feed>,
+    end: End,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.feeds.ended(self.feed, self.end);
+    }
+}
+
+async fn idle(feeds: &Feeds, feed: &Arc<Feed>, idle_max: Duration) {
     loop {
         tokio::time::sleep(IDLE_CHECK.min(idle_max)).await;
-        if feed.idle_for() >= idle_max {
+        if feeds.end_if_idle(feed, idle_max) {
             return;
         }
     }

@@ -1,10 +1,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::base::Tasks;
 
@@ -27,6 +29,9 @@ pub(super) type Failure = Arc<crate::upstream::Error>;
 pub(super) struct Coalesced {
     waiting: Arc<Mutex<Waiting>>,
 }
+
+/// A shared answer, read whole, takes no longer; those who wait are told so.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 type Askers = Vec<oneshot::Sender<Result<Answer, Failure>>>;
 type Waiting = HashMap<Key, Askers>;
@@ -57,11 +62,14 @@ impl Coalesced {
             first
         };
         if first {
-            let waiting = self.waiting.clone();
+            let asking = Asking { waiting: self.waiting.clone(), key };
             tasks.spawn("coalesced", async move {
-                while let Some(askers) = take(&waiting, &key) {
+                while let Some(askers) = take(&asking.waiting, &asking.key) {
                     super::metrics::coalesced(askers.len());
-                    let answer = ask().await.map_err(Arc::new);
+                    let answer = match timeout(ANSWER_MAX, ask()).await {
+                        Ok(answer) => answer.map_err(Arc::new),
+                        Err(_) => Err(Arc::new(crate::upstream::Error::Timeout(ANSWER_MAX))),
+                    };
                     askers.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
                 }
             });
@@ -70,10 +78,23 @@ impl Coalesced {
     }
 }
 
+/// The task that asks for a key. However it ends, the key does not stay behind: later requests would wait for ever.
+struct Asking {
+    waiting: Arc<Mutex<Waiting>>,
+    key: Key,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.waiting.lock().remove(&self.key);
+    }
+}
+
 /// Those who wait now; when nobody does, the key is forgotten, so that the next request starts over.
 fn take(waiting: &Mutex<Waiting>, key: &Key) -> Option<Askers> {
     let mut waiting = waiting.lock();
     let askers = waiting.get_mut(key)?;
+    askers.retain(|asker| !asker.is_closed());
     if askers.is_empty() {
         waiting.remove(key);
         return None;

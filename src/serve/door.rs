@@ -4,21 +4,22 @@ use std::time::Duration;
 use http::header::HOST;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::admission::{Admission, Limits};
 use super::answer::{Manner, SERVED};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
-use super::feed::Unready;
+use super::feed::{Need, Unready};
 use super::metrics;
 use super::route::{Asked, Reason, Route, route};
 use crate::auth::Gate;
 use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
-use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError};
+use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status};
 use crate::net::Peer;
-use crate::upstream::{Catalog, Client, Resource, status_from_code};
+use crate::wire::Form;
+use crate::upstream::{Catalog, Client, Resource, is_impersonation, names_identity, status_from_code};
 
 /// How requests are answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,8 +69,18 @@ pub(super) struct Visit {
     pub(super) received: Instant,
 }
 
+impl Visit {
+    /// What this read needs of a feed.
+    pub(super) fn need(&self, resource: &Resource, form: Form, resume: Option<ResourceVersion>) -> Need<'_> {
+        let namespace = (resource.namespaced && !self.info.namespace.is_empty()).then_some(&*self.info.namespace);
+        Need { namespace, form, received: self.received, resume }
+    }
+}
+
 /// How often an unknown resource makes us ask upstream what it serves.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
+/// How long a request waits for that.
+const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 
 impl Door {
     pub fn new(
@@ -110,6 +121,11 @@ impl Door {
     /// Whether the request is for us at all.
     fn admit(&self, peer: &Peer, request: &Request<Incoming>, manner: &Manner) -> Result<(), Box<Response<ReplyBody>>> {
         self.check_hops(request.headers()).map_err(|status| Box::new(manner.status(&status)))?;
+        if let Some(name) = names_identity(request.headers()) {
+            metrics::refused(400);
+            let why = format!("the Connection header names {name}, which would drop it on its way");
+            return Err(Box::new(manner.status(&Status::bad_request(why))));
+        }
         if matches!(peer, Peer::Unix) {
             return Ok(());
         }
@@ -130,6 +146,7 @@ impl Door {
             query: &visit.query,
             accept: visit.manner.accept.as_deref(),
             user_agent: visit.manner.user_agent.as_deref(),
+            impersonates: visit.request.headers().keys().any(is_impersonation),
         };
         let route = route(&asked, resource.as_deref());
         let Some(resource) = resource else {
@@ -161,8 +178,10 @@ impl Door {
             return Some(resource);
         }
         let since = Instant::now().checked_sub(REDISCOVER_EVERY)?;
-        if let Err(error) = self.catalog.refresh(since).await {
-            tracing::debug!(%error, "discovery failed");
+        match timeout(REDISCOVER_MAX, self.catalog.refresh(since)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "discovery failed"),
+            Err(_) => tracing::debug!("discovery took too long"),
         }
         self.catalog.find(&gvr)
     }

@@ -12,6 +12,17 @@ use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Shape};
 
+/// What a request needs of a feed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Need<'a> {
+    /// The namespace that the path names.
+    pub(super) namespace: Option<&'a str>,
+    pub(super) form: Form,
+    pub(super) received: Instant,
+    /// The version behind which a watch goes on.
+    pub(super) resume: Option<ResourceVersion>,
+}
+
 /// Why a feed cannot answer.
 #[derive(Debug)]
 pub(super) enum Unready {
@@ -28,35 +39,24 @@ const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl Door {
     /// A feed that covers the request and has a complete state; started and waited for if need be.
-    pub(super) async fn ready_feed(
-        &self,
-        resource: &Resource,
-        namespace: Option<&str>,
-        form: Form,
-        received: Instant,
-    ) -> Result<Lease, Unready> {
+    pub(super) async fn ready_feed(&self, resource: &Resource, need: &Need<'_>) -> Result<Lease, Unready> {
         // The cluster-wide feed serves every scope; if our identity may not list that, perhaps the namespace.
         let mut refused = Reason::Unavailable;
-        for scope in [None, namespace] {
-            match self.synced(resource, scope, form, received).await {
-                Err(Unready::Forward(Reason::Forbidden)) if namespace.is_some() => refused = Reason::Forbidden,
+        for scope in [None, need.namespace] {
+            match self.synced(resource, scope, need).await {
+                Err(Unready::Forward(Reason::Forbidden)) if need.namespace.is_some() => refused = Reason::Forbidden,
                 answer => return answer,
             }
         }
         Err(Unready::Forward(refused))
     }
 
-    async fn synced(
-        &self,
-        resource: &Resource,
-        namespace: Option<&str>,
-        form: Form,
-        received: Instant,
-    ) -> Result<Lease, Unready> {
-        let lease = self.feeds.lease(&spec(resource, namespace, form)).map_err(|why| Unready::Forward(why.into()))?;
+    async fn synced(&self, resource: &Resource, scope: Option<&str>, need: &Need<'_>) -> Result<Lease, Unready> {
+        let leased = self.feeds.lease(&spec(resource, scope, need.form), need.resume);
+        let lease = leased.map_err(|why| Unready::Forward(why.into()))?;
         let mut state = lease.reader.watch_state();
         let settled =
-            timeout_at(received + self.config.sync_wait_max, state.wait_for(|state| *state != State::Syncing));
+            timeout_at(need.received + self.config.sync_wait_max, state.wait_for(|state| *state != State::Syncing));
         let settled = settled.await.map(|state| state.map(|state| *state));
         match settled {
             Ok(Ok(State::Live | State::Stale { .. })) => Ok(lease),
@@ -74,7 +74,7 @@ impl Door {
 
     /// Waits until the feed is as fresh as the request asks, at most three seconds.
     pub(super) async fn fresh(&self, lease: &Lease, version: VersionMatch, received: Instant) -> Result<(), Unready> {
-        let deadline = received.max(Instant::now()) + FRESH_MAX;
+        let deadline = Instant::now() + FRESH_MAX;
         match version {
             VersionMatch::Any | VersionMatch::Exact(_) => Ok(()),
             VersionMatch::NotOlderThan(rv) => match timeout_at(deadline, self.reached(lease, rv)).await {

@@ -1,10 +1,10 @@
 //! Pass-through: everything that the cache does not answer, streaming in both directions.
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
@@ -42,7 +42,9 @@ impl Door {
         if lane == Lane::Tunnel {
             return self.tunnel(request, manner, place).await;
         }
-        let shared = matches!(reason, Reason::ConsistentGet | Reason::NoProof) && lane == Lane::Short;
+        let shared = matches!(reason, Reason::ConsistentGet | Reason::NoProof)
+            && lane == Lane::Short
+            && request.body().is_end_stream();
         if shared {
             return self.shared(&request, manner).await;
         }
@@ -88,9 +90,10 @@ impl Door {
     async fn tunnel(&self, mut request: Request<Incoming>, manner: &Manner, place: Place) -> Response<ReplyBody> {
         let downstream = hyper::upgrade::on(&mut request);
         let request = match self.outgoing(request) {
-            Ok(request) => request.map(|_| Empty::new().map_err(|never| match never {}).boxed_unsync()),
+            Ok(request) => without_body(request),
             Err(status) => return manner.status(&status),
         };
+        let held = self.drain.hold();
         let mut response = match self.client.forward(Lane::Tunnel, request).await {
             Ok(response) => response,
             Err(error) => return manner.status(&unreachable(&error)),
@@ -106,7 +109,7 @@ impl Door {
                     tracing::debug!(%error, "tunnel broke");
                 }
             }
-            drop(place);
+            drop((place, held));
         });
         response.map(|_| ReplyBody::empty())
     }
@@ -121,6 +124,7 @@ impl Door {
 
     fn outgoing(&self, mut request: Request<Incoming>) -> Result<Request<Incoming>, Status> {
         self.add_hop(request.headers_mut())?;
+        websocket::drop_bearer(request.headers_mut());
         Ok(request)
     }
 
@@ -139,6 +143,15 @@ impl Door {
         headers.insert(HOPS, hops);
         Ok(())
     }
+}
+
+/// The request without its body, and without what its headers say of one.
+fn without_body(request: Request<Incoming>) -> Request<Body> {
+    let mut request = request.map(|_| Empty::new().map_err(|never| match never {}).boxed_unsync());
+    for name in [CONTENT_LENGTH, EXPECT] {
+        request.headers_mut().remove(name);
+    }
+    request
 }
 
 fn hops(headers: &HeaderMap) -> Vec<&str> {
@@ -163,7 +176,8 @@ fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>, que
     if headers.contains_key(http::header::UPGRADE) && (websocket::is_upgrade(headers) || is_spdy(headers)) {
         return Lane::Tunnel;
     }
-    let truthy = |name| query.first(name).is_some_and(|value| !matches!(value, "" | "0" | "false"));
+    // The API's booleans: all but these are true (semantics.md §2).
+    let truthy = |name| query.first(name).is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"));
     let Some(info) = info else { return Lane::Short };
     let streams = info.verb == Verb::Watch
         || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy")
@@ -172,7 +186,8 @@ fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>, que
 }
 
 fn is_spdy(headers: &HeaderMap) -> bool {
-    headers
+    let asks = websocket::asks_for_upgrade(headers);
+    asks && headers
         .get(http::header::UPGRADE)
         .and_then(|value| value.to_str().ok())
         .is_some_and(|protocol| protocol.to_ascii_lowercase().starts_with("spdy/"))

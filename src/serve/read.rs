@@ -18,6 +18,9 @@ use crate::cache::{Lease, Start};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
 
+/// When a watch that found its feed still being filled may try again.
+const SYNC_RETRY_SECONDS: u32 = 1;
+
 /// A watch that may be opened: permission, a place, and the feed.
 struct Admitted {
     grant: Grant,
@@ -61,7 +64,8 @@ impl Door {
         resource: &Resource,
         read: ListRead,
     ) -> Response<ReplyBody> {
-        let lease = match self.ready_feed(resource, read.view.namespace(), read.form, visit.received).await {
+        let need = visit.need(resource, read.form, None);
+        let lease = match self.ready_feed(resource, &need).await {
             Ok(lease) => lease,
             Err(why) => return self.unready(visit, why).await,
         };
@@ -88,8 +92,18 @@ impl Door {
         resource: &Resource,
         read: WatchRead,
     ) -> Response<ReplyBody> {
-        let lease = match self.ready_feed(resource, read.view.namespace(), read.form, visit.received).await {
+        let resume = match read.start {
+            WatchStart::After(rv) => Some(rv),
+            _ => None,
+        };
+        let lease = match self.ready_feed(resource, &visit.need(resource, read.form, resume)).await {
             Ok(lease) => lease,
+            // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
+            // being filled (semantics.md §3.3).
+            Err(Unready::Forward(Reason::Syncing)) => {
+                let initializing = Unready::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS)));
+                return self.unready(visit, initializing).await;
+            }
             Err(why) => return self.unready(visit, why).await,
         };
         let fresh = match read.start {
@@ -125,23 +139,17 @@ impl Door {
         read: &WatchRead,
         failed: Option<Status>,
     ) -> Response<ReplyBody> {
-        let reader = &admitted.lease.reader;
         let websocket = websocket::is_upgrade(visit.request.headers());
         let upgrade = match websocket.then(|| websocket::handshake(visit.request.headers())) {
             Some(Ok(response)) => Some(response),
             Some(Err(response)) => return response,
             None => None,
         };
-        let start = match read.start {
-            WatchStart::After(rv) => Start::After(rv),
-            WatchStart::State { .. } => Start::Current,
-            WatchStart::FromCached | WatchStart::FromCurrent => Start::After(reader.progress().rv),
-        };
         metrics::served("watch", &admitted.lease.spec.key);
         let stale = Self::stale_seconds(&admitted.lease);
         let protocol = protocol(&visit.request, websocket);
         let form = read.form;
-        let session = self.session(admitted, start, read, failed, protocol);
+        let session = self.session(admitted, read, failed, protocol);
         let Some(response) = upgrade else {
             return visit.manner.served(form, true, stale, ReplyBody::watch(session));
         };
@@ -153,7 +161,6 @@ impl Door {
     fn session(
         &self,
         admitted: Admitted,
-        start: Start,
         read: &WatchRead,
         failed: Option<Status>,
         protocol: &'static str,
@@ -162,7 +169,13 @@ impl Door {
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
         let metrics = WatchMetrics::open(&lease.spec.key, protocol);
-        let (opened, refusal) = match lease.reader.open(start, read.view.clone()) {
+        let (reader, view) = (&lease.reader, read.view.clone());
+        let opened = match read.start {
+            WatchStart::After(rv) => reader.open(Start::After(rv), view),
+            WatchStart::State { .. } => reader.open(Start::Current, view),
+            WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
+        };
+        let (opened, refusal) = match opened {
             Ok(opened) => (opened, failed.map(|status| (status, End::TooLarge))),
             Err(too_old) => {
                 let status = Status::too_old(too_old.requested.0, too_old.floor.0);

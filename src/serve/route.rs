@@ -35,6 +35,8 @@ pub(super) enum Reason {
     Subresource,
     /// Spelled in a way that only upstream should interpret.
     Spelling,
+    /// The caller asks to be taken for somebody else: whether it may, and what that one may read, upstream decides.
+    Impersonation,
     /// Not known from discovery.
     Unknown,
     /// Served by another server behind the aggregation layer.
@@ -104,6 +106,8 @@ pub(super) struct Asked<'a> {
     pub(super) query: &'a Query,
     pub(super) accept: Option<&'a str>,
     pub(super) user_agent: Option<&'a str>,
+    /// The caller asks to be taken for somebody else.
+    pub(super) impersonates: bool,
 }
 
 /// Decides. `resource` is what discovery knows under the request's group, version and plural.
@@ -125,6 +129,9 @@ fn cacheable<'a>(asked: &Asked<'_>, resource: Option<&'a Resource>) -> Result<&'
     }
     if *asked.method != Method::GET || !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
         return Err(Reason::Verb);
+    }
+    if asked.impersonates {
+        return Err(Reason::Impersonation);
     }
     if !info.is_canonical || !asked.query.is_lossless() {
         return Err(Reason::Spelling);
@@ -180,7 +187,10 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
     }
     let options = ListOptions::decode(query)?.defaulted();
     options.validate(options.watch)?;
-    let mut fields = options.fields.compile(&resource.fields)?;
+    let mut fields = match options.fields.compile(&resource.fields) {
+        Err(_) if resource.fields_unknown => return Ok(Route::Forward(Reason::Parameter)),
+        compiled => compiled?,
+    };
     if !info.name.is_empty() {
         fields = narrow(fields, &info.name)?;
     }
@@ -222,6 +232,7 @@ impl Reason {
             Self::Verb => "verb",
             Self::Subresource => "subresource",
             Self::Spelling => "spelling",
+            Self::Impersonation => "impersonation",
             Self::Unknown => "unknown_resource",
             Self::Aggregated => "aggregated",
             Self::NotWatchable => "not_watchable",

@@ -9,7 +9,7 @@ use super::admission::Place;
 use super::metrics::WatchMetrics;
 use crate::auth::Grant;
 use crate::base::{DrainWatch, Draining};
-use crate::cache::{Cursor, Lease, Opened, Pull, Snapshot};
+use crate::cache::{Cursor, Lease, Opened, Pull, Snapshot, State};
 use crate::kube::{EventType, ResourceVersion, Status};
 
 /// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
@@ -55,6 +55,8 @@ pub(super) enum End {
     Expired,
     /// The state it asked for did not come: 504.
     TooLarge,
+    /// Its feed is over.
+    FeedEnded,
     /// The proxy is going away.
     Drained,
     /// The client went away.
@@ -139,7 +141,13 @@ impl WatchSession {
                         self.metrics.ended(end);
                     }
                 }
-                Phase::Initial { .. } => self.initial(room, batch),
+                Phase::Initial { .. } => {
+                    self.initial(room, batch);
+                    // Nothing to say of an empty state; but nobody has asked to be woken yet either.
+                    if batch.is_empty() {
+                        continue;
+                    }
+                }
                 Phase::Live => {
                     if self.over(cx) {
                         continue;
@@ -200,6 +208,11 @@ impl WatchSession {
                     batch.push(self.lease.reader.bookmark(progress.rv, false));
                 }
             }
+            // Its feed is over: the resource is gone, or no longer ours to read. No version was too old.
+            Pull::Expired { .. } if matches!(self.lease.reader.state(), State::Ended(_)) => {
+                self.phase = Phase::Ended;
+                self.metrics.ended(End::FeedEnded);
+            }
             Pull::Expired { oldest } => {
                 let status = Status::too_old(self.told.0, oldest.0);
                 self.end_with(&status, End::Expired);
@@ -216,17 +229,25 @@ impl WatchSession {
         } else {
             return false;
         };
-        // A last bookmark lets the client resume here or at another replica without a list.
-        let progress = self.lease.reader.progress();
-        let mut rest = Vec::new();
-        let caught_up = matches!(self.cursor.pull(usize::MAX, None, &mut rest), Pull::CaughtUp { .. });
         self.phase = Phase::Ended;
-        if end == End::Drained && self.bookmarks && caught_up && rest.is_empty() && progress.rv > self.told {
-            self.phase = Phase::Last(self.lease.reader.bookmark(progress.rv, false), end);
-        } else {
-            self.metrics.ended(end);
+        match self.last_bookmark(end) {
+            Some(bookmark) => self.phase = Phase::Last(bookmark, end),
+            None => self.metrics.ended(end),
         }
         true
+    }
+
+    /// A bookmark for a client that is sent away: it resumes here or at another replica without a list.
+    fn last_bookmark(&mut self, end: End) -> Option<Bytes> {
+        if end != End::Drained || !self.bookmarks {
+            return None;
+        }
+        match self.cursor.pull(0, None, &mut Vec::new()) {
+            Pull::CaughtUp { progress } if progress.rv > self.told => {
+                Some(self.lease.reader.bookmark(progress.rv, false))
+            }
+            _ => None,
+        }
     }
 
     /// Arms the timer; true when there is nothing to do until a wake-up.
@@ -236,6 +257,9 @@ impl WatchSession {
 
     /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
     pub(super) fn end_with(&mut self, status: &Status, end: End) {
+        if matches!(self.phase, Phase::Ended) {
+            return;
+        }
         self.phase = Phase::Last(error_frame(&self.lease, status), end);
     }
 }
@@ -288,6 +312,7 @@ impl End {
             Self::Timeout => "timeout",
             Self::Expired => "expired",
             Self::TooLarge => "too_large",
+            Self::FeedEnded => "feed_ended",
             Self::Drained => "drained",
             Self::Closed => "closed",
         }

@@ -26,9 +26,30 @@ use crate::wire::{Form, websocket_payload};
 /// Whether the request asks for a WebSocket: as the apiserver detects it, on HTTP/1.1 only.
 pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-    let connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket"))
-        && connection.into_iter().any(|value| value.to_ascii_lowercase().contains("upgrade"))
+    upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && asks_for_upgrade(headers)
+}
+
+/// Whether the connection is to become something else.
+pub(super) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+    let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    connection.any(|value| value.to_ascii_lowercase().contains("upgrade"))
+}
+
+/// A subprotocol that carries a bearer token: credentials, which are the caller's own and go nowhere from here.
+pub(super) const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// Removes the token from the subprotocols.
+pub(super) fn drop_bearer(headers: &mut HeaderMap) {
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let offered: Vec<_> = offered.flat_map(|value| value.split(',')).map(|protocol| protocol.trim().to_owned()).collect();
+    if !offered.iter().any(|protocol| protocol.starts_with(BEARER_PROTOCOL)) {
+        return;
+    }
+    let kept: Vec<_> = offered.into_iter().filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL)).collect();
+    match HeaderValue::from_str(&kept.join(", ")) {
+        Ok(kept) if !kept.is_empty() => drop(headers.insert(SEC_WEBSOCKET_PROTOCOL, kept)),
+        _ => drop(headers.remove(SEC_WEBSOCKET_PROTOCOL)),
+    }
 }
 
 /// The 101 for a well-formed handshake, or the answer of the apiserver's library for one that is not.
@@ -57,7 +78,7 @@ pub(super) fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Resp
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .map(str::trim)
-        .filter(|protocol| !protocol.is_empty())
+        .filter(|protocol| !protocol.is_empty() && !protocol.starts_with(BEARER_PROTOCOL))
         .collect();
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;

@@ -6,8 +6,9 @@ use http::header::{ACCEPT, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Empty};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
-use super::credentials::{Credentials, put_all};
+use super::credentials::{Credentials, is_impersonation, put_all};
 use super::pool::{Body, Pool, Protocol, ResponseBody};
 use super::{BODY_BYTES_MAX, CredentialError, Error, Source, set_retry_after, status_from_code};
 use crate::kube::Status;
@@ -23,7 +24,10 @@ pub struct Client {
 struct Shared {
     credentials: Credentials,
     watches: Pool,
+    /// Our own questions.
     short: Pool,
+    /// Requests of others that are answered within seconds.
+    forwards: Pool,
     /// Streams of others: followed logs, watches that are passed through. A connection each, so that one that is not
     /// read can stall only itself.
     long: Pool,
@@ -51,6 +55,7 @@ impl Client {
         let shared = Shared {
             watches: Pool::new(&credentials, Protocol::Multiplexed)?,
             short: Pool::new(&credentials, Protocol::Multiplexed)?,
+            forwards: Pool::new(&credentials, Protocol::Multiplexed)?,
             long: Pool::new(&credentials, Protocol::Single)?,
             tunnels: Pool::new(&credentials, Protocol::Single)?,
             credentials,
@@ -99,7 +104,7 @@ impl Client {
             Question::Watch => &self.shared.watches,
             Question::Short => &self.shared.short,
         };
-        let response = tokio::time::timeout(ANSWER_TIMEOUT, pool.send(request))
+        let response = timeout(ANSWER_TIMEOUT, pool.send(request))
             .await
             .map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
         self.note_answer();
@@ -133,11 +138,16 @@ impl Client {
         *request.uri_mut() = self.uri(path)?;
         let ours = self.shared.credentials.headers().await?;
         let headers = request.headers_mut();
+        if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
+            // Parts of two identities would make a third.
+            let why = "this proxy impersonates already, and impersonation does not nest";
+            return Err(Error::Refused(Box::new(status_from_code(403, why))));
+        }
         let theirs: Vec<_> = headers.keys().filter(|name| Credentials::owns(name)).cloned().collect();
         theirs.iter().for_each(|name| drop(headers.remove(name)));
         put_all(headers, ours);
         let pool = match lane {
-            super::Lane::Short => &self.shared.short,
+            super::Lane::Short => &self.shared.forwards,
             super::Lane::Stream => &self.shared.long,
             super::Lane::Tunnel => &self.shared.tunnels,
         };
@@ -163,6 +173,8 @@ impl Client {
 }
 
 const STATUS_BYTES_MAX: usize = 1 << 20;
+/// Time between two pieces of an answer that is read whole.
+const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// The form that the response says it is in.
 pub(crate) fn form_of<B>(response: &Response<B>) -> Option<Form> {
@@ -172,7 +184,7 @@ pub(crate) fn form_of<B>(response: &Response<B>) -> Option<Form> {
 
 async fn read_whole(mut body: ResponseBody, bytes_max: usize) -> Result<Bytes, Error> {
     let mut whole = BytesMut::new();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = timeout(BODY_SILENCE_MAX, body.frame()).await.map_err(|_| Error::Timeout(BODY_SILENCE_MAX))? {
         if let Ok(data) = frame.map_err(Error::Broken)?.into_data() {
             if whole.len() + data.len() > bytes_max {
                 return Err(Error::TooLarge(bytes_max));

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, CONNECTION};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
 use kube_client::config::{KubeConfigOptions, Kubeconfig};
@@ -106,9 +106,10 @@ impl Credentials {
         Ok(headers)
     }
 
-    /// Whether a header of this name is ours to set, so that a caller's must not pass.
+    /// Whether a header of this name is ours to set, so that a caller's must not pass. A caller that is ourselves may ask
+    /// to be taken for somebody else: upstream decides whether we may.
     pub(super) fn owns(name: &HeaderName) -> bool {
-        *name == AUTHORIZATION || name.as_str().starts_with("impersonate-") || name.as_str().starts_with("x-remote-")
+        *name == AUTHORIZATION || name.as_str().starts_with("x-remote-")
     }
 }
 
@@ -117,6 +118,19 @@ impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("base", &self.base).finish_non_exhaustive()
     }
+}
+
+/// Whether a header asks for another identity than the caller's.
+pub fn is_impersonation(name: &HeaderName) -> bool {
+    name.as_str().starts_with("impersonate-")
+}
+
+/// An identity header that `Connection` names, so that the first proxy would drop it and with it the restriction that
+/// it means: the way to more rights that has been found in one proxy after another (reliability.md T1).
+pub fn names_identity(headers: &HeaderMap) -> Option<HeaderName> {
+    let listed = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let mut names = listed.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse::<HeaderName>().ok());
+    names.find(|name| is_impersonation(name) || Credentials::owns(name))
 }
 
 /// Puts `ours` into `headers`, replacing what is there.

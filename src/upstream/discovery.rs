@@ -22,6 +22,8 @@ pub struct Resource {
     pub watchable: bool,
     pub origin: Origin,
     pub fields: Arc<FieldTable>,
+    /// `fields` may lack some: our identity may not read the resource's definition.
+    pub fields_unknown: bool,
 }
 
 /// Who serves a resource: decides its forms, the layout of its JSON and whether it may be cached.
@@ -119,9 +121,9 @@ impl Catalog {
         if last.is_some_and(|last| last > since) {
             return Ok(false);
         }
-        let asked = Instant::now();
+        // Failed ones count too, or everybody who waits here would try again in turn.
+        *last = Some(Instant::now());
         let found = self.discover().await?;
-        *last = Some(asked);
         let mut resources = self.shared.resources.write();
         let changed = *resources != found;
         *resources = found;
@@ -135,11 +137,13 @@ impl Catalog {
         }
         let customs = self.optional::<CustomResourceDefinitions>(documents::CRD_PATH).await?;
         let services = self.optional::<ApiServices>(documents::API_SERVICE_PATH).await?;
-        let customs = customs.map(CustomResourceDefinitions::selectable_fields).unwrap_or_default();
-        let aggregated = services.map(ApiServices::remote).unwrap_or_default();
+        let known = Known {
+            customs: customs.map(CustomResourceDefinitions::selectable_fields),
+            remote: services.map(ApiServices::remote),
+        };
         Ok(versions
             .into_iter()
-            .flat_map(|version| version.resources(&customs, &aggregated))
+            .flat_map(|version| version.resources(&known))
             .map(|resource| (resource.gvr.clone(), Arc::new(resource)))
             .collect())
     }
@@ -172,30 +176,48 @@ impl Catalog {
     }
 }
 
+/// What our identity may read of who serves what; `None` where it may not.
+struct Known {
+    /// Selectable JSON paths by group, version and plural.
+    customs: Option<BTreeMap<(String, String, String), Vec<String>>>,
+    /// Groups and versions behind the aggregation layer.
+    remote: Option<Vec<(String, String)>>,
+}
+
+impl Known {
+    fn selectable(&self, group: &str, version: &str, plural: String) -> Option<&Vec<String>> {
+        self.customs.as_ref()?.get(&(group.to_owned(), version.to_owned(), plural))
+    }
+
+    /// Who serves a resource. In doubt another server, which is not cached.
+    fn origin(&self, group: &str, version: &str, is_custom: bool) -> Origin {
+        let remote = self.remote.as_ref().map(|remote| remote.iter().any(|(g, v)| g == group && v == version));
+        let built_in = BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group);
+        match (remote, is_custom) {
+            (Some(true), _) => Origin::Aggregated,
+            (_, true) => Origin::Custom,
+            _ if built_in => Origin::BuiltIn,
+            (Some(false), false) if self.customs.is_none() => Origin::Custom,
+            _ => Origin::Aggregated,
+        }
+    }
+}
+
 impl VersionList {
-    fn resources(
-        self,
-        customs: &BTreeMap<(String, String, String), Vec<String>>,
-        aggregated: &[(String, String)],
-    ) -> Vec<Resource> {
+    fn resources(self, known: &Known) -> Vec<Resource> {
         let Self { group, version, resources } = self;
-        let remote = aggregated.iter().any(|(g, v)| *g == group && *v == version);
-        let built_in = BUILT_IN_GROUPS.contains(&group.as_str()) || BUILT_IN_STORAGE_GROUPS.contains(&group.as_str());
         let build = |(name, kind, namespaced, verbs): (String, String, bool, Vec<String>)| {
             let gvr = Gvr::new(&group, &version, &name);
-            let selectable = customs.get(&(group.clone(), version.clone(), name));
-            let origin = match (remote, selectable) {
-                (true, _) => Origin::Aggregated,
-                (false, None) if built_in => Origin::BuiltIn,
-                (false, _) => Origin::Custom,
-            };
+            let selectable = known.selectable(&group, &version, name);
+            let origin = known.origin(&group, &version, selectable.is_some());
+            let fields_unknown = origin == Origin::Custom && selectable.is_none();
             let fields = match origin {
                 Origin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
                 _ => FieldTable::of_custom(selectable.map_or(&[], Vec::as_slice), namespaced),
             };
             let has = |verb: &str| verbs.iter().any(|v| v == verb);
             let watchable = has("list") && has("watch");
-            Resource { gvr, kind: kind.into(), namespaced, watchable, origin, fields: Arc::new(fields) }
+            Resource { gvr, kind: kind.into(), namespaced, watchable, origin, fields: Arc::new(fields), fields_unknown }
         };
         resources.into_iter().map(build).collect()
     }

@@ -2,7 +2,7 @@ use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE}
 use http::{HeaderMap, HeaderValue, Request, Response};
 
 use super::pool::{Body, ResponseBody};
-use super::{Client, Error};
+use super::{Client, Error, HOPS};
 
 /// Which connections a passed-through request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,10 @@ impl Client {
     /// Hop-by-hop headers do not cross; for a [`Lane::Tunnel`] the upgrade itself does.
     pub async fn forward(&self, lane: Lane, mut request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
         let upgrade = (lane == Lane::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
+        // The way a request has come is not for its `Connection` header to forget.
+        let hops = request.headers_mut().remove(HOPS);
         strip_hop_by_hop(request.headers_mut());
+        request.headers_mut().extend(hops.map(|hops| (HOPS, hops)));
         request.headers_mut().remove(HOST);
         *request.version_mut() = http::Version::HTTP_11;
         if let Some(protocol) = upgrade {

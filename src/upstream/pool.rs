@@ -60,9 +60,9 @@ impl Pool {
     /// client-go's numbers: ping after 30 s of silence, give up 15 s later (semantics.md §9.1).
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
-    const STREAM_WINDOW: u32 = 4 << 20;
-    /// Four streams' worth, so that one stream that is not read cannot stall its neighbours at once.
-    const CONNECTION_WINDOW: u32 = 16 << 20;
+    const STREAM_WINDOW: u32 = 1 << 20;
+    /// Room for every stream: however many are not read, the others go on.
+    const CONNECTION_WINDOW: u32 = Self::STREAM_WINDOW * Self::STREAMS_MAX as u32;
 
     pub(super) fn new(credentials: &Credentials, protocol: Protocol) -> Result<Self, CredentialError> {
         let pool = Self { credentials: credentials.clone(), protocol, shards: Mutex::new(Vec::new()) };
