@@ -97,7 +97,7 @@ pub struct CacheReader {
 }
 
 /// Where a watch starts.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// After this version.
     After(ResourceVersion),

@@ -1,6 +1,6 @@
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -45,24 +45,24 @@ pub(super) struct Pool {
 #[derive(Debug, Clone)]
 struct Shard {
     connections: Connections,
-    streams: Arc<AtomicUsize>,
+    streams: Arc<AtomicU32>,
 }
 
 /// A place on a connection, given back on drop.
 #[derive(Debug)]
 pub(super) struct Slot {
-    streams: Arc<AtomicUsize>,
+    streams: Arc<AtomicU32>,
 }
 
 impl Pool {
-    const STREAMS_MAX: usize = 80;
+    const STREAMS_MAX: u32 = 80;
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
     /// client-go's numbers: ping after 30 s of silence, give up 15 s later (semantics.md §9.1).
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
     const STREAM_WINDOW: u32 = 1 << 20;
     /// Room for every stream: however many are not read, the others go on.
-    const CONNECTION_WINDOW: u32 = Self::STREAM_WINDOW * Self::STREAMS_MAX as u32;
+    const CONNECTION_WINDOW: u32 = Self::STREAM_WINDOW * Self::STREAMS_MAX;
 
     pub(super) fn new(credentials: &Credentials, protocol: Protocol) -> Result<Self, CredentialError> {
         let pool = Self { credentials: credentials.clone(), protocol, shards: Mutex::new(Vec::new()) };
@@ -119,7 +119,7 @@ impl Pool {
             .http2_max_header_list_size(1 << 20)
             .retry_canceled_requests(false)
             .build(connector);
-        Ok(Shard { connections, streams: Arc::new(AtomicUsize::new(0)) })
+        Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)) })
     }
 }
 
