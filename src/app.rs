@@ -1,6 +1,6 @@
 //! Wiring, and nothing else: the only module that sees everything.
 //!
-//! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted yet) → [`Bound::run`] until shutdown.
+//! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted) → [`Bound::run`] until shutdown.
 
 pub mod demo;
 mod ops;

@@ -55,7 +55,8 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Eight GiB in all; a quarter GiB of events a feed, the apiserver's own largest ring (102 400 events, semantics.md §4.5), fifteen minutes.
+    /// Eight GiB in all; a quarter GiB of events a feed, the apiserver's own largest ring (102 400 events, semantics.md
+    /// §4.5), fifteen minutes.
     fn default() -> Self {
         Self {
             memory_bytes_max: 8 << 30,

@@ -110,7 +110,11 @@ fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
 fn start_log(log: &Log) {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&log.level));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).with_target(false);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
     let started = if log.json { builder.json().try_init() } else { builder.try_init() };
     if let Err(error) = started {
         fail(1, &error);

@@ -39,9 +39,7 @@ impl Admin {
                 listener.set_nonblocking(true)?;
                 AdminListener::Tcp(listener)
             }
-            Address::Unix(path) => {
-                AdminListener::Unix(bind_unix(path)?, path.clone())
-            }
+            Address::Unix(path) => AdminListener::Unix(bind_unix(path)?, path.clone()),
         };
         Ok(Self { listener, pages })
     }

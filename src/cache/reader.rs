@@ -227,8 +227,8 @@ impl CacheReader {
         Opened { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.inner.write(), view) }
     }
 
-    /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share one,
-    /// and the others may be on their way (semantics.md §3.0). So nothing is skipped by version.
+    /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share
+    /// one, and the others may be on their way (semantics.md §3.0). So nothing is skipped by version.
     fn cursor_at_end(&self, inner: &mut Inner, view: View) -> Cursor {
         let progress = inner.progress;
         self.cursor(inner, progress, ResourceVersion::default(), view)

@@ -235,7 +235,12 @@ impl Reflector {
     }
 
     fn lister(&self) -> Lister<'_> {
-        Lister { client: &self.means.client, spec: &self.means.feed.spec, reader: &self.means.reader, feeds: &self.means.feeds }
+        Lister {
+            client: &self.means.client,
+            spec: &self.means.feed.spec,
+            reader: &self.means.reader,
+            feeds: &self.means.feeds,
+        }
     }
 
     async fn resume(&self, at: ResourceVersion) -> Result<WatchStream, Failure> {
@@ -412,7 +417,7 @@ impl Reflector {
                 *times = if *rv == *at { *times + 1 } else { 1 };
                 *rv = *at;
                 if *times >= UNREADABLE_MAX {
-                    tracing::error!(feed = %self.means.feed.spec.key, %at, "upstream's stream cannot be read; listing anew");
+                    tracing::error!(feed = %self.means.feed.spec.key, %at, "unreadable stream; listing anew");
                     *state = State::Empty;
                 }
             }

@@ -41,7 +41,11 @@ impl WatchStream {
         if answered != Some(form) {
             return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
         }
-        Ok(Self { body: response.into_body(), splitter: FrameSplitter::new(form, FRAME_BYTES_MAX), last_item: Instant::now() })
+        Ok(Self {
+            body: response.into_body(),
+            splitter: FrameSplitter::new(form, FRAME_BYTES_MAX),
+            last_item: Instant::now(),
+        })
     }
 
     /// The next item. Cancel-safe: what has been read stays in the splitter.

@@ -18,8 +18,8 @@ use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
 use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status};
 use crate::net::Peer;
-use crate::wire::Form;
 use crate::upstream::{Catalog, Client, Resource, is_impersonation, names_identity, status_from_code};
+use crate::wire::Form;
 
 /// How requests are answered.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -104,9 +104,8 @@ impl Client {
             Question::Watch => &self.shared.watches,
             Question::Short => &self.shared.short,
         };
-        let response = timeout(ANSWER_TIMEOUT, pool.send(request))
-            .await
-            .map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
+        let response =
+            timeout(ANSWER_TIMEOUT, pool.send(request)).await.map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
         self.note_answer();
         if response.status().is_success() {
             return Ok(response);
@@ -184,7 +183,9 @@ pub(crate) fn form_of<B>(response: &Response<B>) -> Option<Form> {
 
 async fn read_whole(mut body: ResponseBody, bytes_max: usize) -> Result<Bytes, Error> {
     let mut whole = BytesMut::new();
-    while let Some(frame) = timeout(BODY_SILENCE_MAX, body.frame()).await.map_err(|_| Error::Timeout(BODY_SILENCE_MAX))? {
+    while let Some(frame) =
+        timeout(BODY_SILENCE_MAX, body.frame()).await.map_err(|_| Error::Timeout(BODY_SILENCE_MAX))?
+    {
         if let Ok(data) = frame.map_err(Error::Broken)?.into_data() {
             if whole.len() + data.len() > bytes_max {
                 return Err(Error::TooLarge(bytes_max));

@@ -106,8 +106,8 @@ impl Credentials {
         Ok(headers)
     }
 
-    /// Whether a header of this name is ours to set, so that a caller's must not pass. A caller that is ourselves may ask
-    /// to be taken for somebody else: upstream decides whether we may.
+    /// Whether a header of this name is ours to set, so that a caller's must not pass. A caller that is ourselves may
+    /// ask to be taken for somebody else: upstream decides whether we may.
     pub(super) fn owns(name: &HeaderName) -> bool {
         *name == AUTHORIZATION || name.as_str().starts_with("x-remote-")
     }
