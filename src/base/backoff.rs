@@ -75,7 +75,9 @@ mod tests {
     fn a_short_success_does_not_reset_it_and_a_long_one_does() {
         let start = Instant::now();
         let mut backoff = Backoff::default();
-        (0..6).for_each(|_| drop(backoff.failed(start)));
+        for _ in 0..6 {
+            let _ = backoff.failed(start);
+        }
         backoff.succeeded(start);
         assert!(backoff.failed(start + Duration::from_secs(5)) > Backoff::FIRST * 2);
         backoff.succeeded(start);

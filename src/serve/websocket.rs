@@ -70,16 +70,16 @@ pub(super) fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Resp
         return Err(refuse(StatusCode::BAD_REQUEST, "mismatch challenge/response"));
     };
     // Any origin will do, but there must be one that parses.
-    if text(ORIGIN).is_none_or(|origin| origin.parse::<http::Uri>().is_err()) {
+    if !text(ORIGIN).is_some_and(is_request_uri) {
         return Err(refuse(StatusCode::FORBIDDEN, ""));
     }
-    let protocols: Vec<_> = headers
-        .get_all(SEC_WEBSOCKET_PROTOCOL)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
+    // The first header only, and its empty items count: as Go reads it.
+    let named = text(SEC_WEBSOCKET_PROTOCOL).map(str::trim).filter(|named| !named.is_empty());
+    let protocols: Vec<_> = named
+        .into_iter()
+        .flat_map(|named| named.split(','))
         .map(str::trim)
-        .filter(|protocol| !protocol.is_empty() && !protocol.starts_with(BEARER_PROTOCOL))
+        .filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL))
         .collect();
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -99,6 +99,33 @@ pub(super) fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Resp
         _ => return Err(refuse(StatusCode::BAD_REQUEST, "")),
     }
     Ok(response)
+}
+
+/// What Go's `url.ParseRequestURI` takes: a path, or a scheme and what belongs to it. `null` is neither; `file://` is.
+fn is_request_uri(text: &str) -> bool {
+    if text.bytes().any(|byte| byte.is_ascii_control()) {
+        return false;
+    }
+    if text.starts_with('/') {
+        return true;
+    }
+    let Some((scheme, rest)) = text.split_once(':') else { return false };
+    let in_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    if !scheme.starts_with(|c: char| c.is_ascii_alphabetic()) || !scheme.bytes().all(in_scheme) {
+        return false;
+    }
+    let Some(rest) = rest.strip_prefix("//") else { return true };
+    let authority = rest.split(['/', '?']).next().unwrap_or_default();
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let port = match host.strip_prefix('[') {
+        Some(literal) => match literal.split_once(']') {
+            Some((_, "")) => return true,
+            Some((_, after)) => after.strip_prefix(':'),
+            None => return false,
+        },
+        None => host.split_once(':').map_or(Some(""), |(_, port)| Some(port)),
+    };
+    port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Longest message a watch client may send; all of them are ignored (reliability.md D12).
@@ -151,4 +178,19 @@ where
         socket.feed(message).await?;
     }
     socket.flush().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_read_as_go_reads_them() {
+        for origin in ["http://localhost", "https://a.example:8443", "file://", "app://x", "/", "http://[::1]:80", "a:b"] {
+            assert!(is_request_uri(origin), "{origin}");
+        }
+        for origin in ["", "null", "localhost", "http://[", "http://a:b", "1http://a", "http://[::1]x", "http://a\n"] {
+            assert!(!is_request_uri(origin), "{origin}");
+        }
+    }
 }
