@@ -75,3 +75,8 @@ doc: ## The crate's documentation, private items included
 release: ## target/release/kube-fanout
 	$(CARGO) build --release $(LOCKED)
 	@ls -l target/release/kube-fanout
+
+.PHONY: facts
+facts: ## Make the table of the API's types again, from the published Go modules of every minor (network)
+	@tests/facts/generate.sh
+	@tests/facts/generate.sh corpus

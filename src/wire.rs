@@ -21,6 +21,7 @@
 //! Who calls: `reflect` reads, `cache` holds [`Object`]s and frames, `serve` writes. Nothing here knows of either.
 
 mod bookmark;
+mod derive;
 mod envelope;
 mod error;
 mod form;
@@ -38,6 +39,7 @@ mod splitter;
 mod tests;
 
 pub use bookmark::BookmarkTemplate;
+pub use derive::{Metadata, Refused, Transcoder, Why};
 pub use envelope::{Envelope, websocket_payload};
 pub use error::WireError;
 pub use form::{Form, Shape};

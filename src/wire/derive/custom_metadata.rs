@@ -1,0 +1,236 @@
+//! `ObjectMeta` from JSON to protobuf, as Go's generated encoder writes it: what a metadata client of custom resources
+//! asks for first (encodings.md §6).
+//!
+//! Custom resources' metadata has been through the apiserver's own `ObjectMeta`, so its JSON holds nothing else;
+//! whatever does is refused.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::Why;
+use crate::wire::protobuf::put_varint;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[derive(Default)]
+pub(super) struct ObjectMeta<'a> {
+    #[serde(borrow)]
+    name: Text<'a>,
+    generate_name: Text<'a>,
+    namespace: Text<'a>,
+    self_link: Text<'a>,
+    uid: Text<'a>,
+    resource_version: Text<'a>,
+    generation: i64,
+    creation_timestamp: Option<Text<'a>>,
+    deletion_timestamp: Option<Text<'a>>,
+    deletion_grace_period_seconds: Option<i64>,
+    labels: Option<BTreeMap<Text<'a>, Text<'a>>>,
+    annotations: Option<BTreeMap<Text<'a>, Text<'a>>>,
+    owner_references: Option<Vec<OwnerReference<'a>>>,
+    finalizers: Option<Vec<Text<'a>>>,
+    managed_fields: Option<Vec<ManagedFields<'a>>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct OwnerReference<'a> {
+    #[serde(borrow)]
+    api_version: Text<'a>,
+    kind: Text<'a>,
+    name: Text<'a>,
+    uid: Text<'a>,
+    controller: Option<bool>,
+    block_owner_deletion: Option<bool>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct ManagedFields<'a> {
+    #[serde(borrow)]
+    manager: Text<'a>,
+    operation: Text<'a>,
+    api_version: Text<'a>,
+    time: Option<Text<'a>>,
+    fields_type: Text<'a>,
+    /// As it is in the JSON: the server has it compact and HTML-safe there and in protobuf.
+    #[serde(rename = "fieldsV1")]
+    fields_v1: Option<&'a RawValue>,
+    subresource: Text<'a>,
+}
+
+/// Borrowed unless it has escapes, in collections too.
+#[derive(Deserialize, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(transparent)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'a> ObjectMeta<'a> {
+    /// The metadata of a JSON body: a whole custom resource, or what follows the `TypeMeta` of a built-in.
+    pub(super) fn read(body: &'a [u8]) -> Result<Self, Why> {
+        #[derive(Deserialize)]
+        struct Custom<'a> {
+            #[serde(borrow)]
+            metadata: ObjectMeta<'a>,
+        }
+        let read = match body.strip_prefix(br#""metadata":"#) {
+            Some(metadata) => Self::deserialize(&mut serde_json::Deserializer::from_slice(metadata)),
+            None => serde_json::from_slice(body).map(|Custom { metadata }| metadata),
+        };
+        read.map_err(|_| Why::Value("not metadata as the apiserver prints it"))
+    }
+
+    pub(super) fn remove_annotations(&mut self, hides: impl Fn(&str) -> Result<bool, Why>) -> Result<(), Why> {
+        let mut outcome = Ok(());
+        if let Some(annotations) = &mut self.annotations {
+            annotations.retain(|name, _| match hides(&name.0) {
+                Ok(hidden) => !hidden,
+                Err(why) => {
+                    outcome = Err(why);
+                    true
+                }
+            });
+        }
+        outcome
+    }
+
+    /// Appends the message. Go's encoder writes every field that is no pointer, list or map, even if it is empty.
+    pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), Why> {
+        let texts =
+            [&self.name, &self.generate_name, &self.namespace, &self.self_link, &self.uid, &self.resource_version];
+        for (number, text) in (1..).zip(texts) {
+            put_text(out, number, text);
+        }
+        put_int(out, 7, self.generation);
+        put_time(out, 8, self.creation_timestamp.as_ref())?;
+        if self.deletion_timestamp.is_some() {
+            put_time(out, 9, self.deletion_timestamp.as_ref())?;
+        }
+        if let Some(seconds) = self.deletion_grace_period_seconds {
+            put_int(out, 10, seconds);
+        }
+        put_map(out, 11, self.labels.as_ref());
+        put_map(out, 12, self.annotations.as_ref());
+        for owner in self.owner_references.iter().flatten() {
+            put_message(out, 13, |out| owner.put_protobuf(out));
+        }
+        for finalizer in self.finalizers.iter().flatten() {
+            put_text(out, 14, finalizer);
+        }
+        for entry in self.managed_fields.iter().flatten() {
+            let mut message = Vec::new();
+            entry.put_protobuf(&mut message)?;
+            put_bytes(out, 17, &message);
+        }
+        Ok(())
+    }
+}
+
+impl OwnerReference<'_> {
+    fn put_protobuf(&self, out: &mut Vec<u8>) {
+        put_text(out, 1, &self.kind);
+        put_text(out, 3, &self.name);
+        put_text(out, 4, &self.uid);
+        put_text(out, 5, &self.api_version);
+        for (number, flag) in [(6, self.controller), (7, self.block_owner_deletion)] {
+            if let Some(flag) = flag {
+                put_int(out, number, i64::from(flag));
+            }
+        }
+    }
+}
+
+impl ManagedFields<'_> {
+    fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), Why> {
+        put_text(out, 1, &self.manager);
+        put_text(out, 2, &self.operation);
+        put_text(out, 3, &self.api_version);
+        if self.time.is_some() {
+            put_time(out, 4, self.time.as_ref())?;
+        }
+        put_text(out, 6, &self.fields_type);
+        if let Some(fields) = self.fields_v1 {
+            put_message(out, 7, |out| put_bytes(out, 1, fields.get().as_bytes()));
+        }
+        put_text(out, 8, &self.subresource);
+        Ok(())
+    }
+}
+
+fn put_tag(out: &mut Vec<u8>, number: u64, wire_type: u64) {
+    put_varint(out, number << 3 | wire_type);
+}
+
+fn put_int(out: &mut Vec<u8>, number: u64, value: i64) {
+    put_tag(out, number, 0);
+    put_varint(out, value.cast_unsigned());
+}
+
+fn put_bytes(out: &mut Vec<u8>, number: u64, bytes: &[u8]) {
+    put_tag(out, number, 2);
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+fn put_text(out: &mut Vec<u8>, number: u64, text: &Text<'_>) {
+    put_bytes(out, number, text.0.as_bytes());
+}
+
+fn put_message(out: &mut Vec<u8>, number: u64, put: impl FnOnce(&mut Vec<u8>)) {
+    let mut message = Vec::new();
+    put(&mut message);
+    put_bytes(out, number, &message);
+}
+
+fn put_map(out: &mut Vec<u8>, number: u64, map: Option<&BTreeMap<Text<'_>, Text<'_>>>) {
+    for (key, value) in map.into_iter().flatten() {
+        put_message(out, number, |out| {
+            put_text(out, 1, key);
+            put_text(out, 2, value);
+        });
+    }
+}
+
+/// `metav1.Time`: seconds, and nanoseconds that are always 0; the zero time is an empty message.
+fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(), Why> {
+    let seconds = time.map(|time| unix_seconds(&time.0)).transpose()?;
+    put_message(out, number, |out| {
+        if let Some(seconds) = seconds {
+            put_int(out, 1, seconds);
+            put_int(out, 2, 0);
+        }
+    });
+    Ok(())
+}
+
+/// Of `2006-01-02T15:04:05Z`, the only form that the apiserver prints.
+fn unix_seconds(text: &str) -> Result<i64, Why> {
+    let error = Why::Value("not a time as the apiserver prints it");
+    let part = |at: usize, end: usize| {
+        let digits = text.get(at..end).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        digits.and_then(|digits| digits.parse::<i64>().ok()).ok_or(error)
+    };
+    let (year, month, day) = (part(0, 4)?, part(5, 7)?, part(8, 10)?);
+    let (hour, minute, second) = (part(11, 13)?, part(14, 16)?, part(17, 19)?);
+    let separators = [4, 7, 10, 13, 16, 19].map(|at| text.as_bytes().get(at).copied());
+    let as_printed = text.len() == 20 && separators == [b'-', b'-', b'T', b':', b':', b'Z'].map(Some);
+    let days_of_month = match month {
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    };
+    let in_calendar = year > 0 && (1..=12).contains(&month) && (1..=days_of_month).contains(&day);
+    if !as_printed || !in_calendar || hour > 23 || minute > 59 || second > 59 {
+        return Err(error);
+    }
+    // Years from March on, so that the leap day is the last.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1 - EPOCH;
+    Ok(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+/// Days from 0000-03-01 to 1970-01-01.
+const EPOCH: i64 = 719_468;

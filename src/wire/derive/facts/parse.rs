@@ -1,0 +1,152 @@
+//! Reads the generated text. It is part of the program and tests read all of it, so what is wrong in it is a bug.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+
+use super::{Absent, Arity, Facts, Field, Kind, MINORS_MAX, Message, MessageId, NONE, ObjectKind, Omit};
+
+/// The minors that the text is about.
+pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
+    let line = text.lines().find_map(|line| line.strip_prefix("minors: ")).expect(GENERATED);
+    let minors = range(line, ' ');
+    assert!(minors.clone().count() <= MINORS_MAX, "{GENERATED}");
+    minors
+}
+
+/// What the text says of one minor.
+pub(super) fn facts(text: &'static str, minor: u32) -> Facts {
+    let ids = message_ids(text);
+    let mut kinds = Vec::new();
+    let mut messages: Vec<Message> = Vec::with_capacity(ids.len());
+    let mut name = "";
+    for line in lines(text) {
+        let words: Vec<_> = line.split(' ').collect();
+        match *words {
+            ["message:", message] => {
+                name = message;
+                messages.push(Message::default());
+            }
+            ["minors:", ..] => {}
+            _ if words.get(4).is_some_and(|minors| !range(minors, '-').contains(&minor)) => {}
+            ["kind:", api_version, kind, message, ..] => {
+                kinds.push(ObjectKind { api_version, kind, message: ids[message] });
+            }
+            [json_name, number, kind, flags, ..] => {
+                let field = field(name, json_name, kind_of(kind, &ids), flags);
+                messages.last_mut().expect(GENERATED).push(number.parse().expect(GENERATED), field);
+            }
+            _ => panic!("{GENERATED}: {line}"),
+        }
+    }
+    Facts { kinds, messages, object_meta: ids["meta/v1.ObjectMeta"] }
+}
+
+/// Messages are numbered as they come.
+fn message_ids(text: &'static str) -> HashMap<&'static str, MessageId> {
+    let names = lines(text).filter_map(|line| line.strip_prefix("message: "));
+    names.zip(0..).map(|(name, id)| (name, MessageId(id))).collect()
+}
+
+fn field(message: &str, name: &'static str, kind: Kind, flags: &str) -> Field {
+    let has = |flag: char| flags.contains(flag);
+    let arity = match () {
+        () if has('i') => Arity::Embedded,
+        () if has('r') => Arity::Many,
+        () if has('m') => Arity::Map,
+        () if has('p') => Arity::Pointer,
+        () => Arity::One,
+    };
+    let scalar = matches!(
+        kind,
+        Kind::Bool | Kind::Int32 | Kind::Int64 | Kind::Double | Kind::Text | Kind::Bytes | Kind::Strings
+    );
+    assert!(!has('z') || kind == Kind::Time, "{GENERATED}: omitzero of anything but a time");
+    assert!(arity != Arity::Embedded || matches!(kind, Kind::Message(_)), "{GENERATED}: embedded, but no message");
+    let omit = match arity {
+        Arity::One if has('z') => Omit::ZeroTime,
+        Arity::One if has('e') && scalar => Omit::ZeroScalar,
+        _ => Omit::Never,
+    };
+    let key = format!(r#","{name}":"#).into_bytes().into();
+    Field {
+        key,
+        name,
+        kind,
+        arity,
+        omit,
+        absent: absent(message, name, kind, arity, has('e')),
+        element_head: element_head(message, name),
+    }
+}
+
+/// encodings.md §2.3: no omitempty + nil; absent on the wire; empty LIST.
+fn absent(message: &str, name: &str, kind: Kind, arity: Arity, omitempty: bool) -> Absent {
+    let nil_or_empty = matches!(arity, Arity::Many | Arity::Map) || matches!(kind, Kind::Bytes | Kind::Strings);
+    match arity {
+        _ if omitempty => Absent::Nothing,
+        Arity::Many if name == "items" && message.ends_with("List") => Absent::EmptyList,
+        // Stored as JSON: encodings.md §2.3, nil vs empty slice.
+        _ if nil_or_empty && STORED_AS_JSON.iter().any(|package| message.starts_with(package)) => Absent::Ambiguous,
+        Arity::Pointer => Absent::Null,
+        _ if nil_or_empty => Absent::Null,
+        _ => Absent::Nothing,
+    }
+}
+
+/// The one embedded `TypeMeta` of all watched kinds: upstream's conversion of every `StatefulSet` writes it, to behave
+/// as it did before 1.17 (pkg/apis/apps/v1/conversion.go).
+fn element_head(message: &str, name: &str) -> &'static [u8] {
+    if name == "volumeClaimTemplates" && message.starts_with("apps/") && message.ends_with(".StatefulSetSpec") {
+        return br#""kind":"PersistentVolumeClaim","apiVersion":"v1""#;
+    }
+    b""
+}
+
+fn kind_of(word: &str, ids: &HashMap<&'static str, MessageId>) -> Kind {
+    let (name, message) = word.split_once(':').unwrap_or((word, ""));
+    let message = || ids[message];
+    match name {
+        "bool" => Kind::Bool,
+        "int32" => Kind::Int32,
+        "int64" => Kind::Int64,
+        "double" => Kind::Double,
+        "string" => Kind::Text,
+        "bytes" => Kind::Bytes,
+        "strings" => Kind::Strings,
+        "time" => Kind::Time,
+        "microtime" => Kind::MicroTime,
+        "duration" => Kind::Duration,
+        "quantity" => Kind::Quantity,
+        "intorstring" => Kind::IntOrString,
+        "raw" | "fields" | "json" => Kind::Raw,
+        "orbool" => Kind::OrBool(message()),
+        "orarray" => Kind::OrArray(message()),
+        "orstrings" => Kind::OrStrings(message()),
+        "message" => Kind::Message(message()),
+        _ => panic!("{GENERATED}: {word}"),
+    }
+}
+
+impl Message {
+    fn push(&mut self, number: usize, field: Field) {
+        if self.by_number.len() <= number {
+            self.by_number.resize(number + 1, NONE);
+        }
+        assert_eq!(self.by_number[number], NONE, "{GENERATED}: {} has another field's number", field.name);
+        self.by_number[number] = u8::try_from(self.fields.len()).expect("no message has 255 fields");
+        self.fields.push(field);
+    }
+}
+
+fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
+    text.lines().filter(|line| !line.starts_with('#'))
+}
+
+fn range(text: &str, between: char) -> RangeInclusive<u32> {
+    let (first, last) = text.split_once(between).expect(GENERATED);
+    first.parse().expect(GENERATED)..=last.parse().expect(GENERATED)
+}
+
+const GENERATED: &str = "facts.txt is as tests/facts writes it";
+/// Packages of the two kinds that etcd has as JSON: CustomResourceDefinition and APIService.
+const STORED_AS_JSON: [&str; 2] = ["apiextensions/", "apiregistration/"];

@@ -1,0 +1,185 @@
+use bytes::{Bytes, BytesMut};
+
+use super::custom_metadata::ObjectMeta;
+use super::facts::Facts;
+use super::writer::Writer;
+use super::{Refused, Why};
+use crate::kube::MetaVersion;
+use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
+use crate::wire::{Envelope, Form, ListMeta, Shape};
+
+/// Makes `PartialObjectMetadata` of one kind's bodies: their metadata, and nothing else.
+///
+/// Works for every kind, of the API's own or not. What it gives are bodies of kind `PartialObjectMetadata` in
+/// `meta.k8s.io/v1` or `v1beta1`, which do not differ.
+#[derive(Clone, Copy)]
+pub struct Metadata {
+    facts: &'static Facts,
+    annotations: Annotations,
+}
+
+/// What upstream's conversion does to the annotations of one version's objects.
+#[derive(Clone, Copy)]
+struct Annotations {
+    /// In the object and not in its metadata.
+    hidden: &'static [&'static str],
+    /// An object that has one is refused.
+    doubtful: &'static [&'static str],
+}
+
+impl Metadata {
+    /// For bodies of `kind` in `api_version`, as a server of release `1.minor` makes it. `ObjectMeta` has had the same
+    /// fields for long: of releases outside the table, the nearest one's rules hold.
+    pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Self {
+        let minors = Facts::minors();
+        let nearest = minor.clamp(*minors.start(), *minors.end());
+        let facts = Facts::of(nearest).unwrap_or_else(Facts::newest);
+        Self { facts, annotations: Annotations::of(api_version, kind) }
+    }
+
+    /// In protobuf, from a protobuf body: its beginning, and no copy of it, unless an annotation is to be left out.
+    pub fn protobuf(&self, body: &Bytes) -> Result<Bytes, Refused> {
+        let (at, len) = leading_message(body).ok_or_else(no_metadata)?;
+        let metadata = &body[at..at + len];
+        match self.without_hidden(metadata).map_err(in_metadata)? {
+            Some(metadata) => Ok(as_body(&metadata)),
+            None => Ok(body.slice(..at + len)),
+        }
+    }
+
+    /// Appends it in JSON, from a protobuf body. When it is refused, `out` is as it was.
+    pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+        let (at, len) = leading_message(body).ok_or_else(no_metadata)?;
+        let metadata = &body[at..at + len];
+        match self.without_hidden(metadata).map_err(in_metadata)? {
+            Some(metadata) => self.put_json(&metadata, out),
+            None => self.put_json(metadata, out),
+        }
+    }
+
+    /// In protobuf, from a JSON body of either [`Shape`](crate::wire::Shape).
+    pub fn protobuf_from_json(&self, body: &[u8]) -> Result<Bytes, Refused> {
+        self.read_json(body).map(|metadata| as_body(&metadata))
+    }
+
+    /// Appends it in JSON, from a JSON body of either shape: in the order of the Go struct, which custom resources'
+    /// keys are not in. When it is refused, `out` is as it was.
+    pub fn json_from_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+        let metadata = self.read_json(body)?;
+        self.put_json(&metadata, out)
+    }
+
+    /// What comes between `{` and the body of a JSON list's items, which have a kind here and in no other list
+    /// (semantics.md §5.6). A [`ListFrame`](crate::wire::ListFrame) of shape
+    /// [`BuiltIn`](crate::wire::Shape::BuiltIn) takes it as the beginning of the body.
+    pub fn item_head(version: MetaVersion) -> &'static [u8] {
+        match version {
+            MetaVersion::V1 => br#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#,
+            MetaVersion::V1beta1 => br#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1beta1","#,
+        }
+    }
+
+    /// A JSON list of no items, whose `items` are `null` here and in no other list (encodings.md §2.3).
+    pub fn empty_list(version: MetaVersion, meta: &ListMeta) -> Bytes {
+        let api_version = match version {
+            MetaVersion::V1 => "meta.k8s.io/v1",
+            MetaVersion::V1beta1 => "meta.k8s.io/v1beta1",
+        };
+        let envelope = Envelope::new(Form::Json, api_version, "PartialObjectMetadata", Shape::BuiltIn);
+        let head = envelope.list(meta).head(0, 0);
+        let head = head.strip_suffix(b"[").unwrap_or(&head);
+        [head, b"null}\n"].concat().into()
+    }
+
+    /// The `ObjectMeta` message of a JSON body, as that server's encoder writes it.
+    fn read_json(&self, body: &[u8]) -> Result<Vec<u8>, Refused> {
+        let mut metadata = ObjectMeta::read(body).map_err(in_metadata)?;
+        metadata.remove_annotations(|name| self.annotations.hides(name)).map_err(in_metadata)?;
+        let mut out = Vec::with_capacity(body.len() / 2);
+        metadata.put_protobuf(&mut out).map_err(in_metadata)?;
+        Ok(out)
+    }
+
+    fn put_json(&self, metadata: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+        let start = out.len();
+        out.extend_from_slice(br#""metadata":{"#);
+        let mut writer = Writer::new(self.facts, metadata, out);
+        if let Err(why) = writer.fields(self.facts.object_meta(), metadata) {
+            let path: Vec<_> = writer.path().iter().copied().chain([METADATA]).collect();
+            out.truncate(start);
+            return Err(Refused::new(&path, why));
+        }
+        out.extend_from_slice(b"}}");
+        Ok(())
+    }
+
+    /// The `ObjectMeta` message without the hidden annotations; `None` if it has none of them.
+    fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, Why> {
+        if self.annotations.shows_all() {
+            return Ok(None);
+        }
+        let mut kept = Vec::with_capacity(metadata.len());
+        let mut fields = Fields::new(metadata);
+        while let Some(field) = fields.next()? {
+            if field.number != ANNOTATIONS || !self.annotations.hides(map_entry(field.bytes()?)?.0)? {
+                kept.extend_from_slice(&metadata[field.start..field.end]);
+            }
+        }
+        Ok((kept.len() < metadata.len()).then_some(kept))
+    }
+}
+
+impl Annotations {
+    /// Upstream makes metadata of the object before it is converted to the version that is asked for
+    /// (encodings.md §2.4; pkg/apis/{apps,autoscaling}/v1/conversion.go).
+    fn of(api_version: &str, kind: &str) -> Self {
+        let (hidden, doubtful): (&[_], &[_]) = match (api_version, kind) {
+            ("apps/v1", "DaemonSet") => (&["deprecated.daemonset.template.generation"], &[]),
+            // By its source hidden as well; but 1.37.1 shows it.
+            ("apps/v1", "Deployment") => (&[], &["deprecated.deployment.rollback.revision"]),
+            ("autoscaling/v1", "HorizontalPodAutoscaler") => (
+                &[
+                    "autoscaling.alpha.kubernetes.io/behavior",
+                    "autoscaling.alpha.kubernetes.io/conditions",
+                    "autoscaling.alpha.kubernetes.io/current-metrics",
+                    "autoscaling.alpha.kubernetes.io/metrics",
+                ],
+                &[],
+            ),
+            _ => (&[], &[]),
+        };
+        Self { hidden, doubtful }
+    }
+
+    fn shows_all(self) -> bool {
+        self.hidden.is_empty() && self.doubtful.is_empty()
+    }
+
+    fn hides(self, name: &str) -> Result<bool, Why> {
+        if self.doubtful.contains(&name) {
+            return Err(Why::Value("an annotation that metadata may or may not show"));
+        }
+        Ok(self.hidden.contains(&name))
+    }
+}
+
+/// `metadata` as the one field of a message.
+fn as_body(metadata: &[u8]) -> Bytes {
+    let mut body = BytesMut::with_capacity(metadata.len() + LENGTH_MAX);
+    put_field(&mut body, 1, metadata);
+    body.freeze()
+}
+
+fn no_metadata() -> Refused {
+    Refused::new(&[], Why::Malformed("it does not begin with its metadata"))
+}
+
+fn in_metadata(why: Why) -> Refused {
+    Refused::new(&[METADATA], why)
+}
+
+const METADATA: &str = "metadata";
+/// Its number in `ObjectMeta`.
+const ANNOTATIONS: u32 = 12;
+/// A tag and the longest length.
+const LENGTH_MAX: usize = 11;

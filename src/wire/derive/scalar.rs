@@ -1,0 +1,217 @@
+//! The API's types whose JSON is one value of its own form (encodings.md §2.3). Each function takes the message that
+//! the value is in protobuf and writes its JSON.
+
+use super::Why;
+use super::go_json::{put_compact, put_duration, put_int, put_padded, put_text};
+use crate::wire::protobuf::{Fields, RawField, Value};
+
+/// `metav1.Time`: RFC 3339 in UTC without fractions; the zero time, which is an empty message, is `null`.
+pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+    let Some(time) = Timestamp::read(message)? else {
+        put_null(out);
+        return Ok(());
+    };
+    if time.seconds == ZERO_TIME {
+        put_null(out);
+        return Ok(());
+    }
+    time.put(out, false)
+}
+
+/// `metav1.MicroTime`: always six decimals.
+pub(super) fn put_micro_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+    let Some(time) = Timestamp::read(message)? else {
+        put_null(out);
+        return Ok(());
+    };
+    if time.seconds == ZERO_TIME && time.nanoseconds < 1_000 {
+        put_null(out);
+        return Ok(());
+    }
+    time.put(out, true)
+}
+
+/// Whether a `metav1.Time` is zero: what omitzero asks.
+pub(super) fn is_zero_time(message: &[u8]) -> Result<bool, Why> {
+    Ok(Timestamp::read(message)?.is_none_or(|time| time.seconds == ZERO_TIME))
+}
+
+/// `metav1.Duration`: nanoseconds, printed as Go does.
+pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+    let mut nanoseconds = None;
+    for_each(message, |field| match (field.number, field.value) {
+        (1, Value::Varint(value)) => once(&mut nanoseconds, value.cast_signed()),
+        _ => Err(unknown(field)),
+    })?;
+    put_duration(out, nanoseconds.ok_or(INCOMPLETE)?);
+    Ok(())
+}
+
+/// `resource.Quantity`: in protobuf it is its canonical text already.
+pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+    let text = sole_bytes(message)?.ok_or(INCOMPLETE)?;
+    let canonical = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+');
+    if text.is_empty() || !text.iter().all(canonical) {
+        return Err(Why::Value("not a quantity"));
+    }
+    out.push(b'"');
+    out.extend_from_slice(text);
+    out.push(b'"');
+    Ok(())
+}
+
+/// `intstr.IntOrString`: its type says which of the two is printed.
+pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+    let (mut which, mut number, mut text) = (None, None, None);
+    for_each(message, |field| match (field.number, field.value) {
+        (1, Value::Varint(value)) => once(&mut which, value),
+        (2, Value::Varint(value)) => once(&mut number, value),
+        (3, Value::Bytes(value)) => once(&mut text, value),
+        _ => Err(unknown(field)),
+    })?;
+    match (which, number, text) {
+        (Some(0), Some(number), Some(_)) => put_int(out, i64::from(int32(number)?)),
+        (Some(1), Some(_), Some(text)) => put_text(out, text),
+        _ => return Err(Why::Value("neither a number nor a string")),
+    }
+    Ok(())
+}
+
+/// `RawExtension`, `FieldsV1` and apiextensions' `JSON`: JSON as it came, compacted; none is `null`. CBOR and protobuf
+/// are not JSON, and neither is the empty text.
+pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+    match sole_bytes(message)? {
+        Some(json) => put_compact(out, json),
+        None => {
+            put_null(out);
+            Ok(())
+        }
+    }
+}
+
+/// A list of strings in a message of its own, such as `ExtraValue`.
+pub(super) fn put_strings(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+    out.push(b'[');
+    let mut first = true;
+    for_each(message, |field| match (field.number, field.value) {
+        (1, Value::Bytes(text)) => {
+            if !std::mem::take(&mut first) {
+                out.push(b',');
+            }
+            put_text(out, text);
+            Ok(())
+        }
+        _ => Err(unknown(field)),
+    })?;
+    out.push(b']');
+    Ok(())
+}
+
+pub(super) fn put_null(out: &mut Vec<u8>) {
+    out.extend_from_slice(b"null");
+}
+
+/// An `int32` is sign-extended on the wire. One of more bits is not the encoder's.
+#[inline]
+pub(super) fn int32(varint: u64) -> Result<i32, Why> {
+    i32::try_from(varint.cast_signed()).map_err(|_| Why::Value("not a 32-bit number"))
+}
+
+/// Every field of `message`, in turn.
+pub(super) fn for_each<'a>(
+    message: &'a [u8],
+    mut take: impl FnMut(RawField<'a>) -> Result<(), Why>,
+) -> Result<(), Why> {
+    let mut fields = Fields::new(message);
+    while let Some(field) = fields.next()? {
+        take(field)?;
+    }
+    Ok(())
+}
+
+/// The encoder writes a singular field once.
+pub(super) fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Why> {
+    if slot.replace(value).is_some() { Err(REPEATED) } else { Ok(()) }
+}
+
+/// Of a field that `message`'s type has not, or has with another wire type.
+pub(super) fn unknown(field: RawField<'_>) -> Why {
+    Why::UnknownField(field.number)
+}
+
+/// The payload of field 1, of a message that has no other.
+fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, Why> {
+    let mut bytes = None;
+    for_each(message, |field| match (field.number, field.value) {
+        (1, Value::Bytes(value)) => once(&mut bytes, value),
+        _ => Err(unknown(field)),
+    })?;
+    Ok(bytes)
+}
+
+/// `metav1.Timestamp`: what both kinds of time are on the wire.
+struct Timestamp {
+    seconds: i64,
+    nanoseconds: u64,
+}
+
+impl Timestamp {
+    /// `None` of the empty message.
+    fn read(message: &[u8]) -> Result<Option<Self>, Why> {
+        let (mut seconds, mut nanoseconds) = (None, None);
+        for_each(message, |field| match (field.number, field.value) {
+            (1, Value::Varint(value)) => once(&mut seconds, value.cast_signed()),
+            (2, Value::Varint(value)) => once(&mut nanoseconds, value),
+            _ => Err(unknown(field)),
+        })?;
+        match (seconds, nanoseconds) {
+            (None, None) => Ok(None),
+            (Some(seconds @ ZERO_TIME..=LAST_TIME), Some(nanoseconds @ 0..1_000_000_000)) => {
+                Ok(Some(Self { seconds, nanoseconds }))
+            }
+            _ => Err(Why::Value("not a time of the years 1 to 9999")),
+        }
+    }
+
+    fn put(&self, out: &mut Vec<u8>, micro: bool) -> Result<(), Why> {
+        let seconds = u64::try_from(self.seconds - ZERO_TIME).map_err(|_| INCOMPLETE)?;
+        let (days, time) = (seconds / DAY, seconds % DAY);
+        let (year, month, day) = civil(days);
+        out.push(b'"');
+        let parts =
+            [(year, 4, b'-'), (month, 2, b'-'), (day, 2, b'T'), (time / 3_600, 2, b':'), (time / 60 % 60, 2, b':')];
+        for (value, width, after) in parts {
+            put_padded(out, value, width);
+            out.push(after);
+        }
+        put_padded(out, time % 60, 2);
+        if micro {
+            out.push(b'.');
+            put_padded(out, self.nanoseconds / 1_000, 6);
+        }
+        out.extend_from_slice(b"Z\"");
+        Ok(())
+    }
+}
+
+/// Year, month and day of a number of days since 0001-01-01. Counted in years that begin in March, so that the day that
+/// comes and goes is the last one.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 306;
+    let (era, day) = (days / ERA, days % ERA);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (era * 400 + year + next, month, day)
+}
+
+pub(super) const REPEATED: Why = Why::Malformed("a singular field twice");
+const INCOMPLETE: Why = Why::Malformed("without a field that the encoder always writes");
+const DAY: u64 = 86_400;
+/// Days in 400 years.
+const ERA: u64 = 146_097;
+/// Go's zero time, 0001-01-01, and the last second of 9999, in Unix time.
+const ZERO_TIME: i64 = -62_135_596_800;
+const LAST_TIME: i64 = 253_402_300_799;

@@ -1,0 +1,54 @@
+//! Against Go: random objects and the API's own fixtures. Against damage: whatever bytes.
+
+mod fixtures;
+mod hostile;
+mod live;
+mod metadata;
+mod pairs;
+mod rules;
+
+use std::io::Write as _;
+
+/// Says something that is seen although tests' output is captured: a test that did not run, or what one counted.
+fn report(text: &str) {
+    writeln!(std::io::stderr(), "{text}").unwrap();
+}
+
+/// Where two texts part, with what is around: a message that can be read.
+fn difference(got: &[u8], want: &[u8]) -> String {
+    let at = got.iter().zip(want).take_while(|(got, want)| got == want).count();
+    let around = |text: &[u8]| {
+        let from = at.saturating_sub(60).min(text.len());
+        String::from_utf8_lossy(&text[from..text.len().min(at + 60)]).into_owned()
+    };
+    format!("at {at}\n  got  …{}…\n  want …{}…", around(got), around(want))
+}
+
+/// How many bodies came out how. Silently different ones fail the test that counts them.
+#[derive(Default, Debug)]
+struct Tally {
+    exact: usize,
+    refused: std::collections::BTreeMap<String, usize>,
+    different: Vec<String>,
+}
+
+impl Tally {
+    /// Transcodes `body` and compares.
+    fn judge(&mut self, name: &str, transcoder: super::Transcoder, body: &[u8], want: &[u8]) {
+        let mut got = Vec::new();
+        match transcoder.json(body, &mut got) {
+            Ok(()) if got == want => self.exact += 1,
+            Ok(()) => self.different.push(format!("{name} {}", difference(&got, want))),
+            Err(refused) => *self.refused.entry(format!("{name}: {refused}")).or_default() += 1,
+        }
+    }
+
+    fn refused(&self) -> usize {
+        self.refused.values().sum()
+    }
+
+    fn assert_none_different(&self) {
+        let first: Vec<_> = self.different.iter().take(5).map(String::as_str).collect();
+        assert!(self.different.is_empty(), "{} differ:\n{}", self.different.len(), first.join("\n"));
+    }
+}

@@ -1,0 +1,71 @@
+//! The API's own fixtures: `testdata` of the module k8s.io/api, one directory per release.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::super::Transcoder;
+use super::super::go_json::put_compact;
+use super::{Tally, report};
+use crate::wire::proto_document::Document;
+
+/// Directories of the testdata, and the minor whose fixtures they are.
+const RELEASES: [(&str, u32); 5] = [("v1.33.0", 33), ("v1.34.0", 34), ("v1.35.0", 35), ("v1.36.0", 36), ("HEAD", 37)];
+
+#[test]
+fn fixtures_are_printed_as_go_does() {
+    let Some(testdata) = testdata() else {
+        report("SKIPPED: no fixtures (go mod download k8s.io/api@v0.37.1, or name its testdata in KUBE_API_TESTDATA)");
+        return;
+    };
+    for (release, minor) in RELEASES {
+        let (mut tally, mut other) = (Tally::default(), 0);
+        for file in fixtures(&testdata.join(release)) {
+            other += usize::from(!judge(&mut tally, minor, &file));
+        }
+        report(&format!("fixtures of {release}: {} exact, {other} of kinds that no one lists or watches", tally.exact));
+        tally.assert_none_different();
+        assert!(tally.exact > 100 && tally.refused() == 0, "{release}: {tally:?}");
+    }
+}
+
+/// Whether the fixture is of a kind that the table has.
+fn judge(tally: &mut Tally, minor: u32, file: &Path) -> bool {
+    let (json, document) = (fs::read(file.with_extension("json")).unwrap(), fs::read(file).unwrap());
+    let Document { api_version, kind, raw } = Document::split(&document).unwrap();
+    let Some(transcoder) = Transcoder::for_server(minor, api_version, kind) else { return false };
+    let mut compact = Vec::new();
+    put_compact(&mut compact, &json).unwrap();
+    let mut want = String::from_utf8(compact).unwrap();
+    want.drain(..format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","#).len());
+    if kind == "StatefulSet" {
+        // Fixtures have not been through the apiserver's conversion.
+        want = want.replace(
+            r#""volumeClaimTemplates":[{"#,
+            r#""volumeClaimTemplates":[{"kind":"PersistentVolumeClaim","apiVersion":"v1","#,
+        );
+    }
+    tally.judge(&file.display().to_string(), transcoder, raw, want.as_bytes());
+    true
+}
+
+/// Objects in protobuf. Those that went through a later release are not what their own one prints.
+fn fixtures(directory: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let wanted = |file: &PathBuf| {
+        let name = file.to_string_lossy();
+        name.ends_with(".pb") && !name.contains("after_roundtrip")
+    };
+    files.filter(wanted).collect()
+}
+
+/// The newest testdata in Go's module cache.
+fn testdata() -> Option<PathBuf> {
+    if let Some(directory) = std::env::var_os("KUBE_API_TESTDATA") {
+        return Some(directory.into());
+    }
+    let output = Command::new("go").args(["env", "GOMODCACHE"]).output().ok()?;
+    let modules = Path::new(String::from_utf8(output.stdout).ok()?.trim()).join("k8s.io");
+    let directory = modules.join("api@v0.37.1/testdata");
+    directory.is_dir().then_some(directory)
+}

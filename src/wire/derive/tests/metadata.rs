@@ -1,0 +1,112 @@
+use bytes::Bytes;
+
+use super::super::{Metadata, Why};
+use crate::kube::{MetaVersion, ResourceVersion};
+use crate::wire::ListMeta;
+
+/// A custom resource as an apiserver has printed it, keys sorted.
+const CUSTOM: &str = concat!(
+    r#"{"apiVersion":"example.com/v1","kind":"Gadget","metadata":{"annotations":{"a":"\u003c","b":""},"#,
+    r#""creationTimestamp":"2024-02-29T23:59:59Z","finalizers":["x"],"generation":2,"labels":{"a":"1","b":"2"},"#,
+    r#""managedFields":[{"apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:a":{}},"manager":"m","#,
+    r#""operation":"Update","time":"1969-12-31T23:59:59Z"}],"#,
+    r#""name":"n","#,
+    r#""ownerReferences":[{"apiVersion":"v1","blockOwnerDeletion":false,"controller":true,"kind":"Node","#,
+    r#""name":"o","uid":"u"}],"resourceVersion":"7","uid":"u1"},"spec":{"metadata":1}}"#,
+);
+
+const STRUCT_ORDER: &str = concat!(
+    r#""metadata":{"name":"n","uid":"u1","resourceVersion":"7","generation":2,"#,
+    r#""creationTimestamp":"2024-02-29T23:59:59Z","labels":{"a":"1","b":"2"},"#,
+    r#""annotations":{"a":"\u003c","b":""},"ownerReferences":[{"apiVersion":"v1","kind":"Node","#,
+    r#""name":"o","uid":"u","controller":true,"blockOwnerDeletion":false}],"finalizers":["x"],"#,
+    r#""managedFields":[{"manager":"m","operation":"Update","apiVersion":"v1","time":"1969-12-31T23:59:59Z","#,
+    r#""fieldsType":"FieldsV1","fieldsV1":{"f:a":{}}}]}}"#,
+);
+
+fn gadget() -> Metadata {
+    Metadata::for_server(37, "example.com/v1", "Gadget")
+}
+
+#[test]
+fn custom_resources_metadata_is_put_in_the_order_of_the_struct() {
+    let mut json = Vec::new();
+    gadget().json_from_json(CUSTOM.as_bytes(), &mut json).unwrap();
+    assert_eq!(String::from_utf8(json).unwrap(), STRUCT_ORDER);
+    // What it is in protobuf says the same.
+    let body = gadget().protobuf_from_json(CUSTOM.as_bytes()).unwrap();
+    let mut json = Vec::new();
+    gadget().json(&body, &mut json).unwrap();
+    assert_eq!(String::from_utf8(json).unwrap(), STRUCT_ORDER);
+    assert_eq!(gadget().protobuf(&body).unwrap(), body);
+    // And so does a built-in's body.
+    let mut json = Vec::new();
+    gadget().json_from_json(STRUCT_ORDER.as_bytes(), &mut json).unwrap();
+    assert_eq!(String::from_utf8(json).unwrap(), STRUCT_ORDER);
+}
+
+#[test]
+fn what_is_no_object_meta_is_refused() {
+    let rows = [
+        r#"{"metadata":{"name":"n","more":1}}"#,
+        r#"{"metadata":{"name":1}}"#,
+        r#"{"metadata":{"name":"a","name":"b"}}"#,
+        r#"{"metadata":{"creationTimestamp":"2024-01-01T00:00:00+01:00"}}"#,
+        r#"{"metadata":{"creationTimestamp":"2023-02-29T00:00:00Z"}}"#,
+        r#"{"metadata":{"creationTimestamp":"2023-02-28T24:00:00Z"}}"#,
+        r#"{"metadata":{"creationTimestamp":"2023-02-2é00:00:00Z"}}"#,
+        "{}",
+        "",
+    ];
+    for json in rows {
+        let refused = gadget().protobuf_from_json(json.as_bytes()).unwrap_err();
+        assert!(matches!(refused.why, Why::Value(_)), "{json}: {refused}");
+        assert_eq!(refused.path, "metadata");
+    }
+    let refused = gadget().protobuf(&Bytes::from_static(b"\x12\x00")).unwrap_err();
+    assert_eq!(refused.to_string(), "the object: malformed: it does not begin with its metadata");
+}
+
+#[test]
+fn annotations_of_the_conversion_are_left_out() {
+    let hidden = "deprecated.daemonset.template.generation";
+    let json = |names: &[&str]| {
+        let entries: Vec<_> = names.iter().map(|name| format!("{name:?}:\"1\"")).collect();
+        format!(r#""metadata":{{"name":"n","annotations":{{{}}}}}}}"#, entries.join(","))
+    };
+    let with = json(&["a", hidden, "z"]);
+    let body = gadget().protobuf_from_json(with.as_bytes()).unwrap();
+    let printed = |metadata: Metadata| {
+        let (mut of_protobuf, mut of_json) = (Vec::new(), Vec::new());
+        metadata.json(&body, &mut of_protobuf).unwrap();
+        metadata.json_from_json(with.as_bytes(), &mut of_json).unwrap();
+        assert_eq!(of_protobuf, of_json);
+        assert_eq!(metadata.protobuf(&body).unwrap(), metadata.protobuf_from_json(with.as_bytes()).unwrap());
+        String::from_utf8(of_json).unwrap()
+    };
+    assert_eq!(printed(gadget()), with);
+    assert_eq!(printed(Metadata::for_server(37, "apps/v1", "DaemonSet")), json(&["a", "z"]));
+
+    let doubtful = json(&["deprecated.deployment.rollback.revision"]);
+    let deployment = Metadata::for_server(37, "apps/v1", "Deployment");
+    assert!(deployment.protobuf_from_json(doubtful.as_bytes()).is_err());
+    assert!(deployment.protobuf(&gadget().protobuf_from_json(doubtful.as_bytes()).unwrap()).is_err());
+}
+
+#[test]
+fn metadata_is_the_beginning_of_the_body() {
+    let body = Bytes::from_static(b"\x0a\x03\x0a\x01n\x12\x00");
+    let metadata = gadget().protobuf(&body).unwrap();
+    assert_eq!(metadata, body.slice(..5));
+    assert_eq!(metadata.as_ptr(), body.as_ptr(), "a copy");
+}
+
+#[test]
+fn an_empty_list_has_null_for_items() {
+    let meta = ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None };
+    assert_eq!(
+        Metadata::empty_list(MetaVersion::V1, &meta),
+        "{\"kind\":\"PartialObjectMetadataList\",\"apiVersion\":\"meta.k8s.io/v1\",\
+         \"metadata\":{\"resourceVersion\":\"7\"},\"items\":null}\n"
+    );
+}

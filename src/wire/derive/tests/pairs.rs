@@ -1,0 +1,42 @@
+use std::fs;
+
+use super::super::Transcoder;
+use super::{Tally, report};
+
+/// A few small objects of every kind and minor (`tests/facts/generate.sh corpus`).
+const CORPUS: &[u8] = include_bytes!("pairs.txt");
+
+#[test]
+fn random_objects_are_printed_as_go_does() {
+    let tally = judge(CORPUS);
+    assert!(tally.exact > 250, "{tally:?}");
+    assert!(tally.refused.keys().all(|refused| refused.contains("an empty list cannot be told")), "{tally:#?}");
+}
+
+/// More of them, from files that `tests/facts/generate.sh pairs` has written, if `KUBE_FACTS_PAIRS` names some.
+#[test]
+fn many_random_objects_are_printed_as_go_does() {
+    let Ok(files) = std::env::var("KUBE_FACTS_PAIRS") else { return };
+    for file in files.split(':') {
+        let tally = judge(&fs::read(file).unwrap());
+        report(&format!("{file}: {} exact, {} refused: {:#?}", tally.exact, tally.refused(), tally.refused));
+    }
+}
+
+/// Lines of minor, apiVersion, kind, body in hexadecimal, JSON body.
+fn judge(lines: &[u8]) -> Tally {
+    let mut tally = Tally::default();
+    for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        let mut columns = line.splitn(5, |byte| *byte == b'\t');
+        let mut text = || std::str::from_utf8(columns.next().unwrap()).unwrap();
+        let (minor, api_version, kind, body) = (text(), text(), text(), unhex(text()));
+        let transcoder = Transcoder::for_server(minor.parse().unwrap(), api_version, kind).expect(kind);
+        tally.judge(&format!("{minor} {api_version} {kind}"), transcoder, &body, columns.next().unwrap());
+    }
+    tally.assert_none_different();
+    tally
+}
+
+pub(super) fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect()
+}

@@ -1,0 +1,154 @@
+//! The rules of encodings.md §2.3 that random objects meet seldom or never.
+
+use super::super::go_json::{put_compact, put_double, put_duration, put_text};
+use super::super::{Transcoder, Why};
+use crate::wire::protobuf::put_varint;
+
+fn printed(put: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut out = Vec::new();
+    put(&mut out);
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn text_is_escaped_as_go_does() {
+    let rows: [(&[u8], &str); 8] = [
+        (b"plain /\x7f'", "\"plain /\x7f'\""),
+        (b"\"\\\x08\x0c\n\r\t", r#""\"\\\b\f\n\r\t""#),
+        (b"\x00\x1f<>&", r#""\u0000\u001f\u003c\u003e\u0026""#),
+        ("é世🎉\u{2027}\u{2028}\u{2029}".as_bytes(), "\"é世🎉\u{2027}\\u2028\\u2029\""),
+        (b"a\xffb\xc3", r#""a\ufffdb\ufffd""#),
+        (b"\xe2\x80", r#""\ufffd\ufffd""#),
+        (b"\xed\xa0\x80", r#""\ufffd\ufffd\ufffd""#),
+        (b"\xf4\x90\x80\x80", r#""\ufffd\ufffd\ufffd\ufffd""#),
+    ];
+    for (text, want) in rows {
+        assert_eq!(printed(|out| put_text(out, text)), want);
+    }
+}
+
+#[test]
+fn raw_json_is_compacted_and_made_safe_for_html() {
+    let rows = [
+        (" { \"a\" : [ 1 ,\n2.50 ] } ", r#"{"a":[1,2.50]}"#),
+        (r#"{"a b":" \" <&> \\"}"#, r#"{"a b":" \" \u003c\u0026\u003e \\"}"#),
+        ("\"\u{2028}é\"", "\"\\u2028é\""),
+        (r#""\ud800""#, r#""\ud800""#),
+        ("null", "null"),
+    ];
+    for (json, want) in rows {
+        assert_eq!(printed(|out| put_compact(out, json.as_bytes()).unwrap()), want);
+    }
+    let bad: [&[u8]; 7] = [b"", b"{", b"{} {}", b"01", b"\xd9\xd9\xf7\xa0", b"k8s\0", b"\"\n\""];
+    for json in bad {
+        assert!(put_compact(&mut Vec::new(), json).is_err(), "{}", json.escape_ascii());
+    }
+}
+
+#[test]
+fn numbers_are_printed_as_go_does() {
+    let rows = [
+        (0.0, "0"),
+        (-0.0, "-0"),
+        (1.0, "1"),
+        (0.1, "0.1"),
+        (1e20, "100000000000000000000"),
+        (1e21, "1e+21"),
+        (1e-6, "0.000001"),
+        (9.5e-7, "9.5e-7"),
+        (1e-10, "1e-10"),
+        (f64::MAX, "1.7976931348623157e+308"),
+    ];
+    for (value, want) in rows {
+        assert_eq!(printed(|out| put_double(out, value).unwrap()), want);
+    }
+    assert!(put_double(&mut Vec::new(), f64::NAN).is_err());
+    let rows = [
+        (0, "0s"),
+        (1, "1ns"),
+        (1_500, "1.5µs"),
+        (-2_000_000, "-2ms"),
+        (60_000_000_000, "1m0s"),
+        (3_605_500_000_000, "1h0m5.5s"),
+        (i64::MIN, "-2562047h47m16.854775808s"),
+    ];
+    for (value, want) in rows {
+        assert_eq!(printed(|out| put_duration(out, value)), format!("\"{want}\""));
+    }
+}
+
+/// Metadata with nothing but an empty creationTimestamp, as a bookmark's is.
+const ZERO_TIME: &[u8] = b"\x0a\x02\x42\x00";
+
+#[test]
+fn a_zero_creation_timestamp_was_printed_until_1_33() {
+    for (minor, want) in [(33, r#""metadata":{"creationTimestamp":null}}"#), (34, r#""metadata":{}}"#)] {
+        let transcoder = Transcoder::for_server(minor, "v1", "ConfigMap").unwrap();
+        assert_eq!(printed(|out| transcoder.json(ZERO_TIME, out).unwrap()), want);
+    }
+}
+
+#[test]
+fn releases_outside_the_table_have_no_transcoder() {
+    assert_eq!(Transcoder::minors(), 33..=37);
+    for minor in [0, 32, 38, u32::MAX] {
+        assert!(Transcoder::for_server(minor, "v1", "Pod").is_none());
+    }
+    assert!(Transcoder::for_kind("v1", "Pod").is_some());
+    assert!(Transcoder::for_kind("example.com/v1", "Gadget").is_none());
+    assert!(Transcoder::for_kind("apps/v1", "Pod").is_none());
+}
+
+#[test]
+fn a_refusal_names_the_field_and_leaves_the_output_alone() {
+    let rows: [(&[u8], &str, Why); 10] = [
+        (b"\x9a\x06\x00", "", Why::UnknownField(99)),
+        (b"\x12\x02\xa2\x06", "spec", Why::Malformed("it ends inside a field")),
+        (b"\x0a\x00\x0a\x00", "metadata", Why::Malformed("a singular field twice")),
+        (b"\x0a\x02\x0a\x05", "metadata", Why::Malformed("it ends inside a field")),
+        (b"\x08\x00", "metadata", Why::Malformed("wire type differs from the API's")),
+        (b"\x12\x05\x12\x03\xa2\x06\x00", "spec.containers", Why::UnknownField(100)),
+        (b"\x0a\x04\x42\x02\x18\x00", "metadata.creationTimestamp", Why::UnknownField(3)),
+        (b"\x0a\x04\x5a\x02\x0a\x00", "metadata.labels", Why::Malformed("a map entry without a value")),
+        (
+            b"\x0a\x06\x8a\x01\x03\x3a\x01\x00",
+            "metadata.managedFields.fieldsV1",
+            Why::Malformed("impossible field number"),
+        ),
+        (b"\x12\x02\x58\x02", "spec.hostNetwork", Why::Value("neither true nor false")),
+    ];
+    let transcoder = Transcoder::for_kind("v1", "Pod").unwrap();
+    for (body, path, why) in rows {
+        let mut out = b"before".to_vec();
+        let refused = transcoder.json(body, &mut out).unwrap_err();
+        assert_eq!((refused.path.as_str(), refused.why), (path, why), "{}", body.escape_ascii());
+        assert_eq!(out, b"before");
+    }
+}
+
+#[test]
+fn schemas_may_nest_but_not_forever() {
+    let within = |tag: &[u8], message: Vec<u8>| {
+        let mut outer = tag.to_vec();
+        put_varint(&mut outer, message.len() as u64);
+        [outer, message].concat()
+    };
+    let nested = |levels: usize| {
+        // spec = 2, versions = 7, schema = 4, openAPIV3Schema = 1, and not = 28 in itself.
+        let schema = (0..levels).fold(Vec::new(), |schema, _| within(&[0xe2, 1], schema));
+        [0x0a, 0x22, 0x3a, 0x12].into_iter().fold(schema, |message, tag| within(&[tag], message))
+    };
+    let transcoder = Transcoder::for_kind("apiextensions.k8s.io/v1", "CustomResourceDefinition").unwrap();
+    let refused = transcoder.json(&nested(10_000), &mut Vec::new()).unwrap_err();
+    assert_eq!(refused.why, Why::TooDeep);
+    let json = printed(|out| transcoder.json(&nested(100), out).unwrap());
+    assert_eq!(json.matches(r#"{"not":"#).count(), 100);
+}
+
+#[test]
+fn output_is_bounded_by_input() {
+    // An endpoint of two bytes is `{"addresses":null}`.
+    let body: Vec<u8> = std::iter::repeat_n([0x12, 0], 100_000).flatten().collect();
+    let transcoder = Transcoder::for_kind("discovery.k8s.io/v1", "EndpointSlice").unwrap();
+    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, Why::TooLarge);
+}

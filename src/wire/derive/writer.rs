@@ -1,0 +1,306 @@
+//! The walk: one message after the other, in the order of the JSON.
+
+use std::ops::Range;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+use super::Why;
+use super::facts::{Absent, Arity, Facts, Field, Kind, Message, MessageId, Omit};
+use super::go_json::{put_double, put_int, put_text};
+use super::scalar::{self, REPEATED};
+use crate::wire::protobuf::{Fields, Value};
+
+/// Writes one body.
+pub(super) struct Writer<'f, 'b, 'o> {
+    facts: &'f Facts,
+    pub(super) out: &'o mut Vec<u8>,
+    /// Where in `out` this body begins, and how long `out` may become.
+    start: usize,
+    limit: usize,
+    depth: u32,
+    /// The fields found in the messages that are open, innermost last: one buffer for all of them.
+    found: Vec<Found<'b>>,
+    /// Of a field that was refused: from it outwards.
+    path: Vec<&'static str>,
+}
+
+/// One field on the wire.
+struct Found<'b> {
+    /// Its place in the message's JSON.
+    index: u8,
+    item: Item<'b>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Item<'b> {
+    Varint(u64),
+    Double(f64),
+    Bytes(&'b [u8]),
+}
+
+impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
+    pub(super) fn new(facts: &'f Facts, body: &'b [u8], out: &'o mut Vec<u8>) -> Self {
+        let start = out.len();
+        let limit = start + GROWTH_MAX * body.len() + SLACK;
+        out.reserve(2 * body.len());
+        Self { facts, out, start, limit, depth: 0, found: Vec::with_capacity(FOUND), path: Vec::new() }
+    }
+
+    /// From the innermost field outwards, where it stopped.
+    pub(super) fn path(&self) -> &[&'static str] {
+        &self.path
+    }
+
+    /// The fields of one message without its braces.
+    pub(super) fn fields(&mut self, message: &'f Message, bytes: &'b [u8]) -> Result<(), Why> {
+        let base = self.found.len();
+        self.scan(message, bytes)?;
+        let (mut at, end) = (base, self.found.len());
+        for (index, field) in (0_u8..).zip(&message.fields) {
+            let first = at;
+            while at < end && self.found[at].index == index {
+                at += 1;
+            }
+            if at == first && field.absent == Absent::Nothing {
+                continue;
+            }
+            if let Err(why) = self.field(field, first..at) {
+                self.path.push(field.name);
+                return Err(why);
+            }
+        }
+        self.found.truncate(base);
+        Ok(())
+    }
+
+    /// One message as an object.
+    pub(super) fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), Why> {
+        self.element(id, bytes, b"")
+    }
+
+    fn element(&mut self, id: MessageId, bytes: &'b [u8], head: &[u8]) -> Result<(), Why> {
+        if self.depth == DEPTH_MAX {
+            return Err(Why::TooDeep);
+        }
+        self.depth += 1;
+        self.out.push(b'{');
+        self.out.extend_from_slice(head);
+        self.fields(self.facts.message(id), bytes)?;
+        self.out.push(b'}');
+        self.depth -= 1;
+        Ok(())
+    }
+
+    /// Finds the message's fields and puts them in the order of its JSON, which 80 messages' wire order is not.
+    fn scan(&mut self, message: &Message, bytes: &'b [u8]) -> Result<(), Why> {
+        let base = self.found.len();
+        let (mut last, mut sorted) = (0, true);
+        let mut fields = Fields::new(bytes);
+        while let Some(field) = fields.next()? {
+            let index = message.index_of(field.number).ok_or(Why::UnknownField(field.number))?;
+            let item = match field.value {
+                Value::Varint(value) => Item::Varint(value),
+                Value::Bytes(bytes) => Item::Bytes(bytes),
+                Value::Fixed => {
+                    // The API has doubles and no other numbers of a fixed size.
+                    let bits = bytes[field.start..field.end].last_chunk().ok_or(WIRE_TYPE)?;
+                    Item::Double(f64::from_le_bytes(*bits))
+                }
+            };
+            sorted &= last <= index;
+            last = index;
+            self.found.push(Found { index, item });
+        }
+        if !sorted {
+            self.found[base..].sort_by_key(|found| found.index);
+        }
+        Ok(())
+    }
+
+    /// `found` is where in `self.found` the field's values are.
+    fn field(&mut self, field: &'f Field, found: Range<usize>) -> Result<(), Why> {
+        if found.is_empty() {
+            return self.absent(field);
+        }
+        match field.arity {
+            Arity::Many => return self.list(field, found),
+            Arity::Map => return self.map(field, found),
+            Arity::One | Arity::Pointer | Arity::Embedded => {}
+        }
+        if found.len() > 1 {
+            return Err(REPEATED);
+        }
+        let item = self.found[found.start].item;
+        if let (Arity::Embedded, Kind::Message(id)) = (field.arity, field.kind) {
+            return self.fields(self.facts.message(id), item.bytes()?);
+        }
+        let left_out = match field.omit {
+            Omit::Never => false,
+            Omit::ZeroScalar => item.is_zero(),
+            Omit::ZeroTime => scalar::is_zero_time(item.bytes()?)?,
+        };
+        if left_out {
+            // Zero, but of the right type.
+            return item.check(field.kind);
+        }
+        self.key(field)?;
+        self.value(field.kind, item)
+    }
+
+    fn absent(&mut self, field: &Field) -> Result<(), Why> {
+        let value = match field.absent {
+            Absent::Nothing => return Ok(()),
+            Absent::Ambiguous => return Err(Why::NilOrEmpty),
+            Absent::Null => "null",
+            Absent::EmptyList => "[]",
+        };
+        self.key(field)?;
+        self.out.extend_from_slice(value.as_bytes());
+        Ok(())
+    }
+
+    /// `,"name":`, without the comma at the beginning of an object.
+    fn key(&mut self, field: &Field) -> Result<(), Why> {
+        if self.out.len() > self.limit {
+            return Err(Why::TooLarge);
+        }
+        let first = self.out.len() == self.start || self.out.last() == Some(&b'{');
+        self.out.extend_from_slice(field.key(!first));
+        Ok(())
+    }
+
+    fn list(&mut self, field: &'f Field, found: Range<usize>) -> Result<(), Why> {
+        self.key(field)?;
+        let mut separator = b'[';
+        for at in found {
+            self.out.push(separator);
+            separator = b',';
+            match (field.kind, self.found[at].item) {
+                (Kind::Message(id), item) => self.element(id, item.bytes()?, field.element_head)?,
+                (kind, item) => self.value(kind, item)?,
+            }
+        }
+        self.out.push(b']');
+        Ok(())
+    }
+
+    /// Sorted by key, as the encoder has it already.
+    fn map(&mut self, field: &'f Field, found: Range<usize>) -> Result<(), Why> {
+        self.key(field)?;
+        let mut separator = b'{';
+        let mut last: Option<&[u8]> = None;
+        for at in found {
+            let (key, value) = map_entry(self.found[at].item.bytes()?)?;
+            if last.is_some_and(|last| last >= key) {
+                return Err(Why::Malformed("a map whose keys are not in order"));
+            }
+            last = Some(key);
+            self.out.push(separator);
+            separator = b',';
+            put_text(self.out, key);
+            self.out.push(b':');
+            match value {
+                Some(item) => self.value(field.kind, item)?,
+                // The encoder leaves out bytes that are nil, and what was read from there is empty.
+                None if field.kind == Kind::Bytes => self.out.extend_from_slice(br#""""#),
+                None => return Err(Why::Malformed("a map entry without a value")),
+            }
+        }
+        self.out.push(b'}');
+        Ok(())
+    }
+
+    fn value(&mut self, kind: Kind, item: Item<'b>) -> Result<(), Why> {
+        match kind {
+            Kind::Text => put_text(self.out, item.bytes()?),
+            Kind::Message(id) => self.message(id, item.bytes()?)?,
+            Kind::Bool => self.out.extend_from_slice(if item.bool()? { b"true" } else { b"false" }),
+            Kind::Int32 => put_int(self.out, i64::from(scalar::int32(item.varint()?)?)),
+            Kind::Int64 => put_int(self.out, item.varint()?.cast_signed()),
+            Kind::Double => put_double(self.out, item.double()?)?,
+            Kind::Bytes => self.base64(item.bytes()?),
+            Kind::Strings => scalar::put_strings(self.out, item.bytes()?)?,
+            Kind::Time => scalar::put_time(self.out, item.bytes()?)?,
+            Kind::MicroTime => scalar::put_micro_time(self.out, item.bytes()?)?,
+            Kind::Duration => scalar::put_duration_message(self.out, item.bytes()?)?,
+            Kind::Quantity => scalar::put_quantity(self.out, item.bytes()?)?,
+            Kind::IntOrString => scalar::put_int_or_string(self.out, item.bytes()?)?,
+            Kind::Raw => scalar::put_raw(self.out, item.bytes()?)?,
+            Kind::OrBool(id) => self.schema_or_bool(id, item.bytes()?)?,
+            Kind::OrArray(id) => self.schema_or_array(id, item.bytes()?)?,
+            Kind::OrStrings(id) => self.schema_or_strings(id, item.bytes()?)?,
+        }
+        Ok(())
+    }
+
+    fn base64(&mut self, bytes: &[u8]) {
+        self.out.push(b'"');
+        let start = self.out.len();
+        self.out.resize(start + bytes.len().div_ceil(3) * 4, 0);
+        let written = BASE64.encode_slice(bytes, &mut self.out[start..]);
+        debug_assert_eq!(written.ok(), Some(self.out.len() - start), "base64 has four characters for three bytes");
+        self.out.push(b'"');
+    }
+}
+
+impl<'b> Item<'b> {
+    #[inline]
+    pub(super) fn bytes(self) -> Result<&'b [u8], Why> {
+        if let Self::Bytes(bytes) = self { Ok(bytes) } else { Err(WIRE_TYPE) }
+    }
+
+    fn varint(self) -> Result<u64, Why> {
+        if let Self::Varint(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
+    }
+
+    fn double(self) -> Result<f64, Why> {
+        if let Self::Double(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
+    }
+
+    pub(super) fn bool(self) -> Result<bool, Why> {
+        match self.varint()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Why::Value("neither true nor false")),
+        }
+    }
+
+    fn is_zero(self) -> bool {
+        match self {
+            Self::Varint(value) => value == 0,
+            Self::Double(value) => value.to_bits() == 0,
+            Self::Bytes(bytes) => bytes.is_empty(),
+        }
+    }
+
+    /// Whether its wire type is that of `kind`.
+    fn check(self, kind: Kind) -> Result<(), Why> {
+        match kind {
+            Kind::Bool | Kind::Int32 | Kind::Int64 => self.varint().map(drop),
+            Kind::Double => self.double().map(drop),
+            _ => self.bytes().map(drop),
+        }
+    }
+}
+
+/// One map entry's key and value.
+fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), Why> {
+    let (mut key, mut item) = (None, None);
+    scalar::for_each(entry, |field| match (field.number, field.value) {
+        (1, Value::Bytes(value)) => scalar::once(&mut key, value),
+        (2, Value::Bytes(value)) => scalar::once(&mut item, Item::Bytes(value)),
+        (2, Value::Varint(value)) => scalar::once(&mut item, Item::Varint(value)),
+        _ => Err(scalar::unknown(field)),
+    })?;
+    Ok((key.ok_or(Why::Malformed("a map entry without a key"))?, item))
+}
+
+const WIRE_TYPE: Why = Why::Malformed("wire type differs from the API's");
+/// encodings.md §8.5. What is small may grow by more: two bytes of an empty message are its name and many defaults.
+const GROWTH_MAX: usize = 8;
+const SLACK: usize = 8 << 10;
+/// Messages inside messages. Schemas recurse, and Go has no limit of its own below that of JSON.
+const DEPTH_MAX: u32 = 200;
+/// Room for the fields of all open messages of most objects.
+const FOUND: usize = 128;
