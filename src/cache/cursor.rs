@@ -29,7 +29,7 @@ pub struct Cursor {
 pub enum Pull {
     /// Frames were put into the batch.
     Frames {
-        /// Version of the last event that was looked at.
+        /// Version of the last of them. Later events may have been looked at; bookmarks tell of those.
         last: ResourceVersion,
         /// When the first of them was applied.
         applied: Instant,
@@ -78,9 +78,9 @@ impl Cursor {
             let mut applied = None;
             for event in &events {
                 self.next = event.seq + 1;
-                last = event.rv;
                 let taken = self.take(event, batch);
                 if taken > 0 {
+                    last = event.rv;
                     applied.get_or_insert(event.at);
                 }
                 bytes += taken;

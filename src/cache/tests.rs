@@ -1,1 +1,20 @@
-//! The cache against a model that is obviously right.
+//! The cache held against a model that is obviously right, and its promises one by one.
+//!
+//! `model` says in a few lines what reliability.md §1.1 demands; `world` runs the real cache beside it and compares
+//! after every step. `random` and `exhaustive` choose the steps; the other files are tables of single promises.
+
+mod boundary;
+mod currency;
+mod eviction;
+mod exhaustive;
+mod feeds;
+mod fixture;
+mod lanes;
+mod model;
+mod paging;
+mod random;
+mod siblings;
+mod threads;
+mod truth;
+mod wakeups;
+mod world;

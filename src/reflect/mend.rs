@@ -12,6 +12,9 @@
 //!
 //! What this cannot see is an object that was both created and deleted inside the gap (docs/DIFFERENCES.md).
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -165,16 +168,4 @@ pub(super) fn window_start(message: &str) -> Option<ResourceVersion> {
     let (_, rest) = message.split_once("too old resource version: ")?;
     let (_, rest) = rest.split_once('(')?;
     rest.split_once(')')?.0.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_window_start_is_read_from_the_apiservers_words() {
-        assert_eq!(window_start("too old resource version: 1 (258)"), Some(ResourceVersion(258)));
-        assert_eq!(window_start("The resourceVersion for the provided watch is too old."), None);
-        assert_eq!(window_start("too old resource version: 1 (x)"), None);
-    }
 }

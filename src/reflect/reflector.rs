@@ -175,7 +175,9 @@ impl Reflector {
     async fn resumed(&mut self) -> Option<State> {
         self.means.feed.oldest_resume()?;
         tokio::time::sleep(RESUME_GATHER).await;
-        let at = self.means.feed.oldest_resume()?;
+        // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6).
+        let served = self.means.feed.reader.progress().rv;
+        let at = self.means.feed.oldest_resume().filter(|at| *at >= served)?;
         let listed = self.lister().list_whole(At::Exact(at)).await;
         let snapshot = listed.ok()?.snapshot;
         let (feed, objects) = (&self.means.feed.spec.key, snapshot.len());

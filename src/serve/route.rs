@@ -1,5 +1,5 @@
-//! What a request wants: a pure function from the request and what is known of the resource to a route. The table at
-//! the end of this file is its specification.
+//! What a request wants: a pure function from the request and what is known of the resource to a route. The tables in
+//! its tests are its specification.
 
 #[cfg(test)]
 mod tests;
@@ -150,7 +150,7 @@ fn cacheable<'a>(asked: &Asked<'_>, resource: Option<&'a Resource>) -> Result<&'
     let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
     let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
         (true, true) => info.verb == Verb::Get,
-        (false, false) => !(is_namespace && info.name == info.namespace),
+        (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself(info)),
         _ => false,
     };
     if scoped_wrongly {
@@ -160,6 +160,11 @@ fn cacheable<'a>(asked: &Asked<'_>, resource: Option<&'a Resource>) -> Result<&'
         return Err(Reason::Parameter);
     }
     Ok(resource)
+}
+
+/// `/api/v1/namespaces/a/namespaces/a` reads like the Namespace's own request, and is no path of the API.
+fn is_inside_itself(info: &RequestInfo) -> bool {
+    info.path.matches("/namespaces/").count() > 1
 }
 
 /// What the read is, or the refusal that upstream would answer. The order of checks is the apiserver's

@@ -1,3 +1,6 @@
+#[cfg(test)]
+mod tests;
+
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -173,7 +176,7 @@ impl WatchSession {
         let start = Some(next.as_str()).filter(|start| !start.is_empty());
         let mut resume_at = None;
         for object in snapshot.select(self.cursor.view(), reader.namespaced(), start) {
-            if bytes >= room {
+            if !batch.is_empty() && bytes >= room {
                 resume_at = Some(object.key.as_str().to_owned());
                 break;
             }

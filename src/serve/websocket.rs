@@ -186,7 +186,9 @@ mod tests {
 
     #[test]
     fn origins_are_read_as_go_reads_them() {
-        for origin in ["http://localhost", "https://a.example:8443", "file://", "app://x", "/", "http://[::1]:80", "a:b"] {
+        for origin in
+            ["http://localhost", "https://a.example:8443", "file://", "app://x", "/", "http://[::1]:80", "a:b"]
+        {
             assert!(is_request_uri(origin), "{origin}");
         }
         for origin in ["", "null", "localhost", "http://[", "http://a:b", "1http://a", "http://[::1]x", "http://a\n"] {

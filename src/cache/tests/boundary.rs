@@ -1,0 +1,199 @@
+//! W6–W8 of reliability.md §1.1: where a watch may start, and what it is told first.
+
+use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
+use crate::cache::{CacheReader, CacheWriter, Config, Pull, Start, View};
+use crate::kube::ResourceVersion;
+
+/// What a watch from `after` is told, or why it cannot be opened.
+fn from(reader: &CacheReader, after: u64) -> Vec<String> {
+    match reader.open(Start::After(rv(after)), View::everything()) {
+        Ok(mut opened) => told(&mut opened.cursor),
+        Err(too_old) => vec![too_old.to_string()],
+    }
+}
+
+/// `Q` is created at every version of `at`, one object after the other.
+fn creating(config: Config, base: u64, at: &[u64]) -> (CacheWriter, CacheReader) {
+    let (mut writer, reader) = listed(config, base, &[]);
+    for (name, version) in ["p", "q", "r", "s", "x", "y"].into_iter().zip(at) {
+        writer.apply(added(&Pod { name, ..POD }, *version)).expect("in order");
+    }
+    (writer, reader)
+}
+
+#[test]
+fn every_start_around_the_ring_is_told_exactly_what_came_after_it() {
+    // Four events, three of which fit: oldest 12, newest 14.
+    let (_writer, reader) = creating(ring(3), 10, &[11, 12, 13, 14]);
+    let (q, r, s) = ("ADDED a/q 12", "ADDED a/r 13", "ADDED a/s 14");
+    for (start, after, expected) in [
+        ("oldest - 2", 10, vec!["too old resource version: 10 (11)"]),
+        ("oldest - 1", 11, vec![q, r, s]),
+        ("oldest", 12, vec![r, s]),
+        ("newest - 1", 13, vec![s]),
+        ("newest", 14, vec![]),
+        ("newest + 1", 15, vec![]),
+        ("zero, which no door lets through", 0, vec!["too old resource version: 0 (11)"]),
+    ] {
+        assert_eq!(from(&reader, after), expected, "{start}");
+    }
+}
+
+#[test]
+fn with_an_empty_ring_after_a_list_watches_start_at_the_list() {
+    let (mut writer, reader) = listed(ring(3), 10, &[(POD, 4)]);
+    assert_eq!(from(&reader, 8), ["too old resource version: 8 (10)"]);
+    assert_eq!(from(&reader, 9), ["too old resource version: 9 (10)"], "what happened at 10 is not known");
+    for after in [10, 11] {
+        let mut opened = reader.open(Start::After(rv(after)), View::everything()).expect("nothing is missing");
+        assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
+        drop(opened);
+    }
+    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("nothing is missing");
+    writer.apply(deleted(&POD, 11)).expect("in order");
+    assert_eq!(told(&mut opened.cursor), ["DELETED a/p 11"], "the first event after the list");
+}
+
+#[test]
+fn before_the_first_list_there_is_an_empty_history_from_zero() {
+    let (_writer, reader) = super::fixture::pods(ring(3));
+    assert_eq!(reader.stats().floor, rv(0));
+    assert_eq!(from(&reader, 0), Vec::<String>::new());
+}
+
+#[test]
+fn versions_between_events_are_starts_like_any_other() {
+    let (_writer, reader) = creating(ring(2), 10, &[20, 30, 40]);
+    for (after, expected) in [
+        (19, vec!["too old resource version: 19 (20)"]),
+        (20, vec!["ADDED a/q 30", "ADDED a/r 40"]),
+        (25, vec!["ADDED a/q 30", "ADDED a/r 40"]),
+        (29, vec!["ADDED a/q 30", "ADDED a/r 40"]),
+        (30, vec!["ADDED a/r 40"]),
+        (39, vec!["ADDED a/r 40"]),
+    ] {
+        assert_eq!(from(&reader, after), expected, "after {after}");
+    }
+}
+
+#[test]
+fn upstreams_bookmarks_do_not_move_the_oldest_start() {
+    let (mut writer, reader) = listed(ring(2), 10, &[]);
+    writer.advance(rv(50), true);
+    for after in [10, 30, 50] {
+        assert_eq!(from(&reader, after), Vec::<String>::new(), "after {after}");
+    }
+    assert_eq!(from(&reader, 9), ["too old resource version: 9 (10)"]);
+    assert_eq!(reader.stats().floor, rv(10));
+}
+
+/// etcd #20221 sent old events, and bookmarks, to watches from the future.
+#[test]
+fn a_watch_from_the_future_is_told_nothing_until_the_future_is_there() {
+    let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
+    let mut opened = reader.open(Start::After(rv(14)), View::everything()).expect("the future is no error");
+    assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
+    for (name, version) in [("r", 13), ("s", 14), ("x", 15), ("y", 16)] {
+        writer.apply(added(&Pod { name, ..POD }, version)).expect("in order");
+    }
+    assert_eq!(told(&mut opened.cursor), ["ADDED a/x 15", "ADDED a/y 16"]);
+    assert_eq!(opened.cursor.start(), rv(14));
+}
+
+#[test]
+fn a_watch_from_the_future_expires_like_any_other() {
+    let (mut writer, reader) = creating(ring(2), 10, &[11]);
+    let mut opened = reader.open(Start::After(rv(99)), View::everything()).expect("the future is no error");
+    for version in 12..16 {
+        writer.apply(added(&POD, version)).expect("in order");
+    }
+    // Nothing that it was to be told is missing, but what it has not looked at is gone: a 410 is the safe answer.
+    assert_eq!(told(&mut opened.cursor), ["expired 13"]);
+}
+
+#[test]
+fn a_reader_that_stood_still_is_told_that_it_expired_and_never_anything_else_again() {
+    let (mut writer, reader) = creating(ring(2), 10, &[]);
+    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
+    for version in 11..=13 {
+        writer.apply(added(&POD, version)).expect("in order");
+    }
+    for _ in 0..2 {
+        assert_eq!(pull_all(&mut opened.cursor), (vec![], Pull::Expired { oldest: rv(11) }));
+    }
+    writer.apply(added(&POD, 14)).expect("in order");
+    assert_eq!(pull_all(&mut opened.cursor), (vec![], Pull::Expired { oldest: rv(12) }));
+}
+
+/// etcd #18089 and #19179 lost deletions here.
+#[test]
+fn a_reader_at_the_very_edge_of_the_ring_gets_all_of_it() {
+    let (mut writer, reader) = listed(ring(2), 10, &[(POD, 4), (Pod { name: "q", ..POD }, 5)]);
+    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
+    writer.apply(deleted(&POD, 11)).expect("in order");
+    writer.apply(deleted(&Pod { name: "q", ..POD }, 12)).expect("in order");
+    let mut batch = Vec::new();
+    assert!(matches!(opened.cursor.pull(1, None, &mut batch), Pull::Frames { last: ResourceVersion(11), .. }));
+    // The deletion at 11 leaves the ring. The reader is just past it; the one at 12 is the next it gets.
+    writer.apply(added(&POD, 13)).expect("in order");
+    assert_eq!(reader.stats().floor, rv(11));
+    assert_eq!(told(&mut opened.cursor), ["DELETED a/q 12", "ADDED a/p 13"]);
+}
+
+#[test]
+fn a_new_history_ends_every_watch_of_the_old_one() {
+    let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
+    let open = |after| reader.open(Start::After(rv(after)), View::everything()).expect("in the ring").cursor;
+    let (mut behind, mut at_the_end) = (open(10), open(12));
+    let mut narrow = reader.open(Start::Current, view("a", "", "")).expect("current").cursor;
+    for cursor in [&mut at_the_end, &mut narrow] {
+        assert_eq!(told(cursor), Vec::<String>::new());
+    }
+    // Even one that continues where the old one stopped: what happened between is not known (reliability.md F6).
+    let history = reader.history();
+    writer.replace(snapshot(12, &[(POD, 11)]));
+    assert_ne!(reader.history(), history, "what was learned of the old one says nothing of the new one");
+    writer.apply(added(&POD, 13)).expect("in order");
+    for cursor in [&mut behind, &mut at_the_end, &mut narrow] {
+        assert_eq!(told(cursor), ["expired 12"]);
+    }
+    assert_eq!(from(&reader, 12), ["MODIFIED a/p 13"]);
+}
+
+#[test]
+fn a_store_that_went_back_in_time_starts_over_from_there() {
+    let (mut writer, reader) = creating(ring(10), 100, &[101]);
+    let mut old = reader.open(Start::After(rv(101)), View::everything()).expect("in the ring").cursor;
+    writer.replace(snapshot(50, &[(POD, 40)]));
+    assert_eq!(reader.progress().rv, rv(50));
+    assert_eq!(reader.snapshot().rv, rv(50));
+    writer.apply(added(&POD, 51)).expect("in order");
+    assert_eq!(told(&mut old), ["expired 50"]);
+    assert_eq!(from(&reader, 50), ["MODIFIED a/p 51"]);
+    // From the old time line's versions it is the future: silence, not a mixture.
+    assert_eq!(from(&reader, 101), Vec::<String>::new());
+}
+
+#[test]
+fn a_feed_that_is_over_ends_its_watches() {
+    let (writer, reader) = creating(ring(10), 10, &[11]);
+    let mut opened = reader.open(Start::After(rv(11)), View::everything()).expect("in the ring");
+    drop(writer);
+    assert_eq!(told(&mut opened.cursor), ["expired 10"]);
+    let mut late = reader.open(Start::After(rv(10)), View::everything()).expect("the ring is still there");
+    assert_eq!(told(&mut late.cursor), ["expired 10"]);
+}
+
+#[test]
+fn a_watch_from_now_begins_behind_everything_there_is() {
+    for view in [View::everything(), view("a", "app=x", ""), view("a", "", "metadata.name=p")] {
+        let (mut writer, reader) = creating(ring(1), 10, &[11, 12, 13]);
+        writer.advance(rv(20), false);
+        let mut opened = reader.open_at_end(view);
+        assert!(opened.snapshot.is_none());
+        assert_eq!(opened.cursor.start(), rv(20));
+        assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
+        writer.apply(deleted(&POD, 21)).expect("in order");
+        assert_eq!(told(&mut opened.cursor), ["DELETED a/p 21"]);
+    }
+}

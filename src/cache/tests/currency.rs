@@ -1,0 +1,134 @@
+//! L5: one question upstream may serve every request received before it was sent, and no other.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, advance};
+
+use super::fixture::rv;
+use crate::cache::Currency;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn a_proof_covers_who_came_before_its_question_was_sent() {
+    let currency = Currency::default();
+    let asked = Instant::now() + SECOND;
+    assert!(!currency.covers(asked), "nothing is proven yet");
+    currency.prove(asked);
+    for (received, covered) in [
+        (asked - SECOND, true),
+        (asked - Duration::from_nanos(1), true),
+        (asked, true),
+        (asked + Duration::from_nanos(1), false),
+        (asked + SECOND, false),
+    ] {
+        assert_eq!(currency.covers(received), covered, "{:?}", received.checked_duration_since(asked));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn proofs_only_ever_reach_further() {
+    let currency = Currency::default();
+    let early = Instant::now();
+    advance(SECOND).await;
+    let late = Instant::now();
+    currency.prove(late);
+    currency.prove(early);
+    assert!(currency.covers(late), "an older answer that comes later takes nothing back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_feed_that_starts_over_has_nothing_proven() {
+    let currency = Currency::default();
+    let asked = Instant::now();
+    currency.prove(asked);
+    currency.forget();
+    assert!(!currency.covers(asked));
+    currency.prove(asked);
+    assert!(currency.covers(asked), "the next proof counts again");
+}
+
+/// Waits in the background; tells whether the wait is over.
+fn waiting(currency: &Currency, received: Instant) -> tokio::task::JoinHandle<()> {
+    let currency = currency.clone();
+    tokio::spawn(async move { currency.reached(received).await })
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_is_served_by_a_question_sent_after_it_came() {
+    let currency = Currency::default();
+    let wanted = currency.wanted();
+    let received = Instant::now();
+    let waits = waiting(&currency, received);
+    tokio::task::yield_now().await;
+    assert_eq!(*wanted.borrow(), Some(received), "the wish is known");
+    currency.prove(received - Duration::from_millis(1));
+    tokio::task::yield_now().await;
+    assert!(!waits.is_finished(), "that question was sent before the request came");
+    currency.prove(received);
+    waits.await.expect("it is served");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wish_that_counts_is_the_latest() {
+    let currency = Currency::default();
+    let mut wanted = currency.wanted();
+    let first = Instant::now();
+    advance(SECOND).await;
+    let second = Instant::now();
+    let both = [waiting(&currency, second), waiting(&currency, first)];
+    tokio::task::yield_now().await;
+    assert_eq!(*wanted.borrow_and_update(), Some(second));
+    // One question after both serves both.
+    currency.prove(second);
+    for waits in both {
+        waits.await.expect("it is served");
+    }
+    assert!(!wanted.has_changed().expect("the currency lives"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_covered_already_asks_for_nothing() {
+    let currency = Currency::default();
+    let received = Instant::now();
+    currency.prove(received);
+    currency.reached(received).await;
+    assert_eq!(*currency.wanted().borrow(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn clones_share() {
+    let currency = Currency::default();
+    let now = Instant::now();
+    let other = currency.clone();
+    other.prove(now);
+    assert!(currency.covers(now));
+    other.want_version(rv(7));
+    assert_eq!(*currency.wanted_version().borrow(), rv(7));
+}
+
+#[test]
+fn a_version_that_nobody_can_reach_is_given_up_unless_a_later_one_is_wanted() {
+    let currency = Currency::default();
+    currency.want_version(rv(5));
+    currency.want_version(rv(9));
+    currency.give_up_version(rv(5));
+    assert_eq!(*currency.wanted_version().borrow(), rv(9));
+    currency.give_up_version(rv(9));
+    assert_eq!(*currency.wanted_version().borrow(), rv(0));
+    let mut wanted = currency.wanted_version();
+    wanted.mark_unchanged();
+    currency.want_version(rv(5));
+    assert!(wanted.has_changed().expect("the currency lives"), "it may be wanted again");
+}
+
+#[test]
+fn the_version_waited_for_only_grows_and_repetition_wakes_nobody() {
+    let currency = Currency::default();
+    let mut wanted = currency.wanted_version();
+    for (want, changed, stands) in [(5, true, 5), (5, false, 5), (3, false, 5), (9, true, 9), (0, false, 9)] {
+        currency.want_version(rv(want));
+        assert_eq!(wanted.has_changed().expect("the currency lives"), changed, "{want}");
+        assert_eq!(*wanted.borrow_and_update(), rv(stands), "{want}");
+    }
+}

@@ -1,0 +1,209 @@
+//! What leaves the ring, when, and what that costs whom.
+
+use std::time::Duration;
+
+use tokio::time::advance;
+
+use super::fixture::{POD, Pod, added, deleted, listed, read_frame, ring, rv, snapshot, told, view};
+use crate::cache::{CacheReader, CacheWriter, Config, Event, Start, View};
+use crate::kube::EventType::{Added, Deleted};
+
+fn changed(writer: &mut CacheWriter, version: u64) {
+    writer.apply(added(&POD, version)).expect("in order");
+}
+
+fn open(reader: &CacheReader, after: u64) -> Result<Vec<String>, u64> {
+    let opened = reader.open(Start::After(rv(after)), View::everything());
+    opened.map(|mut opened| told(&mut opened.cursor)).map_err(|too_old| too_old.floor.0)
+}
+
+const AGE: Duration = Duration::from_secs(60);
+
+fn aging() -> Config {
+    Config { window_age_max: AGE, ..Config::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_stay_for_as_long_as_they_may() {
+    let (mut writer, reader) = listed(aging(), 10, &[]);
+    changed(&mut writer, 11);
+    advance(AGE).await;
+    changed(&mut writer, 12);
+    assert_eq!(reader.stats().events, 2, "exactly as old as it may be");
+    assert_eq!(open(&reader, 10).map(|told| told.len()), Ok(2));
+    advance(Duration::from_millis(1)).await;
+    changed(&mut writer, 13);
+    assert_eq!((reader.stats().events, reader.stats().floor), (2, rv(11)));
+    assert_eq!(open(&reader, 10), Err(11));
+    assert_eq!(open(&reader, 11), Ok(vec!["MODIFIED a/p 12".to_owned(), "MODIFIED a/p 13".to_owned()]));
+}
+
+/// A quiet resource is told by its bookmarks how late it is.
+#[tokio::test(start_paused = true)]
+async fn a_bookmark_is_enough_to_evict_what_is_too_old() {
+    for announce in [false, true] {
+        let (mut writer, reader) = listed(aging(), 10, &[]);
+        changed(&mut writer, 11);
+        advance(AGE * 2).await;
+        writer.advance(rv(30), announce);
+        assert_eq!((reader.stats().events, reader.stats().event_bytes), (0, 0));
+        assert_eq!((reader.stats().floor, reader.stats().progress), (rv(11), rv(30)));
+        assert_eq!(open(&reader, 10), Err(11), "oldest - 1, of a ring that is empty");
+        for after in [11, 20, 30, 31] {
+            assert_eq!(open(&reader, after), Ok(vec![]), "after {after}");
+        }
+        changed(&mut writer, 31);
+        assert_eq!(open(&reader, 11), Ok(vec!["MODIFIED a/p 31".to_owned()]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_reader_of_aged_events_expires() {
+    let (mut writer, reader) = listed(aging(), 10, &[]);
+    let mut stalled = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut current = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    changed(&mut writer, 11);
+    assert_eq!(told(&mut current), ["ADDED a/p 11"]);
+    advance(AGE * 2).await;
+    writer.advance(rv(12), true);
+    assert_eq!(told(&mut stalled), ["expired 11"]);
+    assert_eq!(told(&mut current), Vec::<String>::new());
+}
+
+#[test]
+fn bytes_bound_the_ring_as_well() {
+    // What an event costs that has a previous object.
+    let one = {
+        let (mut writer, reader) = listed(ring(1), 10, &[(POD, 10)]);
+        changed(&mut writer, 11);
+        reader.stats().event_bytes
+    };
+    let config = Config { window_bytes_max: 3 * one, ..Config::default() };
+    let (mut writer, reader) = listed(config, 10, &[(POD, 10)]);
+    for version in 11..30 {
+        changed(&mut writer, version);
+        let stats = reader.stats();
+        assert!(stats.event_bytes <= 3 * one, "{stats:?}");
+        assert_eq!(stats.events, usize::try_from(version - 10).expect("small").min(3));
+    }
+    assert_eq!(reader.stats().floor, rv(26));
+}
+
+/// It is told at least to those who are there. Else an object above the budget would end every watch.
+#[test]
+fn one_event_above_the_budget_is_held_alone() {
+    let config = Config { window_bytes_max: 1, ..Config::default() };
+    let (mut writer, reader) = listed(config, 10, &[]);
+    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
+    for version in 11..14 {
+        changed(&mut writer, version);
+        assert_eq!((reader.stats().events, reader.stats().floor), (1, rv(version - 1)));
+        assert_eq!(told(&mut opened.cursor).len(), 1);
+    }
+}
+
+#[test]
+fn a_reader_of_a_quiet_lane_outlives_what_busy_ones_lose() {
+    let quiet = Pod { namespace: "b", node: "n2", ..POD };
+    let (mut writer, reader) = listed(ring(2), 10, &[(quiet, 4)]);
+    let mut readers = [
+        view("b", "", ""),
+        view("b", "", "metadata.name=p"),
+        view("", "", "spec.nodeName=n2"),
+        view("", "app=x", "spec.nodeName=n2"),
+        // These follow all events, whatever their selectors.
+        View::everything(),
+        view("", "", "spec.nodeName!=n1"),
+    ]
+    .map(|view| reader.open(Start::After(rv(10)), view).expect("in the ring").cursor);
+    for version in 11..20 {
+        changed(&mut writer, version);
+    }
+    writer.apply(deleted(&quiet, 20)).expect("in order");
+    let told = readers.each_mut().map(told);
+    for (narrow, told) in told[..4].iter().enumerate() {
+        assert_eq!(*told, ["DELETED b/p 20"], "reader {narrow}");
+    }
+    for told in &told[4..] {
+        assert_eq!(*told, ["expired 18"]);
+    }
+}
+
+#[test]
+fn a_reader_of_a_quiet_lane_expires_when_its_own_events_go() {
+    let quiet = Pod { namespace: "b", ..POD };
+    let (mut writer, reader) = listed(ring(2), 10, &[(quiet, 4)]);
+    let open = || reader.open(Start::After(rv(10)), view("b", "", "")).expect("in the ring").cursor;
+    let (mut stalled, mut current) = (open(), open());
+    writer.apply(deleted(&quiet, 11)).expect("in order");
+    assert_eq!(told(&mut current), ["DELETED b/p 11"]);
+    changed(&mut writer, 12);
+    changed(&mut writer, 13);
+    assert_eq!(told(&mut stalled), ["expired 11"]);
+    assert_eq!(told(&mut current), Vec::<String>::new());
+    writer.apply(added(&quiet, 14)).expect("in order");
+    assert_eq!(told(&mut current), ["ADDED b/p 14"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_charged_for_what_is_gone() {
+    let (mut writer, reader) = listed(aging(), 10, &[]);
+    let names = ["p", "q", "r", "s"];
+    for (name, version) in names.into_iter().zip(11..) {
+        writer.apply(added(&Pod { name, ..POD }, version)).expect("in order");
+    }
+    let full = reader.stats();
+    assert_eq!((full.objects, full.events), (4, 4));
+    let bodies = names.into_iter().zip(11..).map(|(name, rv)| Pod { name, ..POD }.body(rv).len());
+    assert_eq!(full.object_bytes, bodies.sum::<usize>());
+    for (name, version) in names.into_iter().zip(15..) {
+        writer.apply(deleted(&Pod { name, ..POD }, version)).expect("in order");
+    }
+    assert_eq!((reader.stats().objects, reader.stats().object_bytes), (0, 0));
+    let frames = names.into_iter().zip(11..).flat_map(|(name, rv)| {
+        let pod = Pod { name, ..POD };
+        [pod.frame(Added, rv).len(), pod.frame(Deleted, rv + 4).len()]
+    });
+    assert!(reader.stats().event_bytes >= frames.sum::<usize>() + 8 * size_of::<Event>());
+    advance(AGE * 2).await;
+    writer.advance(rv(20), false);
+    let empty = reader.stats();
+    assert_eq!((empty.objects, empty.object_bytes, empty.events, empty.event_bytes), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_new_history_is_charged_for_itself_only() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
+    changed(&mut writer, 11);
+    let other = Pod { name: "q", note: 12_345, ..POD };
+    writer.replace(snapshot(20, &[(other, 19)]));
+    let stats = reader.stats();
+    assert_eq!((stats.objects, stats.object_bytes), (1, other.body(19).len()));
+    assert_eq!((stats.events, stats.event_bytes, stats.lanes), (0, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_span_is_the_time_between_the_first_and_the_last_event() {
+    let (mut writer, reader) = listed(aging(), 10, &[]);
+    assert!(reader.stats().span_seconds.abs() < f64::EPSILON);
+    changed(&mut writer, 11);
+    advance(Duration::from_secs(7)).await;
+    changed(&mut writer, 12);
+    advance(Duration::from_secs(5)).await;
+    assert!((reader.stats().span_seconds - 7.0).abs() < 1e-9, "{}", reader.stats().span_seconds);
+}
+
+/// Old bodies live as long as something refers to them, and no longer.
+#[tokio::test(start_paused = true)]
+async fn evicted_events_are_freed() {
+    let (mut writer, reader) = listed(aging(), 10, &[]);
+    let mut narrow = reader.open(Start::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
+    let upstream = POD.frame(Added, 11);
+    writer.apply(read_frame(upstream.clone())).expect("in order");
+    writer.apply(deleted(&POD, 12)).expect("in order");
+    assert!(!upstream.is_unique(), "the ring has it");
+    assert_eq!(told(&mut narrow).len(), 2);
+    advance(AGE * 2).await;
+    writer.advance(rv(20), false);
+    assert!(upstream.is_unique(), "neither store nor ring nor a lane has it");
+}

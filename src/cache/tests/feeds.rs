@@ -1,0 +1,272 @@
+//! The registry: one feed per key, started once, ended once, not tried again at once where that is pointless.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::mpsc;
+use tokio::time::advance;
+
+use super::fixture::{POD, added, rv};
+use crate::cache::{Config, Demand, End, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, State, Unavailable};
+use crate::kube::{FieldTable, Gvr};
+use crate::wire::{Form, Shape};
+
+fn spec(resource: &str, namespace: Option<&str>, form: Form) -> FeedSpec {
+    FeedSpec {
+        key: FeedKey { gvr: Gvr::new("", "v1", resource), namespace: namespace.map(Arc::from), form },
+        kind: "Pod".into(),
+        shape: Shape::BuiltIn,
+        namespaced: true,
+        fields: Arc::new(FieldTable::default()),
+        lane_field: None,
+    }
+}
+
+fn pods() -> FeedSpec {
+    spec("pods", None, Form::Json)
+}
+
+fn feeds() -> (Feeds, mpsc::Receiver<Demand>) {
+    Feeds::new(Config::default())
+}
+
+/// The only feed there is.
+fn the_one(feeds: &Feeds) -> Arc<Feed> {
+    let mut all = feeds.all();
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
+/// What is asked for. A feed lives as long as its demand's writer.
+fn demanded(demands: &mut mpsc::Receiver<Demand>) -> Vec<Demand> {
+    std::iter::from_fn(|| demands.try_recv().ok()).collect()
+}
+
+fn keys(demands: &[Demand]) -> Vec<String> {
+    demands.iter().map(|demand| demand.feed.spec.key.to_string()).collect()
+}
+
+/// F4: a thousand clients that arrive together are one upstream watch.
+#[test]
+fn a_feed_is_demanded_once_however_many_want_it() {
+    let (feeds, mut demands) = feeds();
+    let leases: Vec<_> = (0..1_000).map(|_| feeds.lease(&pods(), None).expect("there is room")).collect();
+    assert_eq!(keys(&demanded(&mut demands)), ["pods.v1 (json)"]);
+    assert_eq!(leases[0].readers(), 1_000);
+    assert_eq!(feeds.all().len(), 1);
+}
+
+#[test]
+fn scopes_and_forms_are_feeds_of_their_own() {
+    let (feeds, mut demands) = feeds();
+    let specs = [
+        pods(),
+        spec("pods", Some("a"), Form::Json),
+        spec("pods", None, Form::Protobuf),
+        spec("nodes", None, Form::Json),
+    ];
+    for spec in &specs {
+        feeds.lease(spec, None).expect("there is room");
+    }
+    assert_eq!(
+        keys(&demanded(&mut demands)),
+        ["pods.v1 (json)", "pods.v1 in a (json)", "pods.v1 (protobuf)", "nodes.v1 (json)"]
+    );
+    let paths: Vec<_> = feeds.all().iter().map(|feed| feed.spec.key.path()).collect();
+    assert_eq!(paths, ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods", "/api/v1/namespaces/a/pods"]);
+}
+
+#[test]
+fn finding_starts_nothing() {
+    let (feeds, mut demands) = feeds();
+    assert!(feeds.find(&pods().key).is_none());
+    assert!(demanded(&mut demands).is_empty());
+    let lease = feeds.lease(&pods(), None).expect("there is room");
+    let found = feeds.find(&pods().key).expect("it runs");
+    assert_eq!((lease.readers(), found.readers()), (2, 2));
+}
+
+#[test]
+fn a_feed_that_ended_is_not_found_and_started_anew_when_wanted() {
+    let (feeds, mut demands) = feeds();
+    let old = feeds.lease(&pods(), None).expect("there is room");
+    let mut demand = demands.try_recv().expect("it is demanded");
+    demand.writer.set_state(State::Ended(End::Idle));
+    assert!(feeds.find(&pods().key).is_none(), "it is over, though still in the registry");
+    feeds.ended(&the_one(&feeds), End::Idle);
+    assert!(feeds.all().is_empty());
+    let new = feeds.lease(&pods(), None).expect("idleness is no refusal");
+    let again = demanded(&mut demands);
+    assert_eq!(keys(&again), ["pods.v1 (json)"]);
+    assert_eq!((old.reader.state(), new.reader.state()), (State::Ended(End::Idle), State::Syncing));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_feed_is_left_alone_for_half_a_minute() {
+    for (end, refused) in [
+        (End::Forbidden, true),
+        (End::Gone, true),
+        (End::NotOffered, true),
+        (End::Unreadable, true),
+        (End::OverBudget, true),
+        (End::Outdated, false),
+        (End::Idle, false),
+        (End::Shutdown, false),
+    ] {
+        let (feeds, mut demands) = feeds();
+        drop(feeds.lease(&pods(), None).expect("there is room"));
+        assert_eq!(demanded(&mut demands).len(), 1);
+        feeds.ended(&the_one(&feeds), end);
+        assert_eq!(end.is_refusal(), refused, "{end:?}");
+        let again = feeds.lease(&pods(), None).map(drop);
+        assert_eq!(again, if refused { Err(Unavailable::Ended(end)) } else { Ok(()) }, "{end:?}");
+        let other = spec("pods", Some("a"), Form::Json);
+        assert!(feeds.lease(&other, None).is_ok(), "a refusal is about one key");
+        advance(Duration::from_secs(29)).await;
+        assert_eq!(feeds.lease(&pods(), None).is_err(), refused, "{end:?} after 29 s");
+        advance(Duration::from_secs(1)).await;
+        assert!(feeds.lease(&pods(), None).is_ok(), "{end:?} after 30 s");
+    }
+}
+
+#[test]
+fn when_upstream_serves_something_new_refusals_are_forgotten() {
+    let (feeds, _demands) = feeds();
+    drop(feeds.lease(&pods(), None).expect("there is room"));
+    feeds.ended(&the_one(&feeds), End::Gone);
+    assert!(feeds.lease(&pods(), None).is_err());
+    feeds.forget_refusals();
+    assert!(feeds.lease(&pods(), None).is_ok());
+}
+
+#[test]
+fn there_are_only_so_many_feeds() {
+    let (feeds, mut demands) = feeds();
+    let specs: Vec<_> = (0..FEEDS_MAX).map(|n| spec("pods", Some(&format!("ns-{n}")), Form::Json)).collect();
+    for spec in &specs {
+        feeds.lease(spec, None).expect("there is room");
+    }
+    assert_eq!(feeds.lease(&pods(), None).map(drop), Err(Unavailable::TooMany));
+    assert!(feeds.lease(&specs[0], None).is_ok(), "one that runs is no further one");
+    assert_eq!(demanded(&mut demands).len(), FEEDS_MAX);
+    feeds.ended(&feeds.all()[0], End::Idle);
+    assert!(feeds.lease(&pods(), None).is_ok());
+}
+
+#[test]
+fn without_a_supervisor_there_are_no_feeds() {
+    let (feeds, demands) = feeds();
+    drop(demands);
+    assert_eq!(feeds.lease(&pods(), None).map(drop), Err(Unavailable::TooMany));
+    assert!(feeds.all().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_feed_is_idle_since_its_last_reader_went() {
+    let (feeds, _demands) = feeds();
+    let first = feeds.lease(&pods(), None).expect("there is room");
+    let feed = feeds.all().remove(0);
+    let second = first.clone();
+    assert_eq!(feed.readers(), 1, "a clone is the same reader");
+    advance(Duration::from_secs(60)).await;
+    assert_eq!(feed.idle_for(), Duration::ZERO);
+    drop(first);
+    assert_eq!(feed.idle_for(), Duration::ZERO, "the clone is still there");
+    drop(second);
+    assert_eq!((feed.readers(), feed.idle_for()), (0, Duration::ZERO));
+    advance(Duration::from_secs(5)).await;
+    assert_eq!(feed.idle_for(), Duration::from_secs(5));
+    let again = feeds.lease(&pods(), None).expect("it runs");
+    assert_eq!(feed.idle_for(), Duration::ZERO);
+    drop(again);
+}
+
+/// What the others hold decides, objects and events alike; a feed's own is in what it asks for.
+#[test]
+fn there_is_room_while_all_feeds_together_stay_within_the_memory() {
+    let (feeds, mut demands) = Feeds::new(Config { memory_bytes_max: 10_000, ..Config::default() });
+    let (one, other) = (pods(), spec("pods", Some("a"), Form::Json));
+    let _leases = [&one, &other].map(|spec| feeds.lease(spec, None).expect("there is room"));
+    assert!(feeds.has_room(&one.key, 10_000) && !feeds.has_room(&one.key, 10_001));
+    assert!(!feeds.has_room(&one.key, usize::MAX), "without an overflow");
+    let Demand { feed, mut writer } = demands.try_recv().expect("it is demanded");
+    writer.apply(added(&POD, 11)).expect("in order");
+    let stats = feed.reader.stats();
+    let held = stats.object_bytes + stats.event_bytes;
+    assert!(held > 0 && feed.spec.key == one.key);
+    assert!(feeds.has_room(&one.key, 10_000), "its own is not counted twice");
+    assert!(feeds.has_room(&other.key, 10_000 - held) && !feeds.has_room(&other.key, 10_001 - held));
+    feeds.ended(&feed, End::Idle);
+    assert!(feeds.has_room(&other.key, 10_000), "what ended is not counted");
+}
+
+/// A feed reads certain fields of its objects. When others become selectable, its objects no longer tell enough.
+#[tokio::test(start_paused = true)]
+async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
+    let (feeds, mut demands) = feeds();
+    let old = feeds.lease(&pods(), None).expect("there is room");
+    let old_feed = the_one(&feeds);
+    let changed = FeedSpec { lane_field: Some("spec.nodeName".into()), ..pods() };
+    let new = feeds.lease(&changed, None).expect("there is room");
+    let _running = demanded(&mut demands);
+    assert_eq!((old.spec.lane_field.clone(), new.spec.lane_field.clone()), (None, Some("spec.nodeName".into())));
+    old.retired().await;
+    assert!(new.retired().now_or_never().is_none());
+    // The old one ends when it notices; the registry is no longer about it.
+    feeds.ended(&old_feed, End::Outdated);
+    assert_eq!(the_one(&feeds).spec, changed);
+    assert!(feeds.find(&changed.key).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_feed_is_taken_out_before_anybody_else_can_lease_it() {
+    const IDLE: Duration = Duration::from_secs(10);
+    let (feeds, _demands) = feeds();
+    let lease = feeds.lease(&pods(), None).expect("there is room");
+    let feed = the_one(&feeds);
+    advance(IDLE * 2).await;
+    assert!(!feeds.end_if_idle(&feed, IDLE), "it is read");
+    drop(lease);
+    advance(Duration::from_secs(9)).await;
+    assert!(!feeds.end_if_idle(&feed, IDLE), "not yet");
+    assert!(feeds.find(&pods().key).is_some());
+    advance(IDLE).await;
+    assert!(feeds.end_if_idle(&feed, IDLE));
+    assert!(feeds.find(&pods().key).is_none());
+}
+
+/// F9 begins here: a feed that starts learns from which version its first readers want to go on.
+#[test]
+fn the_oldest_version_to_go_on_from_is_noted_while_the_feed_starts() {
+    let (feeds, mut demands) = feeds();
+    let lease = feeds.lease(&pods(), None).expect("there is room");
+    assert_eq!(lease.oldest_resume(), None);
+    for (resume, oldest) in [(Some(20), Some(20)), (Some(30), Some(20)), (None, Some(20)), (Some(10), Some(10))] {
+        drop(feeds.lease(&pods(), resume.map(rv)).expect("it runs"));
+        assert_eq!(lease.oldest_resume(), oldest.map(rv), "{resume:?}");
+    }
+    let mut demand = demands.try_recv().expect("it is demanded");
+    demand.writer.set_state(State::Live);
+    drop(feeds.lease(&pods(), Some(rv(5))).expect("it runs"));
+    assert_eq!(lease.oldest_resume(), Some(rv(10)), "it has started: too late");
+    let first = feeds.lease(&spec("nodes", None, Form::Json), Some(rv(7))).expect("there is room");
+    assert_eq!(first.oldest_resume(), Some(rv(7)), "the one who starts it counts as well");
+}
+
+#[test]
+fn every_end_has_its_word() {
+    let ends = [
+        (End::Forbidden, "forbidden"),
+        (End::Gone, "gone"),
+        (End::NotOffered, "not_offered"),
+        (End::Unreadable, "unreadable"),
+        (End::OverBudget, "over_budget"),
+        (End::Outdated, "outdated"),
+        (End::Idle, "idle"),
+        (End::Shutdown, "shutdown"),
+    ];
+    for (end, word) in ends {
+        assert_eq!(end.as_str(), word);
+    }
+}

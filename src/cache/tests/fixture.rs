@@ -1,0 +1,233 @@
+//! Pods as the apiserver writes them, by hand, and a cache to put them into.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::task::{Wake, Waker};
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::cache::{CacheReader, CacheWriter, Change, Config, Cursor, Pull, Snapshot, View};
+use crate::kube::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
+use crate::wire::{Envelope, Form, Object, ObjectReader, Shape, WatchItem};
+
+/// What selectors look at, and a note that no two revisions share. Empty texts are absent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Pod {
+    pub(super) namespace: &'static str,
+    pub(super) name: &'static str,
+    pub(super) app: &'static str,
+    pub(super) node: &'static str,
+    pub(super) note: u32,
+}
+
+/// One event as a client reads it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) event_type: EventType,
+    pub(super) rv: u64,
+    pub(super) pod: Pod,
+}
+
+/// A pod of namespace `a` that every selector of the tests can see.
+pub(super) const POD: Pod = Pod { namespace: "a", name: "p", app: "x", node: "n1", note: 0 };
+
+const HEAD: &str = r#"{"kind":"Pod","apiVersion":"v1","#;
+
+impl Pod {
+    pub(super) fn key(&self) -> String {
+        if self.namespace.is_empty() { self.name.to_owned() } else { format!("{}/{}", self.namespace, self.name) }
+    }
+
+    /// What a list item is but for its brace, and what the cache holds.
+    pub(super) fn body(&self, rv: u64) -> String {
+        let Self { namespace, name, app, node, note } = self;
+        let namespace = if namespace.is_empty() { String::new() } else { format!(r#","namespace":"{namespace}""#) };
+        let labels = if app.is_empty() { String::new() } else { format!(r#","labels":{{"app":"{app}"}}"#) };
+        let node = if node.is_empty() { String::new() } else { format!(r#","nodeName":"{node}""#) };
+        let annotations = format!(r#","annotations":{{"note":"{note}"}}"#);
+        let metadata = format!(r#""name":"{name}"{namespace},"resourceVersion":"{rv}"{labels}{annotations}"#);
+        format!(r#""metadata":{{{metadata}}},"spec":{{"containers":[]{node}}},"status":{{}}}}"#)
+    }
+
+    pub(super) fn frame(&self, event_type: EventType, rv: u64) -> Bytes {
+        format!("{{\"type\":\"{event_type}\",\"object\":{HEAD}{}}}\n", self.body(rv)).into()
+    }
+
+    pub(super) fn object(&self, rv: u64) -> Object {
+        change(EventType::Added, self, rv).object
+    }
+}
+
+/// `a/p app=x on n1, note 7`: failures print whole histories.
+impl fmt::Debug for Pod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, name, app, node, note } = self;
+        write!(f, "{namespace}/{name} app={app} on {node:?}, note {note}")
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} at {}", self.event_type, self.pod, self.rv)
+    }
+}
+
+/// What upstream tells in one frame.
+type Told = (EventType, Pod, u64);
+
+// What is read once per thread makes a million worlds affordable.
+thread_local! {
+    static READ: RefCell<HashMap<Told, (Object, Bytes)>> = RefCell::default();
+    static SEEN: RefCell<HashMap<Bytes, Seen>> = RefCell::default();
+}
+
+static FIELDS: LazyLock<FieldTable> = LazyLock::new(|| FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true));
+static ENVELOPE: LazyLock<Envelope> = LazyLock::new(|| Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn));
+
+/// The change that upstream's frame tells of.
+pub(super) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
+    let read = || {
+        let Change { object, frame, .. } = read_frame(pod.frame(event_type, rv));
+        (object, frame.expect("it came in one"))
+    };
+    let told = (event_type, *pod, rv);
+    let (object, frame) = READ.with_borrow_mut(|known| known.entry(told).or_insert_with(read).clone());
+    Change { event_type, object, frame: Some(frame) }
+}
+
+/// Any frame, read anew.
+pub(super) fn read_frame(frame: Bytes) -> Change {
+    let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(FIELDS.clone())).expecting("v1", "Pod");
+    match reader.watch_event(frame).expect("a well-formed frame") {
+        WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+        other => panic!("{other:?} is not a change"),
+    }
+}
+
+pub(super) fn added(pod: &Pod, rv: u64) -> Change {
+    change(EventType::Added, pod, rv)
+}
+
+pub(super) fn deleted(pod: &Pod, rv: u64) -> Change {
+    change(EventType::Deleted, pod, rv)
+}
+
+/// Reads a frame as a client would, without the code under test; it must be upstream's spelling to the byte.
+pub(super) fn seen(frame: &Bytes) -> Seen {
+    SEEN.with_borrow_mut(|seen| match seen.get(frame) {
+        Some(seen) => *seen,
+        // A copy: the frame itself is not to be kept alive by whoever looks at it.
+        None => *seen.entry(Bytes::copy_from_slice(frame)).or_insert_with(|| read_as_client(frame)),
+    })
+}
+
+fn read_as_client(frame: &Bytes) -> Seen {
+    let event: Value = serde_json::from_slice(frame).expect("one JSON document");
+    let text = |pointer: &str| -> &'static str {
+        let text = event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        known(text)
+    };
+    let pod = Pod {
+        namespace: text("/object/metadata/namespace"),
+        name: text("/object/metadata/name"),
+        app: text("/object/metadata/labels/app"),
+        node: text("/object/spec/nodeName"),
+        note: event["object"]["metadata"]["annotations"]["note"].as_str().expect("a note").parse().expect("a number"),
+    };
+    let event_type = EventType::parse(event["type"].as_str().expect("a type")).expect("a known type");
+    let rv = event["object"]["metadata"]["resourceVersion"].as_str().expect("a version").parse().expect("a number");
+    assert_eq!(*frame, pod.frame(event_type, rv), "not the bytes that upstream would send");
+    Seen { event_type, rv, pod }
+}
+
+/// The few words that the tests use.
+fn known(text: &str) -> &'static str {
+    const WORDS: [&str; 17] =
+        ["", "a", "b", "c", "d", "p", "q", "r", "s", "x", "y", "n1", "n2", "t1", "t1-a", "t1.a", "gone"];
+    WORDS.into_iter().find(|word| *word == text).unwrap_or_else(|| panic!("{text:?} is no word of the tests"))
+}
+
+pub(super) fn rv(version: u64) -> ResourceVersion {
+    ResourceVersion(version)
+}
+
+/// A ring of so many events, other bounds out of reach.
+pub(super) fn ring(events: usize) -> Config {
+    Config { window_events_max: events, ..Config::default() }
+}
+
+/// An empty cache of pods with lanes for nodes.
+pub(super) fn pods(config: Config) -> (CacheWriter, CacheReader) {
+    let gvr = Gvr::new("", "v1", "pods");
+    CacheWriter::new(config, gvr, ENVELOPE.clone(), true, &FIELDS, Some("spec.nodeName"))
+}
+
+/// The same, listed at `version` with these pods.
+pub(super) fn listed(config: Config, version: u64, listed: &[(Pod, u64)]) -> (CacheWriter, CacheReader) {
+    let (mut writer, reader) = pods(config);
+    writer.replace(snapshot(version, listed));
+    (writer, reader)
+}
+
+pub(super) fn snapshot(version: u64, listed: &[(Pod, u64)]) -> Snapshot {
+    Snapshot::from_objects(rv(version), listed.iter().map(|(pod, rv)| pod.object(*rv)))
+}
+
+/// `""` is no namespace and no selector.
+pub(super) fn view(namespace: &str, labels: &str, fields_text: &str) -> View {
+    let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+    let labels = LabelSelector::parse(labels).expect("a label selector");
+    let fields = FieldSelector::parse(fields_text).and_then(|parsed| parsed.compile(&FIELDS));
+    View::new(namespace, Selector { labels, fields: fields.expect("a field selector") })
+}
+
+/// Counts how often it is rung.
+#[derive(Debug, Default)]
+pub(super) struct Bell(AtomicUsize);
+
+impl Bell {
+    pub(super) fn rung(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn waker(self: &Arc<Self>) -> Waker {
+        Waker::from(self.clone())
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Everything there is for this reader now, and how the pulling ended.
+pub(super) fn pull_all(cursor: &mut Cursor) -> (Vec<Seen>, Pull) {
+    let mut frames = Vec::new();
+    loop {
+        match cursor.pull(usize::MAX, None, &mut frames) {
+            Pull::Frames { .. } => {}
+            end => return (frames.iter().map(seen).collect(), end),
+        }
+    }
+}
+
+/// `ADDED a/p 5` for each event, as short as a table wants it.
+pub(super) fn told(cursor: &mut Cursor) -> Vec<String> {
+    let (seen, end) = pull_all(cursor);
+    let mut told: Vec<_> =
+        seen.iter().map(|seen| format!("{} {} {}", seen.event_type, seen.pod.key(), seen.rv)).collect();
+    if let Pull::Expired { oldest } = end {
+        told.push(format!("expired {oldest}"));
+    }
+    told
+}
+
+/// Keys and versions of what a view sees of a snapshot, in its order.
+pub(super) fn shown(snapshot: &Snapshot, view: &View) -> Vec<String> {
+    snapshot.select(view, true, None).map(|object| format!("{} {}", object.key, object.rv)).collect()
+}

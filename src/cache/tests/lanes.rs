@@ -1,0 +1,267 @@
+//! Lanes are a short cut: who follows one is told what it would have been told by all events, only with less work.
+
+use proptest::prelude::*;
+
+use super::fixture::{POD, Pod, added, change, deleted, listed, pods, pull_all, ring, rv, snapshot, told, view};
+use super::model::{Lane, Want};
+use crate::cache::lanes::{LaneKey, Lanes};
+use crate::cache::{CacheReader, CacheWriter, Cursor, Start, View};
+use crate::kube::EventType::{Added, Deleted, Modified};
+use crate::kube::{FieldTable, Gvr, ObjectKey, Selector};
+use crate::wire::{Envelope, Form, Shape};
+
+const NODE: Option<&str> = Some("spec.nodeName");
+
+fn open(reader: &CacheReader, after: u64, view: View) -> Cursor {
+    reader.open(Start::After(rv(after)), view).expect("in the ring").cursor
+}
+
+fn lanes(reader: &CacheReader) -> usize {
+    reader.stats().lanes
+}
+
+#[test]
+fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
+    let object = |path| LaneKey::Object(ObjectKey::from_path(path));
+    for (namespace, labels, fields, expected) in [
+        ("", "", "", LaneKey::All),
+        ("", "app=x", "", LaneKey::All),
+        ("a", "", "", LaneKey::Namespace("a".into())),
+        ("a", "app=x", "", LaneKey::Namespace("a".into())),
+        ("", "", "metadata.namespace=a", LaneKey::Namespace("a".into())),
+        ("", "", "metadata.namespace!=a", LaneKey::All),
+        ("", "", "metadata.namespace=", LaneKey::Namespace("".into())),
+        ("a", "", "metadata.name=p", object("a/p")),
+        ("", "", "metadata.namespace=a,metadata.name=p", object("a/p")),
+        ("", "", "metadata.name=p", LaneKey::All),
+        ("a", "", "metadata.name!=p", LaneKey::Namespace("a".into())),
+        ("", "", "spec.nodeName=n1", LaneKey::Value("n1".into())),
+        ("", "", "spec.host=n1", LaneKey::Value("n1".into())),
+        ("a", "app=x", "spec.nodeName=n1", LaneKey::Value("n1".into())),
+        ("", "", "spec.nodeName=", LaneKey::Value("".into())),
+        ("", "", "spec.nodeName!=n1", LaneKey::All),
+        ("a", "", "metadata.name=p,spec.nodeName=n1", object("a/p")),
+        ("", "", "status.phase=Running", LaneKey::All),
+    ] {
+        let key = Lanes::key_for(&view(namespace, labels, fields), true, NODE);
+        assert_eq!(key, expected, "{namespace:?} {labels:?} {fields:?}");
+    }
+    let without_nodes = Lanes::key_for(&view("a", "", "spec.nodeName=n1"), true, None);
+    assert_eq!(without_nodes, LaneKey::Namespace("a".into()));
+    let cluster_scoped = Lanes::key_for(&view("", "", "metadata.name=n1"), false, None);
+    assert_eq!(cluster_scoped, object("n1"));
+}
+
+#[test]
+fn the_model_agrees_on_who_follows_what() {
+    for want in Want::ALL {
+        let key = match want.lane() {
+            Lane::All => LaneKey::All,
+            Lane::Namespace(namespace) => LaneKey::Namespace(namespace.into()),
+            Lane::Object(namespace, name) => LaneKey::Object(ObjectKey::new(namespace, name)),
+            Lane::Node(node) => LaneKey::Value(node.into()),
+        };
+        assert_eq!(Lanes::key_for(&want.view(), true, NODE), key, "{want:?}");
+    }
+}
+
+#[test]
+fn a_lane_goes_with_its_last_reader() {
+    let (_writer, reader) = listed(ring(10), 10, &[]);
+    let views = || [view("a", "", ""), view("a", "", "metadata.name=p"), view("", "", "spec.nodeName=n1")];
+    let first = views().map(|view| open(&reader, 10, view));
+    assert_eq!(lanes(&reader), 3);
+    let second = views().map(|view| open(&reader, 10, view));
+    assert_eq!(lanes(&reader), 3, "lanes are shared");
+    drop(first);
+    assert_eq!(lanes(&reader), 3);
+    drop(second);
+    assert_eq!(lanes(&reader), 0);
+    let _everything = open(&reader, 10, View::everything());
+    assert_eq!(lanes(&reader), 0, "all events are not a lane of their own");
+}
+
+#[test]
+fn a_refused_watch_leaves_no_lane_behind() {
+    let (_writer, reader) = listed(ring(10), 10, &[]);
+    assert!(reader.open(Start::After(rv(9)), view("a", "", "")).is_err());
+    assert_eq!(lanes(&reader), 0);
+}
+
+#[test]
+fn readers_of_an_ended_history_do_not_touch_the_lanes_of_the_new_one() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let old = open(&reader, 10, view("a", "", ""));
+    writer.replace(snapshot(20, &[]));
+    assert_eq!(lanes(&reader), 0);
+    let mut new = open(&reader, 20, view("a", "", ""));
+    drop(old);
+    assert_eq!(lanes(&reader), 1);
+    writer.apply(added(&POD, 21)).expect("in order");
+    assert_eq!(told(&mut new), ["ADDED a/p 21"]);
+}
+
+#[test]
+fn a_lane_made_late_has_what_the_ring_still_has() {
+    let (mut writer, reader) = listed(ring(4), 10, &[]);
+    for version in 11..=16 {
+        let namespace = if version % 2 == 0 { "a" } else { "b" };
+        writer.apply(added(&Pod { namespace, ..POD }, version)).expect("in order");
+    }
+    assert!(reader.open(Start::After(rv(11)), view("a", "", "")).is_err());
+    let mut cursor = open(&reader, 12, view("a", "", ""));
+    assert_eq!(told(&mut cursor), ["MODIFIED a/p 14", "MODIFIED a/p 16"]);
+}
+
+/// The second reader starts before the first, which made the lane.
+#[test]
+fn a_lane_grows_backwards_for_an_older_reader() {
+    for namespace_view in [view("a", "", ""), view("a", "", "metadata.name=p"), view("", "", "spec.nodeName=n1")] {
+        let (mut writer, reader) = listed(ring(10), 10, &[]);
+        for version in [11, 13, 15] {
+            writer.apply(added(&POD, version)).expect("in order");
+            writer.apply(added(&Pod { namespace: "b", node: "n2", ..POD }, version + 1)).expect("in order");
+        }
+        let mut young = open(&reader, 14, namespace_view.clone());
+        let mut old = open(&reader, 10, namespace_view.clone());
+        let mut middle = open(&reader, 12, namespace_view);
+        writer.apply(deleted(&POD, 17)).expect("in order");
+        let all = ["ADDED a/p 11", "MODIFIED a/p 13", "MODIFIED a/p 15", "DELETED a/p 17"];
+        assert_eq!(told(&mut young), all[2..]);
+        assert_eq!(told(&mut old), all);
+        assert_eq!(told(&mut middle), all[1..]);
+    }
+}
+
+#[test]
+fn a_lane_made_again_after_it_was_dropped_is_complete_again() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    writer.apply(added(&POD, 11)).expect("in order");
+    drop(open(&reader, 11, view("a", "", "")));
+    writer.apply(added(&POD, 12)).expect("nobody follows the lane now");
+    let mut cursor = open(&reader, 11, view("a", "", ""));
+    writer.apply(added(&POD, 13)).expect("in order");
+    assert_eq!(told(&mut cursor), ["MODIFIED a/p 12", "MODIFIED a/p 13"]);
+}
+
+#[test]
+fn an_object_that_moves_is_in_the_lanes_of_both_nodes_once() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
+    let mut nodes = ["n1", "n2", ""].map(|node| open(&reader, 10, view("", "", &format!("spec.nodeName={node}"))));
+    for (event_type, node, version) in
+        [(Modified, "n1", 11), (Modified, "n2", 12), (Modified, "", 13), (Modified, "n2", 14), (Deleted, "n2", 15)]
+    {
+        writer.apply(change(event_type, &Pod { node, ..POD }, version)).expect("in order");
+    }
+    let told = nodes.each_mut().map(told);
+    assert_eq!(told[0], ["MODIFIED a/p 11", "DELETED a/p 12"]);
+    assert_eq!(told[1], ["ADDED a/p 12", "DELETED a/p 13", "ADDED a/p 14", "DELETED a/p 15"]);
+    assert_eq!(told[2], ["ADDED a/p 13", "DELETED a/p 14"]);
+}
+
+#[test]
+fn cluster_scoped_objects_have_lanes_by_name() {
+    let gvr = Gvr::new("", "v1", "nodes");
+    let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
+    let fields = FieldTable::of_builtin(&gvr, false);
+    let (mut writer, reader) = CacheWriter::new(ring(10), gvr, envelope, false, &fields, None);
+    let by_name = crate::kube::FieldSelector::parse("metadata.name=p").and_then(|parsed| parsed.compile(&fields));
+    let selector = Selector { fields: by_name.expect("a known field"), ..Selector::everything() };
+    let mut one = open(&reader, 0, View::new(None, selector));
+    let mut all = open(&reader, 0, View::everything());
+    assert_eq!(lanes(&reader), 1);
+    for (name, version) in [("p", 11), ("q", 12), ("p", 13)] {
+        writer.apply(added(&Pod { namespace: "", name, ..POD }, version)).expect("in order");
+    }
+    assert_eq!(told(&mut one), ["ADDED p 11", "MODIFIED p 13"]);
+    assert_eq!(told(&mut all), ["ADDED p 11", "ADDED q 12", "MODIFIED p 13"]);
+}
+
+#[test]
+fn without_a_lane_field_everybody_with_that_selector_follows_all_events() {
+    let gvr = Gvr::new("", "v1", "pods");
+    let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
+    let fields = FieldTable::of_builtin(&gvr, true);
+    for lane_field in [None, Some("spec.noSuchField")] {
+        let (mut writer, reader) = CacheWriter::new(ring(10), gvr.clone(), envelope.clone(), true, &fields, lane_field);
+        let mut cursor = open(&reader, 0, view("", "", "spec.nodeName=n1"));
+        assert_eq!(lanes(&reader), 0);
+        writer.apply(added(&POD, 11)).expect("in order");
+        writer.apply(added(&Pod { node: "n2", ..POD }, 12)).expect("in order");
+        assert_eq!(told(&mut cursor), ["ADDED a/p 11", "DELETED a/p 12"]);
+    }
+}
+
+/// The view among all events, whatever lane it would follow.
+fn among_all(reader: &CacheReader, view: View) -> Cursor {
+    let (after, next, all) = {
+        let inner = reader.shared.inner.read();
+        (inner.progress, inner.next_seq, inner.lanes.all.clone())
+    };
+    Cursor::new(reader.shared.clone(), all, LaneKey::All, view, next, after, after)
+}
+
+#[derive(Debug, Clone)]
+struct Write {
+    pod: Pod,
+    delete: bool,
+}
+
+fn write() -> impl Strategy<Value = Write> {
+    let parts = (0..2_usize, 0..2_usize, 0..3_usize, 0..3_usize, prop::bool::weighted(0.3));
+    parts.prop_map(|(namespace, name, app, node, delete)| {
+        let (namespace, name) = (["a", "b"][namespace], ["p", "q"][name]);
+        let pod = Pod { namespace, name, app: ["x", "y", ""][app], node: ["n1", "n2", ""][node], note: 0 };
+        Write { pod, delete }
+    })
+}
+
+proptest! {
+    /// The same view twice: in its lane, and among all events.
+    #[test]
+    fn a_narrow_lane_tells_exactly_what_all_events_tell(
+        writes in prop::collection::vec(write(), 1..60),
+        // After how many writes each view is opened, and how often it is read.
+        opened in 0..40_usize,
+        every in 1..9_usize,
+    ) {
+        let (mut writer, reader) = pods(ring(1_000));
+        let mut pairs = Vec::new();
+        let mut told = Vec::new();
+        for (n, Write { pod, delete }) in writes.into_iter().enumerate() {
+            if n == opened {
+                // Both start at one place, whatever is in the ring already.
+                let narrow = |view: View| reader.open(Start::After(reader.progress().rv), view).expect("now").cursor;
+                pairs = Want::ALL.map(|want| (narrow(want.view()), among_all(&reader, want.view()))).into();
+                told = vec![(Vec::new(), Vec::new()); pairs.len()];
+            }
+            let at = 11 + n as u64;
+            let last = reader.snapshot().get(&ObjectKey::new(pod.namespace, pod.name)).is_some();
+            let event_type = if delete && last { Deleted } else { Added };
+            // What a deletion carries is the last content.
+            let note = u32::try_from(n).expect("small");
+            let pod = if event_type == Deleted { last_of(&reader, &pod) } else { Pod { note, ..pod } };
+            writer.apply(change(event_type, &pod, at)).expect("in order");
+            if n % every == 0 {
+                read(&mut pairs, &mut told);
+            }
+        }
+        read(&mut pairs, &mut told);
+        for (want, (narrow, all)) in Want::ALL.into_iter().zip(told) {
+            prop_assert_eq!(narrow, all, "{:?}", want);
+        }
+    }
+}
+
+fn read(pairs: &mut [(Cursor, Cursor)], told: &mut [(Vec<super::fixture::Seen>, Vec<super::fixture::Seen>)]) {
+    for ((narrow, all), told) in pairs.iter_mut().zip(told) {
+        told.0.extend(pull_all(narrow).0);
+        told.1.extend(pull_all(all).0);
+    }
+}
+
+fn last_of(reader: &CacheReader, pod: &Pod) -> Pod {
+    let snapshot = reader.snapshot();
+    let object = snapshot.get(&ObjectKey::new(pod.namespace, pod.name)).expect("it is there");
+    super::fixture::seen(&reader.envelope().frame(Added, object.body())).pod
+}

@@ -1,0 +1,196 @@
+//! L1 and L4: a snapshot is the state at its version, in the apiserver's order, and stays that for who pages on.
+
+use std::time::Duration;
+
+use tokio::time::advance;
+
+use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, shown, snapshot, view};
+use crate::cache::{CacheReader, Config, Snapshot, View};
+use crate::kube::ObjectKey;
+
+/// Namespaces whose names begin alike: `-` and `.` sort before `/` (semantics.md §3.2).
+fn crowd() -> Snapshot {
+    let pods = [("t1", "p"), ("t1", "q"), ("t1-a", "p"), ("t1.a", "p"), ("a", "p"), ("b", "p"), ("t1", "a")];
+    let pods: Vec<_> =
+        pods.into_iter().zip(1..).map(|((namespace, name), rv)| (Pod { namespace, name, ..POD }, rv)).collect();
+    snapshot(100, &pods)
+}
+
+#[test]
+fn objects_come_in_the_bytewise_order_of_namespace_slash_name() {
+    let all = ["a/p 5", "b/p 6", "t1-a/p 3", "t1.a/p 4", "t1/a 7", "t1/p 1", "t1/q 2"];
+    assert_eq!(shown(&crowd(), &View::everything()), all);
+}
+
+#[test]
+fn a_view_selects_its_namespace_and_nothing_that_only_begins_like_it() {
+    for (namespace, labels, fields, expected) in [
+        ("t1", "", "", vec!["t1/a 7", "t1/p 1", "t1/q 2"]),
+        ("t1-a", "", "", vec!["t1-a/p 3"]),
+        ("t1.a", "", "", vec!["t1.a/p 4"]),
+        ("", "", "metadata.namespace=t1", vec!["t1/a 7", "t1/p 1", "t1/q 2"]),
+        ("t1", "", "metadata.name=p", vec!["t1/p 1"]),
+        ("t1", "", "metadata.name=gone", vec![]),
+        ("t1", "", "metadata.name!=p", vec!["t1/a 7", "t1/q 2"]),
+        ("t1", "", "metadata.name=p,metadata.name=q", vec![]),
+        ("t1", "", "metadata.namespace=a", vec![]),
+        ("gone", "", "", vec![]),
+        ("t", "", "", vec![]),
+        ("t1", "app=y", "", vec![]),
+        ("", "", "metadata.name=p", vec!["a/p 5", "b/p 6", "t1-a/p 3", "t1.a/p 4", "t1/p 1"]),
+    ] {
+        assert_eq!(shown(&crowd(), &view(namespace, labels, fields)), expected, "{namespace:?} {labels:?} {fields:?}");
+    }
+}
+
+#[test]
+fn a_page_starts_at_the_first_key_that_is_not_before_its_start() {
+    for (namespace, fields, start, expected) in [
+        ("", "", "", 7),
+        ("", "", "b/p", 6),
+        // The successor of the last key of the page before: that key and a NUL.
+        ("", "", "b/p\0", 5),
+        ("", "", "t1/", 3),
+        ("", "", "t1/q\0", 0),
+        ("", "", "zzz", 0),
+        ("t1", "", "t1/p", 2),
+        ("t1", "", "t1/p\0", 1),
+        ("t1", "", "t1/q\0", 0),
+        // Outside of the namespace on either side.
+        ("t1", "", "a/p", 3),
+        ("t1", "", "t10", 0),
+        ("t1", "", "zzz", 0),
+        ("t1", "metadata.name=p", "t1/p", 1),
+        ("t1", "metadata.name=p", "t1/p\0", 0),
+        ("t1", "metadata.name=p", "t1/a", 1),
+        ("t1", "metadata.name=p", "t1/q", 0),
+    ] {
+        let (snapshot, view) = (crowd(), view(namespace, "", fields));
+        let n = snapshot.select(&view, true, Some(start)).count();
+        assert_eq!(n, expected, "{namespace:?} {fields:?} from {start:?}");
+    }
+}
+
+#[test]
+fn pages_of_any_size_are_the_whole_once() {
+    let snapshot = crowd();
+    for view in [View::everything(), view("t1", "", ""), view("", "app=x", "metadata.name=p")] {
+        let whole = shown(&snapshot, &view);
+        for size in 1..=whole.len() {
+            let mut paged = Vec::new();
+            let mut start: Option<String> = None;
+            loop {
+                let page: Vec<_> = snapshot.select(&view, true, start.as_deref()).take(size).collect();
+                let Some(last) = page.last() else { break };
+                start = Some(format!("{}\0", last.key));
+                paged.extend(page.iter().map(|object| format!("{} {}", object.key, object.rv)));
+            }
+            assert_eq!(paged, whole, "pages of {size}");
+        }
+    }
+}
+
+#[test]
+fn of_two_objects_with_one_key_the_later_wins() {
+    let listed = [(POD, 1), (Pod { app: "y", ..POD }, 2)];
+    let snapshot = snapshot(10, &listed);
+    assert_eq!(shown(&snapshot, &View::everything()), ["a/p 2"]);
+    let object = snapshot.get(&ObjectKey::new("a", "p")).expect("it is there");
+    assert_eq!(object.attributes.label("app"), Some("y"));
+    assert_eq!((snapshot.len(), snapshot.is_empty()), (1, false));
+}
+
+#[test]
+fn a_snapshot_stays_what_it_was() {
+    let (mut writer, reader) = listed(ring(2), 10, &[(POD, 5)]);
+    let before = reader.snapshot();
+    for version in 11..20 {
+        writer.apply(added(&Pod { name: "q", ..POD }, version)).expect("in order");
+    }
+    writer.apply(deleted(&POD, 20)).expect("in order");
+    writer.replace(snapshot(30, &[]));
+    assert_eq!((before.rv, shown(&before, &View::everything())), (rv(10), vec!["a/p 5".to_owned()]));
+    assert!(reader.snapshot().is_empty());
+}
+
+fn versions(reader: &CacheReader, range: std::ops::RangeInclusive<u64>) -> Vec<u64> {
+    range.filter(|version| reader.snapshot_at(rv(*version)).is_some()).collect()
+}
+
+#[test]
+fn the_state_of_a_version_is_known_from_its_last_event_to_the_progress_behind_it() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
+    assert_eq!(versions(&reader, 8..=12), [10]);
+    writer.advance(rv(12), false);
+    assert_eq!(versions(&reader, 8..=14), [10, 11, 12]);
+    writer.apply(added(&POD, 14)).expect("in order");
+    assert_eq!(versions(&reader, 8..=16), [14]);
+    writer.advance(rv(16), true);
+    assert_eq!(versions(&reader, 8..=18), [14, 15, 16]);
+    let at = reader.snapshot_at(rv(15)).expect("nothing happened since 14");
+    assert_eq!((at.rv, shown(&at, &View::everything())), (rv(15), vec!["a/p 14".to_owned()]));
+}
+
+fn holding(snapshots: usize, age: u64) -> Config {
+    Config { held_snapshots_max: snapshots, held_snapshot_age_max: Duration::from_secs(age), ..Config::default() }
+}
+
+/// One snapshot for every version that is listed, each of which is held.
+fn hold_all(config: Config, last: u64) -> (crate::cache::CacheWriter, CacheReader) {
+    let (mut writer, reader) = listed(config, 10, &[]);
+    for version in 11..=last {
+        writer.apply(added(&POD, version)).expect("in order");
+        reader.hold(&reader.snapshot());
+    }
+    (writer, reader)
+}
+
+#[test]
+fn a_held_snapshot_is_there_for_the_next_page() {
+    let (mut writer, reader) = hold_all(holding(64, 300), 11);
+    writer.apply(deleted(&POD, 12)).expect("in order");
+    let held = reader.snapshot_at(rv(11)).expect("it is held");
+    assert_eq!((held.rv, shown(&held, &View::everything())), (rv(11), vec!["a/p 11".to_owned()]));
+    assert!(reader.snapshot_at(rv(10)).is_none(), "nobody holds that one");
+}
+
+#[test]
+fn the_least_recently_read_is_dropped_for_a_new_one() {
+    let (mut writer, reader) = hold_all(holding(3, 300), 13);
+    assert!(reader.snapshot_at(rv(11)).is_some(), "a page of the oldest is read");
+    writer.apply(added(&POD, 14)).expect("in order");
+    reader.hold(&reader.snapshot());
+    assert_eq!(versions(&reader, 11..=14), [11, 13, 14]);
+}
+
+#[test]
+fn holding_one_again_does_not_take_a_second_place() {
+    let (mut writer, reader) = hold_all(holding(2, 300), 12);
+    for _ in 0..3 {
+        reader.hold(&reader.snapshot_at(rv(11)).expect("it is held"));
+    }
+    writer.advance(rv(20), false);
+    assert_eq!(versions(&reader, 11..=11), [11]);
+    writer.apply(added(&POD, 21)).expect("in order");
+    assert_eq!(versions(&reader, 12..=12), [12]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_nobody_pages_through_is_dropped_when_its_time_is_up() {
+    let (mut writer, reader) = hold_all(holding(64, 300), 12);
+    advance(Duration::from_secs(200)).await;
+    assert!(reader.snapshot_at(rv(11)).is_some(), "a page of it is read");
+    advance(Duration::from_secs(200)).await;
+    writer.apply(added(&POD, 13)).expect("in order");
+    // 12 was last used 400 seconds ago, 11 half of that.
+    assert_eq!(versions(&reader, 11..=13), [11, 13]);
+    advance(Duration::from_secs(300)).await;
+    assert_eq!(versions(&reader, 11..=13), [13]);
+}
+
+#[test]
+fn a_new_history_drops_what_was_held_of_the_old_one() {
+    let (mut writer, reader) = hold_all(holding(64, 300), 12);
+    writer.replace(snapshot(50, &[]));
+    assert_eq!(versions(&reader, 11..=12), Vec::<u64>::new());
+}

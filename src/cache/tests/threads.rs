@@ -1,0 +1,166 @@
+//! One writer and many readers at once, for what no order of whole steps can show: a wake-up lost between two locks, a
+//! state and a position that do not belong together (F7), two readers that disagree about the order (W14).
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::fixture::{POD, Pod, Seen, change, listed, ring, rv, seen};
+use super::model::Want;
+use crate::cache::{CacheReader, CacheWriter, Opened, Pull, Start};
+use crate::kube::EventType::{self, Added, Deleted, Modified};
+
+const EVENTS: u64 = 400;
+const NAMES: [&str; 4] = ["p", "q", "r", "s"];
+
+/// What happens at a version, the same in every run: objects come, change their label and node, and go.
+fn happens(version: u64) -> (EventType, Pod) {
+    let name = NAMES[usize::try_from(version % 4).expect("small")];
+    let pod = |version: u64| Pod {
+        namespace: if version % 8 < 4 { "a" } else { "b" },
+        name,
+        app: ["x", "y", ""][usize::try_from(version % 3).expect("small")],
+        node: ["n1", "n2"][usize::try_from(version / 8 % 2).expect("small")],
+        note: u32::try_from(version).expect("small"),
+    };
+    // Every object has a turn each 8 versions: it comes, changes twice, and goes with the content of the turn before.
+    match version / 8 % 4 {
+        0 => (Added, pod(version)),
+        3 => (Deleted, pod(version - 8)),
+        _ => (Modified, pod(version)),
+    }
+}
+
+async fn write(mut writer: CacheWriter) -> CacheWriter {
+    for version in 8..8 + EVENTS {
+        let (event_type, pod) = happens(version);
+        writer.apply(change(event_type, &pod, version)).expect("in order");
+        if version % 16 == 0 {
+            writer.advance(rv(version), version % 32 == 0);
+        }
+        if version % 5 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    // The last wake-up of all, for readers whose last event came long ago.
+    writer.advance(rv(8 + EVENTS), true);
+    writer
+}
+
+/// Follows until the last version, and returns what was told; with the state that it began with, if it did.
+async fn follow(opened: Opened) -> (BTreeMap<String, u64>, Vec<Seen>) {
+    let Opened { snapshot, mut cursor } = opened;
+    let view = cursor.view().clone();
+    let known = snapshot.iter().flat_map(|snapshot| snapshot.select(&view, true, None));
+    let known = known.map(|object| (object.key.to_string(), object.rv.0)).collect();
+    let mut told = Vec::new();
+    poll_fn(|cx| {
+        loop {
+            let mut frames = Vec::new();
+            match cursor.pull(300, Some(cx.waker()), &mut frames) {
+                Pull::Frames { .. } => told.extend(frames.iter().map(seen)),
+                Pull::CaughtUp { progress } if progress.rv.0 == 8 + EVENTS => return Poll::Ready(()),
+                Pull::CaughtUp { .. } => return Poll::Pending,
+                Pull::Expired { oldest } => panic!("expired at {oldest} in a ring that holds everything"),
+            }
+        }
+    })
+    .await;
+    (known, told)
+}
+
+fn expected(want: Want, after: u64) -> Vec<Seen> {
+    let mut model = super::model::Model::new(usize::MAX);
+    for version in 8..8 + EVENTS {
+        let (event_type, pod) = happens(version);
+        model.apply(event_type, pod, version);
+    }
+    model.told(want, after, 0).into_iter().map(|(_, seen)| seen).collect()
+}
+
+/// Long enough for any machine; only a lost wake-up takes longer.
+const STUCK: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_wake_up_is_lost() {
+    for _ in 0..20 {
+        let (writer, reader) = listed(ring(10_000), 7, &[]);
+        let readers = Want::ALL.map(|want| {
+            let opened = reader.open(Start::After(rv(7)), want.view()).expect("in the ring");
+            (want, tokio::spawn(follow(opened)))
+        });
+        let writer = tokio::spawn(write(writer));
+        for (want, reader) in readers {
+            let (_, told) = tokio::time::timeout(STUCK, reader).await.expect("it was woken").expect("no panic");
+            assert_eq!(told, expected(want, 7), "{want:?}");
+        }
+        writer.await.expect("no panic");
+    }
+}
+
+/// Opens watches of one view while the writer runs, each with the state of its moment.
+async fn open_on_the_way(reader: CacheReader, want: Want) {
+    let mut followers = Vec::new();
+    for _ in 0..25 {
+        let opened = reader.open(Start::Current, want.view()).expect("current");
+        let at = opened.cursor.start().0;
+        followers.push((at, tokio::spawn(follow(opened))));
+        tokio::task::yield_now().await;
+    }
+    for (at, follower) in followers {
+        let (known, told) = tokio::time::timeout(STUCK, follower).await.expect("it was woken").expect("no panic");
+        assert_eq!(known, state_at(want, at), "{want:?} at {at}");
+        assert_eq!(told, expected(want, at), "{want:?} behind {at}");
+    }
+}
+
+fn state_at(want: Want, at: u64) -> BTreeMap<String, u64> {
+    let mut model = super::model::Model::new(usize::MAX);
+    for version in (8..8 + EVENTS).take_while(|version| *version <= at) {
+        let (event_type, pod) = happens(version);
+        model.apply(event_type, pod, version);
+    }
+    super::model::visible(&model.now, want).into_iter().collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_state_and_the_place_behind_it_are_of_one_moment() {
+    for _ in 0..5 {
+        let (writer, reader) = listed(ring(10_000), 7, &[]);
+        let wants = [Want::Everything, Want::NamespaceA, Want::TheOneInA, Want::NodeOne, Want::AppX];
+        let readers = wants.map(|want| tokio::spawn(open_on_the_way(reader.clone(), want)));
+        let writer = tokio::spawn(write(writer));
+        for reader in readers {
+            reader.await.expect("no panic");
+        }
+        writer.await.expect("no panic");
+    }
+}
+
+/// #116122: a watch registered while the cache starts over must not follow the old history in silence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_watch_opened_while_the_history_starts_over_is_of_one_history_or_ends() {
+    for round in 0..20 {
+        let (mut writer, reader) = listed(ring(10_000), 7, &[]);
+        let opening = tokio::spawn(async move {
+            let mut opened = Vec::new();
+            for _ in 0..200 {
+                opened.push(reader.open(Start::Current, Want::NamespaceA.view()).expect("current"));
+            }
+            opened
+        });
+        for version in (1..=10).map(|n| 10 * n) {
+            writer.replace(super::fixture::snapshot(version, &[]));
+            tokio::task::yield_now().await;
+        }
+        let opened = opening.await.expect("no panic");
+        writer.apply(change(Added, &POD, 101)).expect("in order");
+        for Opened { snapshot, mut cursor } in opened {
+            let at = snapshot.expect("a state was asked for").rv.0;
+            let told = super::fixture::told(&mut cursor);
+            let expected = if at == 100 { "ADDED a/p 101" } else { "expired 100" };
+            assert_eq!(told, [expected], "opened at {at} in round {round}");
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Who is woken, by what, and how often. A lost wake-up is a watch that stands still; a needless one is work for every
+//! watch that is open.
+
+use std::sync::Arc;
+
+use super::fixture::{Bell, POD, Pod, added, deleted, listed, ring, rv, snapshot, told, view};
+use crate::cache::{CacheReader, CacheWriter, Cursor, End, Pull, Start, State, View};
+
+/// A reader that stands at the end of its lane and waits.
+struct Parked {
+    cursor: Cursor,
+    bell: Arc<Bell>,
+}
+
+impl Parked {
+    fn new(reader: &CacheReader, view: View) -> Self {
+        let cursor = reader.open(Start::After(reader.progress().rv), view).expect("at the end").cursor;
+        let mut parked = Self { cursor, bell: Arc::default() };
+        parked.park();
+        parked
+    }
+
+    fn park(&mut self) {
+        let pull = self.cursor.pull(1, Some(&self.bell.waker()), &mut Vec::new());
+        assert!(matches!(pull, Pull::CaughtUp { .. }), "{pull:?}");
+    }
+
+    fn rung(&self) -> usize {
+        self.bell.rung()
+    }
+}
+
+/// One reader in each kind of lane: all, namespace a, object a/p, node n1.
+fn one_of_each(reader: &CacheReader) -> [Parked; 4] {
+    let views =
+        [View::everything(), view("a", "", ""), view("a", "", "metadata.name=p"), view("", "", "spec.nodeName=n1")];
+    views.map(|view| Parked::new(reader, view))
+}
+
+fn rung(readers: &[Parked; 4]) -> [usize; 4] {
+    readers.each_ref().map(Parked::rung)
+}
+
+const ELSEWHERE: Pod = Pod { namespace: "b", name: "q", node: "n2", ..POD };
+
+#[test]
+fn an_event_wakes_the_readers_of_its_lanes_and_nobody_else() {
+    for (pod, expected) in [
+        (POD, [1, 1, 1, 1]),
+        (Pod { name: "q", ..POD }, [1, 1, 0, 1]),
+        (Pod { name: "q", node: "n2", ..POD }, [1, 1, 0, 0]),
+        (Pod { namespace: "b", ..POD }, [1, 0, 0, 1]),
+        (Pod { node: "", ..POD }, [1, 1, 1, 0]),
+        (ELSEWHERE, [1, 0, 0, 0]),
+    ] {
+        let (mut writer, reader) = listed(ring(10), 10, &[]);
+        let readers = one_of_each(&reader);
+        writer.apply(added(&pod, 11)).expect("in order");
+        assert_eq!(rung(&readers), expected, "{pod:?}");
+    }
+}
+
+#[test]
+fn an_object_that_leaves_a_node_wakes_the_readers_there() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
+    let readers = one_of_each(&reader);
+    writer.apply(added(&Pod { node: "n2", ..POD }, 11)).expect("in order");
+    assert_eq!(rung(&readers), [1, 1, 1, 1]);
+}
+
+/// A selector does not decide who is woken: who is woken for nothing goes back to sleep.
+#[test]
+fn a_reader_woken_by_an_event_that_it_may_not_see_is_told_nothing() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut parked = Parked::new(&reader, view("", "app=y", ""));
+    writer.apply(added(&POD, 11)).expect("in order");
+    assert_eq!(parked.rung(), 1);
+    parked.park();
+    writer.apply(added(&Pod { app: "y", ..POD }, 12)).expect("in order");
+    assert_eq!(parked.rung(), 2);
+    assert_eq!(told(&mut parked.cursor), ["ADDED a/p 12"]);
+}
+
+#[test]
+fn a_bookmark_that_is_announced_wakes_everybody() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut readers = one_of_each(&reader);
+    writer.advance(rv(20), true);
+    assert_eq!(rung(&readers), [1; 4]);
+    readers.iter_mut().for_each(Parked::park);
+    writer.advance(rv(20), true);
+    assert_eq!(rung(&readers), [2; 4], "the same bookmark again is upstream's sign of life");
+}
+
+#[test]
+fn progress_without_an_announcement_wakes_nobody() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let readers = one_of_each(&reader);
+    writer.advance(rv(20), false);
+    assert_eq!(rung(&readers), [0; 4]);
+    assert_eq!((reader.progress().rv, reader.progress().bookmarks), (rv(20), 0));
+}
+
+#[test]
+fn what_is_not_applied_wakes_nobody() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    writer.apply(added(&POD, 15)).expect("in order");
+    let readers = one_of_each(&reader);
+    writer.apply(added(&POD, 15)).expect("a duplicate");
+    writer.apply(added(&ELSEWHERE, 12)).expect_err("out of order");
+    assert_eq!(rung(&readers), [0; 4]);
+}
+
+#[test]
+fn the_end_of_a_history_wakes_everybody() {
+    let ends: [fn(CacheWriter) -> Option<CacheWriter>; 2] = [
+        |mut writer| {
+            writer.replace(snapshot(10, &[]));
+            Some(writer)
+        },
+        |writer| {
+            drop(writer);
+            None
+        },
+    ];
+    for end in ends {
+        let (writer, reader) = listed(ring(10), 10, &[]);
+        let mut readers = one_of_each(&reader);
+        let _writer = end(writer);
+        assert_eq!(rung(&readers), [1; 4]);
+        for parked in &mut readers {
+            assert_eq!(told(&mut parked.cursor), ["expired 10"]);
+        }
+    }
+}
+
+#[test]
+fn a_reader_is_woken_once_for_all_that_comes_before_it_reads() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut parked = Parked::new(&reader, View::everything());
+    for version in 11..=13 {
+        writer.apply(added(&POD, version)).expect("in order");
+    }
+    writer.advance(rv(20), true);
+    assert_eq!(parked.rung(), 1);
+    assert_eq!(told(&mut parked.cursor).len(), 3);
+    writer.apply(added(&POD, 21)).expect("in order");
+    assert_eq!(parked.rung(), 1, "it has not said that it waits");
+}
+
+#[test]
+fn a_reader_that_got_something_does_not_wait() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let bell = Arc::<Bell>::default();
+    writer.apply(added(&POD, 11)).expect("in order");
+    let pull = cursor.pull(1, Some(&bell.waker()), &mut Vec::new());
+    assert!(matches!(pull, Pull::Frames { .. }), "{pull:?}");
+    writer.apply(added(&POD, 12)).expect("in order");
+    assert_eq!(bell.rung(), 0);
+}
+
+#[test]
+fn the_last_waker_counts() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut parked = Parked::new(&reader, View::everything());
+    let first = std::mem::take(&mut parked.bell);
+    parked.park();
+    writer.apply(added(&POD, 11)).expect("in order");
+    assert_eq!((first.rung(), parked.rung()), (0, 1));
+}
+
+#[test]
+fn looking_without_a_waker_does_not_forget_the_one_that_waits() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut parked = Parked::new(&reader, View::everything());
+    assert_eq!(told(&mut parked.cursor), Vec::<String>::new());
+    writer.apply(added(&POD, 11)).expect("in order");
+    assert_eq!(parked.rung(), 1);
+}
+
+#[test]
+fn a_reader_that_went_away_is_not_woken_and_its_place_is_used_again() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let (gone, stays) = (Parked::new(&reader, View::everything()), Parked::new(&reader, View::everything()));
+    let bell = gone.bell.clone();
+    drop(gone);
+    // It takes the slot that has become free.
+    let next = Parked::new(&reader, View::everything());
+    writer.apply(added(&POD, 11)).expect("in order");
+    assert_eq!((bell.rung(), stays.rung(), next.rung()), (0, 1, 1));
+}
+
+#[test]
+fn a_waker_is_let_go_when_it_is_used_and_when_its_reader_goes() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut parked = Parked::new(&reader, view("a", "", ""));
+    assert_eq!(Arc::strong_count(&parked.bell), 2);
+    writer.apply(added(&POD, 11)).expect("in order");
+    assert_eq!(Arc::strong_count(&parked.bell), 1);
+    assert_eq!(told(&mut parked.cursor).len(), 1);
+    parked.park();
+    let bell = parked.bell.clone();
+    drop(parked);
+    assert_eq!(Arc::strong_count(&bell), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_version_is_told_when_it_is_reached() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let poll = |waiting: &mut tokio::task::JoinHandle<()>| waiting.is_finished();
+    let waits = |version| {
+        let reader = reader.clone();
+        tokio::spawn(async move { reader.reached(rv(version)).await })
+    };
+    let mut waiting = [10, 11, 15].map(waits);
+    tokio::task::yield_now().await;
+    assert_eq!(waiting.each_mut().map(poll), [true, false, false]);
+    writer.apply(deleted(&POD, 12)).expect("in order");
+    tokio::task::yield_now().await;
+    assert_eq!(waiting.each_mut().map(poll), [true, true, false]);
+    writer.advance(rv(15), false);
+    tokio::task::yield_now().await;
+    assert_eq!(waiting.each_mut().map(poll), [true, true, true]);
+}
+
+#[test]
+fn a_feed_whose_writer_is_gone_is_over_for_whoever_looks() {
+    for (last, seen) in [
+        (State::Live, State::Ended(End::Shutdown)),
+        (State::Syncing, State::Ended(End::Shutdown)),
+        (State::Ended(End::Gone), State::Ended(End::Gone)),
+    ] {
+        let (mut writer, reader) = listed(ring(10), 10, &[]);
+        writer.set_state(last);
+        drop(writer);
+        assert_eq!(reader.state(), seen, "{last:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn staleness_counts_from_its_first_moment() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut states = reader.watch_state();
+    assert_eq!(reader.state(), State::Syncing);
+    writer.set_state(State::Live);
+    assert!(states.has_changed().expect("the feed lives"));
+    states.mark_unchanged();
+    let since = tokio::time::Instant::now();
+    writer.set_state(State::Stale { since });
+    states.mark_unchanged();
+    tokio::time::advance(std::time::Duration::from_secs(9)).await;
+    writer.set_state(State::Stale { since: tokio::time::Instant::now() });
+    assert_eq!(reader.state(), State::Stale { since });
+    assert!(!states.has_changed().expect("the feed lives"), "nothing new for those who follow it");
+    writer.set_state(State::Live);
+    writer.set_state(State::Live);
+    assert_eq!(reader.state(), State::Live);
+}

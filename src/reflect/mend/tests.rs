@@ -1,0 +1,137 @@
+//! Finding what changed while nobody told us: by a table, and against the obvious way.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::{Form, ObjectReader, Shape};
+
+#[test]
+fn the_window_start_is_read_from_the_apiservers_words() {
+    for (message, start) in [
+        ("too old resource version: 1 (258)", Some(258)),
+        ("too old resource version: 4711 (4712): extra", Some(4712)),
+        ("The resourceVersion for the provided watch is too old.", None),
+        ("too old resource version: 1 (x)", None),
+        ("too old resource version: 1 (258", None),
+        ("too old resource version: 1", None),
+        ("too old resource version: 1 (-5)", None),
+        ("too old resource version: 1 ()", None),
+        ("old resource version: 1 (258)", None),
+        ("", None),
+    ] {
+        assert_eq!(window_start(message), start.map(ResourceVersion), "{message:?}");
+    }
+}
+
+/// A pod `key` at `rv`, as a watch would bring it.
+fn object(key: &str, rv: u64) -> Object {
+    let (namespace, name) = key.split_once('/').expect("namespace/name");
+    let frame = format!(
+        r#"{{"type":"ADDED","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{{}}}}}}}"#,
+        format_args!(r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}""#)
+    ) + "\n";
+    match ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::default()).watch_event(frame.into()) {
+        Ok(WatchItem::Change { object, .. }) => object,
+        other => panic!("{other:?} is not a change"),
+    }
+}
+
+type State = BTreeMap<String, u64>;
+
+fn snapshot(rv: u64, state: &State) -> Snapshot {
+    Snapshot::from_objects(ResourceVersion(rv), state.iter().map(|(key, rv)| object(key, *rv)))
+}
+
+/// `a/p 1→2`, with `-` for absent, in the order in which they are found.
+fn said(differences: &[Difference]) -> Vec<String> {
+    let side = |object: &Option<Arc<Object>>| object.as_ref().map_or("-".to_owned(), |object| object.rv.to_string());
+    let one = |difference: &Difference| {
+        for object in [&difference.before, &difference.after].into_iter().flatten() {
+            assert_eq!(object.key, difference.key);
+        }
+        format!("{} {}→{}", difference.key, side(&difference.before), side(&difference.after))
+    };
+    differences.iter().map(one).collect()
+}
+
+fn state(objects: &[(&str, u64)]) -> State {
+    objects.iter().map(|(key, rv)| ((*key).to_owned(), *rv)).collect()
+}
+
+#[test]
+fn what_differs_is_what_came_went_or_has_another_version() {
+    let none: &[(&str, u64)] = &[];
+    for (before, after, expected) in [
+        (none, none, vec![]),
+        (&[("a/p", 1)], &[("a/p", 1)], vec![]),
+        (none, &[("a/p", 1)], vec!["a/p -→1"]),
+        (&[("a/p", 1)], none, vec!["a/p 1→-"]),
+        (&[("a/p", 1)], &[("a/p", 2)], vec!["a/p 1→2"]),
+        // A store that went back in time differs as well.
+        (&[("a/p", 2)], &[("a/p", 1)], vec!["a/p 2→1"]),
+        (&[("a/p", 1)], &[("b/p", 1)], vec!["a/p 1→-", "b/p -→1"]),
+        (&[("b/p", 1)], &[("a/p", 1)], vec!["a/p -→1", "b/p 1→-"]),
+        (&[("a/p", 1), ("a/r", 3)], &[("a/p", 1), ("a/q", 2), ("a/r", 3)], vec!["a/q -→2"]),
+        (&[("a/p", 1), ("a/q", 2), ("a/r", 3)], &[("a/p", 1), ("a/r", 3)], vec!["a/q 2→-"]),
+        (&[("a/p", 1), ("a/q", 2)], &[("a/q", 5), ("a/r", 3)], vec!["a/p 1→-", "a/q 2→5", "a/r -→3"]),
+        // The order is that of keys as strings: `-` sorts before `/`.
+        (&[("t1/p", 1), ("t1-a/p", 2)], none, vec!["t1-a/p 2→-", "t1/p 1→-"]),
+    ] as [(&[(&str, u64)], &[(&str, u64)], Vec<&str>); 12]
+    {
+        let found = differences(&snapshot(10, &state(before)), &snapshot(20, &state(after)));
+        assert_eq!(said(&found), expected, "{before:?} to {after:?}");
+    }
+}
+
+#[test]
+fn versions_of_the_snapshots_themselves_say_nothing() {
+    let same = state(&[("a/p", 1), ("b/q", 2)]);
+    for (before, after) in [(10, 20), (20, 10), (10, 10)] {
+        assert!(differences(&snapshot(before, &same), &snapshot(after, &same)).is_empty());
+    }
+}
+
+#[test]
+fn both_sides_are_handed_out_as_they_were() {
+    let found = differences(&snapshot(10, &state(&[("a/p", 1)])), &snapshot(20, &state(&[("a/p", 2)])));
+    let [Difference { before: Some(before), after: Some(after), .. }] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(before.body(), object("a/p", 1).body());
+    assert_eq!(after.body(), object("a/p", 2).body());
+}
+
+/// Every key of either side, looked up in both.
+fn naive(before: &State, after: &State) -> Vec<String> {
+    let mut keys: Vec<_> = before.keys().chain(after.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    let side = |state: &State, key: &str| state.get(key).map_or("-".to_owned(), u64::to_string);
+    let differing = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
+    differing.map(|key| format!("{key} {}→{}", side(before, key), side(after, key))).collect()
+}
+
+fn states() -> impl Strategy<Value = State> {
+    prop::collection::btree_map("(a|b|a-b|a\\.b)/[pqr]{1,2}", 1..4_u64, 0..20)
+}
+
+proptest! {
+    #[test]
+    fn merging_finds_what_looking_up_every_key_finds(before in states(), after in states()) {
+        let found = differences(&snapshot(10, &before), &snapshot(20, &after));
+        prop_assert_eq!(said(&found), naive(&before, &after));
+    }
+
+    /// What is found is enough: applied to the one side it gives the other.
+    #[test]
+    fn differences_lead_from_the_one_state_to_the_other(before in states(), after in states()) {
+        let mut walked = before.clone();
+        for Difference { key, after, .. } in differences(&snapshot(10, &before), &snapshot(20, &after)) {
+            match after {
+                Some(object) => walked.insert(key.to_string(), object.rv.0),
+                None => walked.remove(key.as_str()),
+            };
+        }
+        prop_assert_eq!(walked, after);
+    }
+}

@@ -1,0 +1,191 @@
+//! Requests as clients write them, the resources of a small cluster, and routes in words.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use http::Method;
+
+use crate::cache::View;
+use crate::kube::{
+    FieldSelector, FieldTable, Gvr, LabelSelector, Query, RequestInfo, Selector, VersionMatch, WatchStart,
+};
+use crate::serve::route::{Asked, Reason, Route, route};
+use crate::upstream::{Origin, Resource};
+use crate::wire::Form;
+
+/// A request, by default a GET without headers.
+#[derive(Debug, Clone)]
+pub(super) struct Ask {
+    method: &'static str,
+    uri: String,
+    accept: Option<&'static str>,
+    user_agent: Option<&'static str>,
+    impersonates: bool,
+}
+
+pub(super) fn get(uri: impl Into<String>) -> Ask {
+    Ask { method: "GET", uri: uri.into(), accept: None, user_agent: None, impersonates: false }
+}
+
+impl Ask {
+    pub(super) fn method(self, method: &'static str) -> Self {
+        Self { method, ..self }
+    }
+
+    pub(super) fn accept(self, accept: &'static str) -> Self {
+        Self { accept: Some(accept), ..self }
+    }
+
+    pub(super) fn agent(self, user_agent: &'static str) -> Self {
+        Self { user_agent: Some(user_agent), ..self }
+    }
+
+    pub(super) fn impersonating(self) -> Self {
+        Self { impersonates: true, ..self }
+    }
+
+    /// The route in the small cluster.
+    pub(super) fn route(&self) -> Route {
+        let (path, query) = self.uri.split_once('?').unwrap_or((&self.uri, ""));
+        let query = Query::parse(query);
+        let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
+        let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
+        let Self { accept, user_agent, impersonates, .. } = *self;
+        let asked = Asked { method: &method, info: &info, query: &query, accept, user_agent, impersonates };
+        route(&asked, resource(&info).as_ref())
+    }
+
+    /// The route as a line of text.
+    pub(super) fn said(&self) -> String {
+        said(&self.route())
+    }
+
+    /// The reason why it is passed through.
+    pub(super) fn reason(&self) -> Reason {
+        match self.route() {
+            Route::Forward(reason) => reason,
+            other => panic!("{self:?} is not passed through: {}", said(&other)),
+        }
+    }
+
+    /// Which form answers it.
+    pub(super) fn form(&self) -> Form {
+        match self.route() {
+            Route::Get(read) => read.form,
+            Route::List(read) => read.form,
+            Route::Watch(read) => read.form,
+            other => panic!("{self:?} is not answered here: {}", said(&other)),
+        }
+    }
+
+    /// What a LIST or WATCH sees.
+    pub(super) fn view(&self) -> View {
+        match self.route() {
+            Route::List(read) => read.view,
+            Route::Watch(read) => read.view,
+            other => panic!("{self:?} sees no collection: {}", said(&other)),
+        }
+    }
+}
+
+/// Each row is a URI and what becomes of it.
+pub(super) fn assert_said(rows: &[(&str, &str)]) {
+    for (uri, expected) in rows {
+        assert_eq!(get(*uri).said(), *expected, "{uri}");
+    }
+}
+
+/// What discovery knows: built-in, custom and aggregated resources, one that cannot be watched, and one whose
+/// definition we may not read.
+fn resource(info: &RequestInfo) -> Option<Resource> {
+    let gvr = Gvr::new(&info.group, &info.version, &info.resource);
+    let (kind, namespaced, origin) = match (info.group.as_str(), info.version.as_str(), info.resource.as_str()) {
+        ("", "v1", "pods") => ("Pod", true, Origin::BuiltIn),
+        ("", "v1", "configmaps") => ("ConfigMap", true, Origin::BuiltIn),
+        ("", "v1", "nodes") => ("Node", false, Origin::BuiltIn),
+        ("", "v1", "namespaces") => ("Namespace", false, Origin::BuiltIn),
+        ("", "v1", "componentstatuses") => ("ComponentStatus", false, Origin::BuiltIn),
+        ("apps", "v1", "deployments") => ("Deployment", true, Origin::BuiltIn),
+        ("example.com", "v1", "widgets") => ("Widget", true, Origin::Custom),
+        ("example.com", "v1", "planets") => ("Planet", false, Origin::Custom),
+        ("hidden.example", "v1", "secrets") => ("Secret", true, Origin::Custom),
+        ("metrics.k8s.io", "v1beta1", "pods") => ("PodMetrics", true, Origin::Aggregated),
+        _ => return None,
+    };
+    let fields = match origin {
+        Origin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
+        Origin::Custom | Origin::Aggregated => FieldTable::of_custom(&[".spec.color".to_owned()], namespaced),
+    };
+    let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
+    let fields_unknown = &*gvr.group == "hidden.example";
+    Some(Resource { gvr, kind: kind.into(), namespaced, watchable, origin, fields: Arc::new(fields), fields_unknown })
+}
+
+fn said(route: &Route) -> String {
+    match route {
+        Route::Forward(reason) => format!("forward: {}", reason.as_str()),
+        Route::Refuse(status) => format!("{} {}: {}", status.code, status.reason, status.message),
+        Route::Get(read) => format!("get {} {} {}", read.form, read.key, version(read.version)),
+        Route::List(read) => {
+            let mut text = format!("list {} {} {}", read.form, scope(&read.view), version(read.plan.version));
+            if let Some(limit) = read.plan.limit {
+                let _ = write!(text, " limit {limit}");
+            }
+            if let Some(start) = &read.plan.start {
+                let _ = write!(text, " from {start:?}");
+            }
+            text
+        }
+        Route::Watch(read) => {
+            let mut text = format!("watch {} {} {}", read.form, scope(&read.view), start(read.start));
+            if read.bookmarks {
+                text += " bookmarks";
+            }
+            if let Some(seconds) = read.timeout_seconds {
+                let _ = write!(text, " for {seconds} s");
+            }
+            text
+        }
+    }
+}
+
+/// `namespace[labels]/name`, with `*` for all namespaces.
+fn scope(view: &View) -> String {
+    let selector = view.selector();
+    let mut text = view.namespace().unwrap_or("*").to_owned();
+    if !selector.labels.is_empty() {
+        let _ = write!(text, "[{}]", selector.labels);
+    }
+    if let Some(name) = selector.fields.required_name() {
+        let _ = write!(text, "/{name}");
+    }
+    text
+}
+
+fn version(version: VersionMatch) -> String {
+    match version {
+        VersionMatch::Unset => "current".to_owned(),
+        VersionMatch::Any => "any".to_owned(),
+        VersionMatch::NotOlderThan(rv) => format!(">={rv}"),
+        VersionMatch::Exact(rv) => format!("={rv}"),
+    }
+}
+
+fn start(start: WatchStart) -> String {
+    match start {
+        WatchStart::After(rv) => format!(">{rv}"),
+        WatchStart::FromCached => "from cached".to_owned(),
+        WatchStart::FromCurrent => "from current".to_owned(),
+        WatchStart::State { at, end_bookmark: true } => format!("state {} end", version(at)),
+        WatchStart::State { at, end_bookmark: false } => format!("state {}", version(at)),
+    }
+}
+
+/// A view of pods; `""` is no namespace and no selector.
+pub(super) fn pods_view(namespace: &str, labels: &str, fields: &str) -> View {
+    let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+    let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+    let labels = LabelSelector::parse(labels).expect("a label selector");
+    let fields = FieldSelector::parse(fields).and_then(|parsed| parsed.compile(&table)).expect("a field selector");
+    View::new(namespace, Selector { labels, fields })
+}

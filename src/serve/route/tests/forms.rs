@@ -1,0 +1,127 @@
+//! Which form answers, and which representations are upstream's to make (semantics.md §5.1, §5.2, §9.2).
+
+use super::fixture::get;
+use crate::serve::route::Reason;
+use crate::wire::Form;
+
+const POD: &str = "/api/v1/namespaces/a/pods/p?resourceVersion=0";
+const PODS: &str = "/api/v1/pods?resourceVersion=0";
+const POD_WATCH: &str = "/api/v1/pods?watch=1&resourceVersion=5";
+const WIDGETS: &str = "/apis/example.com/v1/widgets?resourceVersion=0";
+const WIDGET_WATCH: &str = "/apis/example.com/v1/widgets?watch=1&resourceVersion=5";
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/json";
+
+#[test]
+fn clients_get_the_form_that_the_apiserver_would_choose() {
+    for (client, accept, form) in [
+        ("an empty header", "", Form::Json),
+        ("kubelet and controllers", PROTOBUF_FIRST, Form::Protobuf),
+        ("dynamic client, Python, kube-rs", "application/json", Form::Json),
+        ("controller-runtime", "application/json, */*", Form::Json),
+        ("JavaScript", "*/*", Form::Json),
+        ("protobuf only", PROTOBUF, Form::Protobuf),
+        ("JSON first", "application/json,application/vnd.kubernetes.protobuf", Form::Json),
+        ("by quality", "application/json;q=0.5,application/vnd.kubernetes.protobuf;q=0.9", Form::Protobuf),
+        ("CBOR where it is not offered", "application/json;q=0.9,application/cbor;q=1", Form::Json),
+        (
+            "a Table in protobuf, which there is not",
+            "application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json",
+            Form::Json,
+        ),
+        ("an unknown conversion", "application/json;as=Story;g=meta.k8s.io;v=v1,application/json", Form::Json),
+    ] {
+        for uri in [POD, PODS, POD_WATCH] {
+            assert_eq!(get(uri).accept(accept).form(), form, "{client}: {uri}");
+        }
+    }
+    assert_eq!([POD, PODS, POD_WATCH].map(|uri| get(uri).form()), [Form::Json; 3], "no header at all");
+    assert_eq!(get(POD_WATCH).accept("application/json;stream=watch").form(), Form::Json);
+    assert_eq!(get(POD_WATCH).accept("application/vnd.kubernetes.protobuf;stream=watch").form(), Form::Protobuf);
+}
+
+/// There is no protobuf of a custom resource: who prefers it gets JSON, who accepts nothing else a 406 from upstream.
+#[test]
+fn custom_resources_are_json() {
+    for uri in [WIDGETS, WIDGET_WATCH] {
+        for accept in [PROTOBUF_FIRST, "application/json", "*/*", "application/*"] {
+            assert_eq!(get(uri).accept(accept).form(), Form::Json, "{accept}: {uri}");
+        }
+        assert_eq!(get(uri).accept(PROTOBUF).reason(), Reason::NotAcceptable, "{uri}");
+    }
+}
+
+#[test]
+fn tables_metadata_and_yaml_are_made_upstream() {
+    for accept in [
+        // kubectl get
+        "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
+         application/json",
+        // The metadata client.
+        "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
+        "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+    ] {
+        for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
+            assert_eq!(get(uri).accept(accept).reason(), Reason::Representation, "{accept}: {uri}");
+        }
+    }
+    for uri in [POD, PODS, WIDGETS] {
+        assert_eq!(get(uri).accept("application/yaml").reason(), Reason::Representation, "{uri}");
+    }
+}
+
+#[test]
+fn indented_json_is_made_upstream() {
+    for (ask, indented) in [
+        (get("/api/v1/pods?resourceVersion=0&pretty=1"), true),
+        (get("/api/v1/pods?resourceVersion=0&pretty=true"), true),
+        (get(PODS).accept("application/json;pretty=1"), true),
+        (get(PODS).agent("curl/8.5.0"), true),
+        (get(PODS).agent("Wget/1.21"), true),
+        (get(PODS).agent("Mozilla/5.0 (X11)"), true),
+        (get(POD).agent("curl/8.5.0"), true),
+        (get(WIDGETS).agent("curl/8.5.0"), true),
+        (get("/api/v1/pods?resourceVersion=0&pretty=false").agent("curl/8.5.0"), false),
+        (get("/api/v1/pods?resourceVersion=0&pretty=yes").agent("curl/8.5.0"), false),
+        (get(PODS).agent("kubectl/v1.36.2"), false),
+        (get(PODS).agent("Go-http-client/2.0"), false),
+        // Only JSON is, and never a watch.
+        (get("/api/v1/pods?resourceVersion=0&pretty=1").accept(PROTOBUF), false),
+        (get("/api/v1/pods?watch=1&resourceVersion=5&pretty=1"), false),
+        (get(POD_WATCH).agent("curl/8.5.0"), false),
+    ] {
+        let said = ask.said();
+        assert_eq!(said == "forward: representation", indented, "{ask:?}: {said}");
+    }
+}
+
+#[test]
+fn what_nobody_can_write_is_refused_upstream_in_its_words() {
+    for accept in ["text/plain", "application/xml", "application/cbor", "json", "application/json;stream=other"] {
+        for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
+            assert_eq!(get(uri).accept(accept).reason(), Reason::NotAcceptable, "{accept}: {uri}");
+        }
+    }
+    // A watch cannot be YAML.
+    for uri in [POD_WATCH, WIDGET_WATCH] {
+        assert_eq!(get(uri).accept("application/yaml").reason(), Reason::NotAcceptable, "{uri}");
+    }
+}
+
+/// The router of built-in resources knows `*/*` for a wildcard, and `application/*` for no type that it has.
+#[test]
+fn half_a_wildcard_is_none_for_built_in_resources() {
+    for uri in [POD, PODS, POD_WATCH] {
+        assert_eq!(get(uri).accept("application/*").reason(), Reason::NotAcceptable, "{uri}");
+        assert_eq!(get(uri).accept("application/*,application/json").form(), Form::Json, "{uri}");
+    }
+}
+
+/// Negotiation comes before the parameters (semantics.md §2.3): what is wrong with those, upstream says.
+#[test]
+fn what_is_passed_through_for_its_form_may_have_any_parameters() {
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    assert_eq!(get("/api/v1/pods?limit=abc").accept(table).reason(), Reason::Representation);
+    assert_eq!(get("/api/v1/pods?labelSelector=a%20in").accept("text/plain").reason(), Reason::NotAcceptable);
+}

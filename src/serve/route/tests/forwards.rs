@@ -1,0 +1,238 @@
+//! What is passed through, and why: every reason that the request alone can give.
+
+use super::fixture::{Ask, get};
+use crate::kube::{ContinueAt, ContinueToken};
+use crate::serve::route::Reason;
+
+fn assert_reason(reason: Reason, asks: impl IntoIterator<Item = Ask>) {
+    for ask in asks {
+        assert_eq!(ask.reason(), reason, "{ask:?}");
+    }
+}
+
+#[test]
+fn what_is_not_about_a_resource() {
+    let paths = ["/", "/healthz", "/livez/ping", "/version", "/metrics", "/api", "/api/v1", "/apis", "/apis/apps/v1"];
+    let documents = ["/openapi/v2", "/openapi/v3/apis/apps/v1", "/.well-known/openid-configuration"];
+    for path in paths.into_iter().chain(documents) {
+        assert_reason(Reason::NonResource, [get(path), get(path).method("POST"), get(path).method("HEAD")]);
+    }
+}
+
+#[test]
+fn writes() {
+    for (method, uri) in [
+        ("POST", "/api/v1/namespaces/a/pods"),
+        ("PUT", "/api/v1/namespaces/a/pods/p"),
+        ("PATCH", "/api/v1/namespaces/a/pods/p"),
+        ("DELETE", "/api/v1/namespaces/a/pods/p"),
+        ("DELETE", "/api/v1/namespaces/a/pods?labelSelector=app"),
+        ("POST", "/api/v1/namespaces/a/pods/p/exec?command=ls"),
+        ("POST", "/apis/example.com/v1/namespaces/a/widgets"),
+    ] {
+        assert_reason(Reason::Verb, [get(uri).method(method)]);
+    }
+}
+
+/// Built-in resources answer HEAD and OPTIONS with 405, custom ones do not (semantics.md §1.4).
+#[test]
+fn reads_by_another_method_than_get() {
+    for method in ["HEAD", "OPTIONS", "TRACE", "FETCH"] {
+        let uris = ["/api/v1/pods?resourceVersion=0", "/api/v1/nodes/n?resourceVersion=0", "/api/v1/pods?watch=1"];
+        assert_reason(Reason::Verb, uris.map(|uri| get(uri).method(method)));
+    }
+    assert_reason(Reason::Verb, [get("/api/v1/watch/pods").method("POST"), get("/api/v1/proxy/nodes/n/x")]);
+}
+
+#[test]
+fn subresources() {
+    let uris = [
+        "/api/v1/namespaces/a/pods/p/log?follow=true",
+        "/api/v1/namespaces/a/pods/p/exec?command=ls",
+        "/api/v1/namespaces/a/pods/p/status?resourceVersion=0",
+        "/apis/apps/v1/namespaces/a/deployments/d/scale?resourceVersion=0",
+        "/api/v1/nodes/n/proxy/metrics",
+        "/api/v1/namespaces/a/status?resourceVersion=0",
+        "/api/v1/namespaces/a/finalize?resourceVersion=0",
+        "/api/v1/watch/namespaces/a/pods/p/log",
+    ];
+    assert_reason(Reason::Subresource, uris.map(get));
+}
+
+#[test]
+fn paths_that_no_client_library_writes() {
+    let uris = [
+        "//api/v1/pods?resourceVersion=0",
+        "/api/v1/namespaces//pods?resourceVersion=0",
+        "/api/v1/namespaces/a//pods?resourceVersion=0",
+        "/api/v1/pods//?resourceVersion=0",
+        "/api/v1/namespaces/a/pods/%70?resourceVersion=0",
+        "/api/v1/namespaces/a/pods/a%2Fb?resourceVersion=0",
+        "/api/v1/namespaces/A/pods?resourceVersion=0",
+        "/api/v1/namespaces/a/pods/..?resourceVersion=0",
+        "/api/v1/namespaces/a_b/pods?resourceVersion=0",
+    ];
+    assert_reason(Reason::Spelling, uris.map(get));
+}
+
+/// Go keeps bytes that are no text; here they could not even be compared.
+#[test]
+fn queries_that_are_not_text() {
+    let uris = ["/api/v1/pods?labelSelector=%ff&resourceVersion=0", "/api/v1/pods?%fe=1"];
+    assert_reason(Reason::Spelling, uris.map(get));
+}
+
+#[test]
+fn a_namespaced_object_without_its_namespace_and_a_cluster_object_inside_of_one() {
+    let uris = [
+        "/api/v1/pods/p?resourceVersion=0",
+        "/apis/example.com/v1/widgets/w?resourceVersion=0",
+        "/api/v1/namespaces/a/nodes?resourceVersion=0",
+        "/api/v1/namespaces/a/nodes/n?resourceVersion=0",
+        "/api/v1/namespaces/a/nodes?watch=1&resourceVersion=5",
+        "/apis/example.com/v1/namespaces/a/planets?resourceVersion=0",
+        // There is no such resource inside of a namespace.
+        "/api/v1/namespaces/a/namespaces?resourceVersion=0",
+        "/api/v1/namespaces/a/namespaces/b?resourceVersion=0",
+        "/api/v1/namespaces/a/namespaces/a?resourceVersion=0",
+    ];
+    assert_reason(Reason::Spelling, uris.map(get));
+}
+
+#[test]
+fn resources_that_discovery_does_not_know() {
+    let uris = [
+        "/api/v1/foos?resourceVersion=0",
+        "/api/v2/pods?resourceVersion=0",
+        "/apis/apps/v9/deployments?resourceVersion=0",
+        "/apis/example.com/v2/widgets?watch=1",
+        "/apis/nobody.example/v1/things",
+    ];
+    assert_reason(Reason::Unknown, uris.map(get));
+}
+
+/// Their versions mean what their server likes.
+#[test]
+fn resources_of_other_servers() {
+    let uris = [
+        "/apis/metrics.k8s.io/v1beta1/pods?resourceVersion=0",
+        "/apis/metrics.k8s.io/v1beta1/namespaces/a/pods/p?resourceVersion=0",
+        "/apis/metrics.k8s.io/v1beta1/pods?watch=1",
+        // Not ours to refuse either.
+        "/apis/metrics.k8s.io/v1beta1/pods?limit=abc",
+    ];
+    assert_reason(Reason::Aggregated, uris.map(get));
+}
+
+#[test]
+fn resources_that_cannot_be_watched() {
+    let uris = ["/api/v1/componentstatuses?resourceVersion=0", "/api/v1/componentstatuses?watch=1"];
+    assert_reason(Reason::NotWatchable, uris.map(get));
+}
+
+#[test]
+fn parameters_that_are_not_ours_to_interpret() {
+    let uris = [
+        "/api/v1/pods?shardSelector=x&resourceVersion=0",
+        "/api/v1/pods?watch=1&shardSelector=x&resourceVersion=5",
+        "/api/v1/namespaces/a/pods/p?shardSelector=&resourceVersion=0",
+    ];
+    assert_reason(Reason::Parameter, uris.map(get));
+}
+
+/// Upstream decides whether one may be taken for another; nothing here knows.
+#[test]
+fn reads_in_somebody_elses_name() {
+    let uris = ["/api/v1/pods?resourceVersion=0", "/api/v1/nodes/n?resourceVersion=0", "/api/v1/pods?watch=1"];
+    assert_reason(Reason::Impersonation, uris.map(|uri| get(uri).impersonating()));
+    assert_reason(Reason::NonResource, [get("/version").impersonating()]);
+}
+
+/// Which fields can be selected is in a definition that we may not read: no refusal of ours, but an answer to what
+/// needs none of them.
+#[test]
+fn selectors_on_fields_of_which_nothing_is_known() {
+    let secrets = "/apis/hidden.example/v1/secrets?resourceVersion=0";
+    assert_reason(Reason::Parameter, [get(format!("{secrets}&fieldSelector=spec.size%3D1"))]);
+    for (selector, expected) in [
+        ("", "list json * any"),
+        ("&labelSelector=app", "list json *[app] any"),
+        ("&fieldSelector=metadata.name%3Ds", "list json */s any"),
+    ] {
+        assert_eq!(get(format!("{secrets}{selector}")).said(), expected);
+    }
+}
+
+#[test]
+fn a_get_of_the_most_recent_state() {
+    let uris = [
+        "/api/v1/namespaces/a/pods/p",
+        "/api/v1/namespaces/a/pods/p?resourceVersion=",
+        "/api/v1/namespaces/a/pods/p?resourceVersionMatch=Exact",
+        "/api/v1/nodes/n?watch=1",
+        "/api/v1/namespaces/a",
+        "/apis/example.com/v1/planets/mars",
+    ];
+    assert_reason(Reason::ConsistentGet, uris.map(get));
+}
+
+/// The token that an expired one is answered with: `rv: -1`, at whatever is current.
+#[test]
+fn a_list_that_goes_on_at_whatever_is_current() {
+    let token = ContinueToken { at: ContinueAt::Latest, start: "a/p\0".to_owned() }.encode();
+    let uris = [
+        format!("/api/v1/pods?limit=1&continue={token}"),
+        format!("/api/v1/pods?limit=1&continue={token}&resourceVersion=0"),
+        format!("/api/v1/namespaces/a/pods?continue={token}"),
+    ];
+    assert_reason(Reason::Continue, uris.map(get));
+}
+
+/// The first reason that holds is the one that is counted.
+#[test]
+fn of_two_reasons_the_first_in_the_order_of_checks_counts() {
+    for (ask, reason) in [
+        (get("/api/v1/namespaces/A/pods").method("POST"), Reason::Verb),
+        (get("/api/v1/namespaces/a/pods").method("POST").impersonating(), Reason::Verb),
+        (get("/api/v1/namespaces/A/pods").impersonating(), Reason::Impersonation),
+        (get("/api/v1/namespaces/A/pods/p/log"), Reason::Spelling),
+        (get("/api/v1/namespaces/a/foos/f/log"), Reason::Subresource),
+        (get("/api/v1/componentstatuses?shardSelector=x"), Reason::NotWatchable),
+        (get("/api/v1/namespaces/a/nodes?shardSelector=x"), Reason::Spelling),
+        (get("/api/v1/pods?shardSelector=x").accept("text/plain"), Reason::Parameter),
+        (get("/api/v1/namespaces/a/pods/p").accept("application/yaml"), Reason::Representation),
+    ] {
+        assert_eq!(ask.reason(), reason, "{ask:?}");
+    }
+}
+
+#[test]
+fn every_reason_has_a_word_of_its_own() {
+    let reasons = [
+        Reason::NonResource,
+        Reason::Verb,
+        Reason::Subresource,
+        Reason::Spelling,
+        Reason::Impersonation,
+        Reason::Unknown,
+        Reason::Aggregated,
+        Reason::NotWatchable,
+        Reason::Representation,
+        Reason::NotAcceptable,
+        Reason::Parameter,
+        Reason::ConsistentGet,
+        Reason::ExactVersion,
+        Reason::Continue,
+        Reason::NotCached,
+        Reason::Syncing,
+        Reason::Forbidden,
+        Reason::Unavailable,
+        Reason::OverBudget,
+        Reason::NoProof,
+    ];
+    let mut words = reasons.map(Reason::as_str).to_vec();
+    assert!(words.iter().all(|word| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')), "{words:?}");
+    words.sort_unstable();
+    words.dedup();
+    assert_eq!(words.len(), reasons.len());
+}

@@ -1,0 +1,162 @@
+//! GET and LIST that are answered here: whose, in which version, how much of it (semantics.md §3.1, §3.2).
+
+use super::fixture::{assert_said, get, pods_view};
+use crate::kube::{ContinueAt, ContinueToken, ObjectKey, ResourceVersion};
+use crate::serve::route::Route;
+
+#[test]
+fn a_get_names_one_object_and_how_fresh_it_must_be() {
+    assert_said(&[
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0", "get json a/p any"),
+        ("/api/v1/namespaces/a/pods/p/?resourceVersion=0", "get json a/p any"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=7", "get json a/p >=7"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=007", "get json a/p >=7"),
+        ("/api/v1/nodes/n-1.example?resourceVersion=0", "get json n-1.example any"),
+        ("/apis/apps/v1/namespaces/a/deployments/d?resourceVersion=0", "get json a/d any"),
+        ("/apis/example.com/v1/namespaces/a/widgets/w?resourceVersion=3", "get json a/w >=3"),
+        ("/apis/example.com/v1/planets/mars?resourceVersion=0", "get json mars any"),
+    ]);
+}
+
+/// Only the version counts on a GET; what makes sense for lists only is ignored (semantics.md §1.4, §2).
+#[test]
+fn a_get_ignores_the_parameters_of_lists() {
+    assert_said(&[
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=7&resourceVersionMatch=Exact", "get json a/p >=7"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&watch=1", "get json a/p any"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&limit=abc&labelSelector=%2C%2C", "get json a/p any"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&fieldSelector=metadata.name%3Dq", "get json a/p any"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&continue=x&sendInitialEvents=1", "get json a/p any"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&export=0", "get json a/p any"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&resourceVersion=9", "get json a/p any"),
+    ]);
+}
+
+/// A Namespace's own request carries its name as its namespace.
+#[test]
+fn a_namespace_is_an_object_without_one() {
+    assert_said(&[
+        ("/api/v1/namespaces/a?resourceVersion=0", "get json a any"),
+        ("/api/v1/namespaces/a?resourceVersion=5&watch=1", "get json a >=5"),
+        ("/api/v1/namespaces?resourceVersion=0", "list json * any"),
+        ("/api/v1/namespaces?fieldSelector=metadata.name%3Da&resourceVersion=0", "list json */a any"),
+    ]);
+    let Route::Get(read) = get("/api/v1/namespaces/a?resourceVersion=0").route() else { panic!("not a GET") };
+    assert_eq!(read.key, ObjectKey::new("", "a"));
+}
+
+#[test]
+fn the_matrix_of_list_versions_holds() {
+    assert_said(&[
+        ("/api/v1/pods", "list json * current"),
+        ("/api/v1/pods?resourceVersion=", "list json * current"),
+        ("/api/v1/pods?limit=2", "list json * current limit 2"),
+        ("/api/v1/pods?resourceVersion=0", "list json * any"),
+        ("/api/v1/pods?resourceVersion=0&limit=2", "list json * any"),
+        ("/api/v1/pods?resourceVersion=0&limit=2&resourceVersionMatch=NotOlderThan", "list json * any"),
+        ("/api/v1/pods?resourceVersion=7", "list json * >=7"),
+        ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=NotOlderThan", "list json * >=7"),
+        ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=2", "list json * >=7 limit 2"),
+        ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=Exact", "list json * =7"),
+        ("/api/v1/pods?resourceVersion=7&resourceVersionMatch=Exact&limit=2", "list json * =7 limit 2"),
+        // Before there was a match parameter, a page had to be one of an exact version.
+        ("/api/v1/pods?resourceVersion=7&limit=2", "list json * =7 limit 2"),
+        ("/api/v1/pods?resourceVersion=7&limit=0", "list json * >=7"),
+        ("/api/v1/pods?resourceVersion=7&limit=-1", "list json * >=7"),
+        ("/api/v1/pods?limit=-1", "list json * current"),
+        ("/api/v1/pods?watch=0&timeoutSeconds=5&allowWatchBookmarks=1", "list json * current"),
+    ]);
+}
+
+#[test]
+fn a_page_goes_on_where_its_token_says_in_the_version_of_the_first() {
+    let token = |start: &str| {
+        let at = ContinueAt::Version(ResourceVersion(9));
+        ContinueToken { at, start: start.to_owned() }.encode()
+    };
+    for (uri, expected) in [
+        (format!("/api/v1/pods?limit=2&continue={}", token("a/p\0")), r#"list json * =9 limit 2 from "a/p\0""#),
+        (format!("/api/v1/pods?continue={}", token("a/p\0")), r#"list json * =9 from "a/p\0""#),
+        // Tokens of the apiserver's cache begin with a slash.
+        (format!("/api/v1/pods?limit=2&continue={}", token("/a/p\0")), r#"list json * =9 limit 2 from "a/p\0""#),
+        (format!("/api/v1/namespaces/a/pods?continue={}", token("p\0")), r#"list json a =9 from "p\0""#),
+        (format!("/api/v1/pods?resourceVersion=0&limit=2&continue={}", token("a/p")), r#"list json * =9 from "a/p""#),
+    ] {
+        assert_eq!(get(uri).said(), expected);
+    }
+}
+
+/// Keys of tokens are relative to the collection that the path names, not to the one that a selector narrows to.
+#[test]
+fn whether_the_path_names_a_namespace_is_remembered() {
+    for (uri, in_namespace) in [
+        ("/api/v1/namespaces/a/pods", true),
+        ("/api/v1/pods", false),
+        ("/api/v1/pods?fieldSelector=metadata.namespace%3Da", false),
+        ("/api/v1/nodes", false),
+        ("/api/v1/namespaces", false),
+        ("/apis/example.com/v1/namespaces/a/widgets", true),
+    ] {
+        let Route::List(read) = get(uri).route() else { panic!("{uri} is not a LIST") };
+        assert_eq!(read.in_namespace, in_namespace, "{uri}");
+    }
+}
+
+#[test]
+fn views_are_what_path_and_selectors_say_together() {
+    for (uri, expected) in [
+        ("/api/v1/pods", pods_view("", "", "")),
+        ("/api/v1/pods/", pods_view("", "", "")),
+        ("/api/v1/namespaces/a/pods", pods_view("a", "", "")),
+        ("/api/v1/pods?labelSelector=app%3Dx%2Ctier%20in%20(b%2Ca)", pods_view("", "app=x,tier in (a,b)", "")),
+        ("/api/v1/pods?labelSelector=app%3Dx&labelSelector=app%3Dy", pods_view("", "app=x", "")),
+        ("/api/v1/pods?LabelSelector=app%3Dx", pods_view("", "", "")),
+        ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1", pods_view("", "", "spec.nodeName=n1")),
+        ("/api/v1/pods?fieldSelector=spec.host%3Dn1", pods_view("", "", "spec.nodeName=n1")),
+        ("/api/v1/pods?fieldSelector=spec.nodeName%21%3D", pods_view("", "", "spec.nodeName!=")),
+        ("/api/v1/pods?fieldSelector=metadata.namespace%3Da", pods_view("a", "", "metadata.namespace=a")),
+        ("/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp", pods_view("a", "", "metadata.name=p")),
+        (
+            "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp%2Cstatus.phase%21%3DFailed&labelSelector=app",
+            pods_view("a", "app", "metadata.name=p,status.phase!=Failed"),
+        ),
+        // Two different names are valid, and nobody has both (semantics.md §2.2).
+        (
+            "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp%2Cmetadata.name%3Dq",
+            pods_view("a", "", "metadata.name=p,metadata.name=q"),
+        ),
+    ] {
+        assert_eq!(get(uri).view(), expected, "{uri}");
+    }
+}
+
+#[test]
+fn custom_resources_have_the_fields_that_their_definition_names() {
+    assert_said(&[
+        ("/apis/example.com/v1/widgets?fieldSelector=spec.color%3Dred", "list json * current"),
+        ("/apis/example.com/v1/widgets?fieldSelector=metadata.name%3Dw", "list json */w current"),
+        ("/apis/example.com/v1/namespaces/a/widgets?resourceVersion=0", "list json a any"),
+        ("/apis/example.com/v1/planets?resourceVersion=5", "list json * >=5"),
+    ]);
+    let red = get("/apis/example.com/v1/widgets?fieldSelector=spec.color%3Dred").view();
+    assert_eq!(red.selector().fields.required_field("spec.color"), Some("red"));
+}
+
+#[test]
+fn unknown_parameters_change_nothing() {
+    assert_said(&[
+        ("/api/v1/pods?foo=bar&resourceVersion=0", "list json * any"),
+        ("/api/v1/pods?resourceversion=7", "list json * current"),
+        ("/api/v1/pods?timeout=32s&resourceVersion=0", "list json * any"),
+        ("/api/v1/pods?includeObject=None&resourceVersion=0", "list json * any"),
+    ]);
+}
+
+/// The same request in the same words is the same plan, whatever else is in the headers.
+#[test]
+fn headers_change_the_form_and_nothing_else() {
+    let plain = get("/api/v1/namespaces/a/pods?labelSelector=app&resourceVersion=7");
+    assert_eq!(plain.said(), "list json a[app] >=7");
+    let kubelet = plain.accept("application/vnd.kubernetes.protobuf,application/json").agent("kubelet/v1.36.2");
+    assert_eq!(kubelet.said(), "list protobuf a[app] >=7");
+}

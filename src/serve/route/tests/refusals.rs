@@ -1,0 +1,215 @@
+//! What is refused here exactly as upstream would refuse it: code, reason and words (semantics.md §2).
+
+use super::fixture::{Ask, assert_said, get};
+use crate::kube::{Status, StatusCause};
+use crate::serve::route::Route;
+
+fn refused(ask: &Ask) -> Status {
+    match ask.route() {
+        Route::Refuse(status) => *status,
+        _ => panic!("{ask:?} is not refused: {}", ask.said()),
+    }
+}
+
+#[test]
+fn numbers_that_are_none() {
+    assert_said(&[
+        ("/api/v1/pods?limit=abc", r#"400 BadRequest: strconv.ParseInt: parsing "abc": invalid syntax"#),
+        ("/api/v1/pods?limit=", r#"400 BadRequest: strconv.ParseInt: parsing "": invalid syntax"#),
+        (
+            "/api/v1/pods?watch=1&timeoutSeconds=1.5",
+            r#"400 BadRequest: strconv.ParseInt: parsing "1.5": invalid syntax"#,
+        ),
+        (
+            "/api/v1/pods?limit=9223372036854775808",
+            r#"400 BadRequest: strconv.ParseInt: parsing "9223372036854775808": value out of range"#,
+        ),
+        // Decoded for lists too, though it means nothing there.
+        ("/api/v1/pods?timeoutSeconds=x", r#"400 BadRequest: strconv.ParseInt: parsing "x": invalid syntax"#),
+    ]);
+}
+
+#[test]
+fn label_selectors_that_do_not_parse() {
+    assert_said(&[
+        ("/api/v1/pods?labelSelector=a%20in", "400 BadRequest: unable to parse requirement: found '' expected: '('"),
+        ("/api/v1/pods?labelSelector=a%3Db%20c", "400 BadRequest: found 'c', expected: ',' or 'end of string'"),
+        (
+            "/api/v1/pods?watch=1&labelSelector=a%3D%3D%3Db",
+            "400 BadRequest: unable to parse requirement: found '=', expected: identifier",
+        ),
+    ]);
+}
+
+#[test]
+fn field_selectors_that_do_not_parse_or_name_no_field() {
+    assert_said(&[
+        ("/api/v1/pods?fieldSelector=foo", "400 BadRequest: invalid selector: 'foo'; can't understand 'foo'"),
+        ("/api/v1/pods?fieldSelector=foo%3Dbar", "400 BadRequest: field label not supported: foo"),
+        (
+            "/api/v1/configmaps?fieldSelector=foo%3Dbar",
+            r#"400 BadRequest: "foo" is not a known field selector: only "metadata.name", "metadata.namespace""#,
+        ),
+        (
+            "/api/v1/nodes?fieldSelector=metadata.namespace%3Da",
+            "400 BadRequest: field label not supported: metadata.namespace",
+        ),
+        (
+            "/apis/example.com/v1/widgets?watch=1&fieldSelector=spec.size%3D1",
+            "400 BadRequest: field label not supported: spec.size",
+        ),
+        (
+            "/api/v1/pods?fieldSelector=spec.nodeName%3Da%5Cb",
+            r"400 BadRequest: invalid field selector: invalid escape sequence: \b",
+        ),
+    ]);
+}
+
+/// A list is the client's fault; for GET and WATCH the apiserver has no mapping and says 500 without a reason.
+#[test]
+fn versions_that_are_no_numbers() {
+    let text = r#"resourceVersion: Invalid value: "abc": strconv.ParseUint: parsing "abc": invalid syntax"#;
+    let list = get("/api/v1/pods?resourceVersion=abc");
+    assert_eq!(list.said(), format!("400 BadRequest: invalid resource version: {text}"));
+    for uri in ["/api/v1/pods?watch=1&resourceVersion=abc", "/api/v1/namespaces/a/pods/p?resourceVersion=abc"] {
+        assert_eq!(get(uri).said(), format!("500 : {text}"), "{uri}");
+    }
+    for bad in ["-1", "%2B1", "1.0", "0x10", "18446744073709551616", "%201"] {
+        for (uri, code) in [("/api/v1/pods?watch=1&", 500), ("/api/v1/pods?", 400), ("/api/v1/nodes/n?", 500)] {
+            assert_eq!(refused(&get(format!("{uri}resourceVersion={bad}"))).code, code, "{uri} {bad}");
+        }
+    }
+}
+
+const INVALID: &str = r#"422 Invalid: ListOptions.meta.k8s.io "" is invalid: "#;
+const MATCH: &str = "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden";
+
+#[test]
+fn list_options_that_exclude_each_other() {
+    let for_list = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list";
+    for (query, expected) in [
+        ("resourceVersionMatch=Exact", format!("{MATCH} unless resourceVersion is provided")),
+        (
+            "resourceVersionMatch=NotOlderThan&resourceVersion=7&continue=x",
+            format!("{MATCH} when continue is provided"),
+        ),
+        (
+            "resourceVersionMatch=Foo&resourceVersion=7",
+            r#"resourceVersionMatch: Unsupported value: "Foo": supported values: "Exact", "NotOlderThan", """#
+                .to_owned(),
+        ),
+        (
+            "resourceVersionMatch=Exact&resourceVersion=0",
+            r#"resourceVersionMatch: Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0""#
+                .to_owned(),
+        ),
+        ("sendInitialEvents=true", for_list.to_owned()),
+        ("sendInitialEvents=false", for_list.to_owned()),
+        (
+            "sendInitialEvents=true&resourceVersionMatch=Exact",
+            format!("[{MATCH} unless resourceVersion is provided, {for_list}]"),
+        ),
+    ] {
+        assert_eq!(get(format!("/api/v1/pods?{query}")).said(), format!("{INVALID}{expected}"), "{query}");
+    }
+}
+
+#[test]
+fn watch_options_that_exclude_each_other() {
+    let requires = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+    for (query, expected) in [
+        ("sendInitialEvents=true", format!("resourceVersionMatch: Forbidden: {requires}")),
+        (
+            "resourceVersionMatch=NotOlderThan&resourceVersion=7",
+            format!("{MATCH} for watch unless sendInitialEvents is provided"),
+        ),
+        // The default for version 0 sets a match, which then excludes the token.
+        ("resourceVersion=0&continue=x", format!("{MATCH} when continue is provided")),
+    ] {
+        assert_eq!(get(format!("/api/v1/pods?watch=1&{query}")).said(), format!("{INVALID}{expected}"), "{query}");
+    }
+    let both = refused(&get("/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=Exact"));
+    let causes: Vec<_> = both.details.expect("causes").causes.into_iter().map(|cause| cause.message).collect();
+    let unsupported = r#"Unsupported value: "Exact": supported values: "NotOlderThan""#;
+    assert_eq!(causes, [format!("Forbidden: {requires}"), unsupported.to_owned()]);
+}
+
+/// Without `watch=true` the deprecated path is validated as a list.
+#[test]
+fn the_watch_path_is_validated_as_what_its_query_says() {
+    let said = get("/api/v1/watch/pods?sendInitialEvents=true").said();
+    assert_eq!(said, format!("{INVALID}sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"));
+    let ask = get("/api/v1/watch/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
+    assert_eq!(ask.said(), "watch json * state current");
+}
+
+#[test]
+fn continue_tokens_that_are_none() {
+    let text = "400 BadRequest: invalid continue token: continue key is not valid:";
+    for (token, expected) in [
+        ("%21", format!("{text} illegal base64 data at input byte 0")),
+        // {}
+        ("e30", format!("{text} server does not recognize this encoded version ")),
+    ] {
+        assert_eq!(get(format!("/api/v1/pods?continue={token}")).said(), expected);
+    }
+    // {"v":"meta.k8s.io/v1","rv":9,"start":"a/p\u0000"}
+    let token = "eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6OSwic3RhcnQiOiJhL3BcdTAwMDAifQ";
+    assert_eq!(
+        get(format!("/api/v1/pods?resourceVersion=7&continue={token}")).said(),
+        "400 BadRequest: specifying resource version is not allowed when using continue"
+    );
+}
+
+#[test]
+fn a_name_that_disagrees_with_the_selector() {
+    let text = "400 BadRequest: fieldSelector metadata.name doesn't match requested name";
+    assert_said(&[
+        ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=metadata.name%3Dq", text),
+        ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=spec.nodeName%3Dn1", text),
+        ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=metadata.name%21%3Dq", text),
+        ("/api/v1/watch/namespaces/a?fieldSelector=metadata.name%3Db", text),
+    ]);
+}
+
+#[test]
+fn an_export_long_after_its_time() {
+    let text = "400 BadRequest: the export parameter, deprecated since v1.14, is no longer supported";
+    assert_said(&[
+        ("/api/v1/namespaces/a/pods/p?export=true&resourceVersion=0", text),
+        ("/api/v1/namespaces/a/pods/p?export=1&resourceVersion=abc", text),
+    ]);
+}
+
+/// The order of checks decides which of two faults is reported (semantics.md §2.3): decoding, validation, fields, name.
+#[test]
+fn of_two_faults_the_apiservers_first_is_reported() {
+    for (uri, code, begins) in [
+        ("/api/v1/pods?limit=x&labelSelector=a%20in", 400, "strconv.ParseInt"),
+        ("/api/v1/pods?timeoutSeconds=x&limit=y", 400, r#"strconv.ParseInt: parsing "x""#),
+        ("/api/v1/pods?labelSelector=a%20in&fieldSelector=foo", 400, "unable to parse requirement"),
+        ("/api/v1/pods?labelSelector=a%20in&sendInitialEvents=1", 400, "unable to parse requirement"),
+        ("/api/v1/pods?sendInitialEvents=1&fieldSelector=foo%3Dbar", 422, "ListOptions.meta.k8s.io"),
+        ("/api/v1/pods?fieldSelector=foo%3Dbar&resourceVersion=abc", 400, "field label not supported"),
+        ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=foo%3Dbar", 400, "field label not supported"),
+        ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=metadata.name%3Dq&resourceVersion=x", 400, "fieldSelector"),
+        ("/api/v1/pods?watch=1&continue=%21&resourceVersion=abc", 500, "resourceVersion"),
+    ] {
+        let status = refused(&get(uri));
+        assert_eq!(status.code, code, "{uri}");
+        assert!(status.message.starts_with(begins), "{uri}: {}", status.message);
+    }
+}
+
+#[test]
+fn a_422_carries_its_causes() {
+    let status = refused(&get("/api/v1/pods?resourceVersionMatch=Exact"));
+    let details = status.details.expect("details");
+    assert_eq!((details.group.as_str(), details.kind.as_str()), ("meta.k8s.io", "ListOptions"));
+    let cause = StatusCause {
+        reason: "FieldValueForbidden".to_owned(),
+        message: "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided".to_owned(),
+        field: "resourceVersionMatch".to_owned(),
+    };
+    assert_eq!(details.causes, [cause]);
+}

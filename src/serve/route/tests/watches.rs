@@ -1,0 +1,143 @@
+//! WATCH: where it starts, what comes first, how long it lasts (semantics.md §3.4, §2.7, §1.2).
+
+use super::fixture::{assert_said, get, pods_view};
+use crate::serve::route::Route;
+
+#[test]
+fn the_matrix_of_watch_starts_holds() {
+    assert_said(&[
+        // Without a word about initial events: a version resumes, none gets the state first.
+        ("/api/v1/pods?watch=1&resourceVersion=7", "watch json * >7"),
+        ("/api/v1/pods?watch=1&resourceVersion=0", "watch json * state any"),
+        ("/api/v1/pods?watch=1", "watch json * state current"),
+        ("/api/v1/pods?watch=1&resourceVersion=", "watch json * state current"),
+        // The annotated bookmark comes for who takes bookmarks, though it never asked for initial events.
+        ("/api/v1/pods?watch=1&allowWatchBookmarks=true", "watch json * state current end bookmarks"),
+        ("/api/v1/pods?watch=1&resourceVersion=0&allowWatchBookmarks=1", "watch json * state any end bookmarks"),
+        ("/api/v1/pods?watch=1&resourceVersion=7&allowWatchBookmarks=1", "watch json * >7 bookmarks"),
+        // No state wanted.
+        ("/api/v1/pods?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan", "watch json * from current"),
+        (
+            "/api/v1/pods?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan&resourceVersion=0",
+            "watch json * from cached",
+        ),
+        (
+            "/api/v1/pods?watch=1&sendInitialEvents=0&resourceVersionMatch=NotOlderThan&resourceVersion=7",
+            "watch json * >7",
+        ),
+    ]);
+}
+
+#[test]
+fn a_watch_list_gets_a_state_as_fresh_as_asked_and_its_end_marked() {
+    for (query, expected) in [
+        ("sendInitialEvents=true&allowWatchBookmarks=true", "watch json * state current end bookmarks"),
+        ("sendInitialEvents=1&resourceVersion=0&allowWatchBookmarks=1", "watch json * state any end bookmarks"),
+        ("sendInitialEvents=&resourceVersion=7&allowWatchBookmarks=", "watch json * state >=7 end bookmarks"),
+        // Without bookmarks there is no mark.
+        ("sendInitialEvents=true&resourceVersion=7", "watch json * state >=7"),
+        ("sendInitialEvents=true&resourceVersion=7&allowWatchBookmarks=0", "watch json * state >=7"),
+    ] {
+        let ask = get(format!("/api/v1/pods?watch=1&resourceVersionMatch=NotOlderThan&{query}"));
+        assert_eq!(ask.said(), expected, "{query}");
+    }
+}
+
+#[test]
+fn only_zero_and_false_are_no_watch() {
+    for (value, watches) in [
+        ("watch=1", true),
+        ("watch=true", true),
+        ("watch=", true),
+        ("watch", true),
+        ("watch=yes", true),
+        ("watch=00", true),
+        ("watch=0", false),
+        ("watch=FALSE", false),
+        ("Watch=1", false),
+        ("watch=0&watch=1", false),
+    ] {
+        let route = get(format!("/api/v1/pods?resourceVersion=7&{value}")).route();
+        assert_eq!(matches!(route, Route::Watch(_)), watches, "{value}");
+    }
+}
+
+#[test]
+fn a_watch_lasts_as_long_as_asked() {
+    assert_said(&[
+        ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=300", "watch json * >7 for 300 s"),
+        ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=0", "watch json * >7 for 0 s"),
+        ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=-1", "watch json * >7 for -1 s"),
+        // The typed client adds this one; it is for requests that end by themselves.
+        ("/api/v1/pods?watch=1&resourceVersion=7&timeout=7m0s", "watch json * >7"),
+        ("/api/v1/pods?watch=1&resourceVersion=7&timeout=abc&limit=5", "watch json * >7"),
+    ]);
+}
+
+/// The deprecated form: its verb is `watch` whatever the query says, and without `watch=true` its options are a list's.
+#[test]
+fn the_watch_path_is_a_watch_with_the_options_of_a_list() {
+    assert_said(&[
+        ("/api/v1/watch/pods", "watch json * state any"),
+        ("/api/v1/watch/pods?resourceVersion=0", "watch json * state any"),
+        ("/api/v1/watch/pods?allowWatchBookmarks=1", "watch json * state any bookmarks"),
+        ("/api/v1/watch/pods?resourceVersion=7", "watch json * >7"),
+        ("/api/v1/watch/pods?watch=false&resourceVersion=7", "watch json * >7"),
+        ("/api/v1/watch/pods?watch=true", "watch json * state current"),
+        ("/api/v1/watch/pods?watch=1&allowWatchBookmarks=1&resourceVersion=0", "watch json * state any end bookmarks"),
+        ("/api/v1/watch/namespaces/a/pods?resourceVersion=7", "watch json a >7"),
+        ("/api/v1/watch/namespaces/a/pods/p?resourceVersion=7", "watch json a/p >7"),
+        ("/api/v1/watch/nodes/n?resourceVersion=7", "watch json */n >7"),
+        ("/apis/example.com/v1/watch/namespaces/a/widgets/w?resourceVersion=7", "watch json a/w >7"),
+        ("/apis/example.com/v1/watch/planets?resourceVersion=7", "watch json * >7"),
+    ]);
+}
+
+/// Its object is a Namespace, not what is in it.
+#[test]
+fn the_watch_path_of_a_namespace_watches_that_namespace() {
+    assert_said(&[
+        ("/api/v1/watch/namespaces/a?resourceVersion=7", "watch json */a >7"),
+        ("/api/v1/watch/namespaces?resourceVersion=7", "watch json * >7"),
+    ]);
+}
+
+#[test]
+fn a_name_in_the_path_becomes_a_selector_and_agrees_with_the_one_that_is_there() {
+    for uri in [
+        "/api/v1/watch/namespaces/a/pods/p?resourceVersion=7",
+        "/api/v1/watch/namespaces/a/pods/p?resourceVersion=7&fieldSelector=metadata.name%3Dp",
+        "/api/v1/namespaces/a/pods?watch=1&resourceVersion=7&fieldSelector=metadata.name%3Dp",
+    ] {
+        assert_eq!(get(uri).view(), pods_view("a", "", "metadata.name=p"), "{uri}");
+    }
+    let uri = "/api/v1/watch/namespaces/a/pods/p?fieldSelector=metadata.name%3Dp%2Cspec.nodeName%3Dn1";
+    assert_eq!(get(uri).view(), pods_view("a", "", "metadata.name=p,spec.nodeName=n1"));
+}
+
+/// What kubelet, informers and kubectl really send (semantics.md §9).
+#[test]
+fn known_clients_are_served() {
+    let reflector = "allowWatchBookmarks=true&timeout=7m44s&timeoutSeconds=464&watch=true";
+    let watch_list = "resourceVersionMatch=NotOlderThan&sendInitialEvents=true";
+    for (uri, expected) in [
+        (
+            format!("/api/v1/pods?fieldSelector=spec.nodeName%3Dn-1&resourceVersion=4711&{reflector}"),
+            "watch protobuf * >4711 bookmarks for 464 s",
+        ),
+        (
+            format!("/api/v1/nodes?fieldSelector=metadata.name%3Dn-1&{watch_list}&{reflector}"),
+            "watch protobuf */n-1 state current end bookmarks for 464 s",
+        ),
+        (
+            format!("/api/v1/namespaces/a/configmaps?fieldSelector=metadata.name%3Dc&resourceVersion=99&{reflector}"),
+            "watch protobuf a/c >99 bookmarks for 464 s",
+        ),
+        ("/apis/apps/v1/deployments?limit=500&resourceVersion=0".to_owned(), "list protobuf * any"),
+    ] {
+        let ask = get(uri).accept("application/vnd.kubernetes.protobuf,application/json").agent("kubelet/v1.36.2");
+        assert_eq!(ask.said(), expected, "{ask:?}");
+    }
+    let kubectl = get("/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp&resourceVersion=0&watch=true");
+    assert_eq!(kubectl.accept("application/json").agent("kubectl/v1.36.2").said(), "watch json a/p state any");
+}

@@ -1,0 +1,210 @@
+//! W9 and W10: a bookmark never runs ahead of what it vouches for, and comes in time (semantics.md §4.4).
+
+use std::task::Poll;
+
+use super::fixture::{Stage, TERMS, app_x, lasting, pass, pass_ms};
+use crate::cache::Start;
+use crate::kube::ResourceVersion;
+use crate::serve::session::Terms;
+
+const NOTHING: [String; 0] = [];
+
+#[tokio::test(start_paused = true)]
+async fn there_is_one_a_minute_when_there_is_something_new_to_vouch_for() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    stage.advance(20);
+    pass_ms(59_999).await;
+    assert_eq!(client.told(), NOTHING);
+    pass_ms(1).await;
+    assert_eq!(client.told(), ["BOOKMARK 20"]);
+    stage.advance(30);
+    pass(60).await;
+    assert_eq!(client.told(), ["BOOKMARK 30"]);
+    pass(60).await;
+    assert_eq!(client.told(), NOTHING, "nothing new");
+    stage.advance(31);
+    pass_ms(59_999).await;
+    assert_eq!(client.told(), NOTHING);
+    pass_ms(1).await;
+    assert_eq!(client.told(), ["BOOKMARK 31"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_clock_wakes_the_watch_for_it() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    stage.advance(20);
+    assert_eq!(client.woken(), 0);
+    pass(60).await;
+    assert_eq!(client.woken(), 1);
+    assert_eq!(client.told(), ["BOOKMARK 20"]);
+}
+
+/// Observed of kube-apiserver with `timeoutSeconds=150`: at 60, 120 and 148 seconds.
+#[tokio::test(start_paused = true)]
+async fn the_last_one_comes_two_seconds_before_the_end() {
+    for (seconds, due) in [
+        (150, vec![60, 120, 148]),
+        (120, vec![60, 118]),
+        (62, vec![60]),
+        (61, vec![59]),
+        (60, vec![58]),
+        (10, vec![8]),
+        (3, vec![1]),
+        // Too short for any.
+        (2, vec![]),
+        (1, vec![]),
+    ] {
+        let mut stage = Stage::empty();
+        let mut client = stage.watch_after(10, lasting(seconds));
+        let mut told = Vec::new();
+        for second in 0..=u64::try_from(seconds).expect("positive") {
+            stage.advance(100 + second);
+            told.extend(client.told().into_iter().map(|what| (second, what)));
+            pass(1).await;
+        }
+        let mut expected: Vec<_> =
+            due.into_iter().map(|second| (second, format!("BOOKMARK {}", 100 + second))).collect();
+        expected.push((u64::try_from(seconds).expect("positive"), "over".to_owned()));
+        assert_eq!(told, expected, "timeoutSeconds={seconds}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_gets_one_who_did_not_ask() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, Terms { bookmarks: false, ..lasting(150) });
+    assert_eq!(client.told(), NOTHING);
+    for second in 1..150 {
+        stage.bookmark(10 + second);
+        pass(1).await;
+        assert_eq!(client.told(), NOTHING, "after {second} s");
+    }
+    pass(1).await;
+    assert_eq!(client.told(), ["over"]);
+}
+
+/// A tier of a chain must not add a minute to what the one above it says.
+#[tokio::test(start_paused = true)]
+async fn upstreams_own_is_passed_on_at_once() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    stage.bookmark(20);
+    assert_eq!(client.woken(), 1);
+    assert_eq!(client.told(), ["BOOKMARK 20"]);
+    stage.bookmark(20);
+    assert_eq!(client.told(), NOTHING, "the same again says nothing");
+    stage.bookmark(30);
+    stage.bookmark(40);
+    assert_eq!(client.told(), ["BOOKMARK 40"], "of two that were missed the later is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_upstream_said_before_the_watch_began_is_not_said_again() {
+    let mut stage = Stage::empty();
+    stage.bookmark(20);
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    pass(60).await;
+    assert_eq!(client.told(), ["BOOKMARK 20"], "until one is due");
+}
+
+/// etcd #15220: progress that ran ahead of data.
+#[tokio::test(start_paused = true)]
+async fn every_event_before_it_comes_before_it() {
+    for due in [false, true] {
+        let mut stage = Stage::empty();
+        let mut client = stage.watch_after(10, TERMS);
+        assert_eq!(client.told(), NOTHING);
+        stage.put("p", "x", 11);
+        stage.put("q", "x", 12);
+        stage.delete("p", "x", 13);
+        if due {
+            stage.advance(20);
+            pass(60).await;
+        } else {
+            stage.bookmark(20);
+        }
+        // A client with little room gets them one by one, and the bookmark last.
+        let mut told = Vec::new();
+        while let Poll::Ready(Some(frames)) = client.poll(1) {
+            assert_eq!(frames.len(), 1);
+            told.extend(frames);
+        }
+        assert_eq!(told, ["ADDED p 11", "ADDED q 12", "DELETED p 13", "BOOKMARK 20"], "due: {due}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_event_after_it_is_later() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    for n in 1..20 {
+        stage.bookmark(n * 10 + 5);
+        let mut told = client.told();
+        stage.put("p", "x", n * 10 + 8);
+        told.extend(client.told());
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert_eq!(told[0], format!("BOOKMARK {}", n * 10 + 5));
+        assert!(told[1].ends_with(&format!(" {}", n * 10 + 8)), "{told:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_vouches_for_events_that_the_selector_hides() {
+    let mut stage = Stage::empty();
+    let opened = stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let mut client = stage.client(opened, TERMS);
+    stage.put("p", "y", 11);
+    assert_eq!(client.told(), NOTHING);
+    pass(60).await;
+    assert_eq!(client.told(), ["BOOKMARK 11"]);
+}
+
+/// An event is a bookmark as well: right after one there is nothing to add.
+#[tokio::test(start_paused = true)]
+async fn none_is_sent_for_a_version_that_the_client_knows() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    pass(60).await;
+    assert_eq!(client.told(), NOTHING, "nor for the version that it started from");
+    stage.put("p", "x", 11);
+    assert_eq!(client.told(), ["ADDED p 11"]);
+    stage.bookmark(11);
+    pass(60).await;
+    assert_eq!(client.told(), NOTHING);
+}
+
+/// etcd #20221: a watch from the future was told of the past.
+#[tokio::test(start_paused = true)]
+async fn a_watch_from_the_future_gets_none_below_its_start() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(100, TERMS);
+    for rv in [50, 99, 100] {
+        stage.bookmark(rv);
+        pass(60).await;
+        assert_eq!(client.told(), NOTHING, "{rv}");
+    }
+    stage.bookmark(101);
+    assert_eq!(client.told(), ["BOOKMARK 101"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn they_never_go_back() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    let mut last = 10;
+    for rv in [20, 15, 30, 30, 25, 31] {
+        stage.bookmark(rv);
+        for told in client.told() {
+            let told: u64 = told.strip_prefix("BOOKMARK ").expect("nothing else").parse().expect("a version");
+            assert!(told > last, "{told} after {last}");
+            last = told;
+        }
+    }
+    assert_eq!(last, 31);
+}

@@ -1,0 +1,236 @@
+//! A feed of pods with its writer, and clients whose sinks are the tests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::auth::{Gate, Mode};
+use crate::base::{DrainTrigger, DrainWatch};
+use crate::cache::{
+    CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Snapshot, Start, State, View,
+};
+use crate::kube::{EventType, FieldTable, Gvr, LabelSelector, Query, RequestInfo, ResourceVersion, Selector};
+use crate::serve::admission::{Admission, Limits, Place};
+use crate::serve::feed_spec;
+use crate::serve::metrics::WatchMetrics;
+use crate::serve::session::{Opening, Terms, WatchSession};
+use crate::upstream::{Origin, Resource};
+use crate::wire::{Form, Object, ObjectReader, Shape, WatchItem};
+
+/// Everything behind the watches: a feed that is live from version 10 on.
+pub(super) struct Stage {
+    pub(super) writer: CacheWriter,
+    pub(super) reader: CacheReader,
+    drain: DrainTrigger,
+    lease: Lease,
+    watch: DrainWatch,
+    admission: Admission,
+    _feeds: (Feeds, mpsc::Receiver<Demand>),
+}
+
+/// One watch and its client.
+pub(super) struct Client {
+    pub(super) session: WatchSession,
+    bell: Arc<Bell>,
+}
+
+#[derive(Default)]
+struct Bell(AtomicUsize);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+pub(super) const ROOM: usize = 32 << 10;
+
+/// Bookmarks, and no end of its own before half an hour.
+pub(super) const TERMS: Terms = Terms { bookmarks: true, end_bookmark: false, timeout_seconds: None };
+
+/// A watch-list: the state, and a bookmark that ends it.
+pub(super) const WATCH_LIST: Terms = Terms { end_bookmark: true, ..TERMS };
+
+pub(super) fn lasting(seconds: i64) -> Terms {
+    Terms { timeout_seconds: Some(seconds), ..TERMS }
+}
+
+impl Stage {
+    /// A feed that was listed at 10 with these objects, `name/app` at their versions.
+    pub(super) fn new(config: Config, pods: &[(&str, &str, u64)]) -> Self {
+        let (feeds, mut demands) = Feeds::new(config);
+        let lease = feeds.lease(&feed_spec(&pod_resource(), None, Form::Json), None).expect("there is room");
+        let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+        let objects = pods.iter().map(|(name, app, rv)| added(name, app, *rv).object);
+        writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));
+        writer.set_state(State::Live);
+        let (drain, watch) = DrainTrigger::new();
+        let admission = Admission::new(&Limits { watches_max: 100, ..Limits::default() });
+        Self { writer, reader: lease.reader.clone(), drain, lease, watch, admission, _feeds: (feeds, demands) }
+    }
+
+    pub(super) fn empty() -> Self {
+        Self::new(Config::default(), &[])
+    }
+
+    pub(super) fn put(&mut self, name: &str, app: &str, rv: u64) {
+        self.writer.apply(added(name, app, rv)).expect("in order");
+    }
+
+    pub(super) fn delete(&mut self, name: &str, app: &str, rv: u64) {
+        self.writer.apply(change(EventType::Deleted, name, app, rv)).expect("in order");
+    }
+
+    /// Upstream's bookmark.
+    pub(super) fn bookmark(&mut self, rv: u64) {
+        self.writer.advance(ResourceVersion(rv), true);
+    }
+
+    /// What is known without a word of upstream's stream.
+    pub(super) fn advance(&mut self, rv: u64) {
+        self.writer.advance(ResourceVersion(rv), false);
+    }
+
+    pub(super) fn watch_after(&self, rv: u64, terms: Terms) -> Client {
+        let opened = self.reader.open(Start::After(ResourceVersion(rv)), View::everything());
+        self.client(opened.expect("in the ring"), terms)
+    }
+
+    pub(super) fn watch_current(&self, view: View, terms: Terms) -> Client {
+        self.client(self.reader.open(Start::Current, view).expect("current"), terms)
+    }
+
+    pub(super) fn client(&self, opened: Opened, terms: Terms) -> Client {
+        let gate = Gate::new(Mode::None, Vec::new());
+        let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
+        let session = WatchSession::new(Opening {
+            grant: gate.grant(&gate.authenticate(), &request),
+            place: self.place(),
+            lease: self.lease.clone(),
+            opened,
+            terms,
+            drain: self.watch.clone(),
+            metrics: WatchMetrics::open(&self.lease.spec.key, "h1"),
+        });
+        Client { session, bell: Arc::default() }
+    }
+
+    fn place(&self) -> Place {
+        self.admission.watch().expect("there is room")
+    }
+
+    /// How many more watches there may be.
+    pub(super) fn free_places(&self) -> usize {
+        std::iter::from_fn(|| self.admission.watch().ok()).collect::<Vec<_>>().len()
+    }
+
+    /// Ends the feed as a supervisor would. The proxy goes on.
+    pub(super) fn end_feed(self, end: End) -> DrainTrigger {
+        let Self { mut writer, drain, .. } = self;
+        writer.set_state(State::Ended(end));
+        drain
+    }
+
+    /// Starts the drain; from now on only the watches keep the proxy from ending.
+    pub(super) async fn drain(self, grace: Duration) -> (CacheWriter, JoinHandle<bool>) {
+        let Self { writer, drain, .. } = self;
+        let ending = tokio::spawn(drain.drain(grace));
+        tokio::task::yield_now().await;
+        (writer, ending)
+    }
+}
+
+impl Client {
+    /// Everything that it is told now, frame by frame; ` end` of an initial state and `over` of the watch included.
+    pub(super) fn told(&mut self) -> Vec<String> {
+        let mut told = Vec::new();
+        // Nobody is told a thousand times in one instant: that would be a loop.
+        for _ in 0..1_000 {
+            match self.poll(ROOM) {
+                Poll::Ready(Some(frames)) => told.extend(frames),
+                Poll::Ready(None) => {
+                    told.push("over".to_owned());
+                    return told;
+                }
+                Poll::Pending => return told,
+            }
+        }
+        panic!("it never stops: {told:?}")
+    }
+
+    pub(super) fn poll(&mut self, room: usize) -> Poll<Option<Vec<String>>> {
+        let mut batch = Vec::new();
+        let waker = Waker::from(self.bell.clone());
+        let polled = self.session.poll_frames(&mut Context::from_waker(&waker), room, &mut batch);
+        let frames: Vec<_> = batch.iter().map(said).collect();
+        assert_eq!(frames.is_empty(), polled != Poll::Ready(Some(())), "{polled:?} with {frames:?}");
+        polled.map(|more| more.map(|()| frames))
+    }
+
+    /// How often the task of this watch was woken.
+    pub(super) fn woken(&self) -> usize {
+        self.bell.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Lets so much time pass, and whoever waits for it notice.
+pub(super) async fn pass(seconds: u64) {
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+}
+
+pub(super) async fn pass_ms(milliseconds: u64) {
+    tokio::time::advance(Duration::from_millis(milliseconds)).await;
+}
+
+/// Only objects with the label `app=x`.
+pub(super) fn app_x() -> View {
+    let labels = LabelSelector::parse("app=x").expect("a label selector");
+    View::new(None, Selector { labels, ..Selector::everything() })
+}
+
+fn pod_resource() -> Resource {
+    let gvr = Gvr::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
+    let (namespaced, watchable, origin, fields_unknown) = (true, true, Origin::BuiltIn, false);
+    Resource { gvr, kind: "Pod".into(), namespaced, watchable, origin, fields, fields_unknown }
+}
+
+pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {
+    change(EventType::Added, name, app, rv)
+}
+
+fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
+    let frame = format!(
+        r#"{{"type":"{event_type}","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{{}}}}}}}"#,
+        format_args!(r#""name":"{name}","namespace":"a","resourceVersion":"{rv}","labels":{{"app":"{app}"}}"#)
+    ) + "\n";
+    let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(FieldTable::default()));
+    match reader.watch_event(frame.into()).expect("a well-formed frame") {
+        WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+        other => panic!("{other:?} is not a change"),
+    }
+}
+
+/// `ADDED p 11`, `BOOKMARK 20`, `BOOKMARK 20 end`, `ERROR 410 Expired: too old …`.
+fn said(frame: &Bytes) -> String {
+    let line = std::str::from_utf8(frame).expect("text");
+    assert!(line.ends_with("}\n") && line.matches('\n').count() == 1, "not one line: {line:?}");
+    let event: Value = serde_json::from_str(line).expect("one JSON document");
+    let (event_type, object) = (event["type"].as_str().expect("a type"), &event["object"]);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (name, rv) = (text(&object["metadata"]["name"]), text(&object["metadata"]["resourceVersion"]));
+    match event_type {
+        "ERROR" => format!("ERROR {} {}: {}", object["code"], text(&object["reason"]), text(&object["message"])),
+        "BOOKMARK" => {
+            let ends = object["metadata"]["annotations"]["k8s.io/initial-events-end"] == "true";
+            format!("BOOKMARK {rv}{}", if ends { " end" } else { "" })
+        }
+        _ => format!("{event_type} {name} {rv}"),
+    }
+}

@@ -1,0 +1,152 @@
+//! W11: the state as ADDED events, each key once, then the mark of its end, then what came later (semantics.md §3.4).
+
+use std::task::Poll;
+
+use super::fixture::{Client, Stage, TERMS, WATCH_LIST, app_x, pass};
+use crate::cache::{Config, View};
+use crate::serve::session::Terms;
+
+const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
+
+fn stage() -> Stage {
+    Stage::new(Config::default(), &PODS)
+}
+
+/// Frames as they come to a client that takes so much at a time.
+fn sips(client: &mut Client, room: usize) -> Vec<Vec<String>> {
+    let mut sips = Vec::new();
+    while let Poll::Ready(Some(frames)) = client.poll(room) {
+        sips.push(frames);
+        assert!(sips.len() < 100, "it never stops: {sips:?}");
+    }
+    sips
+}
+
+const STATE: [&str; 4] = ["ADDED p 9", "ADDED q 5", "ADDED r 7", "ADDED s 3"];
+
+#[tokio::test(start_paused = true)]
+async fn it_comes_in_the_order_of_keys_and_its_end_is_marked_once() {
+    let stage = stage();
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let mut expected = STATE.map(str::to_owned).to_vec();
+    expected.push("BOOKMARK 10 end".to_owned());
+    assert_eq!(client.told(), expected);
+    pass(600).await;
+    assert_eq!(client.told(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_mark_is_for_those_who_asked_for_a_watch_list() {
+    let stage = stage();
+    for terms in [TERMS, Terms { bookmarks: false, ..TERMS }] {
+        assert_eq!(stage.watch_current(View::everything(), terms).told(), STATE);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_from_a_version_has_neither_state_nor_mark() {
+    let mut stage = stage();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), Vec::<String>::new());
+    stage.put("p", "x", 11);
+    assert_eq!(client.told(), ["MODIFIED p 11"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_selector_applies_to_the_state_as_well() {
+    let stage = stage();
+    let mut client = stage.watch_current(app_x(), WATCH_LIST);
+    assert_eq!(client.told(), ["ADDED p 9", "ADDED r 7", "ADDED s 3", "BOOKMARK 10 end"]);
+}
+
+/// Whoever waits for the mark waits for ever without it (semantics.md §9.1).
+#[tokio::test(start_paused = true)]
+async fn an_empty_state_ends_too() {
+    let mut empty = Stage::empty();
+    assert_eq!(empty.watch_current(View::everything(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
+    let hidden = Stage::new(Config::default(), &[("q", "y", 5)]);
+    assert_eq!(hidden.watch_current(app_x(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
+    // Without the mark there is nothing to say, and yet the watch is awake for what comes.
+    let mut silent = empty.watch_current(View::everything(), TERMS);
+    assert_eq!(silent.told(), Vec::<String>::new());
+    empty.put("p", "x", 11);
+    assert_eq!(silent.woken(), 1);
+    assert_eq!(silent.told(), ["ADDED p 11"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_with_little_room_gets_it_piece_by_piece() {
+    let stage = stage();
+    for room in [0, 1, 100, 250, 400, 100_000] {
+        let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+        let sips = sips(&mut client, room);
+        let told = sips.concat();
+        assert_eq!(told[..4], STATE, "room for {room}");
+        assert_eq!(told[4..], ["BOOKMARK 10 end"], "room for {room}");
+        // At most what fits and one frame more, besides the mark.
+        let longest = sips.iter().map(Vec::len).max().expect("something came");
+        assert!(longest <= room / 100 + 2, "room for {room}: {sips:?}");
+    }
+}
+
+/// kube-rs drops a DELETED that comes among the initial events, and the object stays for ever.
+#[tokio::test(start_paused = true)]
+async fn what_happens_meanwhile_comes_after_the_mark() {
+    for before in 0..=PODS.len() {
+        let mut stage = stage();
+        let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+        let mut told = Vec::new();
+        for _ in 0..before {
+            let Poll::Ready(Some(frames)) = client.poll(1) else { panic!("there is more of the state") };
+            told.extend(frames);
+        }
+        // One that was told already and one that was not are gone, one comes, one changes.
+        stage.delete("p", "x", 11);
+        stage.delete("s", "x", 12);
+        stage.put("t", "x", 13);
+        stage.put("r", "x", 14);
+        stage.bookmark(20);
+        told.extend(sips(&mut client, 1).concat());
+        assert_eq!(told[..4], STATE, "after {before}");
+        let rest = ["BOOKMARK 10 end", "DELETED p 11", "DELETED s 12", "ADDED t 13", "MODIFIED r 14", "BOOKMARK 20"];
+        assert_eq!(told[4..], rest, "after {before}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn its_objects_are_not_newer_than_its_mark() {
+    let mut stage = stage();
+    stage.put("p", "x", 15);
+    stage.advance(20);
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let told = client.told();
+    assert_eq!(told.last().map(String::as_str), Some("BOOKMARK 20 end"));
+    assert_eq!(told[0], "ADDED p 15");
+    pass(60).await;
+    assert_eq!(client.told(), Vec::<String>::new(), "20 has been said");
+}
+
+/// A client that is slow with the state must not be told that it came too late for what is still there.
+#[tokio::test(start_paused = true)]
+async fn a_slow_start_does_not_expire_while_the_ring_has_what_follows() {
+    let mut stage = Stage::new(Config { window_events_max: 2, ..Config::default() }, &PODS);
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    assert!(client.poll(1).is_ready());
+    stage.put("p", "x", 11);
+    stage.put("p", "x", 12);
+    let told = sips(&mut client, 1).concat();
+    assert_eq!(told[3..], ["BOOKMARK 10 end", "MODIFIED p 11", "MODIFIED p 12"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_is_too_slow_expires_behind_the_mark() {
+    let mut stage = Stage::new(Config { window_events_max: 2, ..Config::default() }, &PODS);
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    assert!(client.poll(1).is_ready());
+    for rv in 11..=13 {
+        stage.put("p", "x", rv);
+    }
+    let told = sips(&mut client, 1).concat();
+    assert_eq!(told[3..], ["BOOKMARK 10 end", "ERROR 410 Expired: too old resource version: 10 (11)"]);
+    assert_eq!(client.told(), ["over"]);
+}

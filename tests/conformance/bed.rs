@@ -1,0 +1,145 @@
+//! The harness: control planes, proxies in front of them, and clients of both.
+//!
+//! Everything waits on something that can be observed, and nothing waits longer than [`PATIENCE`].
+
+mod drive;
+mod frames;
+mod http;
+mod metrics;
+pub mod normal;
+mod pair;
+mod plane;
+mod process;
+mod protobuf;
+mod proxy;
+mod watch;
+
+use std::any::Any;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::{OnceCell, RwLock};
+use tokio::time::{Instant, sleep, timeout};
+
+pub use drive::{Driving, Outcome, kubectl};
+pub use frames::Frame;
+pub use http::{Answer, Ask, Http, Protocol, Target, version_of};
+pub use pair::Pair;
+pub use plane::{BULK_PODS, Plane};
+pub use process::Process;
+pub use proxy::{Plan, Proxy};
+pub use watch::{Ended, Event, Watch, outline};
+
+/// Nothing takes that long unless it is broken, on a machine that has other things to do too.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two looks at something that tells nobody when it changes.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The control plane that most tests share.
+static SHARED: OnceCell<Plane> = OnceCell::const_new();
+/// Tests that count what reaches the apiserver, or that need it quiet, run alone; the others side by side.
+static TURN: RwLock<()> = RwLock::const_new(());
+
+/// A control plane, for the length of a test.
+pub struct Bed<P: std::ops::Deref<Target = Plane> = &'static Plane> {
+    plane: P,
+    _turn: Box<dyn Any + Send>,
+}
+
+impl<P: std::ops::Deref<Target = Plane>> std::ops::Deref for Bed<P> {
+    type Target = Plane;
+
+    fn deref(&self) -> &Plane {
+        &self.plane
+    }
+}
+
+/// The shared control plane, beside other tests; `None` without a test bed.
+pub async fn beside_others() -> Option<Bed> {
+    let binary = binary()?;
+    let turn = Box::new(TURN.read().await);
+    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared")).await, _turn: turn })
+}
+
+/// The shared control plane, with no other test running.
+pub async fn alone() -> Option<Bed> {
+    let binary = binary()?;
+    let turn = Box::new(TURN.write().await);
+    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared")).await, _turn: turn })
+}
+
+/// A control plane of its own, for tests that break or wait for something; others run meanwhile.
+pub async fn own(name: &str) -> Option<Bed<Box<Plane>>> {
+    Some(Bed { plane: Box::new(Plane::start(binary()?, name).await), _turn: Box::new(()) })
+}
+
+/// The test bed's binary. Going without is loud, and an error where it must not happen.
+fn binary() -> Option<PathBuf> {
+    let named = std::env::var_os("KUBE_TESTBED").map(PathBuf::from);
+    let path = named.unwrap_or_else(|| repository().join("target/testbed/kube-testbed"));
+    if path.is_file() {
+        return Some(path);
+    }
+    skip("no test bed (run `make testbed`)");
+    None
+}
+
+/// Says that the test does nothing; fails it where that must not happen.
+pub fn skip(why: &str) {
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}");
+    say(&format!("SKIPPED: {why}"));
+}
+
+/// A line on stderr, also from tests that pass.
+pub fn say(line: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let _ = writeln!(std::io::stderr().lock(), "{test}: {line}");
+}
+
+pub fn repository() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A directory for this run's files. What earlier runs left is removed.
+fn scratch() -> PathBuf {
+    let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    for entry in std::fs::read_dir(&base).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let over = name.strip_prefix("conformance-").is_some_and(|pid| !PathBuf::from("/proc").join(pid).exists());
+        if over {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    let own = base.join(format!("conformance-{}", std::process::id()));
+    std::fs::create_dir_all(&own).expect("a directory under target");
+    own
+}
+
+/// The value, unless it takes longer than anything may.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// Looks until there is something to see.
+pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
+    eventually_within(PATIENCE, what, look).await
+}
+
+async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// A name that no other test of this run uses.
+pub fn unique(what: &str) -> String {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{what}-{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}

@@ -1,0 +1,224 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+
+use super::watch::Watch;
+use super::within;
+
+/// A server, and how to be let in.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub url: String,
+    pub ca: Option<PathBuf>,
+    pub token: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    H1,
+    H2,
+}
+
+/// A client that sends what it is told and shows what came.
+#[derive(Clone)]
+pub struct Http {
+    target: Target,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+/// A request to be sent.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    pub method: Method,
+    pub path: String,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+/// A response, read whole.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Target {
+    /// TLS as it trusts this server.
+    pub fn tls(&self) -> ClientConfig {
+        let mut roots = RootCertStore::empty();
+        for certificate in self.ca.iter().flat_map(|path| CertificateDer::pem_file_iter(path).expect("a PEM file")) {
+            roots.add(certificate.expect("a certificate")).expect("a trust anchor");
+        }
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("ring has them")
+            .with_root_certificates(roots)
+            .with_no_client_auth()
+    }
+
+    pub fn host(&self) -> &str {
+        self.url.split_once("//").map_or(self.url.as_str(), |(_, host)| host)
+    }
+}
+
+impl Http {
+    pub fn new(target: Target, protocol: Protocol) -> Self {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        let tls = HttpsConnectorBuilder::new().with_tls_config(target.tls()).https_or_http();
+        let connector = match protocol {
+            Protocol::H1 => tls.enable_http1().wrap_connector(tcp),
+            Protocol::H2 => tls.enable_http2().wrap_connector(tcp),
+        };
+        let client = Client::builder(TokioExecutor::new()).http2_only(protocol == Protocol::H2).build(connector);
+        Self { target, client }
+    }
+
+    /// Sends, and returns as soon as there is a head.
+    pub async fn send(&self, ask: Ask) -> Response<Incoming> {
+        let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
+        let request = self.request(ask);
+        within(&what, self.client.request(request)).await.unwrap_or_else(|error| panic!("{what}: {error:?}"))
+    }
+
+    pub async fn ask(&self, ask: Ask) -> Answer {
+        let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
+        let (head, body) = self.send(ask).await.into_parts();
+        let body = within(&what, body.collect()).await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        Answer { status: head.status, headers: head.headers, body: body.to_bytes() }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.ask(Ask::get(path)).await
+    }
+
+    /// A GET of a server that may not be there.
+    pub async fn try_get(&self, path: &str) -> Option<Answer> {
+        let (head, body) = self.try_send(Ask::get(path)).await?.into_parts();
+        Some(Answer { status: head.status, headers: head.headers, body: body.collect().await.ok()?.to_bytes() })
+    }
+
+    /// Sends to a server that may not be there.
+    pub async fn try_send(&self, ask: Ask) -> Option<Response<Incoming>> {
+        self.client.request(self.request(ask)).await.ok()
+    }
+
+    fn request(&self, ask: Ask) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(ask.body));
+        *request.method_mut() = ask.method;
+        *request.uri_mut() = format!("{}{}", self.target.url, ask.path).parse().expect("a path");
+        *request.headers_mut() = ask.headers;
+        let token = HeaderValue::from_str(&format!("Bearer {}", self.target.token)).expect("a token");
+        request.headers_mut().entry(AUTHORIZATION).or_insert(token);
+        request
+    }
+
+    /// A GET that must succeed, as JSON.
+    pub async fn json(&self, path: &str) -> Value {
+        self.get(path).await.ok(path)
+    }
+
+    /// A watch that has been answered with 200.
+    pub async fn watch(&self, ask: Ask) -> Watch {
+        let path = ask.path.clone();
+        let response = self.send(ask).await;
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        Watch::new(response)
+    }
+
+    pub async fn create(&self, path: &str, object: Value) -> Value {
+        self.ask(Ask::get(path).with(Method::POST, "application/json", object.to_string())).await.ok(path)
+    }
+
+    pub async fn patch(&self, path: &str, patch: Value) -> Value {
+        let kind = "application/merge-patch+json";
+        self.ask(Ask::get(path).with(Method::PATCH, kind, patch.to_string())).await.ok(path)
+    }
+
+    /// Deletes at once: there is no kubelet to end a grace period.
+    pub async fn delete(&self, path: &str) -> Value {
+        let options = r#"{"gracePeriodSeconds":0,"propagationPolicy":"Background"}"#;
+        self.ask(Ask::get(path).with(Method::DELETE, "application/json", options.to_owned())).await.ok(path)
+    }
+
+    /// The version of a list now.
+    pub async fn version(&self, path: &str) -> u64 {
+        version_of(&self.json(&format!("{path}?limit=1")).await)
+    }
+}
+
+/// The version of an object or a list.
+pub fn version_of(object: &Value) -> u64 {
+    let version = object["metadata"]["resourceVersion"].as_str();
+    version.and_then(|version| version.parse().ok()).unwrap_or_else(|| panic!("no version in {object}"))
+}
+
+impl Ask {
+    /// A GET as a client-go program sends it: JSON, and a user agent that no server prettifies for.
+    pub fn get(path: &str) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        headers.insert(USER_AGENT, HeaderValue::from_static("conformance"));
+        Self { method: Method::GET, path: path.to_owned(), headers, body: Bytes::new() }
+    }
+
+    pub fn accept(self, accept: &str) -> Self {
+        self.header(ACCEPT, accept)
+    }
+
+    pub fn header(mut self, name: HeaderName, value: &str) -> Self {
+        self.headers.insert(name, HeaderValue::from_str(value).expect("a header value"));
+        self
+    }
+
+    pub fn method(self, method: Method) -> Self {
+        Self { method, ..self }
+    }
+
+    fn with(self, method: Method, kind: &str, body: String) -> Self {
+        Self { method, body: Bytes::from(body), ..self.header(CONTENT_TYPE, kind) }
+    }
+}
+
+impl Answer {
+    pub fn content_type(&self) -> &str {
+        self.header("content-type")
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().expect("a text header"))
+    }
+
+    /// Whether the proxy answered from its cache.
+    pub fn is_cached(&self) -> bool {
+        self.header("kube-fanout-served") == "cache"
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub fn value(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {:?}", self.text()))
+    }
+
+    fn ok(&self, path: &str) -> Value {
+        assert!(self.status.is_success(), "{path}: {} {}", self.status, self.text());
+        self.value()
+    }
+}

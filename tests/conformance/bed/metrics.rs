@@ -1,0 +1,32 @@
+/// A scrape in Prometheus text.
+pub struct Metrics {
+    text: String,
+}
+
+impl Metrics {
+    pub fn new(text: String) -> Self {
+        Self { text }
+    }
+
+    /// The sum over all series of `name` that have these labels. What is counted here are whole things.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> i64 {
+        self.series(name, labels).map(|(_, value)| value).sum()
+    }
+
+    /// Every series of `name` with these labels: its labels as written, and its value.
+    pub fn series<'a>(&'a self, name: &'a str, labels: &'a [(&str, &str)]) -> impl Iterator<Item = (&'a str, i64)> {
+        self.text.lines().filter_map(move |line| {
+            let rest = line.strip_prefix(name)?;
+            let (own, value) = match rest.strip_prefix('{') {
+                Some(rest) => rest.rsplit_once("} ")?,
+                None => ("", rest.strip_prefix(' ')?),
+            };
+            let has = |(name, value): &(&str, &str)| {
+                let label = format!("{name}=\"{value}\"");
+                own.split(',').any(|pair| pair == label)
+            };
+            let value: f64 = value.trim().parse().ok()?;
+            labels.iter().all(has).then_some((own, format!("{value:.0}").parse().ok()?))
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! What may differ between two answers to one request at two moments, taken out:
+//!
+//! - the version of a list that was not asked for at an exact one: the cluster's version moves on with every lease that
+//!   the apiserver renews, and the two answers are made at different moments;
+//! - the same version inside of its continue token, and in the bookmark that ends initial events;
+//! - bookmarks in between: when they come is up to the server;
+//! - the version that a server says it has, in `Too large resource version` and `too old resource version`.
+
+use serde_json::Value;
+
+use super::frames::{Frame, Unframed};
+use super::http::Answer;
+use super::protobuf;
+
+/// The body of an answer that is no watch, as something to compare. With `exact`, only what servers say of themselves
+/// is taken out.
+pub fn body(answer: &Answer, exact: bool) -> String {
+    if answer.content_type().starts_with("application/vnd.kubernetes.protobuf") {
+        return protobuf_body(&answer.body, exact);
+    }
+    let text = answer.text();
+    let Ok(document) = serde_json::from_str::<Value>(&text) else { return text };
+    if document["kind"] == "Status" {
+        return without_versions(&text, document["message"].as_str().unwrap_or_default());
+    }
+    let is_list = document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
+    if exact || !is_list {
+        return text;
+    }
+    let mut text = text;
+    let metadata = &document["metadata"];
+    if let Some(token) = metadata["continue"].as_str().filter(|token| !token.is_empty()) {
+        text = text.replacen(token, &continue_token(token), 1);
+    }
+    let Some(version) = metadata["resourceVersion"].as_str() else { return text };
+    let (written, instead) = (format!("\"resourceVersion\":\"{version}\""), "\"resourceVersion\":\"N\"");
+    // Built-in lists begin with their metadata, those of custom resources end with it.
+    let at = if text.starts_with("{\"kind\"") { text.find(&written) } else { text.rfind(&written) };
+    if let Some(at) = at {
+        text.replace_range(at..at + written.len(), instead);
+    }
+    text
+}
+
+/// Where a token goes on, without its version.
+fn continue_token(token: &str) -> String {
+    use base64::Engine;
+    let decoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
+    let decoded: Value = serde_json::from_slice(&decoded).unwrap_or_default();
+    // Tokens from a cache begin with a slash, those from etcd do not (semantics.md §2.6).
+    format!("AFTER {}", decoded["start"].as_str().unwrap_or(token).trim_start_matches('/'))
+}
+
+fn protobuf_body(document: &[u8], exact: bool) -> String {
+    let Some((kind, message)) = protobuf::document(document) else { return format!("{document:?}") };
+    if kind == "Status" {
+        return status(message);
+    }
+    if exact || !kind.ends_with("List") {
+        return format!("{kind} {message:?}");
+    }
+    let Some(fields) = protobuf::fields(message) else { return format!("{kind} {message:?}") };
+    let parts = fields.into_iter().map(|(number, field)| match (number, field) {
+        (1, protobuf::Field::Bytes(metadata)) => {
+            let token = protobuf::text(metadata, 3);
+            let token = if token.is_empty() { token } else { continue_token(&token) };
+            let rest = protobuf::fields(metadata).unwrap_or_default();
+            let rest: Vec<_> = rest.into_iter().filter(|(number, _)| !matches!(number, 2 | 3)).collect();
+            format!("continue {token} {rest:?}")
+        }
+        other => format!("{other:?}"),
+    });
+    std::iter::once(kind).chain(parts).collect::<Vec<_>>().join("\n")
+}
+
+/// A Status in protobuf.
+fn status(message: &[u8]) -> String {
+    let said = protobuf::text(message, 3);
+    let rest = protobuf::fields(message).unwrap_or_default().into_iter().filter(|(number, _)| *number != 3);
+    format!("Status {:?} {:?}", without_versions(&said, &said), rest.collect::<Vec<_>>())
+}
+
+/// `text` without what `message` in it says of the server's own version.
+fn without_versions(text: &str, message: &str) -> String {
+    let own = message
+        .split_once("Too large resource version: ")
+        .and_then(|(_, rest)| rest.split_once(", current: "))
+        .map(|(_, current)| (format!(", current: {current}"), ", current: M"))
+        .or_else(|| {
+            let (_, rest) = message.split_once("too old resource version: ")?;
+            let (_, window) = rest.split_once(" (")?;
+            Some((format!(" ({window}"), " (M)"))
+        });
+    own.map_or_else(|| text.to_owned(), |(written, instead)| text.replacen(&written, instead, 1))
+}
+
+/// The events of a watch that has ended, as something to compare.
+pub fn events(answer: &Answer) -> Vec<String> {
+    let mut frames = Unframed::new(answer.content_type());
+    frames.push(&answer.body);
+    let mut events = Vec::new();
+    while let Some(frame) = frames.next() {
+        events.extend(event(&frame));
+    }
+    if !frames.is_empty() {
+        events.push("an event that is cut off".to_owned());
+    }
+    events
+}
+
+/// One event; none for a bookmark that only reports progress.
+pub fn event(frame: &Frame) -> Option<String> {
+    match frame {
+        Frame::Json(line) => {
+            let text = String::from_utf8_lossy(line).into_owned();
+            let Ok(event) = serde_json::from_str::<Value>(&text) else { return Some(text) };
+            let object = &event["object"];
+            match event["type"].as_str() {
+                Some("BOOKMARK") => {
+                    let last = !object["metadata"]["annotations"].is_null() || !object["rows"].is_null();
+                    last.then(|| without_version(&text, object))
+                }
+                Some("ERROR") => Some(without_versions(&text, object["message"].as_str().unwrap_or_default())),
+                _ => Some(text),
+            }
+        }
+        Frame::Protobuf(frame) => {
+            let event = frame.get(4..).unwrap_or_default();
+            let kind = protobuf::text(event, 1);
+            let object = protobuf::bytes(event, 2).and_then(|raw| protobuf::bytes(raw, 1)).unwrap_or_default();
+            let Some((of, message)) = protobuf::document(object) else { return Some(format!("{frame:?}")) };
+            match kind.as_str() {
+                "BOOKMARK" => {
+                    let metadata = protobuf::bytes(message, 1).unwrap_or_default();
+                    let annotations = protobuf::bytes(metadata, 12)?;
+                    let rest = protobuf::fields(message).unwrap_or_default().into_iter().filter(|(at, _)| *at != 1);
+                    Some(format!("BOOKMARK {of} {annotations:?} {:?}", rest.collect::<Vec<_>>()))
+                }
+                "ERROR" => Some(format!("ERROR {}", status(message))),
+                _ => Some(format!("{frame:?}")),
+            }
+        }
+    }
+}
+
+fn without_version(text: &str, object: &Value) -> String {
+    let version = object["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+    text.replace(&format!("\"resourceVersion\":\"{version}\""), "\"resourceVersion\":\"N\"")
+}

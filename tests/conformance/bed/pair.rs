@@ -1,0 +1,100 @@
+use std::ops::Deref;
+use std::time::Instant;
+
+use futures_util::future::join;
+use serde_json::json;
+
+use super::http::{Answer, Ask, Http};
+use super::plane::Plane;
+use super::proxy::{Plan, Proxy};
+use super::{Bed, beside_others, normal};
+
+/// A control plane and a proxy in front of it, asked the same.
+pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
+    pub bed: Bed<P>,
+    pub proxy: Proxy,
+    /// The apiserver.
+    pub direct: Http,
+    /// The proxy.
+    pub through: Http,
+    /// Two namespaces, of which the second's name begins with the first's.
+    pub namespace: String,
+    pub next: String,
+}
+
+impl Pair {
+    /// Beside other tests; `None` without a test bed.
+    pub async fn new() -> Option<Self> {
+        Some(Self::on(beside_others().await?).await)
+    }
+}
+
+impl<P: Deref<Target = Plane>> Pair<P> {
+    pub async fn on(bed: Bed<P>) -> Self {
+        let proxy = Plan::tls().start(&bed).await;
+        let (direct, through) = (bed.direct(), proxy.client());
+        let namespace = bed.namespace("rows").await;
+        let next = format!("{namespace}-a");
+        direct.create("/api/v1/namespaces", json!({"metadata": {"name": next}})).await;
+        Self { bed, proxy, direct, through, namespace, next }
+    }
+
+    /// Configmaps `cm-a` and `cm-b` in both namespaces, labelled `app=x`; the version after the last.
+    pub async fn maps(&self) -> u64 {
+        let mut version = 0;
+        for namespace in [&self.namespace, &self.next] {
+            for name in ["cm-a", "cm-b"] {
+                version = self.create_map(namespace, name).await;
+            }
+        }
+        version
+    }
+
+    pub async fn create_map(&self, namespace: &str, name: &str) -> u64 {
+        let map = json!({"metadata": {"name": name, "labels": {"app": "x"}}, "data": {"k": "a<b>&\u{2028}"}});
+        let created = self.direct.create(&format!("/api/v1/namespaces/{namespace}/configmaps"), map).await;
+        let version = super::version_of(&created);
+        self.settle(version).await;
+        version
+    }
+
+    /// Waits until the caches of both, in both forms, have reached a version.
+    pub async fn settle(&self, version: u64) {
+        let path = self.path(&format!("?labelSelector=none&resourceVersion={version}"));
+        for http in [&self.direct, &self.through] {
+            for form in ["application/json", "application/vnd.kubernetes.protobuf"] {
+                assert_eq!(http.ask(Ask::get(&path).accept(form)).await.status, 200);
+            }
+        }
+    }
+
+    /// `/api/v1/namespaces/NAMESPACE/configmaps` and what follows.
+    pub fn path(&self, rest: &str) -> String {
+        format!("/api/v1/namespaces/{}/configmaps{rest}", self.namespace)
+    }
+
+    /// Asks both, and insists on the same status, Content-Type, `Retry-After` and body; the proxy's answer.
+    pub async fn same(&self, ask: Ask) -> Answer {
+        let (direct, through) = join(self.direct.ask(ask.clone()), self.through.ask(ask.clone())).await;
+        let what = format!("{} {} {:?}", ask.method, ask.path, ask.headers);
+        let of = |answer: &Answer| {
+            let retry = answer.header("retry-after").to_owned();
+            (answer.status, answer.content_type().to_owned(), retry, normal::body(answer, false))
+        };
+        assert_eq!(of(&through), of(&direct), "{what}");
+        through
+    }
+
+    /// The same of a watch that ends by itself; and that it takes about as long.
+    pub async fn same_watch(&self, ask: Ask) -> (Answer, f64) {
+        let timed = async |http: &Http| {
+            let started = Instant::now();
+            (http.ask(ask.clone()).await, started.elapsed().as_secs_f64())
+        };
+        let ((direct, took), (through, takes)) = join(timed(&self.direct), timed(&self.through)).await;
+        let of = |answer: &Answer| (answer.status, answer.content_type().to_owned(), normal::events(answer));
+        assert_eq!(of(&through), of(&direct), "{} {:?}", ask.path, ask.headers);
+        assert!((took - takes).abs() < 5.0, "{}: {took:.1} s directly, {takes:.1} s through the proxy", ask.path);
+        (through, takes)
+    }
+}

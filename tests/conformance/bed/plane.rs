@@ -1,0 +1,142 @@
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use tokio::sync::OnceCell;
+
+use super::drive::Drive;
+use super::http::{Http, Protocol, Target};
+use super::metrics::Metrics;
+use super::process::Process;
+use super::{eventually, say, scratch, unique};
+
+/// A running control plane.
+pub struct Plane {
+    pub binary: PathBuf,
+    pub dir: PathBuf,
+    url: String,
+    token: String,
+    loaded: OnceCell<()>,
+    /// An apiserver that was started again.
+    again: Mutex<Option<Process>>,
+    up: Mutex<Process>,
+}
+
+/// Events go soon enough for a test to see it.
+const EVENT_TTL: &str = "--event-ttl=20s";
+
+/// Where [`Plane::load`] puts its pods.
+pub const BULK: &str = "bulk";
+pub const BULK_PODS: usize = 3000;
+
+impl Plane {
+    pub(super) async fn start(binary: PathBuf, name: &str) -> Self {
+        let dir = scratch().join(name);
+        fs::create_dir_all(&dir).expect("a directory");
+        let started = std::time::Instant::now();
+        let log = || File::create(dir.join("up.log")).expect("a log");
+        let mut command = Command::new(&binary);
+        command.args(["up", "--dir"]).arg(&dir).args(["--apiserver-flag", EVENT_TTL]);
+        command.stdout(log()).stderr(log());
+        let mut up = Process::start("kube-testbed up", &mut command);
+        eventually("the control plane is up", async || {
+            let ended = up.ended();
+            assert!(ended.is_none(), "kube-testbed up: {}", fs::read_to_string(dir.join("up.log")).unwrap_or_default());
+            dir.join("ready").exists().then_some(())
+        })
+        .await;
+        say(&format!("control plane {name:?} up after {:.1} s", started.elapsed().as_secs_f64()));
+        let read = |name| fs::read_to_string(dir.join(name)).expect("the test bed writes it").trim().to_owned();
+        let (url, token) = (read("url"), read("admin.token"));
+        Self { binary, url, token, dir, loaded: OnceCell::new(), again: Mutex::new(None), up: Mutex::new(up) }
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.join("admin.kubeconfig")
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The apiserver itself, as an administrator.
+    pub fn target(&self) -> Target {
+        Target { url: self.url.clone(), ca: Some(self.dir.join("ca.crt")), token: self.token.clone() }
+    }
+
+    pub fn direct(&self) -> Http {
+        Http::new(self.target(), Protocol::H2)
+    }
+
+    pub async fn metrics(&self) -> Metrics {
+        Metrics::new(self.direct().get("/metrics").await.text())
+    }
+
+    /// A command of the driver, with this control plane's credentials.
+    pub fn drive(&self, command: &str) -> Drive {
+        Drive::new(self, command)
+    }
+
+    /// A new file's name.
+    pub fn file(&self, what: &str) -> PathBuf {
+        self.dir.join(unique(what))
+    }
+
+    /// A new namespace.
+    pub async fn namespace(&self, what: &str) -> String {
+        let name = unique(what);
+        self.direct().create("/api/v1/namespaces", serde_json::json!({"metadata": {"name": name}})).await;
+        name
+    }
+
+    /// Three thousand pods, once.
+    pub async fn load(&self) {
+        let load = async || {
+            let pods = BULK_PODS.to_string();
+            let load = self.drive("load").args(["--namespace", BULK, "--pods", &pods, "--size", "2500"]);
+            let done = load.args(["--prefix", "bulk", "--workers", "8"]).start().finish().await;
+            say(&format!("loaded: {}", done.summary()));
+        };
+        self.loaded.get_or_init(load).await;
+    }
+
+    /// kill -9. Nothing restarts it.
+    pub async fn kill_apiserver(&self) {
+        let pid = fs::read_to_string(self.dir.join("apiserver.pid")).expect("a pid file");
+        let pid: u32 = pid.trim().parse().expect("the apiserver runs");
+        let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().expect("there is kill");
+        assert!(killed.success(), "the apiserver can be killed");
+        *self.again.lock().expect("not poisoned") = None;
+        let is_gone = |pid| !is_running(Path::new("/proc").join(format!("{pid}/stat")));
+        eventually("the apiserver is gone", async || is_gone(pid).then_some(())).await;
+    }
+
+    /// Starts it again, and waits until it is ready.
+    pub async fn start_apiserver(&self) {
+        let log = || File::create(self.dir.join("apiserver-again.log")).expect("a log");
+        let mut command = Command::new(&self.binary);
+        command.args(["apiserver", "--dir"]).arg(&self.dir).stdout(log()).stderr(log());
+        let process = Process::start("kube-testbed apiserver", &mut command);
+        *self.again.lock().expect("not poisoned") = Some(process);
+        let (target, probe) = (self.target(), "/readyz");
+        eventually("the apiserver is ready again", async || {
+            let answer = Http::new(target.clone(), Protocol::H1).try_get(probe).await?;
+            (answer.status == 200).then_some(())
+        })
+        .await;
+    }
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        // The rest goes with it; and an apiserver of ours with its own drop.
+        self.up.lock().expect("not poisoned").kill();
+    }
+}
+
+/// A process that is there and not a zombie.
+fn is_running(stat: PathBuf) -> bool {
+    let stat = fs::read_to_string(stat).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}

@@ -1,0 +1,56 @@
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use super::eventually_within;
+
+/// A child process. It is ended by its own id, when this is dropped or when the test process ends, in whatever way.
+pub struct Process {
+    name: String,
+    child: Child,
+    leash: Child,
+}
+
+impl Process {
+    pub fn start(name: &str, command: &mut Command) -> Self {
+        let child = command.stdin(Stdio::null()).spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        // The shell's input ends when this process does; only this process holds the other end of it.
+        let leash = Command::new("sh")
+            .args(["-c", "cat >/dev/null; kill -KILL \"$0\"", &child.id().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("there is a shell");
+        Self { name: name.to_owned(), child, leash }
+    }
+
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it is our child")
+    }
+
+    /// Waits until it has ended by itself.
+    pub async fn wait(mut self, patience: Duration) -> ExitStatus {
+        let what = format!("{} ends", self.name);
+        eventually_within(patience, &what, async || self.ended()).await
+    }
+
+    /// Sends it a signal, by name.
+    pub fn signal(&self, name: &str) {
+        let told = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(told.expect("there is kill").success(), "{} runs", self.name);
+    }
+
+    /// SIGKILL, and gone when this returns.
+    pub fn kill(&mut self) {
+        let _ = self.leash.kill();
+        let _ = self.leash.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,136 @@
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+use std::sync::Mutex;
+
+use super::http::{Http, Protocol, Target};
+use super::metrics::Metrics;
+use super::plane::Plane;
+use super::process::Process;
+use super::{PATIENCE, eventually, unique};
+
+/// How a proxy is to be run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    tls: bool,
+    listen: String,
+    config: Option<String>,
+}
+
+/// The proxy under test, as a process.
+pub struct Proxy {
+    target: Target,
+    admin: Target,
+    process: Mutex<Process>,
+}
+
+impl Plan {
+    /// HTTP/2 and HTTP/1.1 over TLS.
+    pub fn tls() -> Self {
+        Self { tls: true, listen: "127.0.0.1:0".to_owned(), config: None }
+    }
+
+    /// The same without TLS.
+    pub fn plain() -> Self {
+        Self { tls: false, ..Self::tls() }
+    }
+
+    pub fn listen(self, address: &str) -> Self {
+        Self { listen: address.to_owned(), ..self }
+    }
+
+    /// With a configuration file.
+    pub fn config(self, yaml: &str) -> Self {
+        Self { config: Some(yaml.to_owned()), ..self }
+    }
+
+    pub async fn start(self, plane: &Plane) -> Proxy {
+        let name = unique("proxy");
+        let file = |end: &str| plane.dir.join(format!("{name}.{end}"));
+        let (ca, out, log) = (file("pem"), file("out"), file("log"));
+        // Another build of it, such as a release, can be put to these tests as well.
+        let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
+        let mut command = Command::new(built);
+        command.arg("serve").arg("--kubeconfig").arg(plane.kubeconfig());
+        command.args(["--admin", "127.0.0.1:0", "--listen", &self.listen]);
+        if self.tls {
+            command.arg("--tls-self-signed").arg("--tls-self-signed-out").arg(&ca);
+        }
+        if let Some(yaml) = &self.config {
+            fs::write(file("yaml"), yaml).expect("a file");
+            command.arg("--config").arg(file("yaml"));
+        }
+        let create = |path: &PathBuf| File::create(path).expect("a file");
+        let log_level = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,kube_fanout=debug".to_owned());
+        command.env("RUST_LOG", log_level).env_remove("KUBECONFIG");
+        command.stdout(create(&out)).stderr(create(&log));
+        let mut process = Process::start("kube-fanout", &mut command);
+        let (url, admin) = eventually("the proxy listens", async || {
+            assert!(process.ended().is_none(), "the proxy: {}", fs::read_to_string(&log).unwrap_or_default());
+            let said = fs::read_to_string(&out).unwrap_or_default();
+            let after = |words: &str| said.lines().find_map(|line| line.strip_prefix(words).map(str::to_owned));
+            Some((after("serving on ")?, after("metrics and health on ")?))
+        })
+        .await;
+        let to = |url: String, ca: Option<PathBuf>| Target { url, ca, token: plane.target().token };
+        let target = to(url, self.tls.then_some(ca));
+        let proxy = Proxy { target, admin: to(admin, None), process: Mutex::new(process) };
+        eventually("the proxy is ready", async || {
+            let answer = Http::new(proxy.admin.clone(), Protocol::H1).try_get("/readyz").await?;
+            (answer.status == 200).then_some(())
+        })
+        .await;
+        proxy
+    }
+}
+
+impl Proxy {
+    pub fn target(&self) -> Target {
+        self.target.clone()
+    }
+
+    pub fn client(&self) -> Http {
+        Http::new(self.target(), if self.target.ca.is_some() { Protocol::H2 } else { Protocol::H1 })
+    }
+
+    pub async fn metrics(&self) -> Metrics {
+        Metrics::new(Http::new(self.admin.clone(), Protocol::H1).get("/metrics").await.text())
+    }
+
+    /// Questions upstream for one purpose, over all feeds.
+    pub async fn asked(&self, question: &str) -> i64 {
+        self.metrics().await.sum("kube_fanout_upstream_questions_total", &[("question", question)])
+    }
+
+    /// Requests passed through, by reason, but for what concerns no cache.
+    pub async fn forwarded(&self) -> Vec<(String, i64)> {
+        let metrics = self.metrics().await;
+        let all = metrics.series("kube_fanout_forwarded_total", &[]).map(|(labels, count)| (labels.to_owned(), count));
+        all.filter(|(labels, _)| !labels.contains("non_resource") && !labels.contains("verb")).collect()
+    }
+
+    /// SIGSTOP: it neither hears nor says anything until it may go on.
+    pub fn stop(&self) {
+        self.process.lock().expect("not poisoned").signal("STOP");
+    }
+
+    pub fn go_on(&self) {
+        self.process.lock().expect("not poisoned").signal("CONT");
+    }
+
+    /// kill -9.
+    pub fn kill(&self) {
+        self.process.lock().expect("not poisoned").kill();
+    }
+
+    /// SIGTERM, at once; then how it ends.
+    pub fn terminate(self) -> impl Future<Output = ExitStatus> {
+        let process = self.process.into_inner().expect("not poisoned");
+        process.signal("TERM");
+        process.wait(PATIENCE)
+    }
+
+    pub fn address(&self) -> String {
+        self.target.host().to_owned()
+    }
+}

@@ -1,0 +1,139 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use http::Response;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::frames::{Frame, Unframed};
+use super::http::version_of;
+use super::within;
+
+/// An open watch.
+pub struct Watch {
+    body: Incoming,
+    frames: Unframed,
+    ended: Option<Ended>,
+}
+
+/// How a watch came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The response is complete.
+    Clean,
+    /// The connection or the stream broke.
+    Broken,
+}
+
+/// An event in JSON, understood.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    pub kind: String,
+    pub object: Value,
+    /// As it came.
+    pub line: String,
+}
+
+impl Watch {
+    pub fn new(response: Response<Incoming>) -> Self {
+        let (head, body) = response.into_parts();
+        let content_type = head.headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let frames = Unframed::new(content_type);
+        Self { body, frames, ended: None }
+    }
+
+    /// The next frame; `None` at the end.
+    pub async fn frame(&mut self) -> Option<Frame> {
+        within("a frame of a watch", self.next_frame()).await
+    }
+
+    async fn next_frame(&mut self) -> Option<Frame> {
+        loop {
+            if let Some(frame) = self.frames.next() {
+                return Some(frame);
+            }
+            if self.ended.is_some() {
+                return None;
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => self.frames.push(frame.data_ref().map_or(&[], |data| data)),
+                Some(Err(_)) => self.ended = Some(Ended::Broken),
+                None => {
+                    assert!(self.frames.is_empty(), "a watch ended cleanly inside of an event");
+                    self.ended = Some(Ended::Clean);
+                }
+            }
+        }
+    }
+
+    /// The next event; `None` at the end.
+    pub async fn event(&mut self) -> Option<Event> {
+        Some(Event::parse(&self.frame().await?))
+    }
+
+    /// The next event that is no bookmark.
+    pub async fn change(&mut self) -> Event {
+        loop {
+            let event = self.event().await.expect("the watch goes on");
+            if event.kind != "BOOKMARK" {
+                return event;
+            }
+        }
+    }
+
+    /// The initial events, up to the bookmark that ends them, which is the last one here.
+    pub async fn initial(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        loop {
+            let event = self.event().await.expect("the watch goes on");
+            let last = event.ends_initial();
+            events.push(event);
+            if last {
+                return events;
+            }
+        }
+    }
+
+    /// Everything until the end.
+    pub async fn rest(&mut self) -> (Vec<Event>, Ended) {
+        let mut events = Vec::new();
+        while let Some(event) = self.event().await {
+            events.push(event);
+        }
+        (events, self.ended.expect("it ended"))
+    }
+
+    /// Whether nothing at all comes for so long. Only for what must not come: there is nothing to wait for.
+    pub async fn is_quiet(&mut self, wait: Duration) -> bool {
+        timeout(wait, self.next_frame()).await.is_err()
+    }
+}
+
+impl Event {
+    pub fn parse(frame: &Frame) -> Self {
+        let Frame::Json(line) = frame else { panic!("not JSON: {frame:?}") };
+        let line = String::from_utf8(line.to_vec()).expect("JSON is text");
+        let mut event: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        let kind = event["type"].as_str().expect("a type").to_owned();
+        Self { kind, object: event["object"].take(), line }
+    }
+
+    pub fn version(&self) -> u64 {
+        version_of(&self.object)
+    }
+
+    pub fn name(&self) -> &str {
+        self.object["metadata"]["name"].as_str().unwrap_or_default()
+    }
+
+    pub fn ends_initial(&self) -> bool {
+        self.object["metadata"]["annotations"]["k8s.io/initial-events-end"] == "true"
+    }
+}
+
+/// Types and names, to be compared with what is expected.
+pub fn outline(events: &[Event]) -> VecDeque<String> {
+    events.iter().map(|event| format!("{} {}", event.kind, event.name()).trim_end().to_owned()).collect()
+}

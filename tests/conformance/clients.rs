@@ -1,0 +1,151 @@
+//! kube-rs and the Python client, through the proxy and without it.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::process::Command;
+
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube_client::{Api, Client, Config};
+use kube_runtime::watcher::{self, Event, InitialListStrategy};
+use serde_json::Value;
+
+use crate::bed::{self, Plan, Plane, Target, repository, say, within};
+
+/// What a kube-rs watcher told, from its first list to a version.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    initial: Vec<(String, u64)>,
+    changes: Vec<(String, u64, bool)>,
+    state: BTreeMap<String, u64>,
+}
+
+fn kube_rs(target: &Target, namespace: &str) -> Api<ConfigMap> {
+    let mut config = Config::new(target.url.parse().expect("a URL"));
+    config.auth_info.token = Some(target.token.clone().into());
+    config.root_cert = target.ca.as_ref().map(|path| {
+        use rustls::pki_types::{CertificateDer, pem::PemObject};
+        CertificateDer::pem_file_iter(path)
+            .expect("a PEM file")
+            .map(|der| der.expect("a certificate").to_vec())
+            .collect()
+    });
+    Api::namespaced(Client::try_from(config).expect("a client"), namespace)
+}
+
+fn of(map: &ConfigMap) -> (String, u64) {
+    let metadata = &map.metadata;
+    let version = metadata.resource_version.as_ref().and_then(|version| version.parse().ok());
+    (metadata.name.clone().expect("a name"), version.expect("a version"))
+}
+
+/// Follows until `until` says up to which version, and it is reached. `listed` is told when the first list is complete.
+async fn follow(
+    api: Api<ConfigMap>,
+    strategy: InitialListStrategy,
+    listed: tokio::sync::oneshot::Sender<()>,
+    mut until: tokio::sync::watch::Receiver<u64>,
+) -> Told {
+    let config = watcher::Config { initial_list_strategy: strategy, ..watcher::Config::default() };
+    let mut events = pin!(watcher::watcher(api, config));
+    let (mut told, mut listed, mut reached) = (Told::default(), Some(listed), 0);
+    loop {
+        let event = tokio::select! {
+            event = within("an event of a kube-rs watcher", events.next()) => event,
+            _ = until.changed() => None,
+        };
+        match event {
+            Some(Ok(Event::Init)) | None => {}
+            Some(Ok(Event::InitApply(map))) => told.initial.push(of(&map)),
+            Some(Ok(Event::InitDone)) => {
+                told.state.extend(told.initial.iter().cloned());
+                listed.take().expect("one list, not another").send(()).expect("somebody waits");
+            }
+            Some(Ok(Event::Apply(map))) => {
+                let (name, version) = of(&map);
+                told.state.insert(name.clone(), version);
+                told.changes.push((name, version, true));
+                reached = version;
+            }
+            Some(Ok(Event::Delete(map))) => {
+                let (name, version) = of(&map);
+                told.state.remove(&name);
+                told.changes.push((name, version, false));
+                reached = version;
+            }
+            Some(Err(error)) => panic!("kube-rs: {error}"),
+        }
+        if *until.borrow() > 0 && reached >= *until.borrow() {
+            return told;
+        }
+    }
+}
+
+async fn churn(plane: &Plane, namespace: &str, ops: &str, seed: &str) -> u64 {
+    let run = plane.drive("churn").args(["--resource", "configmaps", "--namespace", namespace, "--ops", ops]);
+    let done = run.args(["--seed", seed, "--objects", "30"]).start().finish().await;
+    *done.versions().last().expect("it wrote")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kube_rs_watchers_are_told_what_direct_ones_are() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::plain().start(&bed).await;
+    let namespace = bed.namespace("kube-rs").await;
+    churn(&bed, &namespace, "60", "1").await;
+    let (until, untils) = tokio::sync::watch::channel(0);
+    let mut running = Vec::new();
+    for strategy in [InitialListStrategy::ListWatch, InitialListStrategy::StreamingList] {
+        let mut pair = Vec::new();
+        for target in [bed.target(), proxy.target()] {
+            let (listed, when_listed) = tokio::sync::oneshot::channel();
+            let following = follow(kube_rs(&target, &namespace), strategy.clone(), listed, untils.clone());
+            pair.push(tokio::spawn(following));
+            within("a kube-rs watcher lists", when_listed).await.expect("it lists");
+        }
+        running.push((strategy, pair));
+    }
+    until.send(churn(&bed, &namespace, "200", "2").await).expect("watchers watch");
+    for (strategy, pair) in running {
+        let [direct, through] = pair.try_into().expect("two");
+        let (direct, through) = (direct.await.expect("no panic"), through.await.expect("no panic"));
+        assert_eq!(through, direct, "{strategy:?}");
+        let (initial, changes) = (through.initial.len(), through.changes.len());
+        say(&format!("kube-rs, {strategy:?}: {initial} initial objects and {changes} changes as direct"));
+    }
+    assert!(proxy.metrics().await.sum("kube_fanout_served_total", &[("verb", "watch")]) >= 2);
+}
+
+#[tokio::test]
+async fn the_python_client_reads_alike() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let python = repository().join("target/venv/bin/python");
+    if !python.exists() {
+        return bed::skip("no Python client (tests/run.sh makes target/venv)");
+    }
+    let proxy = Plan::tls().start(&bed).await;
+    let namespace = bed.namespace("python").await;
+    // The window begins with the first list.
+    proxy.client().json("/api/v1/configmaps?resourceVersion=0").await;
+    let since = churn(&bed, &namespace, "40", "1").await.to_string();
+    churn(&bed, &namespace, "40", "2").await;
+    let read = async |target: Target| -> Value {
+        let mut command = Command::new(&python);
+        command.arg(repository().join("tests/python/reads.py"));
+        command.args(["--server", &target.url, "--token", &target.token]);
+        command.args(["--namespace", &namespace, "--since", &since]).arg("--ca").arg(target.ca.expect("TLS"));
+        let run = tokio::task::spawn_blocking(move || command.output().expect("Python runs"));
+        let output = run.await.expect("no panic");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    };
+    let (direct, through) = tokio::join!(read(bed.target()), read(proxy.target()));
+    let (Value::Object(direct), Value::Object(through)) = (direct, through) else { panic!("two documents") };
+    for (what, expected) in &direct {
+        assert_eq!(&through[what], expected, "Python: {what}");
+    }
+    let length = |what: &str| direct[what].as_array().map_or(0, Vec::len);
+    let (listed, watched, pages) = (length("list"), length("watch since"), length("pages"));
+    say(&format!("Python: {} readings alike; {listed} objects, {pages} pages, {watched} events since", direct.len()));
+    say(&format!("passed through: {:?}", proxy.forwarded().await));
+}

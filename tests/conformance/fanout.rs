@@ -1,0 +1,182 @@
+//! One stream upstream, many watches downstream, all of them equal.
+
+use std::path::Path;
+
+use futures_util::future::join_all;
+use serde_json::json;
+
+use crate::bed::{self, Ask, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, Watch, eventually, say};
+
+const PODS: &str = "/api/v1/pods";
+const WATCH_LIST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+
+/// Watches that the apiserver itself counts as open.
+async fn open_upstream(plane: &Plane, resource: &str) -> i64 {
+    let labels = [("resource", resource), ("verb", "WATCH")];
+    plane.metrics().await.sum("apiserver_longrunning_requests", &labels)
+}
+
+/// Writes for others to watch, straight to the apiserver; then tells them, by `until`, where it ended.
+async fn churn(plane: &Plane, namespace: &str, ops: usize, until: &Path) -> Vec<u64> {
+    let ops = ops.to_string();
+    let args = ["--namespace", namespace, "--ops", &ops, "--objects", "40", "--workers", "4"];
+    let done = plane.drive("churn").args(args).start().finish().await;
+    let versions = done.versions();
+    std::fs::write(until, versions.last().expect("something was written").to_string()).expect("a file");
+    versions
+}
+
+#[tokio::test]
+async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stream_each() {
+    let Some(bed) = bed::alone().await else { return };
+    bed.load().await;
+    let proxy = Plan::tls().start(&bed).await;
+    let before = open_upstream(&bed, "pods").await;
+    let until = bed.file("until");
+    let mut runs = Vec::new();
+    for (query, count) in [("resourceVersion=now", 1000), (WATCH_LIST, 10)] {
+        for form in ["json", "protobuf"] {
+            let ready = bed.file("ready");
+            let watches = bed.drive("watches").at(&proxy.target()).args(["--reference-server", bed.url()]);
+            let watches = watches.args(["--path", PODS, "--query", query, "--accept", form, "--conns", "10"]);
+            let watches = watches.args(["--count", &count.to_string()]).until(&until).file("--ready-file", &ready);
+            runs.push((form, count, watches.start(), ready));
+        }
+    }
+    for (_, _, run, ready) in &mut runs {
+        run.awaits(ready).await;
+    }
+    eventually("two feeds and four references are what the apiserver sees", async || {
+        (open_upstream(&bed, "pods").await == before + 6).then_some(())
+    })
+    .await;
+    let started = std::time::Instant::now();
+    let namespace = bed.namespace("thousand").await;
+    let versions = churn(&bed, &namespace, 200, &until).await;
+    for (form, count, run, _) in runs {
+        let summary = run.finish().await.summary();
+        let took = started.elapsed().as_secs_f64();
+        assert_eq!(summary["equal"], count, "{summary}");
+        assert_eq!(summary["ended"]["complete"], count, "{summary}");
+        assert_eq!(summary["distinct_complete"], 1, "{summary}");
+        let (events, bytes) = (summary["events"].as_u64().unwrap_or(0), summary["bytes"].as_f64().unwrap_or(0.0));
+        assert!(events >= count * versions.len() as u64, "every acknowledged write is an event: {summary}");
+        let mebibytes = bytes / f64::from(1 << 20);
+        say(&format!(
+            "{form}: {count} watches equal, {events} events, {mebibytes:.0} MiB, {took:.1} s after the writes began"
+        ));
+    }
+    let streams = proxy.metrics().await.sum("kube_fanout_upstream_watches", &[]);
+    say(&format!("streams upstream: {streams} for 2020 watches of {BULK_PODS} pods and more"));
+    assert_eq!(streams, 2, "one per form");
+    assert_eq!(proxy.asked("relist").await, 0);
+}
+
+/// Everything up to the bookmark that ends the initial events, and that bookmark.
+async fn initial_bytes(watch: &mut Watch) -> (Vec<u8>, u64) {
+    let mut bytes = Vec::new();
+    loop {
+        let frame = watch.frame().await.expect("the initial events end with a bookmark");
+        let Frame::Json(line) = &frame else { panic!("not asked for: {frame:?}") };
+        if line.starts_with(b"{\"type\":\"BOOKMARK\"") {
+            let bookmark = Event::parse(&frame);
+            assert!(bookmark.ends_initial(), "{}", bookmark.line);
+            return (bytes, bookmark.version());
+        }
+        bytes.extend_from_slice(line);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_hundred_watch_lists_at_a_cold_proxy_are_equal_and_share_one_stream() {
+    let Some(bed) = bed::alone().await else { return };
+    bed.load().await;
+    let namespace = bed.namespace("cold").await;
+    let load = ["--namespace", &namespace, "--pods", "100", "--size", "2500", "--prefix", "cold"];
+    bed.drive("load").args(load).start().finish().await;
+    let path = format!("/api/v1/namespaces/{namespace}/pods?watch=1&{WATCH_LIST}");
+    let proxy = Plan::tls().start(&bed).await;
+    let before = open_upstream(&bed, "pods").await;
+    let started = std::time::Instant::now();
+    // Connections of their own, so that no request waits for another one's answer.
+    let clients: Vec<_> = (0..5).map(|_| proxy.client()).collect();
+    let asked = (0..500).map(|at| {
+        let client = clients[at % clients.len()].clone();
+        let path = path.clone();
+        tokio::spawn(async move {
+            let sent = started.elapsed();
+            let mut watch = client.watch(Ask::get(&path)).await;
+            let initial = initial_bytes(&mut watch).await;
+            (sent, started.elapsed(), watch, initial)
+        })
+    });
+    let answered: Vec<_> = join_all(asked).await.into_iter().map(|done| done.expect("no panic")).collect();
+    let mut direct = bed.direct().watch(Ask::get(&path)).await;
+    let (expected, _) = initial_bytes(&mut direct).await;
+    assert!(answered.iter().all(|(_, _, _, (bytes, _))| *bytes == expected), "all equal the apiserver's");
+    let metrics = proxy.metrics().await;
+    assert_eq!(metrics.sum("kube_fanout_upstream_watches", &[]), 1);
+    assert_eq!(metrics.sum("kube_fanout_watches_open", &[]), 500);
+    assert_eq!(proxy.asked("initial").await, 1);
+    assert_eq!(proxy.forwarded().await, [], "nobody was passed through");
+    assert_eq!(open_upstream(&bed, "pods").await, before + 2, "the feed and the reference");
+    let last_sent = answered.iter().map(|(sent, ..)| *sent).max().unwrap_or_default();
+    let mut took: Vec<_> = answered.iter().map(|(_, done, ..)| *done).collect();
+    took.sort();
+    let (positions, proofs) = (proxy.asked("position").await, proxy.asked("equality").await);
+    say(&format!(
+        "500 watch-lists sent within {last_sent:.1?}: median {:.1?}, last {:.1?}, {} bytes each; asked upstream: \
+         position {positions}, equality {proofs}",
+        took[250],
+        took[499],
+        expected.len()
+    ));
+    everyone_sees_the_next_change(&bed, &namespace, answered.into_iter().map(|(_, _, watch, _)| watch).collect()).await;
+}
+
+async fn everyone_sees_the_next_change(bed: &Bed, namespace: &str, mut watches: Vec<Watch>) {
+    let pod = json!({"metadata": {"name": "next"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let created = bed.direct().create(&format!("/api/v1/namespaces/{namespace}/pods"), pod).await;
+    let version = bed::version_of(&created);
+    let next = join_all(watches.iter_mut().map(Watch::change)).await;
+    assert!(next.iter().all(|event| event.kind == "ADDED" && event.version() == version));
+    assert!(next.iter().all(|event| event.line == next[0].line), "one event, one form, the same bytes");
+}
+
+/// A watch that is not read costs the others nothing. When it is read again it goes on where it was, or is told 410.
+async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value, Proxy) {
+    let proxy = plan.start(bed).await;
+    let namespace = bed.namespace("stuck").await;
+    let (until, ready) = (bed.file("until"), bed.file("ready"));
+    let watches = bed.drive("watches").at(&proxy.target()).args(["--reference-server", bed.url()]);
+    let path = format!("/api/v1/namespaces/{namespace}/pods");
+    let watches = watches.args(["--path", &path, "--query", "resourceVersion=now", "--window", "16384"]);
+    let watches = watches.args(["--count", "100", "--conns", "4", "--stuck", "1"]);
+    let mut watches = watches.until(&until).file("--ready-file", &ready).start();
+    watches.awaits(&ready).await;
+    churn(bed, &namespace, 400, &until).await;
+    let summary = watches.finish().await.summary();
+    assert_eq!(summary["ended"], json!({"complete": 99}), "{summary}");
+    assert_eq!(summary["distinct_complete"], 1, "{summary}");
+    assert_eq!(summary["different"], 0, "{summary}");
+    (summary, proxy)
+}
+
+#[tokio::test]
+async fn a_stuck_reader_costs_the_others_nothing_and_goes_on_where_it_was() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let (summary, _) = one_stuck_among_a_hundred(Plan::tls(), &bed).await;
+    assert_eq!(summary["stuck_ended"], json!({"complete": 1}), "{summary}");
+    say(&format!("{summary}"));
+}
+
+#[tokio::test]
+async fn a_stuck_reader_that_falls_out_of_the_window_is_told_410() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let plan = Plan::tls().config("window:\n  events: 50\n");
+    let (summary, proxy) = one_stuck_among_a_hundred(plan, &bed).await;
+    assert_eq!(summary["stuck_ended"], json!({"error-event": 1}), "{summary}");
+    let expired = proxy.metrics().await.sum("kube_fanout_watches_ended_total", &[("reason", "expired")]);
+    assert_eq!(expired, 1);
+    say(&format!("{summary}"));
+}

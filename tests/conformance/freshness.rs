@@ -1,0 +1,82 @@
+//! A read without a resourceVersion sees every write that was complete before it, whoever made it and on any path.
+//!
+//! `FRESHNESS_TRIALS=10000 cargo test --test conformance freshness` runs more; on a large collection that is idle while
+//! the cluster is not, a trial takes about a second.
+
+use crate::bed::{self, Bed, Plan, Proxy, say};
+
+/// What happens beside the writes that are read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    /// Another object of the resource changes all the time: its stream moves on by itself.
+    Busy,
+    /// Nothing.
+    Idle,
+    /// Nothing happens to the resource, but much elsewhere: the cluster's version runs ahead of the resource's stream,
+    /// and that it has missed nothing has to be proven.
+    Elsewhere,
+}
+
+async fn no_read_misses_a_write(bed: &Bed, resource: &str, beside: Beside, trials: usize) -> Proxy {
+    let proxy = Plan::tls().start(bed).await;
+    let namespace = bed.namespace("fresh").await;
+    let trials = std::env::var("FRESHNESS_TRIALS").unwrap_or_else(|_| trials.to_string());
+    let run = bed.drive("freshness").at(&proxy.target()).file("--write-kubeconfig", &bed.kubeconfig());
+    let run = run.args(["--resource", resource, "--namespace", &namespace, "--trials", &trials, "--timeout", "5h"]);
+    let run = if beside == Beside::Busy { run } else { run.args(["--idle", "--pause", "20ms"]) };
+    let other = if resource == "pods" { "configmaps" } else { "pods" };
+    let elsewhere = (beside == Beside::Elsewhere).then(|| {
+        let churn = ["--namespace", &namespace, "--resource", other, "--ops", "100000000", "--workers", "4"];
+        bed.drive("churn").args(churn).args(["--rate", "600", "--timeout", "5h"]).start()
+    });
+    let started = std::time::Instant::now();
+    let summary = run.start().finish_within(std::time::Duration::from_secs(5 * 3600)).await.summary();
+    drop(elsewhere);
+    assert_eq!(summary["misses"], 0, "{summary}");
+    let mut asked = Vec::new();
+    for question in ["position", "equality", "catch_up"] {
+        asked.push(format!("{question} {}", proxy.asked(question).await));
+    }
+    let (asked, took) = (asked.join(", "), started.elapsed().as_secs_f64());
+    say(&format!("{resource}, {beside:?}: {trials} trials, 0 misses, {took:.0} s; asked upstream: {asked}"));
+    for (read, latency) in summary["latency"].as_object().into_iter().flatten() {
+        let [p50, p99, max] = ["p50_ms", "p99_ms", "max_ms"].map(|name| latency[name].as_f64().unwrap_or(f64::NAN));
+        say(&format!("{resource}, {beside:?}: {read} p50 {p50:.1} ms, p99 {p99:.1} ms, max {max:.1} ms"));
+    }
+    say(&format!("{resource}, {beside:?}: passed through: {:?}", proxy.forwarded().await));
+    proxy
+}
+
+#[tokio::test]
+async fn freshness_of_busy_configmaps() {
+    let Some(bed) = bed::beside_others().await else { return };
+    no_read_misses_a_write(&bed, "configmaps", Beside::Busy, 600).await;
+}
+
+#[tokio::test]
+async fn freshness_of_busy_pods() {
+    let Some(bed) = bed::beside_others().await else { return };
+    bed.load().await;
+    no_read_misses_a_write(&bed, "pods", Beside::Busy, 600).await;
+}
+
+#[tokio::test]
+async fn freshness_of_idle_configmaps() {
+    let Some(bed) = bed::alone().await else { return };
+    no_read_misses_a_write(&bed, "configmaps", Beside::Idle, 200).await;
+}
+
+#[tokio::test]
+async fn freshness_of_configmaps_while_other_resources_change() {
+    let Some(bed) = bed::alone().await else { return };
+    let proxy = no_read_misses_a_write(&bed, "configmaps", Beside::Elsewhere, 100).await;
+    assert!(proxy.asked("equality").await > 0, "proofs were needed");
+}
+
+#[tokio::test]
+async fn freshness_of_pods_among_three_thousand_while_other_resources_change() {
+    let Some(bed) = bed::alone().await else { return };
+    bed.load().await;
+    let proxy = no_read_misses_a_write(&bed, "pods", Beside::Elsewhere, 40).await;
+    assert!(proxy.asked("catch_up").await + proxy.asked("equality").await > 0, "proofs were needed");
+}

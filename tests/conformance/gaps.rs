@@ -1,0 +1,119 @@
+//! Changes that only an apiserver told which is dead now, while the proxy could not listen: they are read back.
+
+use serde_json::{Value, json};
+
+use crate::bed::{self, Ask, Event, Plan, Watch, say, version_of};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn map(name: &str, app: &str) -> Value {
+    json!({"metadata": {"name": name, "labels": {"app": app}}, "data": {"k": "0"}})
+}
+
+/// What a watch is told of a change: type, name, version, label and value.
+type Told = (String, String, u64, String, String);
+
+fn told(event: &Event) -> Told {
+    let (label, value) = (&event.object["metadata"]["labels"]["app"], &event.object["data"]["k"]);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    (event.kind.clone(), event.name().to_owned(), event.version(), text(label), text(value))
+}
+
+/// Changes up to and including the one named `last`.
+async fn until(watch: &mut Watch, last: &str) -> Vec<Told> {
+    let mut all = Vec::new();
+    loop {
+        let event = watch.change().await;
+        let done = event.name() == last;
+        all.push(told(&event));
+        if done {
+            return all;
+        }
+    }
+}
+
+#[tokio::test]
+async fn changes_told_by_a_dead_apiserver_alone_reach_every_watch_once_and_in_order() {
+    let Some(bed) = bed::own("gaps").await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    for (name, app) in [("a", "x"), ("b", "x"), ("c", "y"), ("d", "x")] {
+        bed.direct().create(MAPS, map(name, app)).await;
+    }
+    let version = bed.direct().version(MAPS).await;
+    let watch = |query: &str| Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}{query}"));
+    let client = proxy.client();
+    let mut all = client.watch(watch("")).await;
+    let mut selected = client.watch(watch("&labelSelector=app%3Dx")).await;
+    let mut named = client.watch(watch("&fieldSelector=metadata.name%3Da")).await;
+    bed.direct().create(MAPS, map("before", "x")).await;
+    assert_eq!(all.change().await.name(), "before");
+    assert_eq!(selected.change().await.name(), "before");
+    proxy.stop();
+    bed.kill_apiserver().await;
+    bed.start_apiserver().await;
+    // This one is killed before the proxy hears of it.
+    let changes = change_much(&bed).await;
+    bed.kill_apiserver().await;
+    bed.start_apiserver().await;
+    proxy.go_on();
+    let last = version_of(&bed.direct().create(MAPS, map("last", "x")).await);
+    assert_eq!(until(&mut all, "last").await, with(&changes, "all", last));
+    assert_eq!(until(&mut selected, "last").await, with(&changes, "selected", last));
+    bed.direct().patch(&format!("{MAPS}/a"), json!({"data": {"k": "end"}})).await;
+    for expected in changes.iter().filter(|(_, of)| of.contains(&"named")).map(|(told, _)| told) {
+        assert_eq!(told(&named.change().await), *expected);
+    }
+    assert_eq!(told(&named.change().await).4, "end");
+    let metrics = proxy.metrics().await;
+    let gaps = |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", outcome)]);
+    assert_eq!(gaps("new_history"), 0);
+    let (past, relists) = (proxy.asked("past").await, proxy.asked("relist").await);
+    say(&format!(
+        "{} changes read back; gaps mended: {}; asked upstream: relist {relists}, past {past}",
+        changes.len(),
+        gaps("mended")
+    ));
+}
+
+fn with(changes: &[(Told, &'static [&'static str])], which: &str, last: u64) -> Vec<Told> {
+    let of = changes.iter().filter(|(_, of)| of.contains(&which)).map(|(told, _)| told.clone());
+    of.chain([("ADDED".to_owned(), "last".to_owned(), last, "x".to_owned(), "0".to_owned())]).collect()
+}
+
+/// Changes, and what those who watch everything, a label or a name are to be told of each.
+async fn change_much(bed: &bed::Plane) -> Vec<(Told, &'static [&'static str])> {
+    const EVERYBODY: &[&str] = &["all", "selected", "named"];
+    const ALL: &[&str] = &["all"];
+    const BOTH: &[&str] = &["all", "selected"];
+    let client = bed.direct();
+    let mut changes = Vec::new();
+    let patch = async |name: &str, app: &str, value: &str| {
+        let body = json!({"metadata": {"labels": {"app": app}}, "data": {"k": value}});
+        version_of(&client.patch(&format!("{MAPS}/{name}"), body).await)
+    };
+    let of = |kind: &str, name: &str, version: u64, app: &str, value: &str| -> Told {
+        (kind.to_owned(), name.to_owned(), version, app.to_owned(), value.to_owned())
+    };
+    for value in ["1", "2", "3"] {
+        let version = patch("a", "x", value).await;
+        changes.push((of("MODIFIED", "a", version, "x", value), EVERYBODY));
+    }
+    // b leaves the selection and comes back.
+    let version = patch("b", "y", "1").await;
+    changes.push((of("MODIFIED", "b", version, "y", "1"), ALL));
+    changes.push((of("DELETED", "b", version, "x", "0"), &["selected"]));
+    let version = patch("b", "x", "2").await;
+    changes.push((of("MODIFIED", "b", version, "x", "2"), ALL));
+    changes.push((of("ADDED", "b", version, "x", "2"), &["selected"]));
+    // c is changed outside of it, d changed and deleted, e made.
+    let version = patch("c", "y", "1").await;
+    changes.push((of("MODIFIED", "c", version, "y", "1"), ALL));
+    let version = patch("d", "x", "1").await;
+    changes.push((of("MODIFIED", "d", version, "x", "1"), BOTH));
+    client.delete(&format!("{MAPS}/d")).await;
+    let version = client.version(MAPS).await;
+    changes.push((of("DELETED", "d", version, "x", "1"), BOTH));
+    let version = version_of(&client.create(MAPS, map("e", "x")).await);
+    changes.push((of("ADDED", "e", version, "x", "0"), BOTH));
+    changes
+}

@@ -1,0 +1,104 @@
+//! client-go informers through the proxy see what they see without it, however they begin and whatever they speak.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::bed::{self, Outcome, Plan, say, version_of};
+
+/// A client: how it begins, what it speaks, and what it selects.
+type Client = (&'static str, &'static str, &'static [&'static str]);
+
+const ALL: &[&str] = &[];
+/// Patches flip this label, so objects enter and leave.
+const LABEL: &[&str] = &["--label-selector", "color=red"];
+const FIELD: &[&str] = &["--field-selector", "spec.nodeName=node-3"];
+
+const CLIENTS: [Client; 8] = [
+    ("on", "json", ALL),
+    ("on", "protobuf", ALL),
+    ("off", "json", ALL),
+    ("off", "protobuf", ALL),
+    ("on", "json", LABEL),
+    ("off", "protobuf", LABEL),
+    ("on", "protobuf", FIELD),
+    ("off", "json", FIELD),
+];
+
+/// What each informer's handler was told after its first list, in order.
+fn events(outcome: &Outcome) -> BTreeMap<u64, Vec<String>> {
+    let mut events: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    for line in outcome.lines() {
+        let informer = line["informer"].as_u64();
+        if let (true, Some(informer)) = (line["kind"] == "event" && line["initial"] != true, informer) {
+            let told = format!("{} {} {}", line["type"], line["key"], line["rv"]);
+            events.entry(informer).or_default().push(told);
+        }
+    }
+    events
+}
+
+fn stores(outcome: &Outcome) -> Vec<Value> {
+    outcome.lines().filter(|line| line["kind"] == "store").map(|line| line["objects"].clone()).collect()
+}
+
+#[tokio::test]
+async fn informers_have_the_store_and_the_events_of_direct_ones() {
+    let Some(bed) = bed::alone().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let namespace = bed.namespace("informers").await;
+    let churn =
+        |ops: &'static str| bed.drive("churn").args(["--namespace", &namespace, "--ops", ops, "--objects", "60"]);
+    churn("100").start().finish().await;
+    let until = bed.file("until");
+    let start = async |(watchlist, encoding, selects): Client, direct: bool, count: &str| {
+        let ready = bed.file("ready");
+        let run = bed.drive("informers").args(["--watchlist", watchlist, "--encoding", encoding, "--count", count]);
+        let run = run.args(["--namespace", &namespace, "--reference-server", bed.url()]).args(selects);
+        let run = if direct { run } else { run.at(&proxy.target()) };
+        let mut run = run.until(&until).file("--ready-file", &ready).start();
+        run.awaits(&ready).await;
+        run
+    };
+    let mut direct = Vec::new();
+    for selects in [ALL, LABEL, FIELD] {
+        direct.push((selects, start(("on", "json", selects), true, "1").await));
+    }
+    let mut through = Vec::new();
+    for client in CLIENTS {
+        through.push((client, start(client, false, "3").await));
+    }
+    churn("300").args(["--seed", "2"]).start().finish().await;
+    // What everybody selects tells everybody that they have seen all; otherwise a bookmark would, up to a minute later.
+    let last = json!({
+        "metadata": {"name": "last", "labels": {"color": "red"}},
+        "spec": {"nodeName": "node-3", "containers": [{"name": "c", "image": "i"}]}
+    });
+    let last = bed.direct().create(&format!("/api/v1/namespaces/{namespace}/pods"), last).await;
+    std::fs::write(&until, version_of(&last).to_string()).expect("a file");
+    let mut expected = Vec::new();
+    for (selects, run) in direct {
+        expected.push((selects, run.finish().await));
+    }
+    for ((watchlist, encoding, selects), run) in through {
+        let outcome = run.finish().await;
+        let summary = outcome.summary();
+        let (_, reference) = expected.iter().find(|(other, _)| *other == selects).expect("one for each");
+        let [store] = stores(reference).try_into().expect("one informer");
+        let [told] = events(reference).into_values().collect::<Vec<_>>().try_into().expect("one informer");
+        assert_eq!(summary["reference"], "equal", "{summary}");
+        assert!(stores(&outcome).iter().all(|other| *other == store), "{summary}");
+        let others = events(&outcome);
+        assert_eq!(others.len(), 3);
+        assert!(others.values().all(|other| *other == told), "{watchlist} {encoding} {selects:?}: the same events");
+        let (lists, starts) = (&summary["lists"], &summary["watchlists"]);
+        assert_eq!(lists, if watchlist == "on" { 0 } else { 3 }, "nobody had to fall back or list again: {summary}");
+        say(&format!(
+            "watchlist {watchlist}, {encoding}, {selects:?}: {} objects and {} events as direct; {lists} lists, \
+             {starts} watch-lists",
+            summary["objects"],
+            told.len()
+        ));
+    }
+    assert_eq!(proxy.metrics().await.sum("kube_fanout_upstream_watches", &[]), 2, "a feed per form");
+}

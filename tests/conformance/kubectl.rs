@@ -1,0 +1,285 @@
+//! kubectl says the same through the proxy as without it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use futures_util::future::join_all;
+
+use crate::bed::{self, Bed, Plan, Proxy, Target, eventually, kubectl, say};
+
+/// What kubectl said, and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Said {
+    out: String,
+    errors: String,
+    code: Option<i32>,
+}
+
+async fn run(mut command: Command) -> Said {
+    let output = tokio::task::spawn_blocking(move || command.output().expect("kubectl runs")).await.expect("no panic");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Said { out: text(output.stdout), errors: text(output.stderr), code: output.status.code() }
+}
+
+/// Ages differ between two moments: `0s`, `3m12s` become `AGE`. So do the addresses of the two servers.
+fn normalised(text: &str, target: &Target) -> String {
+    let is_age = |word: &str| {
+        let mut digits = false;
+        let units = word.chars().all(|c| match c {
+            '0'..='9' => {
+                digits = true;
+                true
+            }
+            's' | 'm' | 'h' | 'd' => digits,
+            _ => false,
+        });
+        units && digits && word.ends_with(['s', 'm', 'h', 'd'])
+    };
+    let text = text.replace(&target.url, "SERVER").replace(target.host(), "SERVER");
+    let lines = text.lines().map(|line| {
+        let words = line.split_whitespace().map(|word| if is_age(word) { "AGE" } else { word });
+        // Columns are as wide as their widest age.
+        if line.contains("  ") && line.split_whitespace().any(is_age) {
+            words.collect::<Vec<_>>().join(" ")
+        } else {
+            line.to_owned()
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Lines of the log of kubectl itself carry times and addresses; what it says to the user does not.
+fn comparable(said: &Said, target: &Target) -> Said {
+    let errors = normalised(&said.errors, target);
+    Said { out: normalised(&said.out, target), errors, code: said.code }
+}
+
+async fn same(bed: &Bed, proxy: &Proxy, args: &[&str]) -> Said {
+    let [direct, through] = [bed.target(), proxy.target()];
+    let (a, b) = tokio::join!(run(kubectl(bed, &direct, args)), run(kubectl(bed, &through, args)));
+    let (a, b) = (comparable(&a, &direct), comparable(&b, &through));
+    assert_eq!(b, a, "kubectl {}", args.join(" "));
+    b
+}
+
+fn manifest(bed: &Bed, text: &str) -> String {
+    let path = bed.file("manifest");
+    std::fs::write(&path, text).expect("a file");
+    path.to_str().expect("a plain path").to_owned()
+}
+
+const PODS: &str = "
+{kind: List, apiVersion: v1, items: [
+  {kind: Pod, apiVersion: v1, metadata: {name: a, labels: {app: x}}, spec: {containers: [{name: c, image: i}]}},
+  {kind: Pod, apiVersion: v1, metadata: {name: b, labels: {app: z}},
+    spec: {nodeName: n1, containers: [{name: c, image: i}]}},
+  {kind: Pod, apiVersion: v1, metadata: {name: c, labels: {app: x}},
+    spec: {nodeName: n2, containers: [{name: c, image: i}]}},
+  {kind: ConfigMap, apiVersion: v1, metadata: {name: m}, data: {k: 'a<b>&'}},
+  {kind: Deployment, apiVersion: apps/v1, metadata: {name: d}, spec: {replicas: 0, selector: {matchLabels: {app: d}},
+    template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: i}]}}}}]}
+";
+
+#[tokio::test]
+async fn kubectl_reads_alike() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let namespace = bed.namespace("kubectl").await;
+    let file = manifest(&bed, PODS);
+    let applied = run(kubectl(&bed, &proxy.target(), &["apply", "-n", &namespace, "-f", &file])).await;
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    let reads: &[&[&str]] = &[
+        &["get", "pods"],
+        &["get", "pods", "-o", "json"],
+        &["get", "pods", "-o", "yaml"],
+        &["get", "pods", "-o", "wide"],
+        &["get", "pods", "-o", "name"],
+        &["get", "pods", "-o", "jsonpath={.items[*].metadata.name}"],
+        &["get", "pods", "-o", "custom-columns=N:.metadata.name,L:.metadata.labels.app"],
+        &["get", "pods", "--sort-by", ".metadata.name"],
+        &["get", "pods", "--show-labels"],
+        &["get", "pods", "-l", "app=x"],
+        &["get", "pods", "-l", "app notin (x)", "-o", "json"],
+        &["get", "pods", "-l", "app in", "-o", "name"],
+        &["get", "pods", "--field-selector", "spec.nodeName=n1", "-o", "json"],
+        &["get", "pods", "--field-selector", "spec.nope=n1", "-o", "name"],
+        &["get", "pods", "--chunk-size", "1", "-o", "json"],
+        &["get", "pods", "--chunk-size", "2"],
+        &["get", "pod", "a"],
+        &["get", "pod", "a", "-o", "json"],
+        &["get", "pod", "a", "-o", "yaml"],
+        &["get", "pod", "missing"],
+        &["get", "pod", "missing", "-o", "json"],
+        &["get", "pods,configmaps", "-o", "name"],
+        &["get", "configmap", "m", "-o", "json"],
+        &["get", "namespaces"],
+        &["get", "nonsense"],
+        &["get", "--raw", "/version"],
+        &["describe", "pod", "a"],
+        &["describe", "deployment", "d"],
+        &["api-resources"],
+        &["api-versions"],
+        &["explain", "pod.spec.containers.image"],
+        &["logs", "a"],
+        &["logs", "b"],
+        &["auth", "can-i", "list", "pods"],
+        &["auth", "can-i", "--list"],
+        &["wait", "--for=jsonpath={.status.phase}=Pending", "pod/a", "--timeout=20s"],
+        &["wait", "--for=condition=Ready", "pod/a", "--timeout=1s"],
+        &["rollout", "history", "deployment/d"],
+        &["events"],
+    ];
+    for some in reads.chunks(2) {
+        join_all(some.iter().map(async |args| {
+            let args = [&["-n", &namespace], *args].concat();
+            same(&bed, &proxy, &args).await
+        }))
+        .await;
+    }
+    say(&format!("{} kubectl reads say the same", reads.len()));
+}
+
+/// Exec and its kin need a kubelet. Without one, what upstream answers to the upgrade must arrive unchanged.
+#[tokio::test]
+async fn upgrades_that_upstream_refuses_are_refused_alike() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let namespace = bed.namespace("upgrades").await;
+    let file = manifest(&bed, PODS);
+    run(kubectl(&bed, &bed.target(), &["apply", "-n", &namespace, "-f", &file])).await;
+    let attempts: &[&[&str]] = &[
+        &["exec", "a", "--", "true"],
+        &["exec", "b", "--", "true"],
+        &["exec", "missing", "--", "true"],
+        &["attach", "a"],
+        &["port-forward", "a", "0:80"],
+        &["cp", "a:/x", "x"],
+    ];
+    for args in attempts {
+        let said = same(&bed, &proxy, &[&["-n", &namespace], *args].concat()).await;
+        assert_ne!(said.code, Some(0), "{said:?}");
+        say(&format!("kubectl {}: {}", args.join(" "), said.errors.lines().last().unwrap_or_default()));
+    }
+}
+
+/// Writes, each done once through the proxy and once without, to objects of the same names in two namespaces.
+#[tokio::test]
+async fn kubectl_writes_alike() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let spaces = [bed.namespace("direct").await, bed.namespace("through").await];
+    let file = manifest(&bed, PODS);
+    let scaled = manifest(&bed, &PODS.replace("'a<b>&'", "other"));
+    let writes: &[&[&str]] = &[
+        &["apply", "-f", &file],
+        &["apply", "-f", &file],
+        &["diff", "-f", &scaled],
+        &["apply", "-f", &scaled],
+        &["apply", "--server-side", "--force-conflicts", "-f", &scaled],
+        &["patch", "configmap", "m", "-p", r#"{"data":{"k":"patched"}}"#],
+        &["patch", "configmap", "m", "--type=json", "-p", r#"[{"op":"add","path":"/data/n","value":"1"}]"#],
+        &["label", "pod", "a", "color=red"],
+        &["annotate", "pod", "a", "note=1"],
+        &["label", "pod", "a", "color=blue"],
+        &["create", "configmap", "n", "--from-literal=a=b"],
+        &["create", "configmap", "n", "--from-literal=a=b"],
+        &["scale", "deployment/d", "--replicas=2"],
+        &["rollout", "status", "deployment/d", "--timeout=1s"],
+        &["rollout", "restart", "deployment/missing"],
+        &["delete", "pod", "b", "--grace-period=0", "--force"],
+        &["delete", "pod", "-l", "app=z", "--wait=false"],
+        &["delete", "configmap", "m", "n"],
+        &["delete", "configmap", "m"],
+        &["get", "pods,configmaps,deployments", "-o", "name"],
+    ];
+    for args in writes {
+        let targets = [bed.target(), proxy.target()];
+        let mut said = Vec::new();
+        for (target, space) in targets.iter().zip(&spaces) {
+            let done = run(kubectl(&bed, target, &[&["-n", space], *args].concat())).await;
+            let done = comparable(&done, target);
+            let without = |text: &str| text.replace(space, "SPACE");
+            let errors = without(&done.errors);
+            // diff names its temporary files.
+            let out = done.out.lines().filter(|line| !line.starts_with(['+', '-', 'd']) || !line.contains("/tmp/"));
+            said.push((without(&out.collect::<Vec<_>>().join("\n")), errors, done.code));
+        }
+        assert_eq!(said[1], said[0], "kubectl {}", args.join(" "));
+    }
+    say(&format!("{} kubectl writes say the same", writes.len()));
+}
+
+/// A watch of kubectl's, ended when it has said enough.
+struct Watching {
+    process: bed::Process,
+    out: PathBuf,
+    log: PathBuf,
+}
+
+impl Watching {
+    fn start(bed: &Bed, target: &Target, args: &[&str]) -> Self {
+        let (out, log) = (bed.file("kubectl-watch"), bed.file("kubectl-watch"));
+        let file = |path: &PathBuf| std::fs::File::create(path).expect("a file");
+        let mut command = kubectl(bed, target, args);
+        command.arg("-v=6").stdout(file(&out)).stderr(file(&log));
+        Self { process: bed::Process::start("kubectl get --watch", &mut command), out, log }
+    }
+
+    /// Its watch has been answered: it logs that at this verbosity.
+    async fn is_open(&self) {
+        eventually("kubectl's watch is answered", async || {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            log.lines().any(|line| line.contains("watch=true") && line.contains("200 OK")).then_some(())
+        })
+        .await;
+    }
+
+    async fn says(&self, lines: usize) -> String {
+        eventually("kubectl tells what it watches", async || {
+            let said = std::fs::read_to_string(&self.out).unwrap_or_default();
+            (said.lines().count() >= lines).then_some(said)
+        })
+        .await
+    }
+}
+
+#[tokio::test]
+async fn kubectl_watches_alike() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let namespace = bed.namespace("watched").await;
+    let file = manifest(&bed, PODS);
+    run(kubectl(&bed, &bed.target(), &["apply", "-n", &namespace, "-f", &file])).await;
+    // Lines at the beginning, and after the changes below.
+    let watches: &[(&[&str], usize, usize)] = &[
+        (&["get", "pods", "-w"], 4, 7),
+        (&["get", "pods", "-w", "-o", "name"], 3, 6),
+        (&["get", "pods", "-w", "-o", "jsonpath={.metadata.name} {.metadata.labels}{\"\\n\"}", "-l", "app=x"], 2, 4),
+        (&["get", "pods", "-w", "--output-watch-events", "-o", "custom-columns=N:.metadata.name"], 4, 7),
+        (&["get", "pod", "a", "-w", "-o", "name"], 1, 3),
+        (&["get", "pods", "--watch-only", "-o", "name"], 0, 3),
+    ];
+    let mut running = Vec::new();
+    for (args, first, last) in watches {
+        let args = [&["-n", &namespace], *args].concat();
+        let pair = [bed.target(), proxy.target()].map(|target| (Watching::start(&bed, &target, &args), target));
+        for (watching, _) in &pair {
+            watching.says(*first).await;
+            watching.is_open().await;
+        }
+        running.push((args, *last, pair));
+    }
+    let client = bed.direct();
+    let pod = |name: &str| format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let patch = |label| serde_json::json!({"metadata": {"labels": {"app": label}}});
+    client.patch(&pod("a"), patch("x2")).await;
+    client.patch(&pod("a"), patch("x")).await;
+    client.delete(&pod("b")).await;
+    for (args, last, [(direct, _), (through, target)]) in running {
+        let expected = normalised(&direct.says(last).await, &target);
+        assert_eq!(normalised(&through.says(last).await, &target), expected, "kubectl {}", args.join(" "));
+        drop((direct.process, through.process));
+    }
+    say(&format!("{} kubectl watches say the same", watches.len()));
+    say(&format!("passed through: {:?}", proxy.forwarded().await));
+}

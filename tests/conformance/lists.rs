@@ -1,0 +1,134 @@
+//! What can be observed of lists and gets: rows of semantics.md §11.
+
+use serde_json::{Value, json};
+
+use crate::bed::{self, Ask, Pair, say, version_of};
+
+fn names(list: &Value) -> Vec<&str> {
+    let items = list["items"].as_array().expect("items");
+    items.iter().filter_map(|item| item["metadata"]["name"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn row_9_items_come_in_the_order_of_their_storage_keys() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    for selector in ["", "&labelSelector=app%3Dx"] {
+        let list = pair.through.json(&format!("/api/v1/configmaps?resourceVersion=0{selector}")).await;
+        let items = list["items"].as_array().expect("items");
+        let spaces = items.iter().filter_map(|item| item["metadata"]["namespace"].as_str());
+        let ours: Vec<_> = spaces.filter(|space| space.starts_with(&pair.namespace)).collect();
+        let expected = [&pair.next, &pair.next, &pair.namespace, &pair.namespace].map(String::as_str);
+        assert_eq!(ours, expected, "a dash comes before a slash");
+    }
+}
+
+#[tokio::test]
+async fn rows_10_11_limits_and_versions_together_mean_what_they_mean_to_the_apiserver() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let version = pair.direct.version(&pair.path("")).await;
+    pair.create_map(&pair.namespace, "cm-aa").await;
+    let any = pair.same(Ask::get(&pair.path("?limit=1&resourceVersion=0"))).await.value();
+    assert_eq!((names(&any).len(), &any["metadata"]["continue"]), (3, &Value::Null), "limit is ignored");
+    for form in ["application/json", "application/vnd.kubernetes.protobuf"] {
+        for query in ["limit=1&", "limit=1&resourceVersionMatch=Exact&", "resourceVersionMatch=Exact&"] {
+            let path = pair.path(&format!("?{query}resourceVersion={version}"));
+            let answer = pair.same(Ask::get(&path).accept(form)).await;
+            if form == "application/json" {
+                let list = answer.value();
+                assert_eq!(version_of(&list), version, "{query}: exactly that version");
+                assert!(!names(&list).contains(&"cm-aa"), "{query}: as of then");
+            }
+        }
+        let path = pair.path(&format!("?resourceVersion={version}"));
+        let answer = pair.same(Ask::get(&path).accept(form)).await;
+        assert!(answer.is_cached());
+    }
+    let newer = pair.through.json(&pair.path(&format!("?resourceVersion={version}"))).await;
+    assert!(version_of(&newer) >= version);
+}
+
+#[tokio::test]
+async fn row_12_pages_are_of_one_version_and_tokens_are_good_on_both_sides() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let collections = [pair.path(""), "/api/v1/configmaps".to_owned()];
+    for (at, collection) in collections.iter().enumerate() {
+        let first = |http: &bed::Http| {
+            let http = http.clone();
+            let path = format!("{collection}?limit=1");
+            async move { http.json(&path).await }
+        };
+        let (ours, theirs) = (first(&pair.through).await, first(&pair.direct).await);
+        assert_eq!(names(&ours), names(&theirs));
+        let added = format!("cm-a{at}");
+        pair.create_map(&pair.namespace, &added).await;
+        for (page, from) in [(&ours, "proxy"), (&theirs, "apiserver")] {
+            let token = page["metadata"]["continue"].as_str().expect("there is more");
+            for (http, at) in [(&pair.through, "proxy"), (&pair.direct, "apiserver")] {
+                let rest = http.json(&format!("{collection}?limit=500&continue={token}")).await;
+                let what = format!("{collection}: a token of the {from} at the {at}");
+                assert_eq!(version_of(&rest), version_of(page), "{what}");
+                assert!(!names(&rest).contains(&added.as_str()), "{what}");
+                let remaining = page["metadata"]["remainingItemCount"].as_u64();
+                assert_eq!(remaining, Some(names(&rest).len() as u64), "{what}");
+            }
+        }
+        pair.direct.delete(&pair.path(&format!("/{added}"))).await;
+    }
+}
+
+#[tokio::test]
+async fn rows_14_24_33_bodies_are_the_apiservers_to_the_byte() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let list = pair.same(Ask::get(&pair.path("?resourceVersion=0"))).await;
+    assert!(list.is_cached());
+    assert!(list.value()["items"][0]["kind"].is_null(), "items of built-in lists have no kind");
+    assert!(list.text().contains(r#""k":"a\u003cb\u003e\u0026\u2028""#), "escaped as Go does");
+    for path in [
+        "/cm-a?resourceVersion=0",
+        "/cm-a",
+        "?watch=0",
+        "?labelSelector=app%3Dx",
+        "?fieldSelector=metadata.name%3Dcm-a",
+    ] {
+        for form in ["application/json", "application/vnd.kubernetes.protobuf"] {
+            pair.same(Ask::get(&pair.path(path)).accept(form)).await;
+        }
+    }
+    let object = pair.through.json(&pair.path("/cm-a?resourceVersion=0")).await;
+    assert_eq!((&object["kind"], &object["apiVersion"]), (&json!("ConfigMap"), &json!("v1")));
+    let nowhere = pair.same(Ask::get("/api/v1/namespaces/nope/configmaps?resourceVersion=0")).await.value();
+    assert_eq!(nowhere["items"], json!([]), "an array, and no 404");
+    let missing = pair.same(Ask::get(&pair.path("/missing?resourceVersion=0"))).await;
+    assert_eq!(missing.status, 404);
+    assert!(missing.is_cached());
+}
+
+#[tokio::test]
+async fn row_34_a_field_that_is_not_there_is_an_empty_one() {
+    let Some(pair) = Pair::new().await else { return };
+    let pods = format!("/api/v1/namespaces/{}/pods", pair.namespace);
+    for (name, node) in [("free", None), ("bound", Some("n1"))] {
+        let spec = json!({"containers": [{"name": "c", "image": "i"}], "nodeName": node});
+        pair.direct.create(&pods, json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+    let list = async |selector: &str| {
+        let path = format!("{pods}?resourceVersion=0&fieldSelector={selector}");
+        let answer = pair.same(Ask::get(&path)).await;
+        (answer.status.as_u16(), answer.value())
+    };
+    let (code, free) = list("spec.nodeName%3D").await;
+    assert_eq!((code, names(&free)), (200, vec!["free"]));
+    let (_, bound) = list("spec.nodeName!%3D").await;
+    assert_eq!(names(&bound), ["bound"]);
+    let (_, alias) = list("spec.host%3Dn1").await;
+    assert_eq!(names(&alias), ["bound"]);
+    let (code, none) = list("status.podIPs%3D1.2.3.4").await;
+    assert_eq!((code, names(&none).len()), (200, 0));
+    let (code, refused) = list("status.foo%3D1").await;
+    assert_eq!((code, &refused["message"]), (400, &json!("field label not supported: status.foo")));
+    say(&format!("passed through: {:?}", pair.proxy.forwarded().await));
+}

@@ -1,0 +1,23 @@
+//! What clients see through the proxy, compared with a real kube-apiserver and etcd (T5 conformance).
+//!
+//! Every test runs the shipped binary as a process of its own in front of `kube-testbed` (tests/kube/README.md), and
+//! compares with the same thing done without the proxy. Figures go to stderr, also for tests that pass. Without a test
+//! bed every test says so and passes; with CI=true it fails.
+
+mod bed;
+
+mod clients;
+mod custom;
+mod differential;
+mod expired;
+mod fanout;
+mod freshness;
+mod gaps;
+mod informers;
+mod kubectl;
+mod lists;
+mod proxy_restart;
+mod restarts;
+mod rows;
+mod watches;
+mod websocket;

@@ -1,0 +1,173 @@
+//! kill -9 of the proxy: clients come back to it, go on where they were or are told 410, and end with the right state.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::bed::{self, Ask, Event, Http, Plan, Plane, Protocol, Target, Watch, say, version_of, within};
+
+const MAPS: &str = "/api/v1/configmaps";
+/// A client's back-off, while nobody listens.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// A client as small as can be: lists, watches, resumes from its version, and lists again when it is told 410.
+struct Follower {
+    http: Http,
+    state: BTreeMap<String, u64>,
+    at: u64,
+    lists: u32,
+    resumed: u32,
+    expired: u32,
+    back_in_time: u32,
+}
+
+impl Follower {
+    fn new(target: Target) -> Self {
+        let http = Http::new(target, Protocol::H1);
+        Self { http, state: BTreeMap::new(), at: 0, lists: 0, resumed: 0, expired: 0, back_in_time: 0 }
+    }
+
+    /// Follows until it has seen `goal`, once there is one.
+    async fn follow(mut self, mut goal: watch::Receiver<Option<u64>>) -> Self {
+        let mut target = None;
+        loop {
+            if self.at == 0 {
+                self.list().await;
+            }
+            let mut watch = self.watch().await;
+            loop {
+                if target.is_some_and(|target| self.at >= target) {
+                    return self;
+                }
+                let event = tokio::select! {
+                    event = watch.event() => event,
+                    found = async { goal.wait_for(Option::is_some).await.map(|found| *found) }, if target.is_none() => {
+                        target = found.expect("the test says how far");
+                        continue;
+                    }
+                };
+                let Some(event) = event else { break };
+                if !self.apply(&event) {
+                    break;
+                }
+            }
+            self.resumed += 1;
+        }
+    }
+
+    async fn list(&mut self) {
+        let list = loop {
+            match self.http.try_get(MAPS).await {
+                Some(answer) if answer.status == 200 => break answer.value(),
+                _ => sleep(TRY_AGAIN).await,
+            }
+        };
+        self.at = version_of(&list);
+        self.lists += 1;
+        let items = list["items"].as_array().expect("items");
+        self.state = items.iter().map(|item| (key(item), version_of(item))).collect();
+    }
+
+    async fn watch(&self) -> Watch {
+        let path = format!("{MAPS}?watch=1&allowWatchBookmarks=true&resourceVersion={}", self.at);
+        loop {
+            match self.http.try_send(Ask::get(&path)).await {
+                Some(response) if response.status() == 200 => return Watch::new(response),
+                Some(response) => assert!(response.status().is_server_error(), "{}", response.status()),
+                None => sleep(TRY_AGAIN).await,
+            }
+        }
+    }
+
+    /// Takes an event in; false when the watch is over.
+    fn apply(&mut self, event: &Event) -> bool {
+        if event.kind == "ERROR" {
+            assert_eq!(event.object["code"], 410, "{}", event.line);
+            assert_eq!(event.object["reason"], "Expired");
+            self.expired += 1;
+            self.at = 0;
+            return false;
+        }
+        let version = event.version();
+        self.back_in_time += u32::from(version < self.at);
+        self.at = self.at.max(version);
+        match event.kind.as_str() {
+            "DELETED" => drop(self.state.remove(&key(&event.object))),
+            "BOOKMARK" => {}
+            _ => drop(self.state.insert(key(&event.object), version)),
+        }
+        true
+    }
+}
+
+fn key(object: &Value) -> String {
+    let name = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    format!("{}/{}", name("namespace"), name("name"))
+}
+
+async fn truth(plane: &Plane) -> BTreeMap<String, u64> {
+    let list = plane.direct().json(MAPS).await;
+    list["items"].as_array().expect("items").iter().map(|item| (key(item), version_of(item))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_a_killed_proxy_resume_or_are_told_410_and_end_with_the_right_state() {
+    let Some(bed) = bed::alone().await else { return };
+    let first = Plan::plain().start(&bed).await;
+    let (target, address) = (first.target(), first.address());
+    let until = bed.file("until");
+    let mut informers = Vec::new();
+    for watchlist in ["on", "off"] {
+        let ready = bed.file("ready");
+        let run =
+            bed.drive("informers").at(&target).args(["--resource", "configmaps", "--count", "10", "--conns", "2"]);
+        let run = run.args(["--watchlist", watchlist, "--reference-server", bed.url()]);
+        let mut run = run.until(&until).file("--ready-file", &ready).start();
+        run.awaits(&ready).await;
+        informers.push((watchlist, run));
+    }
+    let (goal, goals) = watch::channel(None);
+    let followers: Vec<_> =
+        (0..20).map(|_| tokio::spawn(Follower::new(target.clone()).follow(goals.clone()))).collect();
+    let churn = bed.drive("churn").args(["--resource", "configmaps", "--namespace", "killed", "--ops", "800"]);
+    let churn = churn.args(["--rate", "100", "--objects", "30"]).start();
+    churn.wrote(150).await;
+    first.kill();
+    churn.wrote(250).await;
+    let second = Plan::plain().listen(&address).start(&bed).await;
+    let versions = churn.finish().await.versions();
+    let last = *versions.last().expect("it wrote");
+    std::fs::write(&until, last.to_string()).expect("a file");
+    goal.send(Some(last)).expect("followers follow");
+    let expected = truth(&bed).await;
+    for (watchlist, run) in informers {
+        let summary = run.finish().await.summary();
+        assert_eq!(summary["reference"], "equal", "{summary}");
+        assert_eq!(summary["distinct_stores"], 1, "{summary}");
+        assert_eq!(summary["regressions"], 0, "{summary}");
+        say(&format!("10 client-go informers, watchlist {watchlist}: {summary}"));
+    }
+    let followers: Vec<_> = within("the followers are there", join_all(followers))
+        .await
+        .into_iter()
+        .map(|done| done.expect("no panic"))
+        .collect();
+    for follower in &followers {
+        assert_eq!(follower.state, expected);
+        assert_eq!(follower.back_in_time, 0);
+        assert!(follower.resumed >= 1, "the kill was noticed");
+    }
+    let sum = |of: fn(&Follower) -> u32| followers.iter().map(of).sum::<u32>();
+    say(&format!(
+        "20 raw watches: {} resumes, {} times 410, {} lists, all with the state of a direct list ({} objects)",
+        sum(|f| f.resumed),
+        sum(|f| f.expired),
+        sum(|f| f.lists),
+        expected.len()
+    ));
+    assert_eq!(second.metrics().await.sum("kube_fanout_upstream_watches", &[]), 2, "a feed per form");
+}

@@ -1,0 +1,147 @@
+//! kill -9 of the apiserver: no watch ends, nothing acknowledged is lost or told twice, and upstream is asked little.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::bed::{self, Outcome, Plan, Plane, Proxy, say};
+
+const COUNT: usize = 20;
+
+/// Watches through the proxy that write down every frame, until the version that is written to `until`.
+async fn watches(plane: &Plane, proxy: &Proxy, path: &str, form: &str, until: &Path) -> crate::bed::Driving {
+    let ready = plane.file("ready");
+    let watches = plane.drive("watches").at(&proxy.target()).args(["--path", path, "--accept", form, "--verbose"]);
+    let watches = watches.args(["--query", "resourceVersion=now&allowWatchBookmarks=true"]);
+    let watches = watches.args(["--count", &COUNT.to_string(), "--conns", "2"]);
+    let mut watches = watches.until(until).file("--ready-file", &ready).start();
+    watches.awaits(&ready).await;
+    watches
+}
+
+/// Versions of the changes that each watch was told, in the order of arrival.
+fn told(outcome: &Outcome) -> HashMap<u64, Vec<u64>> {
+    let mut told: HashMap<u64, Vec<u64>> = HashMap::new();
+    for line in outcome.lines().filter(|line| line["kind"] == "frame" && line["type"] != "BOOKMARK") {
+        let (watch, version) = (line["watch"].as_u64().expect("a watch"), line["rv"].as_u64().expect("a version"));
+        told.entry(watch).or_default().push(version);
+    }
+    told
+}
+
+/// No watch ended, all saw the same, and every acknowledged version came to each exactly once and in order.
+fn assert_unbroken(outcome: &Outcome, acknowledged: &[u64]) {
+    let summary = outcome.summary();
+    assert_eq!(summary["ended"], json!({"complete": COUNT}), "{summary}");
+    assert_eq!(summary["distinct_complete"], 1, "{summary}");
+    let told = told(outcome);
+    assert_eq!(told.len(), COUNT);
+    for (watch, versions) in told {
+        assert!(versions.is_sorted_by(|a, b| a < b), "watch {watch}: in order, and each once: {versions:?}");
+        let missing: Vec<_> = acknowledged.iter().filter(|version| versions.binary_search(version).is_err()).collect();
+        assert!(missing.is_empty(), "watch {watch} was not told of {missing:?}");
+    }
+}
+
+/// What the proxy asked upstream besides its watches.
+async fn questions(proxy: &Proxy) -> Vec<(String, i64)> {
+    let metrics = proxy.metrics().await;
+    let all = metrics.series("kube_fanout_upstream_questions_total", &[]);
+    let mut all: Vec<_> = all.map(|(labels, count)| (labels.to_owned(), count)).collect();
+    all.sort_by(|(a, _), (b, _)| a.cmp(b));
+    all
+}
+
+fn write(until: &PathBuf, version: u64) {
+    std::fs::write(until, version.to_string()).expect("a file");
+}
+
+/// LISTs of a resource that this apiserver has counted since it started, over the whole cluster.
+async fn lists(plane: &Plane, resource: &str) -> i64 {
+    let labels = [("verb", "LIST"), ("resource", resource), ("scope", "cluster")];
+    plane.metrics().await.sum("apiserver_request_total", &labels)
+}
+
+#[tokio::test]
+async fn a_killed_apiserver_ends_no_watch_and_costs_a_relist_per_feed_at_most() {
+    let Some(bed) = bed::own("restarts").await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let (busy, idle) = (bed.file("until"), bed.file("until"));
+    let pods = [
+        watches(&bed, &proxy, "/api/v1/pods", "json", &busy).await,
+        watches(&bed, &proxy, "/api/v1/pods", "protobuf", &busy).await,
+    ];
+    let quiet = watches(&bed, &proxy, "/api/v1/configmaps", "json", &idle).await;
+    let initial = proxy.asked("initial").await;
+    let churn = bed.drive("churn").args(["--namespace", "default", "--ops", "600", "--rate", "60", "--workers", "2"]);
+    let churn = churn.args(["--objects", "30"]).start();
+    churn.wrote(100).await;
+    bed.kill_apiserver().await;
+    let killed = std::time::Instant::now();
+    bed.start_apiserver().await;
+    say(&format!("the apiserver was away for {:.1} s", killed.elapsed().as_secs_f64()));
+    let churn = churn.finish().await;
+    let failed = churn.lines().filter(|line| !line["error"].is_null()).count();
+    let acknowledged = churn.versions();
+    write(&busy, *acknowledged.last().expect("it wrote"));
+    for watches in pods {
+        assert_unbroken(&watches.finish().await, &acknowledged);
+    }
+    let map = json!({"metadata": {"name": "after"}});
+    let last = bed::version_of(&bed.direct().create("/api/v1/namespaces/default/configmaps", map).await);
+    write(&idle, last);
+    assert_unbroken(&quiet.finish().await, &[last]);
+    let (writes, watches) = (acknowledged.len(), 3 * COUNT);
+    say(&format!("{writes} acknowledged versions, {failed} failed attempts: in {watches} watches once and in order"));
+    let asked = questions(&proxy).await;
+    for (labels, count) in &asked {
+        say(&format!("asked upstream: {labels} {count}"));
+        assert!(!labels.contains("relist") || *count <= 1, "one relist per feed and incident: {labels} {count}");
+    }
+    assert_eq!(proxy.asked("initial").await, initial, "no feed started over");
+    let gaps = proxy.metrics().await;
+    let (mended, lost) = ("kube_fanout_history_gaps_total", [("outcome", "new_history")]);
+    assert_eq!(gaps.sum(mended, &lost), 0);
+    say(&format!("gaps mended: {}", gaps.sum(mended, &[("outcome", "mended")])));
+    for resource in ["pods", "configmaps"] {
+        say(&format!("LISTs of {resource} that the new apiserver counted: {}", lists(&bed, resource).await));
+    }
+    assert!(lists(&bed, "configmaps").await <= 1);
+    assert!(lists(&bed, "pods").await <= 2, "one per form");
+}
+
+#[tokio::test]
+async fn an_apiserver_killed_again_and_again_while_nothing_happens_to_a_resource_ends_none_of_its_watches() {
+    let Some(bed) = bed::own("idle").await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let until = bed.file("until");
+    let maps = "/api/v1/namespaces/default/configmaps";
+    bed.direct().create(maps, json!({"metadata": {"name": "before"}})).await;
+    let quiet = watches(&bed, &proxy, "/api/v1/configmaps", "protobuf", &until).await;
+    for _ in 0..2 {
+        bed.kill_apiserver().await;
+        bed.start_apiserver().await;
+        let churn = ["--namespace", "default", "--ops", "50", "--resource", "pods"];
+        bed.drive("churn").args(churn).start().finish().await;
+    }
+    let changed = bed.direct().patch(&format!("{maps}/before"), json!({"data": {"k": "v"}})).await;
+    let made = bed.direct().create(maps, json!({"metadata": {"name": "after"}})).await;
+    let gone: Value = bed.direct().delete(&format!("{maps}/before")).await;
+    assert_eq!(gone["status"], "Success");
+    let version = bed.direct().version("/api/v1/configmaps").await;
+    let versions = [bed::version_of(&changed), bed::version_of(&made)];
+    // The deletion's own version is one of those up to this one; nothing else deletes configmaps here.
+    write(&until, version);
+    let outcome = quiet.finish().await;
+    assert_unbroken(&outcome, &versions);
+    let kinds: Vec<_> = outcome.lines().filter(|line| line["kind"] == "frame" && line["watch"] == 0).collect();
+    let kinds: Vec<_> =
+        kinds.iter().filter_map(|line| line["type"].as_str()).filter(|kind| *kind != "BOOKMARK").collect();
+    assert_eq!(kinds, ["MODIFIED", "ADDED", "DELETED"]);
+    for (labels, count) in questions(&proxy).await {
+        say(&format!("asked upstream: {labels} {count}"));
+    }
+    assert!(proxy.asked("relist").await <= 2, "one per incident");
+    assert_eq!(proxy.metrics().await.sum("kube_fanout_history_gaps_total", &[("outcome", "new_history")]), 0);
+}

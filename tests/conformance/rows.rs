@@ -1,0 +1,116 @@
+//! What can be observed of headers, methods and representations: rows of semantics.md §11.
+
+use http::Method;
+use http::header::USER_AGENT;
+
+use crate::bed::{Ask, Pair, say};
+
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+const PARTIAL: &str = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+#[tokio::test]
+async fn row_21_what_is_not_acceptable_is_refused_in_the_apiservers_words() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let forms = [
+        ("application/*", 406),
+        ("text/html", 406),
+        ("*/*", 200),
+        ("", 200),
+        ("application/json;q=0.5,application/vnd.kubernetes.protobuf", 200),
+        ("application/vnd.kubernetes.protobuf,application/json", 200),
+        ("application/yaml", 200),
+        ("application/json;stream=watch", 200),
+        ("application/json;as=Nonsense;v=v1;g=meta.k8s.io,application/json", 200),
+    ];
+    for (accept, code) in forms {
+        for path in ["?resourceVersion=0", "/cm-a?resourceVersion=0", "/missing?resourceVersion=0"] {
+            let answer = pair.same(Ask::get(&pair.path(path)).accept(accept)).await;
+            let expected = if path.starts_with("/missing") && code == 200 { 404 } else { code };
+            assert_eq!(answer.status.as_u16(), expected, "{accept:?} {path}");
+        }
+    }
+    for accept in ["application/*", "text/html", "application/yaml"] {
+        let answer = pair.same(Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).accept(accept)).await;
+        assert_eq!(answer.status, 406, "{accept}");
+    }
+}
+
+#[tokio::test]
+async fn rows_22_23_errors_and_documents_are_indented_for_those_who_want_it() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let table = pair.same(Ask::get(&pair.path("/missing?resourceVersion=0")).accept(TABLE)).await;
+    assert!(table.text().starts_with("{\n  ") && !table.text().ends_with('\n'), "{}", table.text());
+    for agent in ["curl/8.5", "Wget/1.2", "Mozilla/5.0 (X11)", "curly/1"] {
+        for query in ["resourceVersion=0", "resourceVersion=0&pretty=false", "resourceVersion=0&pretty=true"] {
+            for path in [format!("?{query}"), format!("/cm-a?{query}"), format!("/missing?{query}")] {
+                pair.same(Ask::get(&pair.path(&path)).header(USER_AGENT, agent)).await;
+            }
+        }
+        let watch = Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).header(USER_AGENT, agent);
+        let (answer, _) = pair.same_watch(watch).await;
+        assert_eq!(answer.text().lines().count(), 2, "watches are never indented");
+    }
+    let indented = pair.same(Ask::get(&pair.path("/cm-a?resourceVersion=0")).header(USER_AGENT, "curl/8")).await;
+    assert!(indented.text().starts_with("{\n  ") && !indented.text().ends_with('\n'));
+}
+
+#[tokio::test]
+async fn row_26_content_types_and_framing_are_the_apiservers() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let list = pair.same(Ask::get(&pair.path("?resourceVersion=0")).accept(PROTOBUF)).await;
+    assert_eq!((list.content_type(), list.is_cached()), (PROTOBUF, true));
+    assert!(list.body.starts_with(b"k8s\0") && list.body.ends_with(b"\x1a\0\x22\0"));
+    for (accept, content_type) in [
+        (PROTOBUF, "application/vnd.kubernetes.protobuf;stream=watch"),
+        ("application/vnd.kubernetes.protobuf;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch"),
+        ("application/json;stream=watch", "application/json"),
+        ("application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf;stream=watch"),
+    ] {
+        let watch = Ask::get(&pair.path("?watch=1&timeoutSeconds=1&allowWatchBookmarks=1")).accept(accept);
+        let (answer, _) = pair.same_watch(watch).await;
+        assert_eq!(answer.content_type(), content_type, "{accept}");
+        assert!(answer.is_cached(), "{accept}");
+    }
+}
+
+#[tokio::test]
+async fn row_36_methods_that_are_no_reads_are_the_apiservers_business() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    for method in [Method::HEAD, Method::OPTIONS] {
+        for path in ["", "/cm-a", "?watch=1"] {
+            let answer = pair.same(Ask::get(&pair.path(path)).method(method.clone())).await;
+            assert_eq!(answer.status, 405, "{method} {path}");
+        }
+    }
+}
+
+/// Tables and metadata are made by the apiserver; a watch of them is passed through.
+#[tokio::test]
+async fn row_35_tables_and_metadata_are_the_apiservers_own() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let without_age = |text: &str| {
+        let mut table: serde_json::Value = serde_json::from_str(text).expect("a table");
+        for row in table["rows"].as_array_mut().into_iter().flatten() {
+            row["cells"].as_array_mut().expect("cells").pop();
+        }
+        table["metadata"] = serde_json::Value::Null;
+        table
+    };
+    for path in ["?resourceVersion=0", "/cm-a"] {
+        let ask = Ask::get(&pair.path(path)).accept(TABLE);
+        let (direct, through) = (pair.direct.ask(ask.clone()).await, pair.through.ask(ask).await);
+        assert_eq!(without_age(&through.text()), without_age(&direct.text()), "{path}");
+    }
+    let (answer, _) = pair.same_watch(Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).accept(PARTIAL)).await;
+    assert!(answer.text().lines().all(|line| line.contains("PartialObjectMetadata")));
+    let watched = pair.through.ask(Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).accept(TABLE)).await;
+    let second = watched.text().lines().nth(1).map(str::to_owned).expect("two events");
+    assert!(second.contains("\"columnDefinitions\":null"), "{second}");
+    say(&format!("passed through: {:?}", pair.proxy.forwarded().await));
+}

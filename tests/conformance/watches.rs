@@ -1,0 +1,236 @@
+//! What can be observed of watches: rows of semantics.md §11, each as the apiserver does it and as the proxy does.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::bed::{self, Ask, Ended, Event, Http, Pair, Plan, outline, say, version_of};
+
+/// Long enough for what would come to come; for what must not come there is nothing to wait for.
+const QUIET: Duration = Duration::from_millis(1500);
+
+/// The same watch at the apiserver and at the proxy.
+async fn both(pair: &Pair, path: &str) -> [bed::Watch; 2] {
+    [pair.direct.watch(Ask::get(path)).await, pair.through.watch(Ask::get(path)).await]
+}
+
+/// The next change that both tell, which must be the same to the byte.
+async fn both_tell(watches: &mut [bed::Watch; 2]) -> Event {
+    let [direct, through] = watches;
+    let (expected, told) = (direct.change().await, through.change().await);
+    assert_eq!(told.line, expected.line);
+    told
+}
+
+#[tokio::test]
+async fn rows_3_4_5_initial_events_come_first_and_their_bookmark_to_those_who_take_bookmarks() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    for version in ["", "&resourceVersion=0"] {
+        let mut watches = both(&pair, &pair.path(&format!("?watch=1{version}"))).await;
+        assert_eq!(both_tell(&mut watches).await.name(), "cm-a", "in key order");
+        assert_eq!(both_tell(&mut watches).await.name(), "cm-b");
+        assert!(watches[1].is_quiet(QUIET).await, "no bookmark for one who did not ask");
+        let name = format!("later{}", version.len());
+        pair.create_map(&pair.namespace, &name).await;
+        assert_eq!(both_tell(&mut watches).await.name(), name);
+        let created = pair.direct.delete(&pair.path(&format!("/{name}"))).await;
+        assert_eq!(created["status"], "Success");
+        assert_eq!(both_tell(&mut watches).await.kind, "DELETED");
+    }
+    let mut watches = both(&pair, &pair.path("?watch=1&allowWatchBookmarks=1")).await;
+    for watch in &mut watches {
+        assert_eq!(outline(&watch.initial().await), ["ADDED cm-a", "ADDED cm-b", "BOOKMARK"]);
+    }
+    let sie = "&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1&labelSelector=none=1";
+    let started = Instant::now();
+    for mut watch in both(&pair, &pair.path(&format!("?watch=1{sie}"))).await {
+        assert_eq!(outline(&watch.initial().await), ["BOOKMARK"]);
+    }
+    assert!(started.elapsed() < Duration::from_secs(3), "the bookmark of an empty set comes at once");
+}
+
+#[tokio::test]
+async fn rows_6_7_leaving_a_selector_is_a_deletion_with_the_old_content_at_the_new_version() {
+    let Some(pair) = Pair::new().await else { return };
+    let version = pair.maps().await;
+    let mut selected =
+        both(&pair, &pair.path(&format!("?watch=1&labelSelector=app%3Dx&resourceVersion={version}"))).await;
+    let mut named =
+        both(&pair, &pair.path(&format!("?watch=1&fieldSelector=metadata.name%3Dcm-b&resourceVersion={version}")))
+            .await;
+    let relabel = |app: &str| json!({"metadata": {"labels": {"app": app}}, "data": {"new": app}});
+    let left = version_of(&pair.direct.patch(&pair.path("/cm-a"), relabel("y")).await);
+    let event = both_tell(&mut selected).await;
+    assert_eq!((event.kind.as_str(), event.version()), ("DELETED", left));
+    assert_eq!(event.object["metadata"]["labels"]["app"], "x", "the old label");
+    assert!(event.object["data"]["new"].is_null(), "and the old data");
+    let back = version_of(&pair.direct.patch(&pair.path("/cm-a"), relabel("x")).await);
+    let event = both_tell(&mut selected).await;
+    assert_eq!((event.kind.as_str(), event.version()), ("ADDED", back));
+    let last = pair.direct.json(&pair.path("/cm-b")).await;
+    pair.direct.delete(&pair.path("/cm-b")).await;
+    for watches in [&mut selected, &mut named] {
+        let event = both_tell(watches).await;
+        assert_eq!(event.kind, "DELETED");
+        assert!(event.version() > back, "the deletion's own version, not the object's last");
+        assert_eq!(
+            (&event.object["data"], &event.object["metadata"]["uid"]),
+            (&last["data"], &last["metadata"]["uid"])
+        );
+    }
+}
+
+/// The shared control plane keeps Events for twenty seconds: below that no two share a lease.
+#[tokio::test]
+async fn row_8_events_that_expire_in_one_lease_share_a_version_and_both_arrive() {
+    let Some(pair) = Pair::new().await else { return };
+    let path = format!("/api/v1/namespaces/{}/events", pair.namespace);
+    let mut watches = both(&pair, &format!("{path}?watch=1")).await;
+    for name in ["one", "two"] {
+        let event = json!({
+            "metadata": {"name": name}, "involvedObject": {"kind": "Pod", "namespace": pair.namespace, "name": "p"},
+            "reason": "Test", "type": "Normal", "message": name
+        });
+        pair.direct.create(&path, event).await;
+        assert_eq!(both_tell(&mut watches).await.name(), name);
+    }
+    let (first, second) = (both_tell(&mut watches).await, both_tell(&mut watches).await);
+    assert_eq!((first.kind.as_str(), second.kind.as_str()), ("DELETED", "DELETED"));
+    assert_eq!(first.version(), second.version(), "one transaction");
+    assert_ne!(first.name(), second.name());
+    // Whoever resumes right before that version is told of both.
+    let before = first.version() - 1;
+    let mut resumed = both(&pair, &format!("{path}?watch=1&resourceVersion={before}")).await;
+    assert_eq!(both_tell(&mut resumed).await.line, first.line);
+    assert_eq!(both_tell(&mut resumed).await.line, second.line);
+}
+
+#[tokio::test]
+async fn row_15_bookmarks_have_the_zero_value_of_their_kind() {
+    let Some(pair) = Pair::new().await else { return };
+    let collections = [
+        format!("/api/v1/namespaces/{}/pods", pair.namespace),
+        format!("/apis/apps/v1/namespaces/{}/deployments", pair.namespace),
+        "/api/v1/nodes".to_owned(),
+        pair.path(""),
+        format!("/api/v1/namespaces/{}/events", pair.namespace),
+    ];
+    for collection in collections {
+        for form in ["application/json", "application/vnd.kubernetes.protobuf;stream=watch"] {
+            let path = format!("{collection}?watch=1&allowWatchBookmarks=1&timeoutSeconds=1");
+            let (answer, _) = pair.same_watch(Ask::get(&path).accept(form)).await;
+            assert_eq!(bed::normal::events(&answer).len(), 1, "{path}: the bookmark that ends nothing");
+        }
+    }
+}
+
+#[tokio::test]
+async fn row_16_a_version_in_the_future_is_waited_for_by_watches_and_refused_to_everyone_else() {
+    let Some(pair) = Pair::new().await else { return };
+    let future = pair.maps().await + 1_000_000;
+    let watch = pair.path(&format!("?watch=1&resourceVersion={future}&timeoutSeconds=2"));
+    let (answer, took) = pair.same_watch(Ask::get(&watch)).await;
+    assert_eq!(answer.body.len(), 0);
+    assert!((1.5..6.0).contains(&took), "it lasted as long as asked: {took:.1} s");
+    let list =
+        format!("resourceVersion={future}&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1");
+    let (answer, took) = pair.same_watch(Ask::get(&pair.path(&format!("?watch=1&{list}")))).await;
+    assert!(answer.text().contains("\"code\":504"), "{}", answer.text());
+    assert!((2.5..9.0).contains(&took), "after three seconds: {took:.1} s");
+    for path in [format!("?resourceVersion={future}"), format!("/cm-a?resourceVersion={future}")] {
+        let answer = pair.same(Ask::get(&pair.path(&path))).await;
+        assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (504, "1"));
+    }
+}
+
+#[tokio::test]
+async fn rows_17_to_20_parameters_are_read_as_the_apiserver_reads_them() {
+    let Some(pair) = Pair::new().await else { return };
+    let version = pair.maps().await;
+    for (query, code) in
+        [("?resourceVersion=abc", 400), ("?watch=1&resourceVersion=abc", 500), ("/cm-a?resourceVersion=abc", 500)]
+    {
+        assert_eq!(pair.same(Ask::get(&pair.path(query))).await.status.as_u16(), code, "{query}");
+    }
+    // Each of these is a watch, or is none.
+    for query in ["watch=&timeoutSeconds=1", "watch=no&timeoutSeconds=1", "watch=1&watch=0&timeoutSeconds=1"] {
+        let (answer, _) = pair.same_watch(Ask::get(&pair.path(&format!("?{query}")))).await;
+        assert_eq!(bed::normal::events(&answer).len(), 2, "{query}");
+    }
+    for query in ["watch=False", "watch=0", "watch=false&watch=true", "Watch=1", "timeoutSeconds=1"] {
+        let answer = pair.same(Ask::get(&pair.path(&format!("?{query}")))).await;
+        assert_eq!(answer.value()["kind"], "ConfigMapList", "{query}");
+    }
+    // With a version: without one, what the apiserver gets to say before it notices differs from time to time.
+    let over = pair.path(&format!("?watch=1&timeoutSeconds=-1&resourceVersion={version}"));
+    let (answer, took) = pair.same_watch(Ask::get(&over)).await;
+    assert!(answer.body.is_empty() && took < 3.0, "over before it began: {took:.1} s");
+    let mut endless = both(&pair, &pair.path("?watch=1&timeoutSeconds=0")).await;
+    both_tell(&mut endless).await;
+    both_tell(&mut endless).await;
+    assert!(endless[1].is_quiet(QUIET).await, "zero is the server's choice, not zero");
+    let one = pair.same(Ask::get(&pair.path("?limit=1&limit=5&foo=bar&labelselector=app%3Dnone"))).await.value();
+    assert_eq!(one["items"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
+async fn row_37_bookmarks_are_above_the_start_and_never_ahead_of_events() {
+    let Some(pair) = Pair::new().await else { return };
+    let version = pair.maps().await;
+    let path = pair.path(&format!("?watch=1&allowWatchBookmarks=1&resourceVersion={version}&timeoutSeconds=4"));
+    let watches = both(&pair, &path).await;
+    let churn = ["--namespace", &pair.namespace, "--resource", "configmaps", "--ops", "100", "--rate", "50"];
+    pair.bed.drive("churn").args(churn).start().finish().await;
+    let mut changes = Vec::new();
+    for mut watch in watches {
+        let (events, ended) = watch.rest().await;
+        assert_eq!(ended, Ended::Clean);
+        let mut last = version;
+        for event in &events {
+            let at_least = if event.kind == "BOOKMARK" { last } else { last + 1 };
+            assert!(event.version() >= at_least && event.version() > version, "{} after {last}", event.line);
+            last = event.version();
+        }
+        changes.push(
+            events.into_iter().filter(|event| event.kind != "BOOKMARK").map(|event| event.line).collect::<Vec<_>>(),
+        );
+    }
+    assert_eq!(changes[1], changes[0]);
+    say(&format!("{} changes with bookmarks between them", changes[0].len()));
+}
+
+/// A proxy that is told to stop ends its watches between two events, over HTTP/1.1 and HTTP/2, and exits with 0.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_30_a_stopping_proxy_ends_its_watches_cleanly() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::tls().config("drain: 10s\n").start(&bed).await;
+    let namespace = bed.namespace("drain").await;
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps?watch=1&allowWatchBookmarks=1");
+    let clients = [bed::Protocol::H1, bed::Protocol::H2].map(|protocol| Http::new(proxy.target(), protocol));
+    let mut watches = Vec::new();
+    for at in 0..60 {
+        let mut watch = clients[at % 2].watch(Ask::get(&path)).await;
+        watch.initial().await;
+        watches.push(watch);
+    }
+    let churn = ["--namespace", &namespace, "--resource", "configmaps", "--ops", "300", "--rate", "60"];
+    let churn = bed.drive("churn").args(churn).start();
+    churn.wrote(20).await;
+    let stopped = Instant::now();
+    let stopping = proxy.terminate();
+    let mut ends = Vec::new();
+    for mut watch in watches {
+        let (events, ended) = watch.rest().await;
+        assert_eq!(ended, Ended::Clean);
+        assert!(events.iter().all(|event| event.kind != "ERROR"));
+        ends.push(events.last().map_or(0, Event::version));
+    }
+    let status = stopping.await;
+    assert_eq!(status.code(), Some(0));
+    churn.finish().await;
+    ends.sort_unstable();
+    ends.dedup();
+    assert!(ends.len() > 10, "their ends are spread: {ends:?}");
+    say(&format!("60 watches ended cleanly at {} versions, exit after {:.1?}", ends.len(), stopped.elapsed()));
+}

@@ -1,0 +1,248 @@
+//! Watches over WebSocket: the frames, the close and the rules of the handshake are the apiserver's.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use futures_util::{SinkExt, StreamExt};
+use http::Request;
+use rustls::pki_types::ServerName;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::{WebSocketStream, client_async};
+
+use crate::bed::{self, Pair, Plane, Target, normal, say, within};
+
+async fn connect(target: &Target) -> TlsStream<TcpStream> {
+    let mut tls = target.tls();
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let tcp = TcpStream::connect(target.host()).await.expect("it listens");
+    let name = ServerName::try_from("127.0.0.1").expect("an address");
+    TlsConnector::from(Arc::new(tls)).connect(name, tcp).await.expect("TLS")
+}
+
+fn request(target: &Target, path: &str, headers: &[(&'static str, &str)]) -> Request<()> {
+    let url = format!("wss://{}{path}", target.host());
+    let mut request = url.into_client_request().expect("a request");
+    let token = format!("Bearer {}", target.token);
+    for (name, value) in headers.iter().chain(&[("authorization", token.as_str())]) {
+        request.headers_mut().insert(*name, value.parse().expect("a header"));
+    }
+    request
+}
+
+/// Opens a watch; what the 101 said of protocols.
+async fn open(target: &Target, path: &str, accept: &str) -> WebSocketStream<TlsStream<TcpStream>> {
+    let request = request(target, path, &[("origin", "http://localhost"), ("accept", accept)]);
+    let opening = Box::pin(client_async(request, connect(target).await));
+    within("a WebSocket opens", opening).await.unwrap_or_else(|error| panic!("{path}: {error}")).0
+}
+
+/// Every message up to the close, and the close.
+async fn messages(mut socket: WebSocketStream<TlsStream<TcpStream>>) -> (Vec<Message>, Option<(u16, String)>) {
+    let mut messages = Vec::new();
+    loop {
+        match within("a WebSocket message", socket.next()).await {
+            Some(Ok(Message::Close(close))) => {
+                return (messages, close.map(|close| (close.code.into(), close.reason.to_string())));
+            }
+            Some(Ok(message)) => messages.push(message),
+            Some(Err(error)) => panic!("after {} messages: {error}", messages.len()),
+            None => return (messages, None),
+        }
+    }
+}
+
+/// Messages as frames of an HTTP watch, so that they compare like those.
+fn comparable(messages: &[Message]) -> Vec<String> {
+    let frames = messages.iter().map(|message| match message {
+        Message::Text(text) => bed::Frame::Json(text.as_bytes().to_vec().into()),
+        Message::Binary(binary) => {
+            let length = u32::try_from(binary.len()).expect("short").to_be_bytes();
+            bed::Frame::Protobuf([&length, binary.as_ref()].concat().into())
+        }
+        other => panic!("not of a watch: {other:?}"),
+    });
+    frames.filter_map(|frame| normal::event(&frame)).collect()
+}
+
+/// The same watch of the pair's configmaps at both: messages and close alike. How many messages there were.
+pub async fn same<P: Deref<Target = Plane>>(pair: &Pair<P>, query: &str, form: &str) -> usize {
+    let mut said = Vec::new();
+    for target in [pair.bed.target(), pair.proxy.target()] {
+        said.push(messages(open(&target, &pair.path(query), form).await).await);
+    }
+    let [(direct, closed), (through, closes)] = said.try_into().expect("two");
+    assert_eq!(comparable(&through), comparable(&direct), "{query} {form}");
+    assert_eq!(closes, closed, "{query} {form}");
+    assert_eq!(closes, Some((1000, String::new())), "{query} {form}");
+    if form == "application/json" {
+        let whole = |message: &Message| message.to_text().is_ok_and(|text| text.ends_with('\n'));
+        assert!(through.iter().all(whole), "a message ends with its newline");
+    }
+    through.len()
+}
+
+#[tokio::test]
+async fn row_29_a_watch_has_the_frames_and_the_close_of_the_apiservers() {
+    let Some(pair) = Pair::new().await else { return };
+    let version = pair.maps().await;
+    pair.direct.patch(&pair.path("/cm-a"), json!({"data": {"more": "x"}})).await;
+    pair.direct.delete(&pair.path("/cm-b")).await;
+    let queries = [
+        "?watch=1&timeoutSeconds=1".to_owned(),
+        "?watch=1&timeoutSeconds=1&allowWatchBookmarks=1".to_owned(),
+        format!("?watch=1&timeoutSeconds=1&resourceVersion={version}"),
+        format!("?watch=1&timeoutSeconds=1&resourceVersion={version}&labelSelector=app%3Dnone"),
+    ];
+    let mut compared = 0;
+    for query in &queries {
+        for form in ["application/json", "application/vnd.kubernetes.protobuf;stream=watch"] {
+            compared += same(&pair, query, form).await;
+        }
+    }
+    say(&format!("{compared} messages of {} watches compared", 2 * queries.len()));
+}
+
+#[tokio::test]
+async fn row_29_a_watch_goes_on_answers_pings_and_ends_when_the_client_closes() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    for target in [pair.bed.target(), pair.proxy.target()] {
+        let mut socket = open(&target, &pair.path("?watch=1"), "application/json").await;
+        let listed = pair.direct.json(&pair.path("")).await["items"].as_array().map_or(0, Vec::len);
+        for _ in 0..listed {
+            within("an initial event", socket.next()).await.expect("open").expect("a message");
+        }
+        socket.send(Message::Ping(b"are you there"[..].into())).await.expect("sent");
+        let pong = within("a pong", socket.next()).await.expect("open").expect("a message");
+        assert_eq!(pong, Message::Pong(b"are you there"[..].into()));
+        socket.send(Message::text("nobody listens")).await.expect("sent");
+        let name = bed::unique("live");
+        pair.create_map(&pair.namespace, &name).await;
+        let event = within("a live event", socket.next()).await.expect("open").expect("a message");
+        assert!(event.to_text().is_ok_and(|text| text.contains(&name)), "{event:?}");
+        socket.close(None).await.expect("sent");
+        within("the end", async { while let Some(Ok(_)) = socket.next().await {} }).await;
+    }
+    let open = || async { pair.proxy.metrics().await.sum("kube_fanout_watches_open", &[("protocol", "websocket")]) };
+    bed::eventually("the proxy gives the watch up", async || (open().await == 0).then_some(())).await;
+}
+
+/// Stands for going without the token that every other request has.
+const NO_TOKEN: &str = "no-token";
+
+/// Status line, and the headers and body that mean something, of a handshake that may be refused.
+async fn handshake(target: &Target, path: &str, headers: &[(&str, &str)]) -> (String, Vec<String>, String) {
+    let token = ("authorization", "Bearer PLAIN");
+    let with_token = (!headers.iter().any(|(name, _)| *name == NO_TOKEN)).then_some(token);
+    let lines = headers.iter().copied().chain(with_token).filter(|(name, _)| *name != NO_TOKEN).map(|(name, value)| {
+        let value = value.replace("PLAIN", &target.token).replace("TOKEN", &encoded(&target.token));
+        format!("{name}: {value}\r\n")
+    });
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n{}", target.host(), lines.collect::<String>());
+    let mut stream = connect(target).await;
+    stream.write_all(format!("{head}\r\n").as_bytes()).await.expect("sent");
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    // A refusal may leave the connection open: its own length says where it ends.
+    while !complete(&answer) {
+        match within("an answer to a handshake", stream.read(&mut buffer)).await {
+            Ok(0) | Err(_) => break,
+            Ok(read) => answer.extend_from_slice(&buffer[..read]),
+        }
+    }
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let mut lines = head.lines();
+    let status = lines.next().unwrap_or_default().to_owned();
+    let meaning = ["upgrade:", "connection:", "sec-websocket-", "content-type:"];
+    let named = lines.map(|line| {
+        line.split_once(": ").map_or(line.to_owned(), |(name, value)| format!("{}: {value}", name.to_lowercase()))
+    });
+    let mut named: Vec<_> = named.filter(|line| meaning.iter().any(|name| line.starts_with(name))).collect();
+    named.sort();
+    let body = if status.contains("101") { String::new() } else { body.trim().to_owned() };
+    (status, named, body)
+}
+
+fn complete(answer: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ").map(str::to_owned));
+    let chunked = head.to_lowercase().contains("transfer-encoding: chunked");
+    match length.and_then(|length| length.parse::<usize>().ok()) {
+        _ if head.contains(" 101 ") => true,
+        Some(length) => body.len() >= length,
+        None => !chunked || body.ends_with("0\r\n\r\n"),
+    }
+}
+
+fn encoded(token: &str) -> String {
+    use base64::Engine;
+    base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(token)
+}
+
+#[tokio::test]
+async fn row_29_handshakes_are_accepted_and_refused_alike() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let key = ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
+    let (upgrade, connection) = (("upgrade", "websocket"), ("connection", "Upgrade"));
+    let (origin, version) = (("origin", "http://localhost"), ("sec-websocket-version", "13"));
+    let protocols = |names: &'static str| ("sec-websocket-protocol", names);
+    let whole = [upgrade, connection, key, version, origin];
+    let with = |more: &[(&'static str, &'static str)]| [&whole[..], more].concat();
+    let without = |name: &str| whole.into_iter().filter(|(other, _)| *other != name).collect::<Vec<_>>();
+    let bearer = "base64url.bearer.authorization.k8s.io.TOKEN";
+    let alone: &'static str = Box::leak(bearer.to_owned().into_boxed_str());
+    let beside: &'static str = Box::leak(format!("{bearer}, base64.binary.k8s.io").into_boxed_str());
+    let cases = [
+        ("as it should be", with(&[]), "101"),
+        ("without an Origin", without("origin"), "403"),
+        ("an Origin from anywhere", [&without("origin")[..], &[("origin", "https://evil.example")]].concat(), "101"),
+        ("an Origin that is null", [&without("origin")[..], &[("origin", "null")]].concat(), "403"),
+        ("an Origin of a file", [&without("origin")[..], &[("origin", "file://")]].concat(), "101"),
+        ("an Origin that is a name", [&without("origin")[..], &[("origin", "localhost")]].concat(), "403"),
+        ("an empty subprotocol", with(&[protocols("a,")]), "400"),
+        ("an Origin that does not parse", [&without("origin")[..], &[("origin", "http://[")]].concat(), "403"),
+        ("one subprotocol", with(&[protocols("base64.binary.k8s.io")]), "101"),
+        ("an unknown subprotocol", with(&[protocols("whatever")]), "101"),
+        ("two subprotocols", with(&[protocols("a, b")]), "400"),
+        ("two subprotocol headers", with(&[protocols("a"), protocols("b")]), "101"),
+        ("another version", [&without("sec-websocket-version")[..], &[("sec-websocket-version", "8")]].concat(), "400"),
+        ("no version", without("sec-websocket-version"), "400"),
+        ("no key", without("sec-websocket-key"), "400"),
+        ("a token as a subprotocol", with(&[(NO_TOKEN, ""), protocols(beside)]), "101"),
+    ];
+    // A token alone is a 401 at the apiserver; with `auth: none` nobody is refused for one (docs/DIFFERENCES.md).
+    let only =
+        handshake(&pair.proxy.target(), &pair.path("?watch=1"), &with(&[(NO_TOKEN, ""), protocols(alone)])).await;
+    assert!(only.0.contains("101") && !only.1.concat().contains("bearer"), "a token is not repeated: {only:?}");
+    let mut differences = Vec::new();
+    for (what, headers, expected) in &cases {
+        let path = pair.path("?watch=1&timeoutSeconds=1");
+        let direct = handshake(&pair.bed.target(), &path, headers).await;
+        let through = handshake(&pair.proxy.target(), &path, headers).await;
+        assert!(direct.0.contains(expected), "the apiserver, {what}: {direct:?}");
+        if through != direct {
+            differences.push(format!("{what}:\n  apiserver {direct:?}\n  proxy     {through:?}"));
+        }
+    }
+    let yaml = with(&[("accept", "application/yaml")]);
+    let bad = [("YAML", "?watch=1", &yaml), ("a bad selector", "?watch=1&labelSelector=a+in", &whole.to_vec())]
+        .map(|(what, query, headers)| (what, pair.path(query), headers.clone()));
+    for (what, path, headers) in &bad {
+        let direct = handshake(&pair.bed.target(), path, headers).await;
+        let through = handshake(&pair.proxy.target(), path, headers).await;
+        if through != direct {
+            differences.push(format!("{what}:\n  apiserver {direct:?}\n  proxy     {through:?}"));
+        }
+    }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+    say(&format!("{} handshakes answered alike", cases.len() + bad.len()));
+}

@@ -1,0 +1,51 @@
+//! The admin pages: what an operator sees (reliability.md O3; design.md §7).
+
+use kube_fanout::demo;
+
+use crate::direct::{self, PODS};
+
+#[tokio::test]
+async fn health_and_readiness_have_a_line_for_everything() {
+    let up = demo::upstream().pods(7).run().await;
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    watch.listed().await;
+    for path in ["/livez", "/healthz"] {
+        let answer = app.admin(path).await;
+        assert_eq!((answer.status, answer.text().as_str()), (200, "ok"));
+    }
+    let ready = app.admin("/readyz").await;
+    let line = format!("[+]feed pods.v1 (json) live, 7 objects at {}\n", up.revision());
+    assert_eq!((ready.status, ready.text()), (200, format!("{line}readyz check passed\n")));
+    assert_eq!(app.admin("/nothing").await.status, 404);
+    assert_eq!(app.admin("/debug/nothing").await.status, 404);
+}
+
+#[tokio::test]
+async fn feeds_are_shown_as_they_are() {
+    let up = demo::upstream().pods(7).run().await;
+    let app = direct::app(&up).run().await;
+    let from = up.revision();
+    let watches = [
+        app.watch(PODS).from(from).await,
+        app.watch(PODS).fields("spec.nodeName=node-1").from(from).await,
+        app.watch("/api/v1/namespaces/default/pods").from(from).await,
+    ];
+    let last = up.churn(3).await;
+    watches[0].reached(last).await;
+    let feed = app.feed("pods").await.expect("a feed");
+    let shown = |name: &str| feed[name].clone();
+    assert_eq!(shown("state"), "live");
+    assert_eq!(shown("resourceVersion"), last.to_string());
+    assert_eq!(shown("oldestResourceVersion"), from.to_string());
+    assert_eq!(shown("objects"), up.keys("pods").len());
+    assert_eq!((shown("ringEvents"), shown("readers"), shown("lanes")), (3.into(), 3.into(), 2.into()));
+    assert!(shown("objectBytes").as_u64() > Some(7 * 1000));
+}
+
+#[tokio::test]
+async fn admin_pages_may_be_off() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).with(|config| config.admin = None).run().await;
+    assert_eq!(app.get("/version").await.status, 200);
+}

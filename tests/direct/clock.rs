@@ -1,0 +1,155 @@
+//! Deadlines and bookmarks (reliability.md W9, W10, W16; semantics.md §2.7, §4.4).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Pod};
+
+use crate::direct::{self, CONFIGMAPS, Ended, Event, History, PODS, Protocol, assert_same, configmap, straight};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test]
+async fn a_watch_lives_as_long_as_it_asked_for_and_ends_cleanly() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let from = up.revision();
+    let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).timeout_seconds(1).over(protocol).into_future());
+    let forever = app.watch(PODS).from(from).timeout_seconds(0).await;
+    for watch in join_all(open).await {
+        assert_eq!(watch.ended().await, Ended::Clean);
+        let lived = watch.lived().expect("it is over");
+        assert!(lived > SECOND.mul_f64(0.9) && lived < SECOND * 2, "{lived:?}");
+        assert_eq!(watch.events(), []);
+    }
+    assert!(forever.is_open(), "zero is the server's choice, which is long");
+}
+
+#[tokio::test]
+async fn a_negative_timeout_has_passed_before_it_began() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    for protocol in Protocol::ALL {
+        let plans = [app.watch(PODS).timeout_seconds(-1), app.watch(PODS).initial_events().timeout_seconds(-7)];
+        for plan in plans {
+            let watch = plan.over(protocol).await;
+            assert_eq!(watch.ended().await, Ended::Clean);
+            assert_eq!(watch.events(), []);
+            assert!(watch.lived() < Some(SECOND));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_bookmark_comes_two_seconds_before_the_end_for_those_who_asked() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let from = up.revision();
+    let elsewhere = || app.watch("/api/v1/namespaces/nowhere/pods").from(from).timeout_seconds(3);
+    let open = Protocol::ALL.map(|protocol| elsewhere().bookmarks().over(protocol).into_future());
+    let (asked, silent) = (join_all(open).await, elsewhere().await);
+    // Other namespaces move on, which these watches can only learn from bookmarks.
+    let last = up.create_pod("default", "somebody");
+    app.reached("pods", last).await;
+    for watch in &asked {
+        assert_eq!(watch.ended().await, Ended::Clean);
+        let bookmarks: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
+        assert_eq!(bookmarks, [(true, last)], "one, at the version reached");
+        let came = watch.last_came().expect("a bookmark").duration_since(watch.opened);
+        assert!(came > SECOND.mul_f64(0.8) && came < SECOND * 2, "{came:?} after the start");
+    }
+    assert_eq!(silent.ended().await, Ended::Clean);
+    assert_eq!(silent.events(), [], "nobody asked for bookmarks here");
+}
+
+#[tokio::test]
+async fn upstreams_bookmark_crosses_within_a_second_and_byte_for_byte() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let from = up.revision();
+    let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).bookmarks().over(protocol).into_future());
+    let (asked, silent) = (join_all(open).await, app.watch(PODS).from(from).await);
+    direct::followed(&up, "pods").await;
+    let theirs = straight(&up).watch(PODS).from(from).bookmarks().await;
+    for n in 0..3 {
+        let rv = up.put("configmaps", configmap("default", "other", &n.to_string()));
+        let sent = tokio::time::Instant::now();
+        up.faults().only("pods").bookmark();
+        theirs.reached(rv).await;
+        for watch in &asked {
+            watch.reached(rv).await;
+            let took = watch.last_came().expect("a bookmark").duration_since(sent);
+            assert!(took < SECOND, "{took:?}");
+            assert_same("the bookmarks", &watch.events(), &theirs.events());
+        }
+    }
+    assert_eq!(silent.events(), []);
+}
+
+#[tokio::test]
+async fn a_bookmark_says_no_more_than_was_sent_and_never_goes_back() {
+    let up = demo::upstream().pods(80).seed(51).bookmark_period(Duration::from_millis(15)).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let selectors = ["app=api", "app in (front,queue)", "app!=worker", "nobody=has"];
+    let open = selectors.iter().zip(Protocol::ALL.iter().cycle());
+    let open =
+        open.map(|(labels, protocol)| app.watch(PODS).labels(labels).bookmarks().from(history.from).over(*protocol));
+    let watches = join_all(open.map(IntoFuture::into_future)).await;
+    for n in 0..40 {
+        let changed = up.churn(10).await;
+        up.put("configmaps", configmap("default", "other", &n.to_string()));
+        // The one that matches nobody hears of progress from bookmarks only.
+        watches[3].reached(changed).await;
+    }
+    let last = up.churn(1).await;
+    up.faults().bookmark();
+    for watch in &watches {
+        watch.reached(last).await;
+        let events = watch.events();
+        assert!(events.iter().any(Event::is_bookmark));
+        for pair in events.windows(2) {
+            assert!(pair[0].rv < pair[1].rv, "{:?} and then {:?}", pair[0], pair[1]);
+        }
+    }
+    // Everything that matches came before the bookmark that covers it: the order above, and nothing missing.
+    let all = history.upto(last).await.all();
+    let app_of = |body: &serde_json::Value| body["metadata"]["labels"]["app"].as_str().map(str::to_owned);
+    let expected = history.seen_by(|pod| app_of(pod).as_deref() == Some("api"));
+    let got: Vec<_> = watches[0].changes().into_iter().filter(|event| event.rv <= last).collect();
+    assert_same("app=api", &got, &expected);
+    assert!(expected.len() < all.len());
+}
+
+#[tokio::test]
+async fn a_bookmark_covers_what_a_selector_hid_right_behind_its_last_event() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let from = up.revision();
+    let open = Protocol::ALL
+        .map(|protocol| app.watch(PODS).labels("team=a").bookmarks().from(from).over(protocol).into_future());
+    let watches = join_all(open).await;
+    for _ in 0..5 {
+        // Both arrive in one piece, so that they are pulled in one.
+        up.put_pod(&Pod::new("default", "seen").label("team", "a"));
+        let hidden = up.put_pod(&Pod::new("default", "hidden").label("team", "b"));
+        app.reached("pods", hidden).await;
+        up.faults().only("pods").bookmark();
+        join_all(watches.iter().map(|watch| watch.reached(hidden))).await;
+    }
+}
+
+#[tokio::test]
+async fn other_resources_bookmarks_stay_away() {
+    let up = demo::upstream().pods(1).run().await;
+    let app = direct::app(&up).run().await;
+    let from = up.revision();
+    let (pods, maps) =
+        (app.watch(PODS).from(from).bookmarks().await, app.watch(CONFIGMAPS).from(from).bookmarks().await);
+    let rv = up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
+    direct::followed(&up, "configmaps").await;
+    up.faults().only("configmaps").bookmark();
+    maps.reached(rv).await;
+    assert_eq!(pods.events(), []);
+    assert_eq!(maps.events().last().map(|event| event.object()["kind"].clone()), Some("ConfigMap".into()));
+}

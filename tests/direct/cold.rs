@@ -1,0 +1,119 @@
+//! A thousand clients that arrive together must not become a thousand questions (design.md §2; reliability.md F4).
+
+use futures_util::future::join_all;
+use kube_fanout::demo;
+
+use crate::direct::{self, PODS, assert_same, straight};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_hundred_watch_lists_at_a_cold_proxy_cost_upstream_one_watch() {
+    let up = demo::upstream().pods(30).run().await;
+    let app = direct::app(&up).run().await;
+    let connections = join_all((0..5).map(|_| app.multiplexed())).await;
+    let open = (0..500).map(|n| connections[n % 5].watch(PODS).initial_events().from(0).into_future());
+    let watches = join_all(open).await;
+    join_all(watches.iter().map(direct::Watch::listed)).await;
+    let counts = up.counts();
+    let asked = (counts.watch_lists.of("pods"), counts.watches_opened.of("pods"), counts.lists.of("pods"));
+    assert_eq!(asked, (1, 1, 0), "watch-lists, watches, lists");
+    let theirs = straight(&up).watch(PODS).initial_events().await;
+    theirs.listed().await;
+    watches.iter().for_each(|watch| assert_same("a cold watch", &watch.events(), &theirs.events()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_hundred_that_want_the_newest_state_share_a_few_proofs() {
+    let up = demo::upstream().pods(30).run().await;
+    let app = direct::app(&up).run().await;
+    let connections = join_all((0..5).map(|_| app.multiplexed())).await;
+    let open = (0..500).map(|n| connections[n % 5].watch(PODS).initial_events().into_future());
+    let watches = join_all(open).await;
+    join_all(watches.iter().map(direct::Watch::listed)).await;
+    let counts = up.counts();
+    assert!(counts.watch_lists.of("pods") <= 25, "{} watch-lists", counts.watch_lists.of("pods"));
+    assert!(counts.lists.of("pods") <= 10, "{} lists", counts.lists.of("pods"));
+    assert_eq!(counts.watches_open.of("pods"), 1, "and one that stays");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_hundred_lists_at_a_cold_proxy_are_all_served_for_a_few_questions() {
+    let up = demo::upstream().pods(30).run().await;
+    let app = direct::app(&up).run().await;
+    let connections = join_all((0..3).map(|_| app.multiplexed())).await;
+    let lists = join_all((0..300).map(|n| connections[n % 3].get(PODS))).await;
+    let expected = straight(&up).get(PODS).await;
+    for list in &lists {
+        assert!(list.body == expected.body, "{}", list.text());
+    }
+    let served = lists.iter().filter(|list| list.is_cached()).count();
+    assert!(served >= 290, "{served} of 300 from the cache");
+    let counts = up.counts();
+    let questions = counts.lists.of("pods") + counts.watch_lists.of("pods");
+    assert!(questions <= 40, "{questions} questions");
+}
+
+#[tokio::test]
+async fn a_proxy_that_starts_before_its_upstream_serves_when_that_comes() {
+    let up = demo::upstream().pods(4).run().await;
+    up.faults().down().await;
+    let app = direct::app(&up).run().await;
+    let refused = app.get(PODS).await;
+    assert_eq!(refused.refusal().0, 503);
+    assert!(refused.header("retry-after").is_some());
+    let ready = app.admin("/readyz").await;
+    assert_eq!((ready.status, ready.text().contains("[-]discovery")), (503, true), "{}", ready.text());
+    up.faults().up().await;
+    let app = &app;
+    direct::eventually("ready", || async { app.admin("/readyz").await.status == 200 }).await;
+    let list = app.get(PODS).await;
+    assert_eq!((list.status, list.is_cached()), (200, true));
+}
+
+#[tokio::test]
+async fn a_server_without_streamed_lists_is_listed_and_watched() {
+    for code in [400, 422] {
+        let up = demo::upstream().pods(1200).run().await;
+        up.faults().only("pods").answer(demo::RequestKind::Watch, 1, code, None);
+        let app = direct::app(&up).run().await;
+        let watch = app.watch(PODS).initial_events().from(0).await;
+        watch.listed().await;
+        let theirs = straight(&up).watch(PODS).initial_events().await;
+        theirs.listed().await;
+        assert_same("the objects", &watch.changes(), &theirs.changes());
+        let last = up.create_pod("default", "later");
+        watch.reached(last).await;
+        let pages = up.requests().iter().filter(|seen| seen.uri.query().is_some_and(|q| q.contains("limit="))).count();
+        assert_eq!(pages, 3, "pages of 500");
+    }
+}
+
+#[tokio::test]
+async fn a_list_that_fails_for_a_moment_is_tried_again() {
+    let up = demo::upstream().pods(4).run().await;
+    for (code, retry_after) in [(429, Some(1)), (500, None), (503, None), (504, None)] {
+        up.faults().only("pods").answer(demo::RequestKind::Watch, 1, code, retry_after);
+    }
+    let app = direct::app(&up).run().await;
+    let began = tokio::time::Instant::now();
+    let list = app.get("/api/v1/pods?resourceVersion=0").await;
+    assert_eq!((list.status, list.is_cached(), list.items().len()), (200, true, 4));
+    assert!(began.elapsed() >= std::time::Duration::from_secs(1), "Retry-After is heeded");
+    assert_eq!(up.counts().lists.of("pods"), 0, "a server that is busy is not one without streamed lists");
+}
+
+#[tokio::test]
+async fn what_may_not_be_listed_cluster_wide_is_cached_by_namespace() {
+    let up = demo::upstream().pods(40).run().await;
+    up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 403, None);
+    let app = direct::app(&up).run().await;
+    let path = "/api/v1/namespaces/default/pods";
+    let list = app.get(path).await;
+    assert!(list.is_cached());
+    assert!(list.body == straight(&up).get(path).await.body);
+    let everything = app.get(PODS).await;
+    assert!(!everything.is_cached(), "which upstream decides about");
+    let watch = app.watch(path).from(list.rv()).await;
+    let last = up.create_pod("default", "later");
+    watch.reached(last).await;
+    assert_eq!(watch.events().len(), 1);
+}

@@ -1,0 +1,154 @@
+//! The binary: what it says, how it fails, and how it stops (design.md §7).
+
+use kube_fanout::demo;
+
+use crate::direct::{self, Dir, PODS, Protocol};
+use crate::process::{Process, kubeconfig, run};
+
+/// `sysexits.h`.
+const USAGE: i32 = 64;
+const CONFIG: i32 = 78;
+
+#[test]
+fn help_teaches_and_is_no_failure() {
+    for arguments in [&["--help"][..], &["serve", "--help"], &["demo", "--help"], &["completions", "--help"]] {
+        let output = run(arguments);
+        assert_eq!(output.code, Some(0), "{arguments:?}");
+        assert!(output.stderr.is_empty());
+        assert!(output.stdout.contains("Usage: kube-fanout"), "{}", output.stdout);
+        assert!(output.stdout.lines().all(|line| line.chars().count() <= 100), "{}", output.stdout);
+    }
+    let serve = run(&["serve", "--help"]).stdout;
+    for flag in [
+        "--config",
+        "--kubeconfig",
+        "--listen",
+        "--admin",
+        "--tls-cert",
+        "--tls-key",
+        "--tls-self-signed",
+        "--auth",
+        "--consistency",
+        "--preload",
+        "Examples:",
+        "Exit codes:",
+    ] {
+        assert!(serve.contains(flag), "{flag}: {serve}");
+    }
+    let version = run(&["--version"]);
+    assert_eq!((version.code, version.stdout.trim()), (Some(0), concat!("kube-fanout ", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn wrong_usage_is_64_and_says_what_is_right() {
+    for arguments in [
+        &[][..],
+        &["nonsense"],
+        &["serve", "--nonsense"],
+        &["serve", "--tls-cert", "x"],
+        &["serve", "--tls-cert", "x", "--tls-key", "y", "--tls-self-signed"],
+        &["serve", "--tls-self-signed-out", "x"],
+        &["demo", "--pods", "many"],
+        &["demo", "--pods", "0"],
+        &["completions", "nosuchshell"],
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.code, Some(USAGE), "{arguments:?}: {}", output.stderr);
+        assert!(output.stdout.is_empty());
+        assert!(!output.stderr.trim().is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn completions_are_written_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(&["completions", shell]);
+        assert_eq!(output.code, Some(0));
+        assert!(output.stdout.contains("kube-fanout") && output.stdout.contains("consistency"), "{shell}");
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_78_with_every_problem_at_once() {
+    let dir = Dir::new();
+    let sections = "window:\n  events: 0\n  colour: red\nfeeds:\n  idle: soon\n";
+    let file = dir.file("config.yaml", &format!("listen: [\"nonsense\"]\nunknownKey: 1\n{sections}auth: magic\n"));
+    let output = run(&["serve", "--config", file.to_str().expect("a path"), "--consistency", "maybe", "--admin", "x"]);
+    assert_eq!(output.code, Some(CONFIG), "{}", output.stderr);
+    for word in ["nonsense", "unknownKey", "window.events", "window.colour", "feeds.idle", "magic", "maybe", "admin"] {
+        assert!(output.stderr.contains(word), "{word} is not named: {}", output.stderr);
+    }
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn what_other_machines_could_reach_is_refused_without_authentication() {
+    for (flag, address) in [("--listen", "0.0.0.0:0"), ("--listen", "[::]:0"), ("--listen", "10.1.2.3:80")] {
+        let output = run(&["serve", flag, address]);
+        assert_eq!(output.code, Some(CONFIG));
+        assert!(output.stderr.contains(address) && output.stderr.contains("auth none"), "{}", output.stderr);
+    }
+    let admin = run(&["serve", "--admin", "0.0.0.0:9090"]);
+    assert_eq!(admin.code, Some(CONFIG), "{}", admin.stderr);
+    let twice = run(&["serve", "--listen", "127.0.0.1:9999", "--listen", "127.0.0.1:9999"]);
+    assert_eq!(twice.code, Some(CONFIG), "{}", twice.stderr);
+}
+
+#[test]
+fn credentials_that_cannot_be_used_are_78() {
+    let dir = Dir::new();
+    let broken = dir.file("broken", "not: [a kubeconfig");
+    let insecure = kubeconfig(&dir, "https://127.0.0.1:1", "    insecure-skip-tls-verify: true\n");
+    let missing = dir.join("missing");
+    for path in [&broken, &insecure, &missing] {
+        let path = path.to_str().expect("a path");
+        let output = run(&["serve", "--kubeconfig", path, "--listen", "127.0.0.1:0", "--admin", "off"]);
+        assert_eq!(output.code, Some(CONFIG), "{path}: {}", output.stderr);
+        assert!(!output.stderr.contains("panicked"), "{}", output.stderr);
+    }
+    let outside = run(&["serve", "--listen", "127.0.0.1:0", "--admin", "off"]);
+    assert_eq!(outside.code, Some(CONFIG));
+    assert!(outside.stderr.contains("--kubeconfig"), "{}", outside.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serve_prints_its_addresses_serves_and_ends_with_0_on_sigterm() {
+    let up = demo::upstream().pods(5).run().await;
+    for signal in ["TERM", "INT"] {
+        let dir = Dir::new();
+        let config = dir.file("config.yaml", "drain: 1s\n");
+        let process = Process::serve(&dir, &up.url(), &["--config", config.to_str().expect("a path")]).await;
+        let client = process.client();
+        let list = client.get(PODS).await;
+        assert_eq!((list.status, list.items().len(), list.is_cached()), (200, 5, true));
+        let watches = [
+            client.watch(PODS).from(list.rv()).await,
+            client.watch(PODS).from(list.rv()).over(Protocol::Http2).await,
+            client.watch(PODS).from(list.rv()).over(Protocol::WebSocket).await,
+        ];
+        process.signal(signal);
+        for watch in &watches {
+            assert_eq!(watch.ended().await, direct::Ended::Clean, "SIG{signal}");
+        }
+        let output = process.ended().await;
+        assert_eq!(output.code, Some(0), "SIG{signal}: {}", output.stderr);
+        assert!(!output.stderr.contains("panicked"), "{}", output.stderr);
+        let lines: Vec<_> = output.stdout.lines().collect();
+        assert_eq!(lines.len(), 2, "one line per address, and nothing else: {lines:?}");
+        assert!(lines[0].starts_with("serving on http://127.0.0.1:"));
+        assert!(lines[1].starts_with("metrics and health on http://127.0.0.1:"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_taken_address_is_a_failure_that_names_it() {
+    let up = demo::upstream().run().await;
+    let dir = Dir::new();
+    let first = Process::serve(&dir, &up.url(), &[]).await;
+    let address = first.client().url().replace("http://", "");
+    let path = kubeconfig(&dir, &up.url(), "");
+    let path = path.to_str().expect("a path");
+    let second = run(&["serve", "--kubeconfig", path, "--listen", &address, "--admin", "off"]);
+    assert_eq!(second.code, Some(1), "{}", second.stderr);
+    assert!(second.stderr.contains(&address), "{}", second.stderr);
+}

@@ -1,0 +1,163 @@
+//! Reads without a version contain every write that was complete before them, and cost upstream little (L5, F4, O3).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Running};
+
+use crate::direct::{self, Client, Event, PODS, configmap};
+
+const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
+
+/// Every request that upstream has answered.
+fn asked(up: &Running) -> u64 {
+    up.counts().requests
+}
+
+async fn list_has(client: &Client, key: &str, rv: u64) {
+    let list = client.get(DEFAULT_PODS).await;
+    assert_eq!(list.status, 200, "{}", list.text());
+    let found = list.items().into_iter().find(|(item, _)| item == key);
+    assert!(found.as_ref().is_some_and(|(_, at)| *at >= rv), "{key} @{rv} is missing at {}: {found:?}", list.rv());
+    assert!(list.rv() >= rv);
+}
+
+async fn watch_list_has(client: &Client, key: &str, rv: u64) {
+    let watch = client.watch(DEFAULT_PODS).initial_events().await;
+    watch.listed().await;
+    let found = |event: &Event| event.key == key && event.rv >= rv;
+    assert!(watch.events().iter().any(found), "{key} @{rv} is missing: {:?}", watch.events());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_right_behind_a_write_has_it_when_all_else_is_still() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    app.get(DEFAULT_PODS).await;
+    let before = asked(&up);
+    for trial in 0..200 {
+        let name = format!("p{}", trial % 5);
+        let rv = up.update_pod("default", &name);
+        list_has(&app, &format!("default/{name}"), rv).await;
+    }
+    let questions = asked(&up) - before;
+    assert!(questions <= 2 * 200 + 10, "{questions} questions for 200 reads");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_right_behind_a_write_have_it_in_the_middle_of_churn() {
+    let up = demo::upstream().pods(100).rate(300).seed(61).run().await;
+    let app = direct::app(&up).run().await;
+    for trial in 0..150 {
+        let name = format!("mine-{}", trial % 5);
+        let (rv, key) = (up.update_pod("default", &name), format!("default/{name}"));
+        match trial % 3 {
+            0 => watch_list_has(&app, &key, rv).await,
+            1 => list_has(&app.over(direct::Protocol::Http2), &key, rv).await,
+            _ => {
+                let object = app.get(&format!("{DEFAULT_PODS}/{name}")).await;
+                assert!(object.rv() >= rv, "{} < {rv}", object.rv());
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_readers_each_has_its_own_write_for_few_questions() {
+    let up = Arc::new(demo::upstream().run().await);
+    let app = direct::app(&up).run().await;
+    app.get(DEFAULT_PODS).await;
+    let (before, reads) = (asked(&up), Arc::new(AtomicUsize::new(0)));
+    let reader = |n: usize| {
+        let (up, reads, client) = (up.clone(), reads.clone(), (*app).clone());
+        async move {
+            for trial in 0..12 {
+                let name = format!("r{n}");
+                let (rv, key) = (up.update_pod("default", &name), format!("default/{name}"));
+                if trial % 4 == 3 {
+                    watch_list_has(&client, &key, rv).await;
+                } else {
+                    list_has(&client, &key, rv).await;
+                }
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    };
+    join_all((0..40).map(|n| tokio::spawn(reader(n)))).await.into_iter().for_each(|joined| joined.expect("no failure"));
+    let (questions, reads) = (asked(&up) - before, reads.load(Ordering::Relaxed) as u64);
+    assert_eq!(reads, 480);
+    assert!(questions < reads / 2, "{questions} questions for {reads} reads");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_resources_write_is_proven_to_have_changed_nothing_here() {
+    let (small, large) = (demo::upstream().pods(40).run().await, demo::upstream().pods(700).run().await);
+    let (few, many) = (direct::app(&small).run().await, direct::app(&large).run().await);
+    for (up, app) in [(&small, &few), (&large, &many)] {
+        app.get(PODS).await;
+        for n in 0..2 {
+            up.put("configmaps", configmap("default", "other", &n.to_string()));
+            let list = app.get(PODS).await;
+            assert!(list.is_cached(), "served from the cache, not passed through");
+            assert_eq!(list.items().len(), up.keys("pods").len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn identical_gets_share_a_question_and_still_have_every_write() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    let path = format!("{DEFAULT_PODS}/one");
+    for trial in 0..20 {
+        let rv = up.update_pod("default", "one");
+        let before = up.counts().gets.of("pods");
+        let answers = join_all((0..20).map(|_| app.get(&path))).await;
+        assert!(answers.iter().all(|answer| answer.rv() == rv && !answer.is_cached()), "trial {trial}");
+        let gets = up.counts().gets.of("pods") - before;
+        assert!((1..=20).contains(&gets));
+    }
+}
+
+#[tokio::test]
+async fn bounded_consistency_asks_nothing() {
+    let up = demo::upstream().pods(20).run().await;
+    let app = direct::app(&up).bounded().run().await;
+    app.get(PODS).await;
+    let before = asked(&up);
+    for _ in 0..20 {
+        assert!(app.get(PODS).await.is_cached());
+        app.watch(PODS).initial_events().await.listed().await;
+    }
+    assert_eq!(asked(&up), before);
+}
+
+#[tokio::test]
+async fn without_upstream_what_cannot_be_proven_is_refused_and_the_rest_is_served_with_its_age() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).run().await;
+    let open = app.watch(PODS).initial_events().await;
+    open.listed().await;
+    up.faults().down().await;
+    app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    let one = format!("{DEFAULT_PODS}/one");
+    let watch = app.watch(PODS).initial_events().open();
+    let (list, watch, get) = tokio::join!(app.get(PODS), watch, app.get(&one));
+    let watch = watch.err().expect("a refusal");
+    for refused in [&list, &watch, &get] {
+        assert_eq!(refused.refusal(), (503, "ServiceUnavailable".to_owned()));
+        assert!(refused.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok()));
+    }
+    let old = app.get("/api/v1/pods?resourceVersion=0").await;
+    assert_eq!((old.status, old.is_cached(), old.items().len()), (200, true, 5));
+    assert!(old.header("kube-fanout-stale-seconds").is_some_and(|age| age.parse::<u64>().is_ok()));
+    let ready = app.admin("/readyz").await;
+    assert!(ready.text().contains("stale for"), "{}", ready.text());
+    assert!(open.is_open());
+    up.faults().up().await;
+    app.until_feed("pods", "live again", |feed| feed["state"] == "live").await;
+    let list = tokio::time::timeout(Duration::from_secs(5), app.get(PODS)).await.expect("an answer");
+    assert_eq!((list.status, list.header("kube-fanout-stale-seconds")), (200, None));
+}

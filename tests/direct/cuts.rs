@@ -1,0 +1,78 @@
+//! Upstream's stream is cut anywhere inside of a frame, with a reset and with a clean end: nothing is lost, doubled or
+//! torn downstream (reliability.md U1, W13).
+
+use kube_fanout::demo::{self, Faults, Running};
+
+use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, assert_same, configmap};
+
+/// Orders the cut, with a change before and one behind it, and waits until the proxy is back.
+async fn cut_at(
+    up: &Running,
+    plural: &str,
+    offset: usize,
+    cut: fn(&Faults, usize),
+    change: impl Fn(usize) -> u64,
+) -> u64 {
+    let opened = up.counts().watches_opened.of(plural);
+    change(2 * offset);
+    cut(&up.faults().only(plural), offset);
+    let last = change(2 * offset + 1);
+    let back = up.until(|counts| counts.watches_opened.of(plural) > opened && counts.watches_open.of(plural) > 0);
+    direct::within("a new watch upstream", back).await;
+    last
+}
+
+/// Cuts a small frame at every byte.
+async fn cut_everywhere(cut: fn(&Faults, usize)) {
+    let up = demo::upstream().run().await;
+    let mut history = History::begin(&up, CONFIGMAPS).await;
+    let app = direct::app(&up).run().await;
+    let mut watches = Vec::new();
+    for protocol in Protocol::ALL {
+        watches.push(app.watch(CONFIGMAPS).from(history.from).over(protocol).await);
+    }
+    let change = |n: usize| up.put("configmaps", configmap("auth", "changing", &n.to_string()));
+    change(0);
+    direct::followed(&up, "configmaps").await;
+    let frame = up.object("configmaps", "auth", "changing").expect("just made").len() + 60;
+    let mut last = 0;
+    for offset in 0..frame {
+        last = cut_at(&up, "configmaps", offset, cut, change).await;
+    }
+    let expected = history.upto(last).await.all();
+    assert_eq!(expected.len(), 1 + 2 * frame);
+    for watch in &watches {
+        watch.reached(last).await;
+        assert_same("through all cuts", &watch.events(), &expected);
+    }
+    let lists = direct::asked_by_proxies(&up, CONFIGMAPS).into_iter().filter(|query| !query.contains("Bookmarks"));
+    assert!(lists.count() <= 1, "resumed each time, not listed again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_at_every_byte_of_a_small_frame() {
+    cut_everywhere(Faults::break_frame).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clean_end_at_every_byte_of_a_small_frame() {
+    cut_everywhere(Faults::tear_frame).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_at_many_bytes_of_a_pods_frame() {
+    let up = demo::upstream().pods(3).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(PODS).from(history.from).await;
+    let change = |_| up.update_pod("default", "changing");
+    change(0);
+    direct::followed(&up, "pods").await;
+    let frame = up.object("pods", "default", "changing").expect("just made").len() + 30;
+    let mut last = 0;
+    for (n, offset) in (0..frame).step_by(23).enumerate() {
+        last = cut_at(&up, "pods", offset, [Faults::break_frame, Faults::tear_frame][n % 2], change).await;
+    }
+    watch.reached(last).await;
+    assert_same("through all cuts", &watch.events(), &history.upto(last).await.all());
+}

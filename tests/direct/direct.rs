@@ -1,0 +1,78 @@
+//! The harness: boots the whole application in front of a demo upstream and looks at it as clients do.
+//!
+//! Tests read as prose; what is noise lives here. Everything waits on something that can be observed, and nothing waits
+//! longer than [`PATIENCE`].
+
+mod app;
+mod client;
+mod event;
+mod frames;
+mod history;
+mod io;
+mod stub;
+mod watch;
+
+use std::time::Duration;
+
+use kube_fanout::demo::{Running, Seen};
+use tokio::time::{Instant, sleep, timeout};
+
+pub use app::{App, Plan, app, in_front_of};
+pub use client::{Answer, Client, Protocol, assert_alike};
+pub use event::{Ended, Event};
+pub use history::{History, assert_same};
+pub use io::{Dir, Place};
+pub use stub::{Reply, Stub, stub};
+pub use watch::{Watch, WatchPlan};
+
+/// Nothing here takes that long unless it is broken.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+/// Between two looks at something that tells nobody when it changes.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+pub const PODS: &str = "/api/v1/pods";
+pub const CONFIGMAPS: &str = "/api/v1/configmaps";
+pub const WIDGETS: &str = "/apis/demo.kube-fanout.io/v1/widgets";
+
+/// The upstream itself, asked without the proxy.
+pub fn straight(up: &Running) -> Client {
+    Client::to(Place::Tcp(up.address()))
+}
+
+/// The value, unless it takes longer than anything may.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// Looks until it is so, for things that tell nobody when they change.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) {
+    let deadline = Instant::now() + PATIENCE;
+    while !look().await {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Returns when the proxy's watch of a resource is open upstream: what is ordered for open watches is heard by it.
+pub async fn followed(up: &Running, plural: &str) {
+    within("a watch upstream", up.until(|counts| counts.watches_open.of(plural) > 0)).await;
+}
+
+/// Queries of the requests for a path that came from a proxy, not from a test.
+pub fn asked_by_proxies(up: &Running, path: &str) -> Vec<String> {
+    let ours = |seen: &Seen| seen.headers.contains_key("kube-fanout-hops") && seen.uri.path() == path;
+    up.requests().iter().filter(|seen| ours(seen)).map(|seen| seen.uri.query().unwrap_or_default().to_owned()).collect()
+}
+
+/// A few changes of pods every few milliseconds, for ever.
+pub async fn steadily(up: &Running) {
+    loop {
+        up.churn(2).await;
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// A configmap with one value.
+pub fn configmap(namespace: &str, name: &str, value: &str) -> serde_json::Value {
+    serde_json::json!({"metadata": {"name": name, "namespace": namespace}, "data": {"value": value}})
+}

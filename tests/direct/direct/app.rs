@@ -1,0 +1,210 @@
+//! The application under test: the real one, on a thread and a runtime of its own, and always shut down.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kube_fanout::app::{Bound, StartError};
+use kube_fanout::base::Waits;
+use kube_fanout::config::{Serve, TlsSource};
+use kube_fanout::demo::Running;
+use kube_fanout::net::Address;
+use kube_fanout::serve::Consistency;
+use kube_fanout::upstream::Source;
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::client::{Answer, Client};
+use super::eventually;
+use super::io::{Dir, Place, Trust};
+
+/// An application that is not running yet.
+pub struct Plan {
+    config: Serve,
+    dir: Arc<Dir>,
+}
+
+/// A running application. Asked as its first listener's client: `app.get(..)`, `app.watch(..)`.
+pub struct App {
+    client: Client,
+    clients: Vec<Client>,
+    admin: Option<Client>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    _dir: Arc<Dir>,
+}
+
+/// What [`App::stop`] saw.
+pub struct Stopped {
+    pub took: Duration,
+}
+
+/// In front of a demo upstream.
+pub fn app(up: &Running) -> Plan {
+    in_front_of(&up.url())
+}
+
+/// In front of anything. Impatient where the real one is patient, so that tests are fast: failed attempts are repeated
+/// within milliseconds, and shutdown does not wait.
+pub fn in_front_of(url: &str) -> Plan {
+    let mut config = Serve::in_front_of(Source::Anonymous(url.parse().expect("a URL")));
+    config.drain = Duration::from_millis(50);
+    config.reflect.retry = Waits { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
+    Plan { config, dir: Arc::new(Dir::new()) }
+}
+
+impl Plan {
+    pub fn with(mut self, change: impl FnOnce(&mut Serve)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
+    /// Events that the ring holds.
+    pub fn window_events(self, events: usize) -> Self {
+        self.with(|config| config.cache.window_events_max = events)
+    }
+
+    /// How long requests wait for a feed that is being filled.
+    pub fn sync_wait(self, wait: Duration) -> Self {
+        self.with(|config| config.door.sync_wait_max = wait)
+    }
+
+    /// How many requests for feeds that are not ready may be passed through at a time.
+    pub fn unready_forwards(self, forwards: usize) -> Self {
+        self.with(|config| config.door.limits.unready_forwards_max = forwards)
+    }
+
+    pub fn idle(self, idle: Duration) -> Self {
+        self.with(|config| config.reflect.idle_max = idle)
+    }
+
+    pub fn drain(self, grace: Duration) -> Self {
+        self.with(|config| config.drain = grace)
+    }
+
+    pub fn bounded(self) -> Self {
+        self.with(|config| config.door.consistency = Consistency::Bounded)
+    }
+
+    pub fn preload(self, resource: &str) -> Self {
+        self.with(|config| config.preload.push(resource.to_owned()))
+    }
+
+    pub fn tls(self) -> Self {
+        let out = Some(self.dir.join("ca.pem"));
+        self.with(|config| config.tls = Some(TlsSource::SelfSigned { out }))
+    }
+
+    /// On a unix socket besides.
+    pub fn unix(self) -> Self {
+        let path = self.dir.join("api.sock");
+        self.with(|config| config.listen.push(Address::Unix(path)))
+    }
+
+    pub async fn run(self) -> App {
+        match self.try_run().await {
+            Ok(app) => app,
+            Err(error) => panic!("the application does not start: {error}"),
+        }
+    }
+
+    pub async fn try_run(self) -> Result<App, StartError> {
+        let Self { config, dir } = self;
+        let tls = config.tls.is_some();
+        let (started, start) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::spawn(move || serve(config, started, stopped));
+        let (addresses, admin) = start.await.expect("the application's thread lives")?;
+        let trust = tls.then(|| Trust::in_file(&dir.join("ca.pem")));
+        let reach = |url: &String| {
+            let client = Client::to(Place::parse(url));
+            if url.starts_with("https:") { client.trusting(trust.clone()) } else { client }
+        };
+        let clients: Vec<_> = addresses.iter().map(reach).collect();
+        let client = clients.first().cloned().expect("at least one listener");
+        let admin = admin.as_ref().map(reach);
+        Ok(App { client, clients, admin, stop: Some(stop), thread: Some(thread), _dir: dir })
+    }
+}
+
+type Started = (Vec<String>, Option<String>);
+
+fn serve(config: Serve, started: oneshot::Sender<Result<Started, StartError>>, stopped: oneshot::Receiver<()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        match Bound::bind(config).await {
+            Ok(bound) => {
+                let _ = started.send(Ok((bound.addresses(), bound.admin_address())));
+                bound.run(async { drop(stopped.await) }).await;
+            }
+            Err(error) => drop(started.send(Err(error))),
+        }
+    });
+}
+
+impl App {
+    /// A client of the listener with this number, in the order they were asked for.
+    pub fn listener(&self, number: usize) -> Client {
+        self.clients[number].clone()
+    }
+
+    pub async fn admin(&self, path: &str) -> Answer {
+        self.admin.as_ref().expect("an admin listener").get(path).await
+    }
+
+    /// The feed of a resource as the admin pages show it.
+    pub async fn feed(&self, resource: &str) -> Option<Value> {
+        let feeds = self.admin("/debug/feeds").await.json();
+        let feeds = feeds.as_array().expect("a list of feeds").clone();
+        feeds.into_iter().find(|feed| feed["resource"].as_str().is_some_and(|name| name.starts_with(resource)))
+    }
+
+    /// Returns when the feed of a resource looks like that.
+    pub async fn until_feed(&self, resource: &str, what: &str, wanted: impl Fn(&Value) -> bool) {
+        let wanted = &wanted;
+        let look = || async move { self.feed(resource).await.is_some_and(|feed| wanted(&feed)) };
+        eventually(&format!("{resource}: {what}"), look).await;
+    }
+
+    /// Returns when the proxy has applied everything up to this version of a resource.
+    pub async fn reached(&self, resource: &str, rv: u64) {
+        let at = |feed: &Value| feed["resourceVersion"].as_str().and_then(|text| text.parse::<u64>().ok());
+        self.until_feed(resource, &format!("at {rv}"), |feed| at(feed) >= Some(rv)).await;
+    }
+
+    /// Begins the shutdown, and does not wait for it.
+    pub fn begin_stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+    }
+
+    /// Shuts down and waits for the end.
+    pub async fn stop(mut self) -> Stopped {
+        let began = Instant::now();
+        self.begin_stop();
+        let thread = self.thread.take().expect("stopped once");
+        let joined = tokio::task::spawn_blocking(move || thread.join()).await.expect("the joining task lives");
+        joined.expect("the application does not panic");
+        Stopped { took: began.elapsed() }
+    }
+}
+
+impl Deref for App {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        self.begin_stop();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the application panicked");
+        }
+    }
+}

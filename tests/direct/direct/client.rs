@@ -1,0 +1,275 @@
+//! A client that shows what is on the wire: one connection per request unless it is told to share one.
+
+use std::convert::Infallible;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, Method, Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::Value;
+
+use super::io::{Io, Place, Trust};
+use super::watch::WatchPlan;
+use super::within;
+
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// How a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Http1,
+    Http2,
+    /// Watches are upgraded; everything else is HTTP/1.1.
+    WebSocket,
+}
+
+impl Protocol {
+    pub const ALL: [Self; 3] = [Self::Http1, Self::Http2, Self::WebSocket];
+}
+
+/// Somebody who can reach one listener.
+#[derive(Clone)]
+pub struct Client {
+    place: Place,
+    trust: Option<Trust>,
+    pub(super) protocol: Protocol,
+    /// Takes little at a time, so that a client that stops reading is noticed soon.
+    narrow: bool,
+    shared: Option<http2::SendRequest<Body>>,
+}
+
+/// A request that is not sent yet.
+pub struct Call {
+    client: Client,
+    method: Method,
+    path: String,
+    host: Option<String>,
+    headers: HeaderMap,
+    body: Body,
+}
+
+/// An answer, read whole.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub trailers: Option<HeaderMap>,
+}
+
+const NARROW_WINDOW: u32 = 65_535;
+
+impl Client {
+    pub fn to(place: Place) -> Self {
+        Self { place, trust: None, protocol: Protocol::Http1, narrow: false, shared: None }
+    }
+
+    pub fn trusting(self, trust: Option<Trust>) -> Self {
+        Self { trust, ..self }
+    }
+
+    pub fn over(&self, protocol: Protocol) -> Self {
+        Self { protocol, shared: None, ..self.clone() }
+    }
+
+    pub fn narrow(self) -> Self {
+        Self { narrow: true, ..self }
+    }
+
+    /// The same over HTTP/2, all requests on one connection.
+    pub async fn multiplexed(&self) -> Self {
+        let client = self.over(Protocol::Http2);
+        let shared = client.http2().await.expect("a connection");
+        Self { shared: Some(shared), ..client }
+    }
+
+    pub fn request(&self, method: Method, path: &str) -> Call {
+        let mut headers = HeaderMap::new();
+        headers.insert("accept", http::HeaderValue::from_static("application/json"));
+        Call { client: self.clone(), method, path: path.to_owned(), host: None, headers, body: body("") }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.request(Method::GET, path).send().await
+    }
+
+    pub fn watch(&self, path: &str) -> WatchPlan {
+        WatchPlan::new(self.clone(), path)
+    }
+
+    /// A connection, and nothing on it yet.
+    pub async fn connect(&self) -> Result<Box<dyn Io>, String> {
+        let protocol: &[u8] = if self.protocol == Protocol::Http2 { b"h2" } else { b"http/1.1" };
+        self.place.connect(self.trust.as_ref(), protocol, self.narrow).await.map_err(|error| error.to_string())
+    }
+
+    /// What a proxy in front of this listener would be given.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.host())
+    }
+
+    pub(super) fn host(&self) -> String {
+        self.place.host()
+    }
+
+    async fn http2(&self) -> Result<http2::SendRequest<Body>, String> {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        if self.narrow {
+            builder.initial_stream_window_size(NARROW_WINDOW).initial_connection_window_size(NARROW_WINDOW);
+        }
+        let io = TokioIo::new(self.connect().await?);
+        let (sender, connection) = builder.handshake(io).await.map_err(|error| error.to_string())?;
+        drop(tokio::spawn(connection));
+        Ok(sender)
+    }
+
+    async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, String> {
+        let answer = match (self.protocol, &self.shared) {
+            (Protocol::Http2, Some(shared)) => shared.clone().send_request(request).await,
+            (Protocol::Http2, None) => self.http2().await?.send_request(request).await,
+            (Protocol::Http1 | Protocol::WebSocket, _) => {
+                let io = TokioIo::new(self.connect().await?);
+                let (mut sender, connection) = http1::handshake(io).await.map_err(|error| error.to_string())?;
+                drop(tokio::spawn(connection.with_upgrades()));
+                sender.send_request(request).await
+            }
+        };
+        answer.map_err(|error| error.to_string())
+    }
+}
+
+impl Call {
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        let name: HeaderName = name.parse().expect("a header's name");
+        if name == http::header::ACCEPT {
+            self.headers.remove(&name);
+        }
+        self.headers.append(name, value.parse().expect("a header's value"));
+        self
+    }
+
+    /// Another Host than the one that is connected to.
+    pub fn host(self, host: &str) -> Self {
+        Self { host: Some(host.to_owned()), ..self }
+    }
+
+    pub fn body(self, text: impl Into<Bytes>) -> Self {
+        Self { body: body(text), ..self }
+    }
+
+    /// A body that is made while it is sent.
+    pub fn streaming(self, body: Body) -> Self {
+        Self { body, ..self }
+    }
+
+    /// The answer, whole.
+    pub async fn send(self) -> Answer {
+        let what = format!("{} {}", self.method, self.path);
+        self.try_send().await.unwrap_or_else(|error| panic!("no answer to {what}: {error}"))
+    }
+
+    pub async fn try_send(self) -> Result<Answer, String> {
+        let what = format!("{} {}", self.method, self.path);
+        let answer = async {
+            let (head, body) = self.open().await?.into_parts();
+            let body = body.collect().await.map_err(|error| format!("the body broke off: {error}"))?;
+            let (status, headers, trailers) = (head.status.as_u16(), head.headers, body.trailers().cloned());
+            Ok(Answer { status, headers, trailers, body: body.to_bytes() })
+        };
+        within(&what, answer).await
+    }
+
+    /// The head of the answer, and a body to be read.
+    pub async fn open(self) -> Result<Response<Incoming>, String> {
+        let Self { client, method, path, host, headers, body } = self;
+        let host = host.unwrap_or_else(|| client.host());
+        let scheme = if client.trust.is_some() { "https" } else { "http" };
+        let multiplexed = client.protocol == Protocol::Http2;
+        let uri = if multiplexed { format!("{scheme}://{host}{path}") } else { path };
+        let mut request = Request::builder().method(method).uri(&uri).body(body).expect("a request");
+        *request.headers_mut() = headers;
+        if !multiplexed {
+            request.headers_mut().insert("host", host.parse().expect("a host"));
+        }
+        within(&format!("the head of {uri}"), client.send(request)).await
+    }
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// Whether the cache gave it.
+    pub fn is_cached(&self) -> bool {
+        self.header("kube-fanout-served") == Some("cache")
+    }
+
+    /// The list's or the object's version.
+    pub fn rv(&self) -> u64 {
+        self.json()["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).expect("a version")
+    }
+
+    pub fn continue_token(&self) -> Option<String> {
+        self.json()["metadata"]["continue"].as_str().filter(|token| !token.is_empty()).map(str::to_owned)
+    }
+
+    /// The text, with the token for the next page spelled out: two spellings of one place are the same.
+    pub fn readable(&self) -> String {
+        let text = self.text();
+        let Some(token) = self.body.starts_with(b"{").then(|| self.continue_token()).flatten() else { return text };
+        let place = String::from_utf8(URL_SAFE_NO_PAD.decode(&token).expect("base64")).expect("text");
+        text.replacen(&token, &place.replace(r#""start":"/"#, r#""start":""#), 1)
+    }
+
+    /// `namespace/name` and version of a list's items, in their order.
+    pub fn items(&self) -> Vec<(String, u64)> {
+        let list = self.json();
+        let item = |item: &Value| {
+            let text = |field: &str| item["metadata"][field].as_str().unwrap_or_default().to_owned();
+            let (namespace, name) = (text("namespace"), text("name"));
+            let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
+            (key, text("resourceVersion").parse().expect("a version"))
+        };
+        list["items"].as_array().expect("a list").iter().map(item).collect()
+    }
+
+    /// Code and reason of a Status, which must agree with the response's own.
+    pub fn refusal(&self) -> (u16, String) {
+        let status = self.json();
+        assert_eq!((status["kind"].as_str(), status["code"].as_u64()), (Some("Status"), Some(self.status.into())));
+        (self.status, status["reason"].as_str().unwrap_or_default().to_owned())
+    }
+}
+
+/// The same status and the same bytes, but for the spelling of a token. Says where they part.
+pub fn assert_alike(what: &str, ours: &Answer, theirs: &Answer) {
+    let (a, b) = (ours.readable(), theirs.readable());
+    let at = a.bytes().zip(b.bytes()).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
+    let around = |text: &str| text.get(at.saturating_sub(120)..(at + 120).min(text.len())).unwrap_or(text).to_owned();
+    assert!(
+        ours.status == theirs.status && a == b,
+        "{what}: {} and {}, which part at byte {at}\n  ours: {}\ntheirs: {}",
+        ours.status,
+        theirs.status,
+        around(&a),
+        around(&b)
+    );
+}
+
+pub fn body(text: impl Into<Bytes>) -> Body {
+    Full::new(text.into()).boxed_unsync()
+}

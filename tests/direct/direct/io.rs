@@ -1,0 +1,114 @@
+//! Where something listens, how to get there, and directories that go away.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpSocket, UnixStream};
+use tokio_rustls::TlsConnector;
+
+/// A byte stream of any kind.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// Where to connect to.
+#[derive(Clone, Debug)]
+pub enum Place {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// What a TLS client trusts.
+#[derive(Clone)]
+pub struct Trust(Arc<ClientConfig>);
+
+/// What a client that is meant to stall lets the kernel take on its behalf.
+const NARROW_BYTES: u32 = 4096;
+
+impl Place {
+    /// From what the application says it serves on: `http://IP:PORT`, `https://IP:PORT` or `unix:PATH`.
+    pub fn parse(url: &str) -> Self {
+        match url.strip_prefix("unix:") {
+            Some(path) => Self::Unix(path.into()),
+            None => {
+                let (_, address) = url.split_once("://").expect("a URL");
+                Self::Tcp(address.parse().expect("an address with a port"))
+            }
+        }
+    }
+
+    pub fn host(&self) -> String {
+        match self {
+            Self::Tcp(address) => address.to_string(),
+            Self::Unix(_) => "localhost".to_owned(),
+        }
+    }
+
+    pub async fn connect(&self, trust: Option<&Trust>, protocol: &[u8], narrow: bool) -> std::io::Result<Box<dyn Io>> {
+        match (self, trust) {
+            (Self::Unix(path), _) => Ok(Box::new(UnixStream::connect(path).await?)),
+            (Self::Tcp(address), None) => Ok(Box::new(tcp(*address, narrow).await?)),
+            (Self::Tcp(address), Some(Trust(config))) => {
+                let mut config = ClientConfig::clone(config);
+                config.alpn_protocols = vec![protocol.to_vec()];
+                let name = ServerName::from(address.ip());
+                let stream = tcp(*address, narrow).await?;
+                Ok(Box::new(TlsConnector::from(Arc::new(config)).connect(name, stream).await?))
+            }
+        }
+    }
+}
+
+async fn tcp(address: SocketAddr, narrow: bool) -> std::io::Result<tokio::net::TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    if narrow {
+        socket.set_recv_buffer_size(NARROW_BYTES)?;
+    }
+    let stream = socket.connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+impl Trust {
+    pub fn in_file(path: &Path) -> Self {
+        let mut roots = RootCertStore::empty();
+        let certificate = CertificateDer::from_pem_file(path).expect("the certificate was written");
+        roots.add(certificate).expect("a usable certificate");
+        Self(Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth()))
+    }
+}
+
+/// A directory of its own, gone with this value.
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("kube-fanout-direct-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a temporary directory");
+        Self(path)
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Writes a file and says where.
+    pub fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.join(name);
+        std::fs::write(&path, text).expect("a file can be written");
+        path
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,78 @@
+//! An upstream that is only a function: for what passes through, where the answer is the test's.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// A body of the stub; an error in it breaks the connection.
+pub type Reply = Response<UnsyncBoxBody<Bytes, Failure>>;
+
+/// A running stub; stops when dropped.
+pub struct Stub {
+    address: SocketAddr,
+    heads: Arc<Mutex<Vec<http::request::Parts>>>,
+    task: JoinHandle<()>,
+}
+
+/// Answers every request with `answer`; `Err` closes the connection without a word.
+pub async fn stub<F, A>(answer: F) -> Stub
+where
+    F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Result<Reply, Failure>> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("a bound port");
+    let heads: Arc<Mutex<Vec<_>>> = Arc::default();
+    let seen = heads.clone();
+    let accept = async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (seen, answer) = (seen.clone(), answer.clone());
+            let service = service_fn(move |request: Request<Incoming>| {
+                let (head, body) = request.into_parts();
+                seen.lock().push(head.clone());
+                answer(Request::from_parts(head, body))
+            });
+            drop(tokio::spawn(async move {
+                let builder = auto::Builder::new(TokioExecutor::new());
+                drop(builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await);
+            }));
+        }
+    };
+    Stub { address, heads, task: tokio::spawn(accept) }
+}
+
+impl Stub {
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Heads of the requests for a path, in the order they came.
+    pub fn seen(&self, path: &str) -> Vec<http::request::Parts> {
+        self.heads.lock().iter().filter(|head| head.uri.path() == path).cloned().collect()
+    }
+
+    /// A response with a text.
+    pub fn reply(status: u16, text: impl Into<Bytes>) -> Reply {
+        let body = Full::new(text.into()).map_err(|never| match never {}).boxed_unsync();
+        Response::builder().status(status).body(body).expect("a response")
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

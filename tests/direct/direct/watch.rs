@@ -1,0 +1,282 @@
+//! One watch of a client: reads in the background, remembers everything, and can be made to stop reading.
+
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use http::{HeaderMap, Method};
+use http_body_util::BodyExt as _;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::{Error as SocketError, http::HeaderValue};
+
+use super::client::{Answer, Client, Protocol};
+use super::event::{Ended, Event};
+use super::frames::Frames;
+use super::{PATIENCE, within};
+
+/// A watch that is not open yet; awaiting it opens it.
+pub struct WatchPlan {
+    client: Client,
+    path: String,
+    query: Vec<(String, String)>,
+    accept: &'static str,
+    limit: usize,
+}
+
+/// An open watch.
+pub struct Watch {
+    pub headers: HeaderMap,
+    pub opened: Instant,
+    log: Arc<Log>,
+    /// Events that may be read before it stalls.
+    limit: watch::Sender<usize>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Log {
+    events: Mutex<Vec<(Event, Option<Instant>)>>,
+    ended: Mutex<Option<(Ended, Instant)>>,
+    changed: watch::Sender<()>,
+}
+
+impl WatchPlan {
+    pub(super) fn new(client: Client, path: &str) -> Self {
+        let query = if path.contains("/watch/") { vec![] } else { vec![("watch".to_owned(), "true".to_owned())] };
+        Self { client, path: path.to_owned(), query, accept: "application/json", limit: usize::MAX }
+    }
+
+    pub fn query(mut self, name: &str, value: &str) -> Self {
+        self.query.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub fn from(self, rv: u64) -> Self {
+        self.query("resourceVersion", &rv.to_string())
+    }
+
+    pub fn labels(self, selector: &str) -> Self {
+        self.query("labelSelector", selector)
+    }
+
+    pub fn fields(self, selector: &str) -> Self {
+        self.query("fieldSelector", selector)
+    }
+
+    pub fn bookmarks(self) -> Self {
+        self.query("allowWatchBookmarks", "true")
+    }
+
+    /// The objects first, then a bookmark that says that they were all.
+    pub fn initial_events(self) -> Self {
+        self.query("sendInitialEvents", "true").query("resourceVersionMatch", "NotOlderThan").bookmarks()
+    }
+
+    pub fn timeout_seconds(self, seconds: i64) -> Self {
+        self.query("timeoutSeconds", &seconds.to_string())
+    }
+
+    pub fn over(self, protocol: Protocol) -> Self {
+        Self { client: self.client.over(protocol), ..self }
+    }
+
+    pub fn accept(self, accept: &'static str) -> Self {
+        Self { accept, ..self }
+    }
+
+    /// Reads so many events and then no more, until [`Watch::resume`].
+    pub fn stall_after(self, events: usize) -> Self {
+        Self { limit: events, client: self.client.narrow(), ..self }
+    }
+
+    /// Opens it, or tells how it was refused.
+    pub async fn open(self) -> Result<Watch, Answer> {
+        let query: Vec<_> = self.query.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
+        let joint = if self.path.contains('?') { '&' } else { '?' };
+        let path =
+            if query.is_empty() { self.path.clone() } else { format!("{}{joint}{}", self.path, query.join("&")) };
+        let (headers, frames) = match self.client.protocol {
+            Protocol::WebSocket => upgrade(&self.client, &path, self.accept).await?,
+            _ => {
+                let call = self.client.request(Method::GET, &path).header("accept", self.accept);
+                let response = call.open().await.unwrap_or_else(|error| panic!("no answer to {path}: {error}"));
+                let (head, body) = response.into_parts();
+                if head.status != 200 {
+                    let body = body.collect().await.expect("a whole refusal").to_bytes();
+                    let (status, headers) = (head.status.as_u16(), head.headers);
+                    return Err(Answer { status, headers, body, trailers: None });
+                }
+                (head.headers, Frames::of(body))
+            }
+        };
+        let log = Arc::new(Log::default());
+        let (limit, limited) = watch::channel(self.limit);
+        let task = tokio::spawn(read(frames, log.clone(), limited));
+        Ok(Watch { headers, opened: Instant::now(), log, limit, task })
+    }
+}
+
+impl IntoFuture for WatchPlan {
+    type Output = Watch;
+    type IntoFuture = Pin<Box<dyn Future<Output = Watch> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let path = self.path.clone();
+            self.open().await.unwrap_or_else(|answer| panic!("{path}: {} {}", answer.status, answer.text()))
+        })
+    }
+}
+
+async fn upgrade(client: &Client, path: &str, accept: &str) -> Result<(HeaderMap, Frames), Answer> {
+    let mut request = format!("ws://{}{path}", client.host()).into_client_request().expect("a handshake");
+    request.headers_mut().insert("origin", HeaderValue::from_static("http://localhost"));
+    request.headers_mut().insert("accept", HeaderValue::from_str(accept).expect("a media type"));
+    let io = client.connect().await.expect("a connection");
+    match within(path, tokio_tungstenite::client_async(request, io)).await {
+        Ok((socket, response)) => Ok((response.into_parts().0.headers, Frames::Messages(Box::new(socket)))),
+        Err(SocketError::Http(response)) => {
+            let (head, body) = response.into_parts();
+            let (status, body) = (head.status.as_u16(), body.unwrap_or_default().into());
+            Err(Answer { status, headers: head.headers, body, trailers: None })
+        }
+        Err(error) => panic!("no handshake on {path}: {error}"),
+    }
+}
+
+async fn read(mut frames: Frames, log: Arc<Log>, mut limit: watch::Receiver<usize>) {
+    let mut last_word = None;
+    let ended = loop {
+        let so_far = log.events.lock().len();
+        if limit.wait_for(|limit| so_far < *limit).await.is_err() {
+            return;
+        }
+        match frames.next().await.and_then(|frame| Event::parse(&frame).map_err(Ended::Broken)) {
+            Ok(event) if last_word.is_some() => break Ended::Broken(format!("{event} after an ERROR")),
+            Ok(event) => {
+                last_word = event.is_error().then(|| event.as_end());
+                log.events.lock().push((event, Some(Instant::now())));
+                log.changed.send_replace(());
+            }
+            Err(Ended::Clean) => break last_word.unwrap_or(Ended::Clean),
+            Err(ended) => break ended,
+        }
+    };
+    *log.ended.lock() = Some((ended, Instant::now()));
+    log.changed.send_replace(());
+}
+
+impl Watch {
+    /// Everything so far.
+    pub fn events(&self) -> Vec<Event> {
+        self.log.events.lock().iter().map(|(event, _)| event.clone()).collect()
+    }
+
+    /// The changes so far: neither bookmarks nor an ERROR.
+    pub fn changes(&self) -> Vec<Event> {
+        self.events().into_iter().filter(|event| !event.is_bookmark() && !event.is_error()).collect()
+    }
+
+    pub fn bookmarks(&self) -> Vec<Event> {
+        self.events().into_iter().filter(Event::is_bookmark).collect()
+    }
+
+    /// When the last event came.
+    pub fn last_came(&self) -> Option<Instant> {
+        self.log.events.lock().last().and_then(|(_, at)| *at)
+    }
+
+    /// How it ended, if it did.
+    pub fn end(&self) -> Option<Ended> {
+        self.log.ended.lock().as_ref().map(|(ended, _)| ended.clone())
+    }
+
+    /// How long it lived, if it is over.
+    pub fn lived(&self) -> Option<std::time::Duration> {
+        self.log.ended.lock().as_ref().map(|(_, at)| at.duration_since(self.opened))
+    }
+
+    /// Returns when it looks like that; a watch that ends before is a failure.
+    pub async fn until(&self, what: &str, wanted: impl Fn(&[Event]) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut changed = self.log.changed.subscribe();
+        loop {
+            let events = self.events();
+            if wanted(&events) {
+                return;
+            }
+            let last = events.iter().rev().take(3).rev().collect::<Vec<_>>();
+            if let Some(ended) = self.end() {
+                panic!("ended ({ended:?}) before {what}; {} events, the last: {last:?}", events.len());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let news = timeout(left, changed.changed()).await;
+            assert!(news.is_ok(), "not within {PATIENCE:?}: {what}; {} events, the last: {last:?}", events.len());
+        }
+    }
+
+    /// Returns when more than so many events have come, or it has ended; however long that takes.
+    pub async fn more_than(&self, events: usize) {
+        let mut changed = self.log.changed.subscribe();
+        while self.is_open() && self.log.events.lock().len() <= events {
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// Returns when everything up to this version has come: an event or a bookmark that is not older.
+    pub async fn reached(&self, rv: u64) {
+        let late = |events: &[Event]| events.last().is_some_and(|event| event.rv >= rv);
+        self.until(&format!("version {rv}"), late).await;
+    }
+
+    /// Returns when so many changes have come.
+    pub async fn received(&self, changes: usize) {
+        let enough = |events: &[Event]| {
+            events.iter().filter(|event| !event.is_bookmark() && !event.is_error()).count() >= changes
+        };
+        self.until(&format!("{changes} changes"), enough).await;
+    }
+
+    /// Returns when the bookmark that ends the initial events has come.
+    pub async fn listed(&self) {
+        self.until("the initial events", |events| events.iter().any(Event::ends_initial_events)).await;
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&self) -> Ended {
+        let mut changed = self.log.changed.subscribe();
+        within("the end of a watch", async {
+            loop {
+                if let Some(ended) = self.end() {
+                    return ended;
+                }
+                let _ = changed.changed().await;
+            }
+        })
+        .await
+    }
+
+    /// Reads on.
+    pub fn resume(&self) {
+        self.limit.send_replace(usize::MAX);
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.end().is_none()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn escaped(value: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    value.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}

@@ -1,0 +1,108 @@
+//! Who is let in, by which door, and what a request may not do there (reliability.md D22, T17, X5; design.md §5, §9).
+
+use http::Method;
+use kube_fanout::app::StartError;
+use kube_fanout::demo;
+use kube_fanout::net::Address;
+use tokio::net::TcpListener;
+
+use crate::direct::{self, Dir, PODS, Protocol};
+
+#[tokio::test]
+async fn a_foreign_host_is_refused_on_tcp_and_any_is_fine_on_a_socket() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).unix().with(|config| config.allowed_hosts.push("proxy.internal".to_owned())).run().await;
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let ask = async |listener: usize, path: &str, host: &str| {
+            app.listener(listener).over(protocol).request(Method::GET, path).host(host).send().await
+        };
+        for path in [PODS, "/version", "/api/v1/pods?resourceVersion=0"] {
+            for host in ["evil.example", "evil.example:8001", "127.0.0.1.nip.io", "localhost.evil.example"] {
+                assert_eq!(ask(0, path, host).await.refusal(), (403, "Forbidden".to_owned()), "{path} {host}");
+                assert_eq!(ask(1, path, host).await.status, 200, "{path} {host}");
+            }
+            for host in ["localhost", "127.0.0.1:1", "[::1]:8001", "proxy.internal", "proxy.internal:443"] {
+                assert_eq!(ask(0, path, host).await.status, 200, "{path} {host}");
+            }
+        }
+    }
+    let before = up.counts().requests;
+    let write = app.request(Method::POST, "/api/v1/namespaces/default/configmaps").host("evil.example").body("{}");
+    assert_eq!(write.send().await.status, 403);
+    assert_eq!(up.counts().requests, before, "nothing of it went upstream");
+}
+
+#[tokio::test]
+async fn a_proxy_that_is_its_own_upstream_notices() {
+    // A port that is free now, for an application that is to be its own upstream.
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("a port");
+    let plan = direct::in_front_of(&format!("http://{port}")).with(|config| config.listen = vec![Address::Tcp(port)]);
+    let app = plan.run().await;
+    for path in ["/version", PODS, "/api"] {
+        let answer = app.get(path).await;
+        assert_eq!(answer.status, 508, "{path}: {}", answer.text());
+    }
+    let write = app.request(Method::POST, "/api/v1/namespaces/default/configmaps").body("{}").send().await;
+    assert_eq!(write.status, 508);
+}
+
+#[tokio::test]
+async fn a_loop_of_two_is_noticed_and_a_chain_of_two_is_not_one() {
+    let up = demo::upstream().pods(3).run().await;
+    let near = direct::app(&up).run().await;
+    let far = direct::in_front_of(&near.url()).run().await;
+    let list = far.get(PODS).await;
+    assert_eq!((list.status, list.items().len(), list.is_cached()), (200, 3, true));
+    assert_eq!(far.get("/version").await.status, 200);
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("a port");
+    let back = direct::in_front_of(&format!("http://{port}")).run().await;
+    let forth = direct::in_front_of(&back.url()).with(|config| config.listen = vec![Address::Tcp(port)]).run().await;
+    assert_eq!(forth.get("/version").await.status, 508);
+    assert_eq!(back.get("/version").await.status, 508);
+}
+
+#[tokio::test]
+async fn every_signal_crosses_a_second_tier() {
+    let up = demo::upstream().pods(10).seed(121).run().await;
+    let mut history = direct::History::begin(&up, PODS).await;
+    let near = direct::app(&up).run().await;
+    let far = direct::in_front_of(&near.url()).run().await;
+    let watch = far.watch(PODS).initial_events().await;
+    watch.listed().await;
+    let last = up.churn(30).await;
+    watch.reached(last).await;
+    let live: Vec<_> = watch.changes().into_iter().filter(|event| event.rv > history.from).collect();
+    direct::assert_same("two tiers on", &live, &history.upto(last).await.all());
+    let other = up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
+    let sent = tokio::time::Instant::now();
+    up.faults().only("pods").bookmark();
+    watch.reached(other).await;
+    assert!(sent.elapsed() < std::time::Duration::from_secs(2));
+    let mine = up.create_pod("default", "mine");
+    assert!(far.get(PODS).await.rv() >= mine, "a consistent list two tiers on");
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_named() {
+    let up = demo::upstream().run().await;
+    let holder = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let taken = Address::Tcp(holder.local_addr().expect("a port"));
+    let dir = Dir::new();
+    let socket = Address::Unix(dir.join("held.sock"));
+    let _held = tokio::net::UnixListener::bind(dir.join("held.sock")).expect("a socket");
+    let file = Address::Unix(dir.file("plain.sock", "not a socket"));
+    let nowhere = Address::Unix(dir.join("no/such/directory.sock"));
+    let second = |address: Address| direct::app(&up).with(|config| config.listen.push(address)).try_run();
+    for address in [taken.clone(), socket.clone(), file.clone(), nowhere] {
+        match second(address.clone()).await.err() {
+            Some(StartError::Bind { address: named, .. }) => assert_eq!(named, address),
+            other => panic!("{address}: {other:?}"),
+        }
+    }
+    match direct::app(&up).with(|config| config.admin = Some(taken.clone())).try_run().await.err() {
+        Some(StartError::Bind { address: named, .. }) => assert_eq!(named, taken),
+        other => panic!("the admin pages: {other:?}"),
+    }
+    assert!(dir.join("plain.sock").exists(), "what is not ours is left alone");
+    assert!(dir.join("held.sock").exists());
+}

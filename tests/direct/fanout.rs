@@ -1,0 +1,119 @@
+//! One upstream watch, many clients, and each of them is told everything in order (reliability.md W1–W5, W14, W15).
+
+use futures_util::future::join_all;
+use kube_fanout::demo;
+
+use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, WIDGETS, assert_same, configmap, straight};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_watches_each_see_every_change_in_upstreams_order() {
+    let up = demo::upstream().pods(200).seed(11).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let before = up.counts();
+    let app = direct::app(&up).run().await;
+    let open = (0..100).map(|n| app.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future());
+    let watches = join_all(open).await;
+    let last = up.churn(400).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    let asked = up.counts();
+    let expected = history.upto(last).await.all();
+    for (n, watch) in watches.iter().enumerate() {
+        assert_same(&format!("watch {n} over {:?}", Protocol::ALL[n % 3]), &watch.events(), &expected);
+    }
+    let lists = |counts: &demo::Counts| counts.watch_lists.of("pods") + counts.lists.of("pods");
+    assert_eq!(lists(&asked) - lists(&before), 1, "one list, streamed or not");
+    assert_eq!(asked.watches_open.of("pods"), 1, "and one watch");
+    drop(app);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_one_h2_connection_see_the_same() {
+    let up = demo::upstream().pods(50).seed(12).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let client = app.multiplexed().await;
+    let watches = join_all((0..120).map(|_| client.watch(PODS).from(history.from).into_future())).await;
+    let last = up.churn(200).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    let expected = history.upto(last).await.all();
+    watches.iter().for_each(|watch| assert_same("a stream", &watch.events(), &expected));
+}
+
+#[tokio::test]
+async fn tls_and_unix_sockets_carry_the_same_bytes() {
+    let up = demo::upstream().pods(20).seed(13).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).tls().unix().run().await;
+    let mut watches = Vec::new();
+    for listener in [0, 1] {
+        for protocol in Protocol::ALL {
+            watches.push(app.listener(listener).watch(PODS).from(history.from).over(protocol).await);
+        }
+    }
+    let last = up.churn(60).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    let expected = history.upto(last).await.all();
+    watches.iter().for_each(|watch| assert_same("a watch", &watch.events(), &expected));
+}
+
+#[tokio::test]
+async fn custom_resources_keep_their_spelling() {
+    let up = demo::upstream().run().await;
+    let mut history = History::begin(&up, WIDGETS).await;
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(WIDGETS).from(history.from).await;
+    let widget = |name: &str, odd: &str| {
+        let spec = serde_json::json!({"zeta": odd, "alpha": [1, 2.5]});
+        serde_json::json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+    };
+    up.put("widgets", widget("odd", "a<b>&\u{2028}\"\\ \u{1F980}"));
+    up.put("widgets", widget("gear", "plain"));
+    let last = up.delete("widgets", "default", "odd");
+    watch.reached(last).await;
+    assert_same("the watch", &watch.events(), &history.upto(last).await.all());
+    for path in [WIDGETS, "/apis/demo.kube-fanout.io/v1/namespaces/default/widgets"] {
+        let (ours, theirs) = (app.get(path).await, straight(&up).get(path).await);
+        assert!(ours.is_cached(), "{path}");
+        assert_eq!(ours.text(), theirs.text(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn resources_do_not_mix() {
+    let up = demo::upstream().pods(5).run().await;
+    let (mut pods, mut maps) = (History::begin(&up, PODS).await, History::begin(&up, CONFIGMAPS).await);
+    let app = direct::app(&up).run().await;
+    let pod_watch = app.watch(PODS).from(pods.from).await;
+    let map_watch = app.watch(CONFIGMAPS).from(maps.from).await;
+    for n in 0..20 {
+        up.put("configmaps", configmap("default", &format!("c{n}"), "x"));
+        up.update_pod("default", "pod");
+    }
+    let last_pod = up.update_pod("default", "pod");
+    let last_map = up.put("configmaps", configmap("default", "c0", "y"));
+    pod_watch.reached(last_pod).await;
+    map_watch.reached(last_map).await;
+    assert_same("pods", &pod_watch.events(), &pods.upto(last_pod).await.all());
+    assert_same("configmaps", &map_watch.events(), &maps.upto(last_map).await.all());
+}
+
+#[tokio::test]
+async fn awkward_strings_cross_unchanged() {
+    let up = demo::upstream().run().await;
+    let mut history = History::begin(&up, CONFIGMAPS).await;
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(CONFIGMAPS).from(history.from).await;
+    let large = "x".repeat(900_000);
+    let values =
+        ["", "a<b>&", "\u{0}\u{1f}\"\\/", "{\"type\":\"ERROR\",\"object\":{}}\n", "\u{2028}\u{2029}", "🦀é", &large];
+    let mut last = 0;
+    for (n, value) in values.iter().enumerate() {
+        last = up.put("configmaps", configmap("default", &format!("odd-{n}"), value));
+    }
+    watch.reached(last).await;
+    assert_same("the watch", &watch.events(), &history.upto(last).await.all());
+    let path = "/api/v1/namespaces/default/configmaps";
+    let (ours, theirs) = (app.get(path).await, straight(&up).get(path).await);
+    assert!(ours.is_cached());
+    assert!(ours.body == theirs.body, "a LIST has the same bytes");
+}

@@ -1,0 +1,158 @@
+//! Upstream answers 410: one list, the gap is mended if it can be proven, and not made up if it cannot (F4, F6, U4).
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Pod, RequestKind, Running};
+
+use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
+
+/// An application whose clients are in step with upstream, which is then down.
+async fn in_step(up: &Running, app: &App, history: &mut History) -> Vec<Watch> {
+    let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(history.from).over(protocol).into_future());
+    let watches = join_all(open).await;
+    let last = up.churn(10).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    history.upto(last).await;
+    up.faults().down().await;
+    app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    watches
+}
+
+/// The proxies' LISTs and watch-lists of the whole collection.
+fn whole_lists(up: &Running) -> usize {
+    let whole = |query: &&String| {
+        let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
+        !watch && !query.contains("fieldSelector") && !query.contains("continue")
+    };
+    direct::asked_by_proxies(up, PODS).iter().filter(whole).count()
+}
+
+#[tokio::test]
+async fn a_restart_that_missed_nothing_is_invisible() {
+    let up = demo::upstream().pods(40).seed(91).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = in_step(&up, &app, &mut history).await;
+    // Other resources went on, so that the version we resume from is behind the new window.
+    up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
+    let before = whole_lists(&up);
+    up.faults().forget_history();
+    up.faults().up().await;
+    app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    let mut later = History::begin(&up, PODS).await;
+    let last = up.churn(10).await;
+    let expected = [history.all(), later.upto(last).await.all()].concat();
+    for watch in &watches {
+        watch.reached(last).await;
+        assert!(watch.is_open());
+        assert_same("through the restart", &watch.events(), &expected);
+    }
+    assert_eq!(whole_lists(&up) - before, 1, "one list");
+}
+
+/// What happens while nobody looks, each with a name.
+type Gap = (&'static str, fn(&Running));
+
+const GAPS: [Gap; 6] = [
+    ("an update", |up| {
+        up.update_pod("default", "kept");
+    }),
+    ("several updates of one", |up| {
+        (1..6).map(|n| up.put_pod(&Pod::new("default", "kept").restarts(n))).for_each(drop::<u64>);
+    }),
+    ("a creation", |up| {
+        up.create_pod("default", "born");
+    }),
+    ("a creation and updates", |up| {
+        (0..3).map(|_| up.update_pod("default", "born")).for_each(drop::<u64>);
+    }),
+    ("a deletion", |up| {
+        up.delete_pod("default", "doomed");
+    }),
+    ("an update, a deletion and others between", |up| {
+        up.update_pod("default", "doomed");
+        up.update_pod("default", "kept");
+        up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
+        up.delete_pod("default", "doomed");
+        up.create_pod("default", "born");
+    }),
+];
+
+#[tokio::test]
+async fn changes_that_storage_still_knows_are_read_back_and_nothing_is_lost_or_doubled() {
+    for (what, happen) in GAPS {
+        let up = demo::upstream().pods(10).seed(92).run().await;
+        up.create_pod("default", "kept");
+        up.create_pod("default", "doomed");
+        let mut history = History::begin(&up, PODS).await;
+        let app = direct::app(&up).run().await;
+        let watches = in_step(&up, &app, &mut history).await;
+        happen(&up);
+        let before = whole_lists(&up);
+        up.faults().forget_window();
+        up.faults().up().await;
+        let last = up.create_pod("default", "end");
+        let expected = history.dig_upto(last).await.all();
+        for watch in &watches {
+            watch.reached(last).await;
+            assert_same(what, &watch.events(), &expected);
+            assert!(watch.is_open());
+        }
+        assert_eq!(whole_lists(&up) - before, 1, "{what}: one list");
+    }
+}
+
+#[tokio::test]
+async fn a_window_that_is_compacted_before_it_is_listed_is_given_up_for_a_newer_one() {
+    let up = demo::upstream().pods(10).seed(95).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = in_step(&up, &app, &mut history).await;
+    up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
+    up.faults().forget_history();
+    up.faults().only("pods").answer(RequestKind::List, 1, 410, None);
+    up.faults().up().await;
+    app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    let last = up.create_pod("default", "end");
+    for watch in &watches {
+        watch.reached(last).await;
+        assert!(watch.is_open(), "nothing of pods had changed");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_proven_ends_the_watches_with_410_and_one_list_serves_all() {
+    let up = demo::upstream().pods(40).seed(93).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = in_step(&up, &app, &mut history).await;
+    up.churn(10).await;
+    up.faults().forget_history();
+    let before = whole_lists(&up);
+    up.faults().up().await;
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired);
+    }
+    let again = join_all((0..30).map(|_| app.watch(PODS).initial_events().from(0).into_future())).await;
+    join_all(again.iter().map(Watch::listed)).await;
+    let theirs = direct::straight(&up).watch(PODS).initial_events().await;
+    theirs.listed().await;
+    again.iter().for_each(|watch| assert_same("listed from us", &watch.changes(), &theirs.changes()));
+    let lists = whole_lists(&up) - before;
+    assert!(lists <= 2, "{lists} lists for one incident");
+}
+
+#[tokio::test]
+async fn a_resume_from_before_the_gap_is_expired_and_never_skips() {
+    let up = demo::upstream().pods(40).seed(94).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = in_step(&up, &app, &mut history).await;
+    let seen = watches[0].events().last().expect("events").rv;
+    up.churn(10).await;
+    up.faults().forget_history();
+    up.faults().up().await;
+    assert_eq!(watches[0].ended().await, Ended::Expired);
+    for from in [history.from, seen] {
+        assert_eq!(app.watch(PODS).from(from).await.ended().await, Ended::Expired, "from {from}");
+    }
+}

@@ -1,0 +1,111 @@
+//! Upstream says what it should not: nothing of it is passed on (reliability.md U9, U11, U17, W1, W2).
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Running};
+
+use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
+
+async fn watching(up: &Running, app: &App, history: &History) -> Vec<Watch> {
+    let open =
+        Protocol::ALL.map(|protocol| app.watch(PODS).from(history.from).bookmarks().over(protocol).into_future());
+    let watches = join_all(open).await;
+    let last = up.churn(10).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    watches
+}
+
+async fn reopened(up: &Running, opened: u64) {
+    let resumed = up.until(|counts| counts.watches_opened.of("pods") > opened && counts.watches_open.of("pods") > 0);
+    direct::within("a new watch upstream", resumed).await;
+}
+
+#[tokio::test]
+async fn a_frame_that_is_not_json_ends_the_stream_and_nothing_else() {
+    let up = demo::upstream().pods(20).seed(101).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watching(&up, &app, &history).await;
+    let mut last = 0;
+    for _ in 0..8 {
+        let opened = up.counts().watches_opened.of("pods");
+        up.faults().only("pods").send_malformed();
+        reopened(&up, opened).await;
+        last = up.churn(3).await;
+        app.reached("pods", last).await;
+    }
+    let expected = history.upto(last).await.all();
+    for watch in &watches {
+        watch.reached(last).await;
+        assert_same("a watch", &watch.changes(), &expected);
+        assert!(watch.is_open());
+    }
+}
+
+#[tokio::test]
+async fn a_duplicate_is_not_passed_on() {
+    let up = demo::upstream().pods(20).seed(102).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watching(&up, &app, &history).await;
+    let opened = up.counts().watches_opened.of("pods");
+    let mut last = 0;
+    for _ in 0..10 {
+        up.faults().only("pods").duplicate_event();
+        last = up.churn(2).await;
+        app.reached("pods", last).await;
+    }
+    assert_eq!(up.counts().watches_opened.of("pods"), opened, "and it costs nothing");
+    let expected = history.upto(last).await.all();
+    for watch in &watches {
+        watch.reached(last).await;
+        assert_same("a watch", &watch.changes(), &expected);
+    }
+}
+
+#[tokio::test]
+async fn a_version_that_goes_back_is_never_passed_on() {
+    let up = demo::upstream().pods(20).seed(103).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watching(&up, &app, &history).await;
+    up.faults().only("pods").regress_revision();
+    let last = up.churn(5).await;
+    let expected = history.upto(last).await.all();
+    for watch in &watches {
+        // Going on and starting over are both honest; what must not happen is that anybody sees it.
+        direct::eventually("an end or the rest", || async {
+            !watch.is_open() || watch.events().last().is_some_and(|event| event.rv >= last)
+        })
+        .await;
+        let seen = watch.changes();
+        assert_same("what was seen", &seen, &expected[..seen.len()]);
+        assert!(watch.is_open() && seen.len() == expected.len() || watch.end() == Some(Ended::Expired));
+    }
+    let list = app.get(PODS).await;
+    let items: Vec<_> = history.state_at(last).into_iter().map(|event| (event.key, event.rv)).collect();
+    assert_eq!(list.items(), items);
+}
+
+#[tokio::test]
+async fn a_stream_that_cannot_be_read_is_listed_anew_and_never_skipped() {
+    let up = demo::upstream().pods(20).seed(104).run().await;
+    let history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watching(&up, &app, &history).await;
+    let seen = watches[0].changes().len();
+    // The same poison behind the same version, again and again.
+    for _ in 0..3 {
+        let opened = up.counts().watches_opened.of("pods");
+        up.faults().only("pods").send_malformed();
+        reopened(&up, opened).await;
+    }
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired);
+        assert_eq!(watch.changes().len(), seen);
+    }
+    let anew = app.watch(PODS).initial_events().from(0).await;
+    anew.listed().await;
+    let theirs = direct::straight(&up).watch(PODS).initial_events().await;
+    theirs.listed().await;
+    assert_same("listed anew", &anew.changes(), &theirs.changes());
+}

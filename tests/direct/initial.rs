@@ -1,0 +1,137 @@
+//! Watches that begin with the objects (reliability.md W11, W11b; semantics.md §3.4).
+
+use futures_util::future::join_all;
+use kube_fanout::demo;
+
+use crate::direct::{self, Event, History, PODS, Protocol, assert_same, straight};
+
+const EMPTY_NAMESPACE: &str = "/api/v1/namespaces/nowhere/pods";
+
+#[tokio::test]
+async fn initial_events_are_the_state_in_key_order_and_one_marked_bookmark() {
+    let up = demo::upstream().pods(30).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let theirs = straight(&up).watch(PODS).initial_events().await;
+    theirs.listed().await;
+    for protocol in Protocol::ALL {
+        for plan in [app.watch(PODS).initial_events(), app.watch(PODS).from(0).bookmarks(), app.watch(PODS).bookmarks()]
+        {
+            let watch = plan.over(protocol).await;
+            watch.listed().await;
+            let events = watch.events();
+            assert_same(&format!("{protocol:?}"), &events, &theirs.events());
+            assert_eq!(events.last().map(|event| event.rv), Some(history.from));
+        }
+    }
+    let watch = app.watch(PODS).initial_events().await;
+    watch.listed().await;
+    let last = up.churn(20).await;
+    watch.reached(last).await;
+    let live: Vec<_> = watch.events().into_iter().filter(|event| event.rv > history.from).collect();
+    assert_same("behind the bookmark", &live, &history.upto(last).await.all());
+}
+
+#[tokio::test]
+async fn an_empty_match_gets_its_bookmark_at_once() {
+    let up = demo::upstream().pods(30).run().await;
+    let app = direct::app(&up).run().await;
+    for plan in [
+        app.watch(PODS).labels("nobody=has"),
+        app.watch(EMPTY_NAMESPACE),
+        app.watch(PODS).fields("spec.nodeName=nowhere"),
+        app.watch(EMPTY_NAMESPACE).fields("metadata.name=nobody"),
+    ] {
+        let watch = plan.initial_events().await;
+        watch.listed().await;
+        let events = watch.events();
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert_eq!(events[0].rv, up.revision());
+    }
+}
+
+#[tokio::test]
+async fn without_bookmarks_the_objects_come_and_no_bookmark() {
+    let up = demo::upstream().pods(12).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let initial_without_bookmarks =
+        app.watch(PODS).query("sendInitialEvents", "true").query("resourceVersionMatch", "NotOlderThan");
+    let deprecated = app.watch("/api/v1/watch/pods");
+    let plans = [app.watch(PODS), app.watch(PODS).from(0), initial_without_bookmarks, deprecated];
+    let watches = join_all(plans.map(IntoFuture::into_future)).await;
+    for watch in &watches {
+        watch.received(12).await;
+        assert_same("the objects", &watch.events(), &history.state_at(history.from));
+    }
+    let last = up.churn(5).await;
+    let expected: Vec<Event> = [history.state_at(history.from), history.upto(last).await.all()].concat();
+    for watch in &watches {
+        watch.reached(last).await;
+        assert_same("and what follows", &watch.events(), &expected);
+    }
+}
+
+#[tokio::test]
+async fn no_initial_events_means_only_what_follows() {
+    let up = demo::upstream().pods(12).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let quiet = |from: &str| {
+        let plan = app.watch(PODS).query("sendInitialEvents", "false").query("resourceVersionMatch", "NotOlderThan");
+        plan.query("resourceVersion", from)
+    };
+    let watches = join_all(["", "0"].map(|from| quiet(from).into_future())).await;
+    let last = up.churn(5).await;
+    let expected = history.upto(last).await.all();
+    for watch in &watches {
+        watch.reached(last).await;
+        assert_same("only what follows", &watch.events(), &expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn initial_events_taken_during_churn_are_one_state_and_all_that_follows() {
+    let up = demo::upstream().pods(150).seed(41).rate(500).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let mut watches = Vec::new();
+    for n in 0..24 {
+        let plan = app.watch(PODS).initial_events().over(Protocol::ALL[n % 3]);
+        let watch = (if n % 2 == 0 { plan.from(0) } else { plan }).await;
+        watch.listed().await;
+        watches.push(watch);
+    }
+    let last = up.churn(20).await;
+    history.upto(last).await;
+    for watch in &watches {
+        watch.reached(last).await;
+        let events = watch.events();
+        let end = events.iter().position(Event::ends_initial_events).expect("a marked bookmark");
+        let at = events[end].rv;
+        assert_same(&format!("the state at {at}"), &events[..end], &history.state_at(at));
+        let rest: Vec<_> = events[end + 1..].iter().filter(|event| event.rv <= last && !event.is_bookmark()).collect();
+        let rest: Vec<_> = rest.into_iter().cloned().collect();
+        let expected: Vec<_> = history.after(at).into_iter().filter(|event| event.rv <= last).collect();
+        assert_same(&format!("after {at}"), &rest, &expected);
+        assert_eq!(events.iter().filter(|event| event.ends_initial_events()).count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn initial_events_of_a_selector_are_what_it_matches() {
+    let up = demo::upstream().pods(60).run().await;
+    let app = direct::app(&up).run().await;
+    for (labels, fields) in [("app=api", ""), ("", "spec.nodeName=node-2"), ("app!=api", "metadata.namespace=shop")] {
+        let plan = |client: &direct::Client| {
+            let plan = client.watch(PODS).initial_events();
+            let plan = if labels.is_empty() { plan } else { plan.labels(labels) };
+            if fields.is_empty() { plan } else { plan.fields(fields) }
+        };
+        let (ours, theirs) = (plan(&app).await, plan(&straight(&up)).await);
+        ours.listed().await;
+        theirs.listed().await;
+        assert!(ours.changes().len() > 1, "{labels} {fields} matches something");
+        assert_same(&format!("{labels} {fields}"), &ours.events(), &theirs.events());
+    }
+}

@@ -1,0 +1,229 @@
+//! LIST and GET: which state answers, and in which pages (reliability.md L1, L3, L4, L6; semantics.md §3).
+
+use std::time::Duration;
+
+use kube_fanout::demo::{self, Running};
+use tokio::time::{Instant, timeout};
+
+use crate::direct::{self, App, CONFIGMAPS, Ended, PODS, WIDGETS, assert_alike, configmap, straight};
+
+const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
+
+/// Waits until the feed of pods has a state.
+async fn warm(app: &App) {
+    assert!(app.get("/api/v1/pods?resourceVersion=0").await.is_cached());
+}
+
+/// The same answer as upstream's, from the cache.
+async fn assert_served(app: &App, up: &Running, path: &str) {
+    let (ours, theirs) = (app.get(path).await, straight(up).get(path).await);
+    assert_alike(path, &ours, &theirs);
+    assert_eq!(ours.header("content-type"), theirs.header("content-type"), "{path}");
+    assert_eq!(ours.header("cache-control"), theirs.header("cache-control"), "{path}");
+    assert!(ours.is_cached(), "{path}");
+}
+
+#[tokio::test]
+async fn every_list_has_upstreams_bytes() {
+    let up = demo::upstream().pods(40).run().await;
+    up.put("configmaps", configmap("default-a", "sorts-before", "a<b>&"));
+    let app = direct::app(&up).run().await;
+    let rv = up.revision();
+    for path in [PODS, DEFAULT_PODS, "/api/v1/namespaces/nowhere/pods", "/api/v1/nodes", "/api/v1/namespaces"] {
+        for query in ["", "?resourceVersion=0", "?resourceVersion=0&limit=3", "?limit=3", "?limit=500"] {
+            assert_served(&app, &up, &format!("{path}{query}")).await;
+        }
+    }
+    for path in [CONFIGMAPS, "/api/v1/namespaces/default-a/configmaps", WIDGETS, "/apis/apps/v1/deployments"] {
+        for query in ["", "?resourceVersion=0", "?limit=1"] {
+            assert_served(&app, &up, &format!("{path}{query}")).await;
+        }
+    }
+    for query in [
+        "labelSelector=app%3Dapi",
+        "labelSelector=app%20in%20(api%2Cfront)%2Cpod-template-hash&limit=2",
+        "labelSelector=nobody%3Dhas",
+        "fieldSelector=spec.nodeName%3Dnode-1",
+        "fieldSelector=metadata.namespace%3Dshop&limit=2",
+        "fieldSelector=metadata.name%3Dnobody",
+        "fieldSelector=status.phase!%3DRunning",
+        "timeoutSeconds=1&watch=false&labelselector=x&foo=bar",
+        "limit=2&limit=30",
+        "limit=-1",
+    ] {
+        assert_served(&app, &up, &format!("{PODS}?{query}")).await;
+        assert_served(&app, &up, &format!("{DEFAULT_PODS}?{query}&resourceVersion=0")).await;
+        assert_served(&app, &up, &format!("{PODS}?{query}&resourceVersion={rv}&resourceVersionMatch=NotOlderThan"))
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn pages_are_of_one_snapshot_while_the_collection_changes() {
+    let up = demo::upstream().pods(64).seed(71).run().await;
+    let app = direct::app(&up).run().await;
+    warm(&app).await;
+    for path in [PODS, DEFAULT_PODS, "/api/v1/pods?labelSelector=app%3Dapi"] {
+        let joint = if path.contains('?') { '&' } else { '?' };
+        let whole = straight(&up).get(path).await;
+        let mut page = app.get(&format!("{path}{joint}limit=3")).await;
+        let (rv, mut items) = (page.rv(), page.items());
+        while let Some(token) = page.continue_token() {
+            up.churn(7).await;
+            app.reached("pods", up.revision()).await;
+            let next = format!("{path}{joint}limit=3&continue={token}");
+            page = app.get(&next).await;
+            assert!(page.is_cached());
+            assert_eq!(page.rv(), rv);
+            assert_alike("as upstream pages it", &page, &straight(&up).get(&next).await);
+            items.extend(page.items());
+        }
+        assert_eq!(items, whole.items(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_not_ours_passes_through() {
+    let up = demo::upstream().pods(30).seed(72).run().await;
+    let app = direct::app(&up).with(|config| config.cache.held_snapshots_max = 1).run().await;
+    warm(&app).await;
+    let theirs = straight(&up).get("/api/v1/pods?limit=4").await.continue_token().expect("more");
+    let forgotten = app.get("/api/v1/pods?limit=4").await.continue_token().expect("more");
+    up.churn(9).await;
+    app.reached("pods", up.revision()).await;
+    let held = app.get("/api/v1/pods?limit=5").await.continue_token().expect("more");
+    up.churn(9).await;
+    app.reached("pods", up.revision()).await;
+    for (token, ours) in [(&theirs, false), (&forgotten, false), (&held, true)] {
+        let path = format!("{PODS}?limit=4&continue={token}");
+        let page = app.get(&path).await;
+        assert_eq!(page.is_cached(), ours);
+        assert_alike(&path, &page, &straight(&up).get(&path).await);
+    }
+    up.faults().forget_history();
+    let expired = app.get(&format!("{PODS}?limit=4&continue={theirs}")).await;
+    assert_eq!(expired.refusal(), (410, "Expired".to_owned()));
+    let anew = expired.continue_token().expect("a token that goes on in the newest state");
+    let page = app.get(&format!("{PODS}?limit=4&continue={anew}")).await;
+    assert_eq!((page.status, page.rv()), (200, up.revision()));
+}
+
+#[tokio::test]
+async fn exact_is_exact_or_upstreams_answer() {
+    let up = demo::upstream().pods(20).seed(73).run().await;
+    let app = direct::app(&up).run().await;
+    warm(&app).await;
+    let old = up.revision();
+    let now = up.churn(10).await;
+    app.reached("pods", now).await;
+    let exact = |rv: u64| format!("{PODS}?resourceVersion={rv}&resourceVersionMatch=Exact");
+    let legacy = |rv: u64| format!("{PODS}?resourceVersion={rv}&limit=3");
+    for (path, cached) in [(exact(now), true), (legacy(now), true), (exact(old), false), (legacy(old), false)] {
+        let (ours, theirs) = (app.get(&path).await, straight(&up).get(&path).await);
+        assert_alike(&path, &ours, &theirs);
+        assert_eq!((ours.status, ours.is_cached()), (200, cached), "{path}");
+    }
+    // A version between two changes of pods is as good as the last one.
+    let other = up.put("configmaps", configmap("default", "other", "x"));
+    let at_least = app.get(&format!("{PODS}?resourceVersion={other}&resourceVersionMatch=NotOlderThan")).await;
+    assert_eq!((at_least.status, at_least.is_cached()), (200, true), "a quiet resource catches up");
+    assert!(at_least.rv() >= other);
+    up.faults().compact(now);
+    for (path, code) in [(exact(old), 410), (legacy(old), 410), (exact(other + 100), 504)] {
+        let upstream = straight(&up);
+        let (ours, theirs) = tokio::join!(app.get(&path), upstream.get(&path));
+        assert_alike(&path, &ours, &theirs);
+        assert_eq!(ours.status, code, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_version_that_does_not_come_is_refused_after_three_seconds_as_upstream_does() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).run().await;
+    warm(&app).await;
+    let future = up.revision() + 1000;
+    let one = up.keys("pods")[0].0.replace('/', "/pods/");
+    let paths = [
+        format!("{PODS}?resourceVersion={future}"),
+        format!("{PODS}?resourceVersion={future}&resourceVersionMatch=NotOlderThan"),
+        format!("/api/v1/namespaces/{one}?resourceVersion={future}"),
+    ];
+    let refused = async |path: &str| {
+        let ours = async {
+            let began = Instant::now();
+            (app.get(path).await, began.elapsed())
+        };
+        let upstream = straight(&up);
+        let ((ours, took), theirs) = tokio::join!(ours, upstream.get(path));
+        assert!(took > Duration::from_millis(2900) && took < Duration::from_millis(4500), "{took:?}");
+        assert_alike(path, &ours, &theirs);
+        assert_eq!((ours.status, ours.header("retry-after")), (504, Some("1")));
+    };
+    let in_stream = async {
+        let theirs = straight(&up).watch(PODS).initial_events().from(future).await;
+        let watch = app.watch(PODS).initial_events().from(future).await;
+        assert_eq!(watch.ended().await, Ended::Refused(504));
+        assert_eq!(theirs.ended().await, Ended::Refused(504));
+        assert_eq!(watch.events(), theirs.events());
+    };
+    tokio::join!(refused(&paths[0]), refused(&paths[1]), refused(&paths[2]), in_stream);
+}
+
+#[tokio::test]
+async fn a_version_that_comes_while_it_is_waited_for_is_served_at_once() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).run().await;
+    warm(&app).await;
+    for n in 0..10 {
+        let next = up.revision() + 1;
+        let path = format!("{PODS}?resourceVersion={next}");
+        let (waits, watch) = (app.get(&path), app.watch(PODS).initial_events().from(next).into_future());
+        let write = async {
+            app.until_feed("pods", "a reader", |feed| feed["readers"].as_u64() > Some(0)).await;
+            up.update_pod("default", &format!("p{n}"))
+        };
+        let (list, watch, rv) = tokio::join!(timeout(Duration::from_secs(2), waits), watch, write);
+        let list = list.expect("in time");
+        assert_eq!((list.status, list.rv(), rv), (200, next, next));
+        watch.listed().await;
+        assert_eq!(watch.bookmarks()[0].rv, next);
+    }
+}
+
+#[tokio::test]
+async fn a_get_of_any_version_is_served_from_a_feed_that_runs() {
+    let up = demo::upstream().pods(5).run().await;
+    let app = direct::app(&up).run().await;
+    let (key, rv) = up.keys("pods")[2].clone();
+    let (namespace, name) = key.split_once('/').expect("a pod has a namespace");
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let cold = app.get(&format!("{path}?resourceVersion=0")).await;
+    assert_eq!((cold.status, cold.is_cached()), (200, false), "not worth a feed");
+    warm(&app).await;
+    for query in ["resourceVersion=0", &format!("resourceVersion={rv}"), "resourceVersion=0&resourceVersionMatch=Bad"] {
+        assert_served(&app, &up, &format!("{path}?{query}")).await;
+    }
+    assert_served(&app, &up, &format!("/api/v1/namespaces/{namespace}/pods/nobody?resourceVersion=0")).await;
+    let newest = app.get(&path).await;
+    assert_eq!((newest.status, newest.is_cached()), (200, false), "the most recent one is upstream's to give");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_never_go_back_in_time() {
+    let up = demo::upstream().pods(50).seed(74).rate(500).run().await;
+    let app = direct::app(&up).run().await;
+    warm(&app).await;
+    let reader = |query: &'static str| {
+        let client = (*app).clone();
+        async move {
+            let mut last = 0;
+            for _ in 0..60 {
+                let rv = client.get(&format!("{DEFAULT_PODS}{query}")).await.rv();
+                assert!(rv >= last, "{rv} after {last}");
+                last = rv;
+            }
+        }
+    };
+    tokio::join!(reader("?resourceVersion=0"), reader(""), reader("?resourceVersion=0"), reader("?limit=2"));
+}

@@ -1,0 +1,29 @@
+//! The whole application, from outside: real sockets, the demo upstream behind it, clients in front of it (T3 direct).
+
+mod direct;
+
+mod admin;
+mod chaos;
+mod clock;
+mod cold;
+mod command;
+mod current;
+mod cuts;
+mod doors;
+mod fanout;
+mod forward;
+mod gaps;
+mod hostile;
+mod idle;
+mod initial;
+mod lists;
+mod metrics;
+mod outage;
+mod process;
+mod refusals;
+mod resume;
+mod selectors;
+mod shutdown;
+mod slow;
+mod sockets;
+mod syncing;

@@ -1,0 +1,100 @@
+//! Every documented metric, and something that moves it (docs/METRICS.md). In a process of its own: metrics are global.
+
+use std::collections::BTreeSet;
+
+use kube_fanout::demo::{self, RequestKind, Running};
+
+use crate::direct::{self, Client, Dir, Ended, PODS, Watch};
+use crate::process::{Process, metric};
+
+/// A metric, and a label that one of its lines must have.
+type Metric = (&'static str, &'static str);
+
+const IN_SERVICE: [Metric; 23] = [
+    ("kube_fanout_upstream_watches", "pods.v1"),
+    ("kube_fanout_upstream_events_total", "pods.v1"),
+    ("kube_fanout_upstream_bytes_total", "pods.v1"),
+    ("kube_fanout_upstream_bookmarks_total", "pods.v1"),
+    ("kube_fanout_upstream_duplicates_total", "pods.v1"),
+    ("kube_fanout_upstream_questions_total", "initial"),
+    ("kube_fanout_feed_state", "live"),
+    ("kube_fanout_feed_objects", "pods.v1"),
+    ("kube_fanout_feed_object_bytes", "pods.v1"),
+    ("kube_fanout_feed_resource_version", "pods.v1"),
+    ("kube_fanout_ring_events", "pods.v1"),
+    ("kube_fanout_ring_bytes", "pods.v1"),
+    ("kube_fanout_ring_span_seconds", "pods.v1"),
+    ("kube_fanout_lanes", "pods.v1"),
+    ("kube_fanout_watches_open", "h1"),
+    ("kube_fanout_watch_events_total", "pods.v1"),
+    ("kube_fanout_watch_bytes_total", "pods.v1"),
+    ("kube_fanout_watch_delivery_seconds_count", "pods.v1"),
+    ("kube_fanout_watches_ended_total", "expired"),
+    ("kube_fanout_served_total", "list"),
+    ("kube_fanout_forwarded_total", "non_resource"),
+    ("kube_fanout_refused_total", "400"),
+    ("kube_fanout_coalesced_requests_total", ""),
+];
+const IN_AN_OUTAGE: [Metric; 3] = [
+    ("kube_fanout_upstream_failures_total", "unreachable"),
+    ("kube_fanout_feed_state", "stale"),
+    ("kube_fanout_feed_stale_seconds", "pods.v1"),
+];
+const BEHIND_IT: [Metric; 3] = [
+    ("kube_fanout_upstream_questions_total", "relist"),
+    ("kube_fanout_history_gaps_total", "new_history"),
+    ("kube_fanout_feed_state", "live"),
+];
+
+async fn move_up(process: &Process, metrics: &[Metric]) {
+    for (name, label) in metrics {
+        let moved = || async { metric(&process.metrics().await, name, label) > 0.0 };
+        direct::eventually(&format!("{name}{{{label}}} moves"), moved).await;
+    }
+}
+
+/// A little of everything; the watch that is left open.
+async fn serve_all_kinds(up: &Running, client: &Client) -> Watch {
+    client.get(PODS).await;
+    let open = client.watch("/api/v1/namespaces/default/pods").initial_events().await;
+    open.listed().await;
+    client.get("/version").await;
+    client.get(&format!("{PODS}?limit=abc")).await;
+    client.get("/api/v1/namespaces/default/pods/nobody").await;
+    drop(client.watch(PODS).from(1).await.ended().await);
+    up.create_pod("default", "one");
+    up.faults().only("pods").duplicate_event();
+    open.reached(up.create_pod("default", "two")).await;
+    let other = up.put("nodes", serde_json::json!({"metadata": {"name": "n"}}));
+    up.faults().only("pods").bookmark();
+    open.reached(other).await;
+    open
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_metric_moves_when_what_it_counts_happens() {
+    let up = demo::upstream().pods(5).run().await;
+    let dir = Dir::new();
+    let process = Process::serve(&dir, &up.url(), &[]).await;
+    let open = serve_all_kinds(&up, &process.client()).await;
+    move_up(&process, &IN_SERVICE).await;
+    up.faults().down().await;
+    move_up(&process, &IN_AN_OUTAGE).await;
+    // A gap that cannot be told.
+    up.create_pod("default", "three");
+    up.faults().forget_history();
+    up.faults().only("pods").answer(RequestKind::Watch, 1, 503, None);
+    up.faults().up().await;
+    assert_eq!(open.ended().await, Ended::Expired);
+    move_up(&process, &BEHIND_IT).await;
+}
+
+#[test]
+fn what_is_documented_is_what_moves() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/METRICS.md")).expect("the document");
+    let names = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let documented: BTreeSet<_> = names.filter(|name| name.starts_with("kube_fanout_")).collect();
+    let moved = IN_SERVICE.iter().chain(&IN_AN_OUTAGE).chain(&BEHIND_IT);
+    let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count")).collect();
+    assert_eq!(documented, moved);
+}

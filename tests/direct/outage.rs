@@ -1,0 +1,155 @@
+//! Upstream goes away and comes back: nobody downstream is told, and nothing is lost (reliability.md F1, F2, F4, U5).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::base::Waits;
+use kube_fanout::demo::{self, Counts, RequestKind, Running};
+
+use crate::direct::{self, History, PODS, Protocol, Watch, assert_same};
+
+fn asked(counts: &Counts) -> (u64, u64) {
+    (counts.watch_lists.of("pods"), counts.lists.of("pods"))
+}
+
+async fn turned_away(up: &Running) {
+    direct::within("the end of upstream's watch", up.until(|counts| counts.watches_open.of("pods") == 0)).await;
+}
+
+async fn watches(up: &Running, app: &direct::App, from: u64) -> Vec<Watch> {
+    let open = (0..9).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future());
+    let watches = join_all(open).await;
+    if app.feed("pods").await.is_some_and(|feed| feed["state"] == "live") {
+        direct::followed(up, "pods").await;
+    }
+    watches
+}
+
+async fn all_have(watches: &[Watch], history: &mut History, last: u64) {
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    history.upto(last).await;
+    for watch in watches {
+        assert_same("a watch through the outage", &watch.events(), &history.all());
+        assert!(watch.is_open());
+    }
+}
+
+#[tokio::test]
+async fn while_upstream_is_down_watches_stay_open_and_then_get_everything() {
+    let up = demo::upstream().pods(60).seed(81).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watches(&up, &app, history.from).await;
+    let last = up.churn(20).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    let before = asked(&up.counts());
+    for _ in 0..3 {
+        up.faults().down().await;
+        app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+        up.churn(40).await;
+        up.faults().up().await;
+        app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    }
+    let last = up.churn(10).await;
+    all_have(&watches, &mut history, last).await;
+    assert_eq!(asked(&up.counts()), before, "resumed, not listed again");
+}
+
+#[tokio::test]
+async fn streams_that_end_break_or_lose_their_connection_are_resumed() {
+    let up = demo::upstream().pods(60).seed(82).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watches(&up, &app, history.from).await;
+    let before = asked(&up.counts());
+    let mut last = 0;
+    for round in 0..30 {
+        last = up.churn(5).await;
+        let opened = up.counts().watches_opened.of("pods");
+        match round % 3 {
+            0 => up.faults().end_watches(),
+            1 => up.faults().reset_watches(),
+            _ => up.faults().drop_connections(),
+        }
+        last = up.churn(5).await.max(last);
+        direct::within("the resumed watch", up.until(|counts| counts.watches_opened.of("pods") > opened)).await;
+    }
+    all_have(&watches, &mut history, last).await;
+    assert_eq!(asked(&up.counts()), before, "resumed, not listed again");
+}
+
+#[tokio::test]
+async fn refusals_of_the_resumed_watch_are_waited_out() {
+    let up = demo::upstream().pods(20).seed(83).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watches(&up, &app, history.from).await;
+    let before = asked(&up.counts());
+    for code in [500, 503, 504, 401, 429] {
+        up.faults().only("pods").answer(RequestKind::Watch, 2, code, None);
+    }
+    up.faults().end_watches();
+    turned_away(&up).await;
+    let last = up.churn(10).await;
+    all_have(&watches, &mut history, last).await;
+    assert_eq!(asked(&up.counts()), before);
+}
+
+#[tokio::test]
+async fn retry_after_is_heeded() {
+    let up = demo::upstream().pods(20).seed(84).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let watches = watches(&up, &app, history.from).await;
+    up.faults().only("pods").answer(RequestKind::Watch, 1, 429, Some(2));
+    let began = std::time::Instant::now();
+    up.faults().reset_watches();
+    turned_away(&up).await;
+    let last = up.churn(10).await;
+    all_have(&watches, &mut history, last).await;
+    assert!(began.elapsed() >= Duration::from_secs(2), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_server_that_ends_every_watch_at_once_is_not_hammered() {
+    let up = demo::upstream().pods(5).run().await;
+    // The real patience: what tests shorten is what this one is about.
+    let app = direct::app(&up).with(|config| config.reflect.retry = Waits::default()).run().await;
+    let watch = app.watch(PODS).from(up.revision()).await;
+    let opened = || up.counts().watches_opened.of("pods");
+    let before = opened();
+    let turned_away = async {
+        loop {
+            up.until(|counts| counts.watches_open.of("pods") > 0).await;
+            up.faults().only("pods").end_watches();
+            up.until(|counts| counts.watches_open.of("pods") == 0).await;
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(3), turned_away).await;
+    let attempts = opened() - before;
+    assert!(attempts <= 12, "{attempts} watches in three seconds");
+    let last = up.create_pod("default", "at-last");
+    watch.reached(last).await;
+}
+
+#[tokio::test]
+async fn downstream_clients_may_come_and_go_during_an_outage() {
+    let up = demo::upstream().pods(20).seed(85).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let first = watches(&up, &app, history.from).await;
+    let seen = up.churn(10).await;
+    join_all(first.iter().map(|watch| watch.reached(seen))).await;
+    up.faults().down().await;
+    app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    drop(first);
+    // From the ring, without upstream.
+    let second = watches(&up, &app, history.from).await;
+    join_all(second.iter().map(|watch| watch.reached(seen))).await;
+    let stale = app.watch(PODS).from(seen).await;
+    assert!(stale.headers.contains_key("kube-fanout-stale-seconds"));
+    up.churn(10).await;
+    up.faults().up().await;
+    let last = up.churn(1).await;
+    all_have(&second, &mut history, last).await;
+}

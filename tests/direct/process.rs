@@ -1,0 +1,125 @@
+//! The binary as a process: started, asked, signalled, waited for.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use tokio::task::spawn_blocking;
+
+use crate::direct::{Client, Dir, Place, within};
+
+/// What a process left behind.
+pub struct Output {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// A `serve` that is ready.
+pub struct Process {
+    child: Option<Child>,
+    stdout: BufReader<std::process::ChildStdout>,
+    said: Vec<String>,
+}
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
+    let surroundings = ["KUBECONFIG", "KUBE_FANOUT_CONFIG", "RUST_LOG", "KUBERNETES_SERVICE_HOST"];
+    for name in surroundings {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs to the end.
+pub fn run(arguments: &[&str]) -> Output {
+    let output = command().args(arguments).output().expect("the binary runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+}
+
+/// A kubeconfig without credentials for a server; `more` are further lines of the cluster.
+pub fn kubeconfig(dir: &Dir, url: &str, more: &str) -> PathBuf {
+    let cluster = format!("- name: c\n  cluster:\n    server: {url}\n{more}");
+    let context = "contexts:\n- name: x\n  context: {cluster: c, user: u}\n";
+    let user = "users:\n- name: u\n  user: {}\n";
+    let head = "apiVersion: v1\nkind: Config\ncurrent-context: x\n";
+    dir.file("kubeconfig", &format!("{head}clusters:\n{cluster}{context}{user}"))
+}
+
+impl Process {
+    /// Starts `serve` on free ports in front of `url`, and returns when it has said where it listens.
+    pub async fn serve(dir: &Dir, url: &str, arguments: &[&str]) -> Self {
+        let kubeconfig = kubeconfig(dir, url, "");
+        let mut command = command();
+        command.arg("serve").arg("--kubeconfig").arg(kubeconfig);
+        command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).args(arguments);
+        let mut child = command.spawn().expect("the binary starts");
+        let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let reading = spawn_blocking(move || {
+            let lines = (0..2).map(|_| {
+                let mut line = String::new();
+                stdout.read_line(&mut line).map(|_| line.trim_end().to_owned())
+            });
+            let said: Result<Vec<_>, _> = lines.collect();
+            (said.expect("two lines"), stdout)
+        });
+        let (said, stdout) = within("addresses", reading).await.expect("no panic");
+        Self { child: Some(child), stdout, said }
+    }
+
+    fn reach(&self, line: usize) -> Client {
+        let (_, url) = self.said[line].rsplit_once(' ').unwrap_or_else(|| panic!("no address: {:?}", self.said));
+        Client::to(Place::parse(url))
+    }
+
+    pub fn client(&self) -> Client {
+        self.reach(0)
+    }
+
+    pub async fn metrics(&self) -> String {
+        self.reach(1).get("/metrics").await.text()
+    }
+
+    /// `TERM`, `INT`, …
+    pub fn signal(&self, name: &str) {
+        let id = self.child.as_ref().expect("it runs").id().to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill runs");
+        assert!(sent.success());
+    }
+
+    /// Waits for its end.
+    pub async fn ended(mut self) -> Output {
+        let mut child = self.child.take().expect("it runs");
+        let mut stdout = std::mem::take(&mut self.said).join("\n");
+        let waiting = spawn_blocking(move || {
+            let (mut more, mut stderr) = (String::new(), String::new());
+            let _ = self.stdout.read_to_string(&mut more);
+            let _ = child.stderr.take().expect("a pipe").read_to_string(&mut stderr);
+            (child.wait().expect("an end").code(), more, stderr)
+        });
+        let (code, more, stderr) = within("the end of the process", waiting).await.expect("no panic");
+        stdout.push_str(&more);
+        Output { code, stdout, stderr }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The largest value of a metric among the lines that mention `labels`.
+pub fn metric(text: &str, name: &str, labels: &str) -> f64 {
+    let line = |line: &&str| {
+        let named = line.split(['{', ' ']).next() == Some(name);
+        named && line.contains(labels)
+    };
+    let value = |line: &str| line.rsplit_once(' ').and_then(|(_, value)| value.parse::<f64>().ok());
+    text.lines().filter(line).filter_map(value).fold(0.0, f64::max)
+}

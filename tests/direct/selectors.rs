@@ -1,0 +1,162 @@
+//! A selector's edges: what enters is ADDED, what leaves is DELETED with what it was (reliability.md W4, W5).
+
+use std::sync::LazyLock;
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Pod, Running};
+use serde_json::Value;
+
+use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_same, straight};
+
+/// One pod that is labelled, moved, relabelled and deleted; the last revision.
+fn life(up: &Running) -> u64 {
+    let pod = || Pod::new("default", "nomad");
+    up.put_pod(&pod().label("app", "front").node(""));
+    up.put_pod(&pod().label("app", "front").node("node-1"));
+    up.put_pod(&pod().label("app", "back").node("node-1"));
+    up.put_pod(&pod().label("app", "back").node("node-2"));
+    up.put_pod(&pod().label("app", "front").node("node-2").restarts(1));
+    up.put_pod(&pod().label("app", "front").node("node-2").restarts(2));
+    up.put_pod(&Pod::new("billing", "nomad").label("app", "front").node("node-2"));
+    up.delete_pod("billing", "nomad");
+    up.delete_pod("default", "nomad");
+    up.create_pod("default", "end");
+    up.create_pod("billing", "end")
+}
+
+fn types(events: &[Event]) -> Vec<&str> {
+    events.iter().map(|event| event.kind.as_str()).collect()
+}
+
+fn about<'a>(event: &'a Value, path: &str) -> &'a str {
+    event.pointer(path).and_then(Value::as_str).unwrap_or_default()
+}
+
+async fn lived(watch: &Watch, history: &mut History, last: u64, matches: impl Fn(&Value) -> bool) -> Vec<Event> {
+    let expected = history.upto(last).await.seen_by(matches);
+    watch.received(expected.len()).await;
+    let events = watch.events();
+    assert_same("the watch", &events, &expected);
+    events
+}
+
+#[tokio::test]
+async fn a_label_that_comes_and_goes_adds_and_deletes() {
+    let up = demo::upstream().pods(3).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let path = "/api/v1/namespaces/default/pods";
+    let mut watches = Vec::new();
+    for protocol in Protocol::ALL {
+        watches.push(app.watch(path).labels("app=front").from(history.from).over(protocol).await);
+    }
+    let last = life(&up);
+    let front =
+        |pod: &Value| about(pod, "/metadata/labels/app") == "front" && about(pod, "/metadata/namespace") == "default";
+    for watch in &watches {
+        let events = lived(watch, &mut history, last, front).await;
+        let nomad: Vec<_> = events.iter().filter(|event| event.key == "default/nomad").cloned().collect();
+        assert_eq!(types(&nomad), ["ADDED", "MODIFIED", "DELETED", "ADDED", "MODIFIED", "DELETED"]);
+        let left = nomad[2].object();
+        assert_eq!(about(&left, "/metadata/labels/app"), "front", "a DELETED shows what was");
+        assert_eq!(nomad[2].rv, history.from + 3, "at the version of the change");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_is_bound_and_moved_leaves_one_node_and_enters_another() {
+    let up = demo::upstream().pods(3).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let nodes = ["", "node-1", "node-2"];
+    let open = nodes.iter().map(|node| app.watch(PODS).fields(&format!("spec.nodeName={node}")).from(history.from));
+    let watches = join_all(open.map(IntoFuture::into_future)).await;
+    let last = life(&up);
+    for (node, watch) in nodes.iter().zip(&watches) {
+        let events = lived(watch, &mut history, last, |pod| about(pod, "/spec/nodeName") == *node).await;
+        let of_nomad = |event: &&Event| event.key == "default/nomad";
+        let seen: Vec<_> = events.iter().filter(of_nomad).map(|event| event.kind.as_str()).collect();
+        match *node {
+            "" => assert_eq!(seen, ["ADDED", "DELETED"]),
+            "node-1" => assert_eq!(seen, ["ADDED", "MODIFIED", "DELETED"]),
+            _ => assert_eq!(seen, ["ADDED", "MODIFIED", "MODIFIED", "DELETED"]),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_namespace_and_a_name_narrow_without_edges() {
+    let up = demo::upstream().pods(3).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let from = history.from;
+    let by_path = app.watch("/api/v1/namespaces/billing/pods").from(from).await;
+    let by_field = app.watch(PODS).fields("metadata.namespace=billing").from(from).await;
+    let by_name = app.watch("/api/v1/namespaces/default/pods").fields("metadata.name=nomad").from(from).await;
+    let anywhere = app.watch(PODS).fields("metadata.name=nomad").from(from).await;
+    let old_form = app.watch("/api/v1/watch/namespaces/default/pods/nomad").from(from).await;
+    let nobody = app.watch(PODS).fields("metadata.name=nomad,metadata.name=end").from(from).await;
+    let last = life(&up);
+    let (namespace, name) = ("/metadata/namespace", "/metadata/name");
+    for watch in [&by_path, &by_field] {
+        lived(watch, &mut history, last, |pod| about(pod, namespace) == "billing").await;
+    }
+    let default_nomad = |pod: &Value| about(pod, namespace) == "default" && about(pod, name) == "nomad";
+    for watch in [&by_name, &old_form] {
+        lived(watch, &mut history, last, default_nomad).await;
+    }
+    lived(&anywhere, &mut history, last, |pod| about(pod, name) == "nomad").await;
+    app.reached("pods", last).await;
+    assert_eq!(nobody.events(), [], "two names at once are nobody's");
+    assert!(nobody.is_open());
+}
+
+/// Selectors of every kind, as (labels, fields).
+static SELECTORS: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
+    vec![
+        ("app=api", ""),
+        ("app in (api,front,nobody)", ""),
+        ("app notin (api)", ""),
+        ("app!=worker", ""),
+        ("!missing", ""),
+        ("missing", ""),
+        ("pod-template-hash,app", ""),
+        ("", "status.phase=Running"),
+        ("", "status.phase!=Running"),
+        ("", "spec.nodeName=node-3"),
+        ("", "spec.nodeName!=node-3"),
+        ("", "spec.nodeName=node-3,status.phase=Failed"),
+        ("app=api", "spec.nodeName=node-0"),
+        ("", "spec.restartPolicy=Always,metadata.namespace=shop"),
+        ("", "metadata.namespace!=shop"),
+        ("", "status.podIP="),
+        ("app=front", "metadata.namespace=edge,status.phase=Running"),
+    ]
+});
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_selector_sees_what_upstream_would_show_it() {
+    let up = demo::upstream().pods(120).seed(21).run().await;
+    let from = up.revision();
+    let app = direct::app(&up).run().await;
+    let open = |client: direct::Client, (labels, fields): (&str, &str)| {
+        let watch = client.watch(PODS).from(from);
+        let watch = if labels.is_empty() { watch } else { watch.labels(labels) };
+        if fields.is_empty() { watch } else { watch.fields(fields) }
+    };
+    let early = join_all(SELECTORS.iter().map(|selector| open(app.clone(), *selector).into_future())).await;
+    let last = up.churn(600).await;
+    app.reached("pods", last).await;
+    // Those that come later read the same from the ring; whether a lane was open before must not matter.
+    let late = join_all(SELECTORS.iter().map(|selector| open(app.clone(), *selector).into_future())).await;
+    let theirs = SELECTORS.iter().map(|selector| open(straight(&up), *selector).timeout_seconds(1).into_future());
+    let theirs = join_all(theirs).await;
+    for (n, selector) in SELECTORS.iter().enumerate() {
+        theirs[n].ended().await;
+        let expected = theirs[n].changes();
+        for (watch, when) in [(&early[n], "open before"), (&late[n], "opened later")] {
+            watch.received(expected.len()).await;
+            assert_same(&format!("{selector:?}, {when}"), &watch.events(), &expected);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Four ways to stop: idle, with live watches, with somebody who does not let go, to start again (reliability.md O1).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::Request;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use kube_fanout::app::StartError;
+use kube_fanout::demo;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::direct::{self, Ended, Event, PODS, Protocol, Stub, stub, within};
+
+const GRACE: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn an_idle_proxy_stops_at_once_and_leaves_nothing_open_upstream() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).unix().drain(GRACE).run().await;
+    app.get("/api/v1/pods?resourceVersion=0").await;
+    // A connection that is kept alive without a request on it is idle too.
+    let (kept, client) = (app.multiplexed().await, (*app).clone());
+    kept.get(PODS).await;
+    let stopped = app.stop().await;
+    assert!(stopped.took < GRACE / 2, "{:?}", stopped.took);
+    within("nothing open", up.until(|counts| counts.watches_open.total() == 0)).await;
+    let refused = client.request(http::Method::GET, PODS).try_send().await;
+    assert!(refused.is_err(), "the port is closed");
+}
+
+#[tokio::test]
+async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
+    let up = demo::upstream().pods(30).seed(131).run().await;
+    let mut app = direct::app(&up).drain(GRACE).run().await;
+    let from = up.revision();
+    let open = (0..60).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future());
+    let watches = join_all(open).await;
+    let began = Instant::now();
+    app.begin_stop();
+    let ends = join_all(watches.iter().map(|watch| async { (watch.ended().await, began.elapsed()) }));
+    let ends = tokio::select! {
+        ends = ends => ends,
+        () = direct::steadily(&up) => unreachable!("it goes on"),
+    };
+    assert!(ends.iter().all(|(ended, _)| *ended == Ended::Clean), "{ends:?}");
+    let (early, late): (Vec<_>, Vec<_>) = ends.iter().partition(|(_, at)| *at < GRACE / 3);
+    assert!(early.len() >= 6 && late.len() >= 6, "{} early, {} late", early.len(), late.len());
+    assert!(ends.iter().all(|(_, at)| *at < GRACE), "before the deadline");
+    for watch in &watches {
+        let seen = watch.events();
+        assert!(seen.windows(2).all(|pair| pair[1].rv == pair[0].rv + 1), "no hole, up to the end");
+    }
+    let stopped = app.stop().await;
+    assert!(stopped.took < GRACE);
+}
+
+#[tokio::test]
+async fn a_drained_watch_is_told_how_far_it_was() {
+    let up = demo::upstream().pods(3).run().await;
+    let mut app = direct::app(&up).drain(Duration::from_millis(400)).run().await;
+    let from = up.revision();
+    let nowhere = "/api/v1/namespaces/nowhere/pods";
+    let asked = Protocol::ALL.map(|protocol| app.watch(nowhere).from(from).bookmarks().over(protocol).into_future());
+    let (asked, silent) = (join_all(asked).await, app.watch(nowhere).from(from).await);
+    let last = up.create_pod("default", "elsewhere");
+    app.reached("pods", last).await;
+    app.begin_stop();
+    for watch in &asked {
+        assert_eq!(watch.ended().await, Ended::Clean);
+        let told: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
+        assert_eq!(told, [(true, last)], "so that it resumes there, anywhere, without a list");
+    }
+    assert_eq!((silent.ended().await, silent.events()), (Ended::Clean, Vec::<Event>::new()));
+}
+
+#[tokio::test]
+async fn who_does_not_let_go_is_cut_at_the_deadline() {
+    let up = demo::upstream().pods(100).seed(132).run().await;
+    let grace = Duration::from_millis(700);
+    let app = direct::app(&up).drain(grace).run().await;
+    let from = up.revision();
+    let open = (0..3).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n]).stall_after(1).into_future());
+    let stuck = join_all(open).await;
+    let last = up.churn(4_000).await;
+    app.reached("pods", last).await;
+    let stopped = app.stop().await;
+    assert!(stopped.took >= grace && stopped.took < grace * 3, "{:?}", stopped.took);
+    for watch in &stuck {
+        watch.resume();
+        let ended = watch.ended().await;
+        assert!(matches!(ended, Ended::Broken(_)), "an abort does not look like an end: {ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_being_answered_is_answered_and_new_ones_find_no_door() {
+    let gate: &'static Semaphore = Box::leak(Box::new(Semaphore::new(0)));
+    let upstream = stub(move |request: Request<Incoming>| async move {
+        if request.uri().path() == "/slow" {
+            let _ = request.into_body().collect().await;
+            gate.acquire().await?.forget();
+        }
+        Ok(Stub::reply(200, "at last"))
+    })
+    .await;
+    let mut app = direct::in_front_of(&upstream.url()).drain(Duration::from_secs(5)).run().await;
+    let client = (*app).clone();
+    let slow = tokio::spawn({
+        let client = client.clone();
+        async move { client.get("/slow").await }
+    });
+    direct::eventually("the request is under way", || async { !upstream.seen("/slow").is_empty() }).await;
+    app.begin_stop();
+    direct::eventually("the door is shut", || async { client.connect().await.is_err() }).await;
+    gate.add_permits(1);
+    let answer = slow.await.expect("no panic");
+    assert_eq!((answer.status, answer.text().as_str()), (200, "at last"));
+    let stopped = app.stop().await;
+    assert!(stopped.took < Duration::from_secs(3), "{:?}", stopped.took);
+}
+
+#[tokio::test]
+async fn a_second_start_on_the_same_socket_waits_for_the_first_to_leave() {
+    let up = demo::upstream().pods(3).run().await;
+    let dir = direct::Dir::new();
+    let path = dir.join("api.sock");
+    let address = kube_fanout::net::Address::Unix(path.clone());
+    let plan = || direct::app(&up).with(|config| config.listen = vec![address.clone()]);
+    let first = plan().run().await;
+    match plan().try_run().await.err() {
+        Some(StartError::Bind { address: named, .. }) => assert_eq!(named, address),
+        other => panic!("a socket that answers was taken over: {other:?}"),
+    }
+    assert_eq!(first.get("/api/v1/pods?resourceVersion=0").await.status, 200, "the first is unharmed");
+    first.stop().await;
+    assert!(!path.exists(), "it tidies up");
+    let second = plan().run().await;
+    assert_eq!(second.get("/api/v1/pods?resourceVersion=0").await.status, 200);
+    second.stop().await;
+    // What a process that was killed leaves behind.
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    assert!(path.exists());
+    let third = plan().run().await;
+    assert_eq!(third.get("/api/v1/pods?resourceVersion=0").await.status, 200);
+}
+
+#[tokio::test]
+async fn readiness_ends_before_service_does() {
+    let up = demo::upstream().pods(3).run().await;
+    let mut app = direct::app(&up).drain(GRACE).run().await;
+    let watches = join_all((0..12).map(|_| app.watch(PODS).from(up.revision()).into_future())).await;
+    let ready = &app;
+    direct::eventually("ready", || async { ready.admin("/readyz").await.status == 200 }).await;
+    app.begin_stop();
+    let ready = &app;
+    let stopping = || async { ready.admin("/readyz").await.text().contains("[-]shutting down") };
+    direct::eventually("not ready", stopping).await;
+    assert!(watches.iter().any(direct::Watch::is_open), "while watches still run");
+    assert_eq!(app.admin("/livez").await.status, 200);
+}

@@ -1,0 +1,117 @@
+//! While a feed is being filled its requests wait, then pass through under a cap, then are turned away (design.md §2).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, RequestKind, Running};
+use tokio::time::Instant;
+
+use crate::direct::{self, App, PODS, Protocol, assert_alike, straight};
+
+const ANY: &str = "/api/v1/pods?resourceVersion=0";
+
+/// A proxy whose upstream lists, but does not stream lists, and keeps LISTs waiting.
+async fn gated(up: &Running, plan: direct::Plan) -> App {
+    let app = plan.run().await;
+    let known = &app;
+    // Discovery lists as well.
+    direct::eventually("discovery", || async { known.admin("/readyz").await.status == 200 }).await;
+    up.faults().only("pods").answer(RequestKind::Watch, 1, 422, None);
+    up.faults().hold_lists();
+    app
+}
+
+#[tokio::test]
+async fn requests_wait_for_the_first_list_and_are_served_by_it() {
+    let up = demo::upstream().pods(8).run().await;
+    let app = gated(&up, direct::app(&up)).await;
+    let lists = join_all((0..20).map(|_| app.get(ANY)));
+    let watches = join_all((0..20).map(|_| app.watch(PODS).from(0).into_future()));
+    let gate = async {
+        up.faults().lists_waiting(1).await;
+        app.until_feed("pods", "everybody waits", |feed| feed["readers"].as_u64() >= Some(40)).await;
+        assert_eq!(app.feed("pods").await.map(|feed| feed["state"].clone()), Some("syncing".into()));
+        up.faults().release_lists();
+    };
+    let (lists, watches, ()) = tokio::join!(lists, watches, gate);
+    assert!(lists.iter().all(|list| list.is_cached() && list.items().len() == 8));
+    join_all(watches.iter().map(|watch| watch.received(8))).await;
+    assert_eq!(up.counts().lists.of("pods"), 1);
+}
+
+#[tokio::test]
+async fn those_who_have_waited_long_enough_pass_through_and_beyond_the_cap_are_told_to_come_again() {
+    let up = demo::upstream().pods(8).run().await;
+    let wait = Duration::from_millis(200);
+    let app = gated(&up, direct::app(&up).sync_wait(wait).unready_forwards(3)).await;
+    let began = Instant::now();
+    let lists = join_all((0..10).map(|_| app.get(ANY)));
+    let gate = async {
+        // The feed's own LIST and the three that pass through.
+        up.faults().lists_waiting(4).await;
+        let refused = app.get(ANY).await;
+        assert_eq!(refused.refusal(), (429, "TooManyRequests".to_owned()));
+        assert!(began.elapsed() >= wait * 2, "each of them waits first");
+        up.faults().release_lists();
+    };
+    let (lists, ()) = tokio::join!(lists, gate);
+    let (passed, refused): (Vec<_>, Vec<_>) = lists.iter().partition(|list| list.status == 200);
+    assert_eq!((passed.len(), refused.len()), (3, 7));
+    let theirs = straight(&up).get(ANY).await;
+    for list in passed {
+        assert!(!list.is_cached());
+        assert_alike("passed through", list, &theirs);
+    }
+    for list in refused {
+        assert_eq!(list.status, 429);
+        assert!(list.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|n| n >= 1)));
+    }
+    app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    assert!(app.get(ANY).await.is_cached());
+}
+
+#[tokio::test]
+async fn watches_that_have_waited_long_enough_are_told_to_come_again_and_never_pass_through() {
+    let up = demo::upstream().pods(8).run().await;
+    let plan = direct::app(&up).sync_wait(Duration::from_millis(100));
+    let app = gated(&up, plan).await;
+    let plans = (0..6).map(|n| {
+        let plan = app.watch(PODS).over(Protocol::ALL[n % 3]);
+        if n < 3 { plan.from(0) } else { plan.initial_events() }
+    });
+    for refused in join_all(plans.map(direct::WatchPlan::open)).await {
+        let refused = refused.err().expect("a refusal");
+        let status: serde_json::Value = serde_json::from_slice(&refused.body).unwrap_or_default();
+        assert_eq!(refused.status, 429, "{}", refused.text());
+        assert!(refused.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|n| n >= 1)));
+        assert!(status.is_null() || status["message"] == "storage is (re)initializing", "{status}");
+    }
+    assert_eq!(up.counts().watches_open.of("pods"), 0, "no private watch upstream");
+    up.faults().release_lists();
+}
+
+#[tokio::test]
+async fn one_resource_that_does_not_come_holds_up_no_other() {
+    let up = demo::upstream().pods(8).run().await;
+    up.faults().only("pods").answer(RequestKind::Watch, usize::MAX, 503, None);
+    let app = direct::app(&up).sync_wait(Duration::from_millis(100)).run().await;
+    let (pods, nodes) = tokio::join!(app.get(ANY), app.get("/api/v1/nodes?resourceVersion=0"));
+    assert_eq!((pods.status, pods.is_cached()), (200, false), "passed through");
+    assert!(nodes.is_cached());
+}
+
+#[tokio::test]
+async fn readiness_waits_for_what_is_preloaded() {
+    let up = demo::upstream().pods(8).run().await;
+    up.faults().hush_watches();
+    let app = direct::app(&up).preload("widgets.demo.kube-fanout.io").run().await;
+    app.until_feed("widgets", "syncing", |feed| feed["state"] == "syncing").await;
+    let ready = app.admin("/readyz").await;
+    assert_eq!(ready.status, 503);
+    assert!(ready.text().contains("[-]feed widgets.v1.demo.kube-fanout.io"), "{}", ready.text());
+    assert_eq!(app.admin("/livez").await.status, 200);
+    up.faults().unhush_watches();
+    let app = &app;
+    direct::eventually("ready", || async { app.admin("/readyz").await.status == 200 }).await;
+    assert_eq!(app.feed("widgets").await.map(|feed| feed["objects"].clone()), Some(3.into()));
+}
