@@ -217,11 +217,14 @@ async fn row_30_a_stopping_proxy_ends_its_watches_cleanly() {
     let churn = ["--namespace", &namespace, "--resource", "configmaps", "--ops", "300", "--rate", "60"];
     let churn = bed.drive("churn").args(churn).start();
     churn.wrote(20).await;
+    // All of them are read at once: whoever is not read in time is cut off, and rightly.
+    let reading: Vec<_> =
+        watches.into_iter().map(|mut watch| tokio::spawn(async move { watch.rest().await })).collect();
     let stopped = Instant::now();
     let stopping = proxy.terminate();
     let mut ends = Vec::new();
-    for mut watch in watches {
-        let (events, ended) = watch.rest().await;
+    for read in reading {
+        let (events, ended) = read.await.expect("it is read to its end");
         assert_eq!(ended, Ended::Clean);
         assert!(events.iter().all(|event| event.kind != "ERROR"));
         ends.push(events.last().map_or(0, Event::version));
