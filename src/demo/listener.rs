@@ -12,7 +12,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::freeze::Socket;
@@ -25,6 +25,7 @@ const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 const FRAME_BYTES_MAX: u32 = 256 * 1024;
 /// Streams end by themselves when the upstream stops; a client that does not read is not waited for.
 const GOODBYE: Duration = Duration::from_secs(2);
+const LISTEN_AGAIN: Duration = Duration::from_millis(2);
 
 /// A port that is ours whether we listen on it or not: a second socket holds it, bound but deaf.
 #[derive(Debug)]
@@ -72,9 +73,15 @@ pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<Sh
             () = shared.stopping.cancelled() => return,
             _ = listening.wait_for(|wanted| *wanted) => {}
         }
-        listener = match port.listen() {
-            Ok(listener) => listener,
-            Err(error) => return tracing::error!(%error, "the port cannot be listened on again"),
+        listener = loop {
+            match port.listen() {
+                Ok(listener) => break listener,
+                // A process that was forked just now still has the old socket, until it executes its program.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && !shared.stopping.is_cancelled() => {
+                    sleep(LISTEN_AGAIN).await;
+                }
+                Err(error) => return tracing::error!(%error, "the port cannot be listened on again"),
+            }
         };
         shared.bound.send_replace(true);
     }

@@ -40,10 +40,7 @@ async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
     let began = Instant::now();
     app.begin_stop();
     let ends = join_all(watches.iter().map(|watch| async { (watch.ended().await, began.elapsed()) }));
-    let ends = tokio::select! {
-        ends = ends => ends,
-        () = direct::steadily(&up) => unreachable!("it goes on"),
-    };
+    let ends = direct::amid_churn(&up, ends).await;
     assert!(ends.iter().all(|(ended, _)| *ended == Ended::Clean), "{ends:?}");
     let (early, late): (Vec<_>, Vec<_>) = ends.iter().partition(|(_, at)| *at < GRACE / 3);
     assert!(early.len() >= 6 && late.len() >= 6, "{} early, {} late", early.len(), late.len());
@@ -64,8 +61,9 @@ async fn a_drained_watch_is_told_how_far_it_was() {
     let nowhere = "/api/v1/namespaces/nowhere/pods";
     let asked = Protocol::ALL.map(|protocol| app.watch(nowhere).from(from).bookmarks().over(protocol).into_future());
     let (asked, silent) = (join_all(asked).await, app.watch(nowhere).from(from).await);
+    let witness = app.watch(PODS).from(from).await;
     let last = up.create_pod("default", "elsewhere");
-    app.reached("pods", last).await;
+    witness.reached(last).await;
     app.begin_stop();
     for watch in &asked {
         assert_eq!(watch.ended().await, Ended::Clean);
@@ -83,7 +81,7 @@ async fn who_does_not_let_go_is_cut_at_the_deadline() {
     let from = up.revision();
     let open = (0..3).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n]).stall_after(1).into_future());
     let stuck = join_all(open).await;
-    let last = up.churn(4_000).await;
+    let last = up.churn(2_500).await;
     app.reached("pods", last).await;
     let stopped = app.stop().await;
     assert!(stopped.took >= grace && stopped.took < grace * 3, "{:?}", stopped.took);
@@ -140,7 +138,7 @@ async fn a_second_start_on_the_same_socket_waits_for_the_first_to_leave() {
     assert_eq!(second.get("/api/v1/pods?resourceVersion=0").await.status, 200);
     second.stop().await;
     // What a process that was killed leaves behind.
-    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    drop(std::os::unix::net::UnixDatagram::bind(&path).expect("a socket"));
     assert!(path.exists());
     let third = plan().run().await;
     assert_eq!(third.get("/api/v1/pods?resourceVersion=0").await.status, 200);
