@@ -3,8 +3,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use crate::auth::Grant;
-use crate::cache::{CacheReader, Snapshot};
-use crate::kube::{ContinueAt, ContinueToken};
+use crate::cache::{Lease, Snapshot, View};
+use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
 use crate::wire::{ListFrame, ListMeta, Object};
 
 use super::route::ListRead;
@@ -23,19 +23,21 @@ pub(super) struct ListBody {
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// One page of `snapshot`, as the read asks for it. A page that is not the last keeps the snapshot for the next ones.
-pub(super) fn page(_grant: &Grant, reader: &CacheReader, snapshot: &Snapshot, read: &ListRead) -> ListBody {
+pub(super) fn page(_grant: &Grant, lease: &Lease, snapshot: &Snapshot, read: &ListRead) -> ListBody {
+    let reader = &lease.reader;
     let namespaced = reader.namespaced();
     // Keys of continue tokens are relative to the request's collection (semantics.md §2.6).
     let start = read.plan.start.as_deref().map(|start| match read.view.namespace() {
         Some(namespace) if read.in_namespace => format!("{namespace}/{start}"),
         _ => start.to_owned(),
     });
-    let mut found = snapshot.select(&read.view, namespaced, start.as_deref());
+    let found = snapshot.select(&read.view, namespaced, start.as_deref());
     let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let objects: Vec<_> = found.by_ref().take(limit).cloned().collect();
-    let more = found.count();
+    let objects: Vec<_> = found.take(limit).cloned().collect();
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
-    if let (Some(last), true) = (objects.last(), more > 0) {
+    let full = objects.last().filter(|_| objects.len() == limit);
+    let more = full.map_or(0, |last| left_behind(lease, snapshot, read, last));
+    if let (Some(last), true) = (full, more > 0) {
         meta.continue_token =
             ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode();
         // With a selector the apiserver does not count (semantics.md §2.6).
@@ -43,6 +45,32 @@ pub(super) fn page(_grant: &Grant, reader: &CacheReader, snapshot: &Snapshot, re
         reader.hold(snapshot);
     }
     ListBody::new(reader.envelope().list(&meta), objects)
+}
+
+/// How many objects the apiserver would have left to look at behind a full page's `last`. It applies a selector to what
+/// it scans, one by one, and offers to go on as long as there is something to scan: the last page may be empty. With a
+/// selector only whether there are any is told.
+fn left_behind(lease: &Lease, snapshot: &Snapshot, read: &ListRead, last: &Object) -> usize {
+    let namespaced = lease.reader.namespaced();
+    if read.view.single(namespaced).is_some() {
+        return 0;
+    }
+    let scope = View::new(read.view.namespace(), Selector::everything());
+    let start = format!("{}\0", last.key.as_str());
+    let mut scanned = snapshot.select(&scope, namespaced, Some(&start));
+    if read.view.selector().is_everything() {
+        return scanned.count();
+    }
+    let indexed = index(lease, read);
+    usize::from(scanned.any(|object| indexed.is_none_or(|(field, value)| &*object.attributes.fields[field] == value)))
+}
+
+/// The field by which the apiserver finds what it scans, and its value: it has the same index as we have lanes, and uses
+/// it but for lists of an exact version.
+fn index<'a>(lease: &'a Lease, read: &'a ListRead) -> Option<(usize, &'a str)> {
+    let key = lease.spec.lane_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;
+    let value = read.view.selector().fields.required_field(key)?;
+    Some((lease.spec.fields.fields.iter().position(|field| field.key == key)?, value))
 }
 
 impl ListBody {

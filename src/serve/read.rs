@@ -81,7 +81,7 @@ impl Door {
             },
         };
         metrics::served("list", &lease.spec.key);
-        let body = list::page(grant, &lease.reader, &snapshot, &read);
+        let body = list::page(grant, &lease, &snapshot, &read);
         visit.manner.served(read.form, false, Self::stale_seconds(&lease), ReplyBody::list(body))
     }
 

@@ -207,11 +207,18 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
         return Ok(Route::Watch(WatchRead { form, view, start, bookmarks, timeout_seconds }));
     }
     let plan = options.list_plan()?;
+    let single = view.single(resource.namespaced).is_some();
     match (plan.version, &plan.start) {
         // Continuing in the most recent state: only upstream knows what that is without a proof for every page.
-        (VersionMatch::Unset, Some(_)) => Ok(Route::Forward(Reason::Continue)),
-        _ => Ok(Route::List(ListRead { form, view, plan, in_namespace: namespace.is_some() })),
+        (VersionMatch::Unset, Some(_)) => return Ok(Route::Forward(Reason::Continue)),
+        // A list of one name reads one key. It has no second page, and a version beside a limit does not mean "exactly".
+        (_, Some(_)) if single => return Ok(Route::Forward(Reason::Continue)),
+        (VersionMatch::Exact(_), None) if single && options.resource_version_match.is_empty() => {
+            return Ok(Route::Forward(Reason::ExactVersion));
+        }
+        _ => {}
     }
+    Ok(Route::List(ListRead { form, view, plan, in_namespace: namespace.is_some() }))
 }
 
 fn get(asked: &Asked<'_>, resource: &Resource, form: Form) -> Result<Route, Status> {

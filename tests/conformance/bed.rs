@@ -137,6 +137,13 @@ async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl Asy
     }
 }
 
+/// An address that nobody listens on, below the ports that systems give to outgoing connections: it can be taken again
+/// after its listener was killed.
+pub fn free_address() -> String {
+    let mut addresses = std::iter::repeat_with(|| format!("127.0.0.1:{}", fastrand::u16(10_000..20_000)));
+    addresses.find(|address| std::net::TcpListener::bind(address).is_ok()).expect("some port is free")
+}
+
 /// A name that no other test of this run uses.
 pub fn unique(what: &str) -> String {
     use std::sync::atomic::{AtomicU32, Ordering};

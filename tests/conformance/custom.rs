@@ -10,9 +10,9 @@ use crate::bed::{self, Ask, Ended, Pair, Plane, eventually, say, unique, version
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// A custom resource of its own for a test.
-struct Kind {
+pub struct Kind {
     definition: String,
-    group: String,
+    pub group: String,
 }
 
 impl Kind {
@@ -78,7 +78,7 @@ async fn with_widgets() -> Option<(Pair, Kind, u64)> {
 }
 
 /// The resource with two objects, and the version of the second.
-async fn define<P: Deref<Target = Plane>>(pair: &Pair<P>) -> (Kind, u64) {
+pub async fn define<P: Deref<Target = Plane>>(pair: &Pair<P>) -> (Kind, u64) {
     let kind = Kind::define(pair).await;
     kind.widget(pair, "red", json!({"color": "red", "size": 3, "on": true, "shape": "round", "z": "a<b>&", "a": 1.50}))
         .await;

@@ -10,6 +10,7 @@ use futures_util::stream;
 use serde_json::json;
 
 use crate::bed::{self, Answer, Ask, Pair, normal, say, version_of};
+use crate::custom;
 use grammar::{Grammar, Reading, World};
 
 /// Requests under way at a time; many of them wait for seconds on purpose.
@@ -23,12 +24,15 @@ fn number(name: &str, default: u64) -> u64 {
 async fn world(pair: &Pair) -> World {
     let pods = format!("/api/v1/namespaces/{}/pods", pair.namespace);
     let services = format!("/api/v1/namespaces/{}/services", pair.namespace);
-    for collection in [&pods, &services, &pair.path("")] {
+    let everywhere = ["/api/v1/namespaces", "/api/v1/nodes", "/apis/apps/v1/deployments"].map(str::to_owned);
+    for collection in [pods.clone(), services.clone(), pair.path("")].iter().chain(&everywhere) {
         for form in ["application/json", "application/vnd.kubernetes.protobuf"] {
             pair.same(Ask::get(&format!("{collection}?resourceVersion=0")).accept(form)).await;
         }
     }
-    let mut versions = vec![pair.maps().await];
+    let (kind, defined) = custom::define(pair).await;
+    let mut versions = vec![defined, pair.maps().await];
+    versions.push(version_of(&pair.direct.create("/api/v1/nodes", json!({"metadata": {"name": "n1"}})).await));
     for (name, node) in [("p1", "n1"), ("p2", "n1"), ("p3", "n2")] {
         let spec = json!({"nodeName": node, "containers": [{"name": "c", "image": "i"}]});
         let pod = json!({"metadata": {"name": name, "labels": {"app": name, "tier": "x"}}, "spec": spec});
@@ -51,7 +55,7 @@ async fn world(pair: &Pair) -> World {
             }
         }
     }
-    World { namespace: pair.namespace.clone(), next: pair.next.clone(), versions }
+    World { namespace: pair.namespace.clone(), next: pair.next.clone(), group: kind.group, versions }
 }
 
 /// What is compared of an answer.

@@ -10,6 +10,17 @@ use crate::bed::{self, Ask, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, Wa
 const PODS: &str = "/api/v1/pods";
 const WATCH_LIST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
+/// The same, once it no longer changes: earlier tests' watches are gone, and its own are there.
+async fn settled_upstream(plane: &Plane, resource: &str) -> i64 {
+    let mut seen = (-1, 0);
+    eventually("the apiserver's watches have settled", async || {
+        let open = open_upstream(plane, resource).await;
+        seen = if open == seen.0 { (open, seen.1 + 1) } else { (open, 0) };
+        (seen.1 == 20).then_some(open)
+    })
+    .await
+}
+
 /// Watches that the apiserver itself counts as open.
 async fn open_upstream(plane: &Plane, resource: &str) -> i64 {
     let labels = [("resource", resource), ("verb", "WATCH")];
@@ -31,7 +42,7 @@ async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stre
     let Some(bed) = bed::alone().await else { return };
     bed.load().await;
     let proxy = Plan::tls().start(&bed).await;
-    let before = open_upstream(&bed, "pods").await;
+    let before = settled_upstream(&bed, "pods").await;
     let until = bed.file("until");
     let mut runs = Vec::new();
     for (query, count) in [("resourceVersion=now", 1000), (WATCH_LIST, 10)] {
@@ -96,7 +107,7 @@ async fn five_hundred_watch_lists_at_a_cold_proxy_are_equal_and_share_one_stream
     bed.drive("load").args(load).start().finish().await;
     let path = format!("/api/v1/namespaces/{namespace}/pods?watch=1&{WATCH_LIST}");
     let proxy = Plan::tls().start(&bed).await;
-    let before = open_upstream(&bed, "pods").await;
+    let before = settled_upstream(&bed, "pods").await;
     let started = std::time::Instant::now();
     // Connections of their own, so that no request waits for another one's answer.
     let clients: Vec<_> = (0..5).map(|_| proxy.client()).collect();

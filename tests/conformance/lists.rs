@@ -79,6 +79,67 @@ async fn row_12_pages_are_of_one_version_and_tokens_are_good_on_both_sides() {
     }
 }
 
+/// A list of one name reads one key: a version beside a limit does not mean "exactly" there.
+#[tokio::test]
+async fn a_list_of_one_name_is_a_read_of_one_key() {
+    let Some(pair) = Pair::new().await else { return };
+    let version = pair.maps().await;
+    pair.direct.patch(&pair.path("/cm-a"), json!({"data": {"later": "1"}})).await;
+    pair.settle(pair.direct.version(&pair.path("")).await).await;
+    for query in
+        ["limit=1", "limit=500", "resourceVersionMatch=NotOlderThan", "resourceVersionMatch=NotOlderThan&limit=1"]
+    {
+        let named = format!("?fieldSelector=metadata.name%3Dcm-a&resourceVersion={version}&{query}");
+        let list = pair.same(Ask::get(&pair.path(&named))).await;
+        assert_eq!(list.value()["items"][0]["data"]["later"], "1", "{query}: not older, not exactly");
+    }
+    let exact = format!("?fieldSelector=metadata.name%3Dcm-a&resourceVersion={version}&resourceVersionMatch=Exact");
+    let list = pair.same(Ask::get(&pair.path(&exact))).await.value();
+    assert!(list["items"][0]["data"]["later"].is_null());
+}
+
+/// A selector is applied to what is scanned: as long as there is something left to scan there is a token, and the last
+/// page may be empty. What is found by an index is all that is scanned.
+#[tokio::test]
+async fn pages_with_a_selector_end_where_the_apiservers_do() {
+    let Some(pair) = Pair::new().await else { return };
+    pair.maps().await;
+    let pods = format!("/api/v1/namespaces/{}/pods", pair.namespace);
+    for (name, node) in [("p1", "n1"), ("p2", "n1"), ("p3", "n2")] {
+        let spec = json!({"nodeName": node, "containers": [{"name": "c", "image": "i"}]});
+        pair.direct.create(&pods, json!({"metadata": {"name": name, "labels": {"app": name}}, "spec": spec})).await;
+    }
+    let version = pair.direct.version(&pods).await;
+    let maps = pair.path("");
+    let selections = [
+        (&maps, "labelSelector=app%3Dx"),
+        (&maps, "fieldSelector=metadata.name%3Dcm-a"),
+        (&maps, "fieldSelector=metadata.name!%3Dcm-b"),
+        (&pods, "labelSelector=app%3Dp1"),
+        (&pods, "labelSelector=app%3Dp3"),
+        (&pods, "fieldSelector=spec.nodeName%3Dn1"),
+        (&pods, "fieldSelector=spec.nodeName%3Dn2"),
+        (&pods, "fieldSelector=spec.nodeName%3Dn1&labelSelector=app%3Dp1"),
+    ];
+    let at = format!("&resourceVersion={version}");
+    let mut pages = 0;
+    for (collection, selection) in selections {
+        for how in [String::new(), at.clone(), format!("{at}&resourceVersionMatch=NotOlderThan")] {
+            let mut rest = how;
+            loop {
+                let path = format!("{collection}?limit=1&{selection}{rest}");
+                let page = pair.same(Ask::get(&path)).await.value();
+                pages += 1;
+                match page["metadata"]["continue"].as_str() {
+                    Some(next) => rest = format!("&continue={next}"),
+                    None => break,
+                }
+            }
+        }
+    }
+    say(&format!("{pages} pages alike; passed through: {:?}", pair.proxy.forwarded().await));
+}
+
 #[tokio::test]
 async fn rows_14_24_33_bodies_are_the_apiservers_to_the_byte() {
     let Some(pair) = Pair::new().await else { return };

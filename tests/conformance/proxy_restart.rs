@@ -117,8 +117,9 @@ async fn truth(plane: &Plane) -> BTreeMap<String, u64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_a_killed_proxy_resume_or_are_told_410_and_end_with_the_right_state() {
     let Some(bed) = bed::alone().await else { return };
-    let first = Plan::plain().start(&bed).await;
-    let (target, address) = (first.target(), first.address());
+    let address = bed::free_address();
+    let first = Plan::plain().listen(&address).start(&bed).await;
+    let target = first.target();
     let until = bed.file("until");
     let mut informers = Vec::new();
     for watchlist in ["on", "off"] {

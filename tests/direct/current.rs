@@ -48,20 +48,23 @@ async fn a_list_right_behind_a_write_has_it_when_all_else_is_still() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_right_behind_a_write_have_it_in_the_middle_of_churn() {
-    let up = demo::upstream().pods(100).rate(300).seed(61).run().await;
+    let up = demo::upstream().pods(100).seed(61).run().await;
     let app = direct::app(&up).run().await;
-    for trial in 0..150 {
-        let name = format!("mine-{}", trial % 5);
-        let (rv, key) = (up.update_pod("default", &name), format!("default/{name}"));
-        match trial % 3 {
-            0 => watch_list_has(&app, &key, rv).await,
-            1 => list_has(&app.over(direct::Protocol::Http2), &key, rv).await,
-            _ => {
-                let object = app.get(&format!("{DEFAULT_PODS}/{name}")).await;
-                assert!(object.rv() >= rv, "{} < {rv}", object.rv());
+    let reads = async {
+        for trial in 0..150 {
+            let name = format!("mine-{}", trial % 5);
+            let (rv, key) = (up.update_pod("default", &name), format!("default/{name}"));
+            match trial % 3 {
+                0 => watch_list_has(&app, &key, rv).await,
+                1 => list_has(&app.over(direct::Protocol::Http2), &key, rv).await,
+                _ => {
+                    let object = app.get(&format!("{DEFAULT_PODS}/{name}")).await;
+                    assert!(object.rv() >= rv, "{} < {rv}", object.rv());
+                }
             }
         }
-    }
+    };
+    direct::amid_churn(&up, reads).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -26,9 +26,10 @@ pub use stub::{Reply, Stub, stub};
 pub use watch::{Watch, WatchPlan};
 
 /// Nothing here takes that long unless it is broken.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at something that tells nobody when it changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const CHURNS_MAX: usize = 400;
 
 pub const PODS: &str = "/api/v1/pods";
 pub const CONFIGMAPS: &str = "/api/v1/configmaps";
@@ -64,11 +65,19 @@ pub fn asked_by_proxies(up: &Running, path: &str) -> Vec<String> {
     up.requests().iter().filter(|seen| ours(seen)).map(|seen| seen.uri.query().unwrap_or_default().to_owned()).collect()
 }
 
-/// A few changes of pods every few milliseconds, for ever.
-pub async fn steadily(up: &Running) {
-    loop {
-        up.churn(2).await;
-        sleep(LOOK_AGAIN).await;
+/// Does something while pods change, two every few milliseconds. Not for ever, or a slow machine would drown in what it
+/// has to compare.
+pub async fn amid_churn<T>(up: &Running, work: impl Future<Output = T>) -> T {
+    let churn = async {
+        for _ in 0..CHURNS_MAX {
+            up.churn(2).await;
+            sleep(LOOK_AGAIN).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        done = work => done,
+        () = churn => unreachable!("it is pending"),
     }
 }
 

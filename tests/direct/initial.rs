@@ -92,16 +92,20 @@ async fn no_initial_events_means_only_what_follows() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn initial_events_taken_during_churn_are_one_state_and_all_that_follows() {
-    let up = demo::upstream().pods(150).seed(41).rate(500).run().await;
+    let up = demo::upstream().pods(150).seed(41).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
-    let mut watches = Vec::new();
-    for n in 0..24 {
-        let plan = app.watch(PODS).initial_events().over(Protocol::ALL[n % 3]);
-        let watch = (if n % 2 == 0 { plan.from(0) } else { plan }).await;
-        watch.listed().await;
-        watches.push(watch);
-    }
+    let open = async {
+        let mut watches = Vec::new();
+        for n in 0..24 {
+            let plan = app.watch(PODS).initial_events().over(Protocol::ALL[n % 3]);
+            let watch = (if n % 2 == 0 { plan.from(0) } else { plan }).await;
+            watch.listed().await;
+            watches.push(watch);
+        }
+        watches
+    };
+    let watches = direct::amid_churn(&up, open).await;
     let last = up.churn(20).await;
     history.upto(last).await;
     for watch in &watches {

@@ -97,16 +97,20 @@ async fn a_version_from_the_future_waits_for_it_in_silence() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_and_the_watch_from_its_version_leave_no_gap() {
-    let up = demo::upstream().pods(60).seed(31).rate(400).run().await;
+    let up = demo::upstream().pods(60).seed(31).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
-    let mut watches = Vec::new();
-    for n in 0..40 {
-        let path = if n % 2 == 0 { "/api/v1/pods?resourceVersion=0" } else { PODS };
-        let list = app.get(path).await;
-        let rv = list.rv();
-        watches.push((list, app.watch(PODS).from(rv).over(Protocol::ALL[n % 3]).await));
-    }
+    let open = async {
+        let mut watches = Vec::new();
+        for n in 0..40 {
+            let path = if n % 2 == 0 { "/api/v1/pods?resourceVersion=0" } else { PODS };
+            let list = app.get(path).await;
+            let rv = list.rv();
+            watches.push((list, app.watch(PODS).from(rv).over(Protocol::ALL[n % 3]).await));
+        }
+        watches
+    };
+    let watches = direct::amid_churn(&up, open).await;
     let last = up.churn(50).await;
     for (list, watch) in &watches {
         watch.reached(last).await;
@@ -138,10 +142,7 @@ async fn a_client_that_hops_between_replicas_and_upstream_sees_everything_once()
         }
         seen
     };
-    let seen = tokio::select! {
-        seen = hops => seen,
-        () = direct::steadily(&up) => unreachable!("it goes on"),
-    };
+    let seen = direct::amid_churn(&up, hops).await;
     let last = seen.last().expect("something happened").rv;
     let expected: Vec<_> = history.upto(last).await.all().into_iter().filter(|event| event.rv <= last).collect();
     assert_same("all hops", &seen, &expected);

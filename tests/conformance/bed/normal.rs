@@ -3,6 +3,7 @@
 //! - the version of a list that was not asked for at an exact one: the cluster's version moves on with every lease that
 //!   the apiserver renews, and the two answers are made at different moments;
 //! - the same version inside of its continue token, and in the bookmark that ends initial events;
+//! - the slash that a continue token of a cache begins with and one of etcd does not (semantics.md §2.6);
 //! - bookmarks in between: when they come is up to the server;
 //! - the version that a server says it has, in `Too large resource version` and `too old resource version`.
 
@@ -23,14 +24,16 @@ pub fn body(answer: &Answer, exact: bool) -> String {
     if document["kind"] == "Status" {
         return without_versions(&text, document["message"].as_str().unwrap_or_default());
     }
-    let is_list = document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
-    if exact || !is_list {
+    if !document["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) {
         return text;
     }
     let mut text = text;
     let metadata = &document["metadata"];
     if let Some(token) = metadata["continue"].as_str().filter(|token| !token.is_empty()) {
-        text = text.replacen(token, &continue_token(token), 1);
+        text = text.replacen(token, &continue_token(token, exact), 1);
+    }
+    if exact {
+        return text;
     }
     let Some(version) = metadata["resourceVersion"].as_str() else { return text };
     let (written, instead) = (format!("\"resourceVersion\":\"{version}\""), "\"resourceVersion\":\"N\"");
@@ -42,13 +45,13 @@ pub fn body(answer: &Answer, exact: bool) -> String {
     text
 }
 
-/// Where a token goes on, without its version.
-fn continue_token(token: &str) -> String {
+/// Where a token goes on, and with `exact` in which version.
+fn continue_token(token: &str, exact: bool) -> String {
     use base64::Engine;
     let decoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
     let decoded: Value = serde_json::from_slice(&decoded).unwrap_or_default();
-    // Tokens from a cache begin with a slash, those from etcd do not (semantics.md §2.6).
-    format!("AFTER {}", decoded["start"].as_str().unwrap_or(token).trim_start_matches('/'))
+    let start = decoded["start"].as_str().unwrap_or(token).trim_start_matches('/');
+    format!("AFTER {start} AT {}", if exact { &decoded["rv"] } else { &Value::Null })
 }
 
 fn protobuf_body(document: &[u8], exact: bool) -> String {
@@ -56,16 +59,17 @@ fn protobuf_body(document: &[u8], exact: bool) -> String {
     if kind == "Status" {
         return status(message);
     }
-    if exact || !kind.ends_with("List") {
+    if !kind.ends_with("List") {
         return format!("{kind} {message:?}");
     }
     let Some(fields) = protobuf::fields(message) else { return format!("{kind} {message:?}") };
     let parts = fields.into_iter().map(|(number, field)| match (number, field) {
         (1, protobuf::Field::Bytes(metadata)) => {
             let token = protobuf::text(metadata, 3);
-            let token = if token.is_empty() { token } else { continue_token(&token) };
+            let token = if token.is_empty() { token } else { continue_token(&token, exact) };
             let rest = protobuf::fields(metadata).unwrap_or_default();
-            let rest: Vec<_> = rest.into_iter().filter(|(number, _)| !matches!(number, 2 | 3)).collect();
+            let kept = |number| exact && number == 2 || !matches!(number, 2 | 3);
+            let rest: Vec<_> = rest.into_iter().filter(|(number, _)| kept(*number)).collect();
             format!("continue {token} {rest:?}")
         }
         other => format!("{other:?}"),

@@ -129,8 +129,4 @@ impl Proxy {
         process.signal("TERM");
         process.wait(PATIENCE)
     }
-
-    pub fn address(&self) -> String {
-        self.target.host().to_owned()
-    }
 }

@@ -9,6 +9,8 @@ use crate::bed::Ask;
 pub struct World {
     pub namespace: String,
     pub next: String,
+    /// Of a custom resource, `widgets`.
+    pub group: String,
     /// Versions at which something happened, in order.
     pub versions: Vec<u64>,
 }
@@ -48,7 +50,7 @@ const LABELS: [&str; 18] = [
     "a/b/c=d",
 ];
 
-const FIELDS: [&str; 20] = [
+const FIELDS: [&str; 27] = [
     "metadata.name=cm-a",
     "metadata.name==p1",
     "metadata.name!=p1",
@@ -69,6 +71,13 @@ const FIELDS: [&str; 20] = [
     "metadata.name=a=b",
     "metadata.name=cm-a,metadata.name=cm-c",
     ",,metadata.name=cm-a",
+    "spec.color=red",
+    "spec.color!=red,spec.on=false",
+    "spec.size=3",
+    "spec.unschedulable=false",
+    "status.phase=Active",
+    "metadata.namespace=",
+    "name=cm-a",
 ];
 
 const ACCEPTS: [&str; 14] = [
@@ -109,7 +118,9 @@ impl Grammar {
         if is_collection {
             self.selectors(&mut query);
         }
+        let exact = exact && !reads_one_key(&query);
         self.oddities(&mut query);
+        patient(&mut query);
         self.random.shuffle(&mut query);
         let encode = |(name, value): &(&str, String)| format!("{name}={}", escaped(value));
         let query = query.iter().map(encode).collect::<Vec<_>>().join("&");
@@ -123,7 +134,8 @@ impl Grammar {
         let (namespace, next) = (self.world.namespace.clone(), self.world.next.clone());
         let within = |resource: &str| format!("/api/v1/namespaces/{namespace}/{resource}");
         let maps = within("configmaps");
-        match self.random.u32(..20) {
+        let group = self.world.group.clone();
+        match self.random.u32(..28) {
             0..=5 => (maps, true, false),
             6 => ("/api/v1/configmaps".to_owned(), true, false),
             7 => (format!("/api/v1/namespaces/{next}/configmaps"), true, false),
@@ -132,6 +144,13 @@ impl Grammar {
             12 => ("/api/v1/namespaces/nope/configmaps".to_owned(), true, false),
             13 => (format!("/api/v1/watch/namespaces/{namespace}/configmaps"), true, true),
             14 => (format!("/api/v1/watch/namespaces/{namespace}/configmaps/cm-a"), true, true),
+            20..=21 => (format!("/apis/{group}/v1/namespaces/{namespace}/widgets"), true, false),
+            22 => (format!("/apis/{group}/v1/namespaces/{namespace}/widgets/red"), false, false),
+            23 => ("/api/v1/namespaces".to_owned(), true, false),
+            24 => (format!("/api/v1/namespaces/{namespace}"), false, false),
+            25 => ("/api/v1/nodes".to_owned(), true, false),
+            26 => (format!("/apis/apps/v1/namespaces/{namespace}/deployments"), true, false),
+            27 => (format!("/apis/apps/v9/namespaces/{namespace}/deployments"), false, false),
             15 => (within("nonsense"), false, false),
             16 => (format!("{maps}/missing"), false, false),
             17 => (within("pods/p1"), false, false),
@@ -229,6 +248,23 @@ impl Grammar {
             let (name, value) = odd[self.random.usize(..odd.len())];
             query.push((name, value.to_owned()));
         }
+    }
+}
+
+/// A list of one name reads one key, and a version beside a limit does not mean "exactly" for that.
+fn reads_one_key(query: &[(&'static str, String)]) -> bool {
+    let has = |name: &str, text: &str| query.iter().any(|(at, value)| *at == name && value.contains(text));
+    has("fieldSelector", "metadata.name=") && !has("resourceVersionMatch", "Exact")
+}
+
+/// Initial events of a version in the future take three seconds to be refused; whether a watch that is over before that
+/// is told is a matter of luck at the apiserver.
+fn patient(query: &mut [(&'static str, String)]) {
+    let future = query.iter().any(|(name, value)| *name == "resourceVersion" && value.len() >= 8);
+    let initial = query.iter().any(|(name, _)| *name == "sendInitialEvents");
+    let seconds = query.iter_mut().find(|(name, _)| *name == "timeoutSeconds");
+    if let (true, Some((_, seconds))) = (future && initial, seconds) {
+        "6".clone_into(seconds);
     }
 }
 

@@ -31,8 +31,11 @@ impl History {
         let client = straight(up);
         let watch = client.watch(path).initial_events().await;
         watch.listed().await;
-        let from = watch.events().last().expect("a bookmark").rv;
-        let start = watch.changes().into_iter().map(|event| (event.key.clone(), event)).collect();
+        // Once: changes may follow the initial events at any moment.
+        let told = watch.events();
+        let from = told.last().expect("a bookmark").rv;
+        let mut start = BTreeMap::new();
+        told.iter().filter(|event| !event.is_bookmark()).for_each(|event| apply(&mut start, event));
         Self { client, path: path.to_owned(), from, start, changes: Vec::new() }
     }
 
