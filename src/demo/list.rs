@@ -51,11 +51,11 @@ pub(crate) async fn list(
     store.reach(wanted, patience).await?;
     if exact {
         let objects = store.at(kind, wanted)?;
-        return Ok(page(&objects, wanted, "", options.limit, selector));
+        return Ok(page(&objects, wanted, "", options.limit, selector, true));
     }
     let limit = if options.rv == "0" { 0 } else { options.limit };
     let (objects, revision, _) = store.now(kind);
-    Ok(page(&objects, revision, "", limit, selector))
+    Ok(page(&objects, revision, "", limit, selector, false))
 }
 
 fn continued(store: &Store, kind: usize, options: &ListOptions, selector: &Selector) -> Result<Page, Status> {
@@ -64,10 +64,10 @@ fn continued(store: &Store, kind: usize, options: &ListOptions, selector: &Selec
     let start = if selector.namespace.is_empty() { start } else { format!("{}/{start}", selector.namespace) };
     let Some(rv) = rv else {
         let (objects, revision, _) = store.now(kind);
-        return Ok(page(&objects, revision, &start, options.limit, selector));
+        return Ok(page(&objects, revision, &start, options.limit, selector, false));
     };
     match store.at(kind, rv) {
-        Ok(objects) => Ok(page(&objects, rv, &start, options.limit, selector)),
+        Ok(objects) => Ok(page(&objects, rv, &start, options.limit, selector, true)),
         Err(status) if status.code == 410 => {
             let relative = start.strip_prefix(&format!("{}/", selector.namespace)).unwrap_or(&start);
             Err(Status::expired_continue(write_token("-1", relative)))
@@ -76,20 +76,22 @@ fn continued(store: &Store, kind: usize, options: &ListOptions, selector: &Selec
     }
 }
 
-fn page(objects: &Objects, revision: u64, start: &str, limit: usize, selector: &Selector) -> Page {
+/// `exact`: the list is of a version that was asked for, not of the current one.
+fn page(objects: &Objects, revision: u64, start: &str, limit: usize, selector: &Selector, exact: bool) -> Page {
     let skip = objects.partition_point(|object| object.meta.key().as_str() < start);
-    let mut matching = objects[skip..].iter().filter(|object| selector.matches(object));
+    let mut rest = objects[skip..].iter();
+    let matching = rest.by_ref().filter(|object| selector.matches(object)).cloned();
     if limit == 0 {
-        return Page { objects: matching.cloned().collect(), revision, next: None, remaining: None };
+        return Page { objects: matching.collect(), revision, next: None, remaining: None };
     }
-    let objects: Vec<_> = matching.by_ref().take(limit).cloned().collect();
-    let remaining = matching.count();
-    let last = objects.last().filter(|_| remaining > 0);
+    let objects: Vec<_> = matching.take(limit).collect();
+    let remaining = rest.filter(|object| selector.would_scan(object, exact)).count();
+    let last = objects.last().filter(|_| objects.len() == limit && remaining > 0);
     let next = last.map(|last| {
         let key = if selector.namespace.is_empty() { last.meta.key() } else { last.meta.name.clone() };
         write_token(&revision.to_string(), &format!("/{key}\0"))
     });
-    let remaining = (remaining > 0 && !selector.is_selective()).then_some(remaining);
+    let remaining = (next.is_some() && !selector.is_selective()).then_some(remaining);
     Page { objects, revision, next, remaining }
 }
 

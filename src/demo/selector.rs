@@ -21,6 +21,8 @@ struct Condition {
     source: Source,
     value: String,
     equal: bool,
+    /// The cache finds objects by it instead of scanning.
+    indexed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +59,21 @@ impl Selector {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
 
+    /// Whether a list that was cut short might still have to look at the object. A list of one name never does; at an
+    /// exact version the cache's indexes are of no use.
+    pub(crate) fn would_scan(&self, object: &Object, exact: bool) -> bool {
+        let namespace = self.fields.iter().find(|c| c.source == Source::Namespace && c.equal);
+        let namespace = namespace.map_or(self.namespace.as_str(), |condition| &condition.value);
+        let of_one = self.name().is_some() && (!namespace.is_empty() || object.meta.namespace.is_empty());
+        let found = |condition: &Condition| match condition.source {
+            Source::Field(at) if condition.indexed && condition.equal => object.fields[at] == condition.value,
+            _ => true,
+        };
+        !of_one
+            && (namespace.is_empty() || namespace == object.meta.namespace)
+            && (exact || self.fields.iter().all(found))
+    }
+
     /// The single name that the field selector demands, if it demands one.
     pub(crate) fn name(&self) -> Option<&str> {
         self.fields.iter().find(|c| c.source == Source::Name && c.equal).map(|c| c.value.as_str())
@@ -72,7 +89,8 @@ fn resolve(kind: &Kind, (key, value, equal): fields::Term) -> Result<Condition, 
             Source::Field(at.ok_or_else(|| Status::bad_request(unknown_text(kind, &key)))?)
         }
     };
-    Ok(Condition { source, value, equal })
+    let indexed = key == "spec.nodeName";
+    Ok(Condition { source, value, equal, indexed })
 }
 
 fn unknown_text(kind: &Kind, key: &str) -> String {

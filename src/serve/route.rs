@@ -211,7 +211,7 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
     match (plan.version, &plan.start) {
         // Continuing in the most recent state: only upstream knows what that is without a proof for every page.
         (VersionMatch::Unset, Some(_)) => return Ok(Route::Forward(Reason::Continue)),
-        // A list of one name reads one key. It has no second page, and a version beside a limit does not mean "exactly".
+        // A list of one name reads one key: it has no second page, and a version beside a limit is not an exact one.
         (_, Some(_)) if single => return Ok(Route::Forward(Reason::Continue)),
         (VersionMatch::Exact(_), None) if single && options.resource_version_match.is_empty() => {
             return Ok(Route::Forward(Reason::ExactVersion));
