@@ -19,7 +19,7 @@ use crate::config::{Serve, TlsSource};
 use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
 use crate::serve::{self, Door, feed_spec};
-use crate::upstream::{Catalog, Client, CredentialError, Origin};
+use crate::upstream::{Catalog, Client, CredentialError};
 use crate::wire::Form;
 
 /// The application, listening but not yet accepting.
@@ -224,10 +224,6 @@ async fn keep(name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
 
 fn preloaded(name: &str, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, String> {
     let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
-    // Built-in resources in the form that kubelets and controllers ask for.
-    let form = match resource.origin {
-        Origin::BuiltIn => Form::Protobuf,
-        Origin::Custom | Origin::Aggregated => Form::Json,
-    };
+    let form = if resource.protobuf { Form::Protobuf } else { Form::Json };
     feeds.lease(&feed_spec(&resource, None, form), None).map_err(|why| format!("{why:?}"))
 }

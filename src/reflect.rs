@@ -14,6 +14,7 @@ mod failure;
 mod initial;
 mod mend;
 mod metrics;
+mod qualify;
 mod reflector;
 mod session;
 mod stream;

@@ -21,6 +21,7 @@
 //! Who calls: `reflect` reads, `cache` holds [`Object`]s and frames, `serve` writes. Nothing here knows of either.
 
 mod bookmark;
+mod compare;
 mod derive;
 mod envelope;
 mod error;
@@ -34,11 +35,14 @@ mod proto_document;
 mod proto_object;
 mod protobuf;
 mod reader;
+mod renderer;
+mod representation;
 mod splitter;
 #[cfg(test)]
 mod tests;
 
 pub use bookmark::BookmarkTemplate;
+pub use compare::same_items;
 pub use derive::{Metadata, Refused, Transcoder, Why};
 pub use envelope::{Envelope, websocket_payload};
 pub use error::WireError;
@@ -46,4 +50,6 @@ pub use form::{Form, Shape};
 pub use list_frame::{ListFrame, ListMeta};
 pub use object::Object;
 pub use reader::{ErrorEvent, ListPage, ObjectReader, WatchItem};
+pub use renderer::Renderer;
+pub use representation::Representation;
 pub use splitter::FrameSplitter;

@@ -5,7 +5,8 @@ use metrics::{Label, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use parking_lot::Mutex;
 
-use crate::cache::{FeedKey, Feeds, State};
+use crate::cache::{FeedKey, Feeds, Mode, Reason, State};
+use crate::wire::Representation;
 
 /// Renders every metric of the process.
 #[derive(Clone)]
@@ -75,6 +76,10 @@ impl Exporter {
             set(key, "kube_fanout_ring_bytes", stats.event_bytes as f64);
             set(key, "kube_fanout_ring_span_seconds", stats.span_seconds);
             set(key, "kube_fanout_lanes", stats.lanes as f64);
+            set(key, "kube_fanout_derived_bytes", stats.derived_bytes as f64);
+            for (representation, mode) in feed.renderings.all() {
+                set_mode(key, representation, &mode);
+            }
             shown.insert(key.clone());
         }
     }
@@ -90,6 +95,22 @@ fn labels(key: &FeedKey) -> Vec<Label> {
 
 fn set(key: &FeedKey, name: &'static str, value: f64) {
     gauge!(name, labels(key)).set(value);
+}
+
+/// 1 for the mode that a representation is in; a refused one says why.
+fn set_mode(key: &FeedKey, representation: Representation, mode: &Mode) {
+    let current = match mode {
+        Mode::Wanted => "wanted",
+        Mode::Derived(_) => "derived",
+        Mode::Refused(reason) => reason.as_str(),
+    };
+    let modes = ["wanted", "derived"].into_iter().chain(Reason::ALL.map(Reason::as_str));
+    for mode in modes {
+        let mut labels = labels(key);
+        labels.push(Label::new("representation", representation.as_str()));
+        labels.push(Label::new("mode", mode));
+        gauge!("kube_fanout_representation_mode", labels).set(if mode == current { 1.0 } else { 0.0 });
+    }
 }
 
 fn set_state(key: &FeedKey, state: Option<State>) {

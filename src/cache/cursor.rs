@@ -9,6 +9,7 @@ use super::lanes::LaneKey;
 use super::reader::{Progress, Shared};
 use super::{Event, View};
 use crate::kube::ResourceVersion;
+use crate::wire::{Refused, Renderer};
 
 /// A reader's place in a feed: the next event it needs. It holds no events; a slow reader costs its position.
 #[derive(Debug)]
@@ -17,6 +18,7 @@ pub struct Cursor {
     lane: Arc<Lane>,
     key: LaneKey,
     view: View,
+    renderer: Renderer,
     slot: usize,
     next: u64,
     after: ResourceVersion,
@@ -38,6 +40,8 @@ pub enum Pull {
     CaughtUp { progress: Progress },
     /// The position left the ring: the client must list again.
     Expired { oldest: ResourceVersion },
+    /// The next event cannot be written in this reader's representation. Frames before it may be in the batch.
+    Refused(Refused),
 }
 
 /// Events looked at in one go: bounds the time between two looks at the client.
@@ -54,7 +58,15 @@ impl Cursor {
         skip: ResourceVersion,
     ) -> Self {
         let slot = lane.add_reader();
-        Self { shared, lane, key, view, slot, next, after, skip }
+        let renderer = Renderer::verbatim(&shared.envelope);
+        Self { shared, lane, key, view, renderer, slot, next, after, skip }
+    }
+
+    /// The same place, read in another representation.
+    #[must_use]
+    pub fn rendered_by(mut self, renderer: Renderer) -> Self {
+        self.renderer = renderer;
+        self
     }
 
     /// Appends frames to `batch` until about `room` bytes are in it, and moves past them.
@@ -77,8 +89,11 @@ impl Cursor {
             let mut last = self.after;
             let mut applied = None;
             for event in &events {
+                let taken = match self.take(event, batch) {
+                    Ok(taken) => taken,
+                    Err(refused) => return Pull::Refused(refused),
+                };
                 self.next = event.seq + 1;
-                let taken = self.take(event, batch);
                 if taken > 0 {
                     last = event.rv;
                     applied.get_or_insert(event.at);
@@ -103,15 +118,19 @@ impl Cursor {
         &self.view
     }
 
-    fn take(&self, event: &Event, batch: &mut Vec<Bytes>) -> usize {
+    pub fn renderer(&self) -> &Renderer {
+        &self.renderer
+    }
+
+    fn take(&self, event: &Event, batch: &mut Vec<Bytes>) -> Result<usize, Refused> {
         if event.rv <= self.skip {
-            return 0;
+            return Ok(0);
         }
-        let Some(event_type) = event.seen_by(&self.view) else { return 0 };
-        let frame = event.frame_as(event_type, &self.shared.envelope);
+        let Some(event_type) = event.seen_by(&self.view) else { return Ok(0) };
+        let frame = event.frame_as(event_type, &self.renderer, &self.shared.alternate_bytes)?;
         let len = frame.len();
         batch.push(frame);
-        len
+        Ok(len)
     }
 }
 

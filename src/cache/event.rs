@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -5,7 +6,7 @@ use tokio::time::Instant;
 
 use super::View;
 use crate::kube::{EventType, ResourceVersion};
-use crate::wire::{Envelope, Object};
+use crate::wire::{Object, Refused, Renderer, Representation};
 
 /// One change of one object, as upstream reported it, with what selectors need to know of the state before.
 #[derive(Debug)]
@@ -24,10 +25,20 @@ pub struct Event {
     pub(super) at: Instant,
     /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
     frame: Bytes,
-    /// Frames for watches whose selector the object entered or left: made at first need, at most once.
-    entered: OnceLock<Bytes>,
-    left: OnceLock<Bytes>,
+    alternates: OnceLock<Box<Alternates>>,
 }
+
+/// Frames besides the one that came: for watches whose selector the object entered or left, and in representations
+/// that are derived. Made at first need, once for everybody, and gone with the event.
+#[derive(Debug)]
+struct Alternates {
+    frames: [OnceLock<Bytes>; Representation::ALL.len() * EVENT_TYPES],
+    /// Bytes of all alternates of the feed: the ring makes room for them.
+    held: Arc<AtomicUsize>,
+}
+
+/// Added, Modified, Deleted.
+const EVENT_TYPES: usize = 3;
 
 impl Event {
     pub(super) fn new(
@@ -39,7 +50,7 @@ impl Event {
         at: Instant,
     ) -> Self {
         let rv = object.rv;
-        Self { seq, rv, event_type, object, previous, at, frame, entered: OnceLock::new(), left: OnceLock::new() }
+        Self { seq, rv, event_type, object, previous, at, frame, alternates: OnceLock::new() }
     }
 
     /// What a watch with this view is told of the change, if anything.
@@ -57,18 +68,29 @@ impl Event {
         seen_as(before, now)
     }
 
-    /// The frame of this event as a watch that sees it as `event_type` gets it: encoded at most once per type.
-    pub fn frame_as(&self, event_type: EventType, envelope: &Envelope) -> Bytes {
-        if event_type == self.event_type {
-            return self.frame.clone();
+    /// The frame of this event as a watch that sees it as `event_type` gets it. `held` counts what is kept for others.
+    pub(super) fn frame_as(
+        &self,
+        event_type: EventType,
+        renderer: &Renderer,
+        held: &Arc<AtomicUsize>,
+    ) -> Result<Bytes, Refused> {
+        if event_type == self.event_type && renderer.is_verbatim() {
+            return Ok(self.frame.clone());
         }
-        match (event_type, &self.previous) {
+        let alternates = self.alternates.get_or_init(|| Box::new(Alternates::new(held)));
+        alternates.get_or_make(renderer.representation(), event_type, || match (event_type, &self.previous) {
             // The object left the selector: its previous content, at this change's version (semantics.md §4.2).
-            (EventType::Deleted, Some(previous)) => {
-                self.left.get_or_init(|| envelope.frame(event_type, &previous.restamped(self.rv))).clone()
+            (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
+                renderer.frame(event_type, &previous.restamped(self.rv))
             }
-            _ => self.entered.get_or_init(|| envelope.frame(event_type, self.object.body())).clone(),
-        }
+            _ => renderer.frame(event_type, self.object.body()),
+        })
+    }
+
+    /// Bytes of the frames that were made of this event.
+    pub(super) fn alternate_bytes(&self) -> usize {
+        self.alternates.get().map_or(0, |alternates| alternates.bytes())
     }
 
     /// Bytes charged to the ring for this event: its frame, what was read of its object, and its previous object, which
@@ -76,6 +98,46 @@ impl Event {
     pub(super) fn charge(&self) -> usize {
         let previous = self.previous.as_ref().map_or(0, |previous| previous.size());
         self.frame.len() + self.object.size() - self.object.body().len() + previous + size_of::<Self>()
+    }
+}
+
+impl Alternates {
+    fn new(held: &Arc<AtomicUsize>) -> Self {
+        Self { frames: std::array::from_fn(|_| OnceLock::new()), held: held.clone() }
+    }
+
+    /// A lost race costs one frame made twice; nobody waits under a lock.
+    fn get_or_make(
+        &self,
+        representation: Representation,
+        event_type: EventType,
+        make: impl FnOnce() -> Result<Bytes, Refused>,
+    ) -> Result<Bytes, Refused> {
+        let place = match event_type {
+            EventType::Added => 0,
+            EventType::Modified => 1,
+            _ => 2,
+        };
+        let cell = &self.frames[representation.index() * EVENT_TYPES + place];
+        if let Some(frame) = cell.get() {
+            return Ok(frame.clone());
+        }
+        let made = make()?;
+        let len = made.len();
+        if cell.set(made.clone()).is_ok() {
+            self.held.fetch_add(len, Ordering::Relaxed);
+        }
+        Ok(made)
+    }
+
+    fn bytes(&self) -> usize {
+        self.frames.iter().filter_map(OnceLock::get).map(Bytes::len).sum()
+    }
+}
+
+impl Drop for Alternates {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes(), Ordering::Relaxed);
     }
 }
 

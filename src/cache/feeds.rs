@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::reader::End;
-use super::{CacheReader, CacheWriter, Config, Currency, State};
+use super::{CacheReader, CacheWriter, Config, Currency, Mode, Reason, Renderings, State};
 use crate::kube::{FieldTable, Gvr, ResourceVersion};
-use crate::wire::{Envelope, Form, Shape};
+use crate::wire::{Envelope, Form, Representation, Shape};
 
 /// What one feed fetches: a resource, a scope, a form.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,6 +41,7 @@ pub struct Feed {
     pub spec: FeedSpec,
     pub reader: CacheReader,
     pub currency: Currency,
+    pub renderings: Renderings,
     leases: AtomicUsize,
     last_used: Mutex<Instant>,
     retired: CancellationToken,
@@ -78,6 +79,8 @@ struct Shared {
     feeds: Mutex<HashMap<FeedKey, Arc<Feed>>>,
     /// Feeds that ended for a reason that will not go away at once.
     refused: Mutex<HashMap<FeedKey, (End, Instant)>>,
+    /// How other representations are had: refusals outlive the feed that they were found by.
+    renderings: Mutex<HashMap<FeedKey, Renderings>>,
     demand: mpsc::Sender<Demand>,
 }
 
@@ -99,7 +102,7 @@ impl Feeds {
     /// The registry, and the demands that a supervisor serves.
     pub fn new(config: Config) -> (Self, mpsc::Receiver<Demand>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
-        let shared = Shared { config, feeds: Mutex::default(), refused: Mutex::default(), demand };
+        let shared = Shared { config, feeds: Mutex::default(), refused: Mutex::default(), renderings: Mutex::default(), demand };
         (Self { shared: Arc::new(shared) }, demands)
     }
 
@@ -124,7 +127,8 @@ impl Feeds {
         if feeds.len() >= FEEDS_MAX {
             return Err(Unavailable::TooMany);
         }
-        let (writer, feed) = Feed::new(spec.clone(), self.shared.config.clone());
+        let renderings = self.renderings_of(&spec.key, &feeds);
+        let (writer, feed) = Feed::new(spec.clone(), self.shared.config.clone(), renderings);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
         if self.shared.demand.try_send(Demand { feed: feed.clone(), writer }).is_err() {
@@ -140,6 +144,25 @@ impl Feeds {
         (!matches!(feed.reader.state(), State::Ended(_))).then(|| Lease::new(feed))
     }
 
+    /// Why a representation of this feed's objects is not derived, whether the feed runs or not.
+    pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<Reason> {
+        match self.shared.renderings.lock().get(key)?.mode(representation)? {
+            Mode::Refused(reason) => Some(reason),
+            Mode::Wanted | Mode::Derived(_) => None,
+        }
+    }
+
+    /// For a feed that begins.
+    fn renderings_of(&self, key: &FeedKey, running: &HashMap<FeedKey, Arc<Feed>>) -> Renderings {
+        let mut all = self.shared.renderings.lock();
+        if all.len() >= FEEDS_MAX {
+            all.retain(|key, _| running.contains_key(key));
+        }
+        let renderings = all.entry(key.clone()).or_default().clone();
+        renderings.begin();
+        renderings
+    }
+
     /// Every feed, in the order of their keys.
     pub fn all(&self) -> Vec<Arc<Feed>> {
         let mut all: Vec<_> = self.shared.feeds.lock().values().cloned().collect();
@@ -150,7 +173,8 @@ impl Feeds {
     /// Whether `key`'s feed may hold so many bytes beside what the others hold.
     pub fn has_room(&self, key: &FeedKey, bytes: usize) -> bool {
         let feeds: Vec<_> = self.shared.feeds.lock().values().filter(|feed| feed.spec.key != *key).cloned().collect();
-        let held = feeds.iter().map(|feed| feed.reader.stats()).map(|stats| stats.object_bytes + stats.event_bytes);
+        let stats = feeds.iter().map(|feed| feed.reader.stats());
+        let held = stats.map(|stats| stats.object_bytes + stats.event_bytes + stats.derived_bytes);
         held.sum::<usize>().saturating_add(bytes) <= self.shared.config.memory_bytes_max
     }
 
@@ -191,7 +215,7 @@ impl Feeds {
 }
 
 impl Feed {
-    fn new(spec: FeedSpec, config: Config) -> (CacheWriter, Self) {
+    fn new(spec: FeedSpec, config: Config, renderings: Renderings) -> (CacheWriter, Self) {
         let envelope = spec.envelope();
         let (writer, reader) = CacheWriter::new(
             config,
@@ -204,12 +228,22 @@ impl Feed {
         let currency = Currency::default();
         let last_used = Mutex::new(Instant::now());
         let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
-        (writer, Self { spec, reader, currency, leases, last_used, retired, resume })
+        (writer, Self { spec, reader, currency, renderings, leases, last_used, retired, resume })
     }
 
     /// Completes when the feed is to end, because what it reads no longer fits the resource.
     pub async fn retired(&self) {
         self.retired.cancelled().await;
+    }
+
+    /// A representation of this feed's objects is not exact, or cannot be made of one of them: nobody gets it from here
+    /// any more. Its watches are woken, to end.
+    pub fn refuse(&self, representation: Representation, reason: Reason, why: &dyn fmt::Display) {
+        if self.renderings.refuse(representation, reason) {
+            let (feed, reason) = (&self.spec.key, reason.as_str());
+            tracing::warn!(%feed, %representation, reason, %why, "not derived any more; asked of upstream instead");
+            self.reader.nudge();
+        }
     }
 
     /// The oldest version that somebody who waits for this feed wants to go on from.

@@ -1,15 +1,18 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::held::Held;
+use super::kept::Kept;
 use super::lanes::Lanes;
 use super::writer::Inner;
 use super::{Config, Cursor, Snapshot, View};
-use crate::kube::{Gvr, ResourceVersion};
-use crate::wire::{BookmarkTemplate, Envelope};
+use crate::kube::{EventType, Gvr, ResourceVersion};
+use crate::wire::{BookmarkTemplate, Envelope, Form, Object, Refused, Renderer, Representation};
 
 /// What one writer and many readers share.
 #[derive(Debug)]
@@ -21,10 +24,19 @@ pub(super) struct Shared {
     /// Key of the field that has lanes of its own.
     pub(super) lane_field: Option<Box<str>>,
     pub(super) inner: RwLock<Inner>,
+    /// Bytes of the events' alternate frames.
+    pub(super) alternate_bytes: Arc<AtomicUsize>,
+    pub(super) kept: Kept,
     pub(super) held: Mutex<Held>,
     pub(super) progress: watch::Sender<Progress>,
     pub(super) state: watch::Sender<State>,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
+}
+
+impl Shared {
+    pub(super) fn alternate_bytes(&self) -> usize {
+        self.alternate_bytes.load(Ordering::Relaxed)
+    }
 }
 
 /// How far a feed is.
@@ -129,6 +141,8 @@ pub struct CacheStats {
     pub object_bytes: usize,
     pub events: usize,
     pub event_bytes: usize,
+    /// Bytes that were derived of objects and events, and are kept.
+    pub derived_bytes: usize,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,
     pub progress: ResourceVersion,
@@ -241,12 +255,48 @@ impl CacheReader {
         Cursor::new(self.shared.clone(), lane, key, view, next, after, skip)
     }
 
-    /// The bookmark frame at `rv` for this feed.
-    pub fn bookmark(&self, rv: ResourceVersion, initial_events_end: bool) -> bytes::Bytes {
-        self.shared.bookmark.read().frame(rv, initial_events_end)
+    /// The bookmark frame at `rv`.
+    pub fn bookmark(
+        &self,
+        rv: ResourceVersion,
+        initial_events_end: bool,
+        renderer: &Renderer,
+    ) -> Result<Bytes, Refused> {
+        let body = self.shared.bookmark.read().body(rv, initial_events_end);
+        renderer.frame(EventType::Bookmark, &body)
+    }
+
+    /// An object's body in a representation; JSON that had to be derived is kept for a while.
+    pub fn body(&self, object: &Arc<Object>, renderer: &Renderer) -> Result<Bytes, Refused> {
+        if renderer.is_verbatim() {
+            return Ok(object.body().clone());
+        }
+        let keeps = renderer.representation() == Representation::Object(Form::Json);
+        if let Some(body) = keeps.then(|| object.kept_json()).flatten() {
+            return Ok(body);
+        }
+        let body = renderer.body(object.body())?;
+        object.note_written(renderer.representation());
+        if keeps {
+            self.shared.kept.keep(object, body.clone());
+        }
+        Ok(body)
+    }
+
+    /// Forgets every derived body.
+    pub fn forget_derived(&self) {
+        self.shared.kept.clear();
+    }
+
+    /// Wakes every reader to look again.
+    pub fn nudge(&self) {
+        let mut wake = Vec::new();
+        self.shared.inner.read().lanes.nudge(&mut wake);
+        wake.into_iter().for_each(std::task::Waker::wake);
     }
 
     pub fn stats(&self) -> CacheStats {
-        self.shared.inner.read().stats()
+        let derived_bytes = self.shared.alternate_bytes() + self.shared.kept.bytes();
+        CacheStats { derived_bytes, ..self.shared.inner.read().stats() }
     }
 }

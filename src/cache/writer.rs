@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::held::Held;
+use super::kept::Kept;
 use super::lanes::Lanes;
 use super::reader::{CacheReader, CacheStats, End, Progress, Shared, State};
 use super::{Config, Event, Snapshot};
@@ -89,6 +90,8 @@ impl CacheWriter {
             namespaced,
             lane_field: field.and(lane_field).map(Into::into),
             inner: RwLock::new(Inner::new(field)),
+            alternate_bytes: Arc::default(),
+            kept: Kept::default(),
             held: Mutex::new(Held::default()),
             progress: watch::Sender::new(Progress::default()),
             state: watch::Sender::new(State::Syncing),
@@ -131,7 +134,7 @@ impl CacheWriter {
             }
             let event = Arc::new(inner.event(change, &self.shared.envelope, now));
             inner.record(&event);
-            inner.evict(&self.shared.config, now);
+            inner.evict(&self.shared.config, now, self.shared.alternate_bytes());
             inner.lanes.push(&event, &mut wake);
             event.rv
         };
@@ -146,7 +149,7 @@ impl CacheWriter {
         {
             let mut inner = self.shared.inner.write();
             inner.progress = inner.progress.max(rv);
-            inner.evict(&self.shared.config, Instant::now());
+            inner.evict(&self.shared.config, Instant::now(), self.shared.alternate_bytes());
         }
         self.shared.progress.send_modify(|progress| {
             progress.rv = progress.rv.max(rv);
@@ -279,11 +282,12 @@ impl Inner {
         self.event_bytes += event.charge();
     }
 
-    fn evict(&mut self, config: &Config, now: Instant) {
+    /// `alternates`: bytes of the frames that were made of events besides those that came.
+    fn evict(&mut self, config: &Config, now: Instant, mut alternates: usize) {
         loop {
             let Some(oldest) = self.lanes.all.with_events(|events| events.front().cloned()) else { return };
             let over = self.events > config.window_events_max
-                || self.event_bytes > config.window_bytes_max
+                || self.event_bytes + alternates > config.window_bytes_max
                 || now.duration_since(oldest.at) > config.window_age_max;
             if !over {
                 return;
@@ -292,6 +296,7 @@ impl Inner {
             self.floor = oldest.rv;
             self.events -= 1;
             self.event_bytes -= oldest.charge();
+            alternates = alternates.saturating_sub(oldest.alternate_bytes());
         }
     }
 
@@ -321,6 +326,7 @@ impl Inner {
             object_bytes: self.object_bytes,
             events: self.events,
             event_bytes: self.event_bytes,
+            derived_bytes: 0,
             floor: self.floor,
             progress: self.progress,
             lanes: self.lanes.len(),

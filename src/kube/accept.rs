@@ -50,10 +50,27 @@ pub enum Conversion {
 }
 
 /// The version of `meta.k8s.io` a conversion is asked for in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MetaVersion {
     V1,
     V1beta1,
+}
+
+impl MetaVersion {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V1 => "v1",
+            Self::V1beta1 => "v1beta1",
+        }
+    }
+
+    /// As an `apiVersion`.
+    pub fn group_version(self) -> &'static str {
+        match self {
+            Self::V1 => "meta.k8s.io/v1",
+            Self::V1beta1 => "meta.k8s.io/v1beta1",
+        }
+    }
 }
 
 /// What an endpoint can write.

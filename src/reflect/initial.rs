@@ -98,7 +98,7 @@ impl Lister<'_> {
             namespace => self.spec.key.gvr.namespaced_path(namespace),
         };
         // Names of RBAC objects may hold almost anything.
-        let name = percent_encode(key.name());
+        let name = escaped(key.name());
         let path =
             format!("{base}?fieldSelector=metadata.name%3D{name}&resourceVersion={rv}&resourceVersionMatch=Exact");
         let page = self.page(&path).await?;
@@ -137,7 +137,7 @@ impl Lister<'_> {
 }
 
 /// A name as the value of a field selector inside of a query: selector escapes first, then the URL's.
-fn percent_encode(name: &str) -> String {
+pub(super) fn escaped(name: &str) -> String {
     let mut encoded = String::with_capacity(name.len());
     for byte in name.bytes() {
         if matches!(byte, b'\\' | b',' | b'=') {

@@ -11,6 +11,7 @@ use crate::wire::ObjectReader;
 
 use super::currency;
 use super::metrics::FeedMetrics;
+use super::qualify::Qualifier;
 use super::reflector::{Means, Reflector};
 
 /// When feeds are stopped, and how soon a broken one is tried again.
@@ -60,6 +61,7 @@ impl Supervisor {
         let metrics = FeedMetrics::new(&key);
         let (proofs, proven) = mpsc::channel(1);
         let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), proofs);
+        let qualifier = Qualifier::new(self.client.clone(), self.feeds.clone(), feed.clone());
         let means = Means {
             client: self.client.clone(),
             feeds: self.feeds.clone(),
@@ -77,6 +79,7 @@ impl Supervisor {
             leaving.end = tokio::select! {
                 end = reflector.run() => end,
                 never = prover.run() => match never {},
+                never = qualifier.run() => match never {},
                 () = idle(&feeds, &feed, idle_max) => End::Idle,
                 () = feed.retired() => End::Outdated,
             };

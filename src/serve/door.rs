@@ -19,7 +19,7 @@ use crate::cache::Feeds;
 use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status};
 use crate::net::Peer;
 use crate::upstream::{Catalog, Client, Resource, is_impersonation, names_identity, status_from_code};
-use crate::wire::Form;
+use crate::wire::Representation;
 
 /// How requests are answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,9 +71,14 @@ pub(super) struct Visit {
 
 impl Visit {
     /// What this read needs of a feed.
-    pub(super) fn need(&self, resource: &Resource, form: Form, resume: Option<ResourceVersion>) -> Need<'_> {
+    pub(super) fn need(
+        &self,
+        resource: &Resource,
+        representation: Representation,
+        resume: Option<ResourceVersion>,
+    ) -> Need<'_> {
         let namespace = (resource.namespaced && !self.info.namespace.is_empty()).then_some(&*self.info.namespace);
-        Need { namespace, form, received: self.received, resume }
+        Need { namespace, representation, received: self.received, resume }
     }
 }
 

@@ -7,17 +7,17 @@ use tokio::time::{Instant, timeout_at};
 
 use super::door::{Consistency, Door};
 use super::route::Reason;
-use crate::cache::{End, FeedKey, FeedSpec, Lease, State, Unavailable};
+use crate::cache::{End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, State, Unavailable};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Origin, Resource};
-use crate::wire::{Form, Shape};
+use crate::wire::{Form, Refused, Renderer, Representation, Shape};
 
 /// What a request needs of a feed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need<'a> {
     /// The namespace that the path names.
     pub(super) namespace: Option<&'a str>,
-    pub(super) form: Form,
+    pub(super) representation: Representation,
     pub(super) received: Instant,
     /// The version behind which a watch goes on.
     pub(super) resume: Option<ResourceVersion>,
@@ -37,13 +37,60 @@ const FRESH_MAX: Duration = Duration::from_secs(3);
 /// What a client is told to wait when we cannot prove anything because upstream is gone.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
+/// A feed, and how its objects are written for one request.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) lease: Lease,
+    pub(super) renderer: Renderer,
+}
+
+impl Source {
+    /// An object that this source holds cannot be written: from now on the representation comes from elsewhere.
+    pub(super) fn refuse(&self, refused: &Refused) {
+        self.lease.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
+    }
+}
+
 impl Door {
-    /// A feed that covers the request and has a complete state; started and waited for if need be.
-    pub(super) async fn ready_feed(&self, resource: &Resource, need: &Need<'_>) -> Result<Lease, Unready> {
+    /// A feed that covers the request, has a complete state and can write what is asked for; started and waited for if
+    /// need be.
+    pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<Source, Unready> {
+        let mut why = Unready::Forward(Reason::Underivable);
+        for form in forms(resource, need.representation) {
+            match self.source_from(resource, need, *form).await {
+                // Not offered in this form, or not derived from it: perhaps in the next.
+                Err(Unready::Forward(reason @ (Reason::Unavailable | Reason::Underivable))) => {
+                    why = Unready::Forward(reason);
+                }
+                answer => return answer,
+            }
+        }
+        Err(why)
+    }
+
+    async fn source_from(&self, resource: &Resource, need: &Need<'_>, form: Form) -> Result<Source, Unready> {
+        let wanted = need.representation;
+        if self.feeds.underivable(&key(resource, None, form), wanted).is_some() {
+            return Err(Unready::Forward(Reason::Underivable));
+        }
+        let lease = self.ready_feed(resource, need, form).await?;
+        if wanted == Representation::Object(form) {
+            let renderer = Renderer::verbatim(lease.reader.envelope());
+            return Ok(Source { lease, renderer });
+        }
+        match timeout_at(self.sync_deadline(need), lease.renderings.settled(wanted)).await {
+            Ok(Ok(renderer)) => Ok(Source { lease, renderer }),
+            Ok(Err(_)) => Err(Unready::Forward(Reason::Underivable)),
+            Err(_) => Err(Unready::Forward(Reason::Syncing)),
+        }
+    }
+
+    /// A feed of this form that covers the request and has a complete state.
+    async fn ready_feed(&self, resource: &Resource, need: &Need<'_>, form: Form) -> Result<Lease, Unready> {
         // The cluster-wide feed serves every scope; if our identity may not list that, perhaps the namespace.
         let mut refused = Reason::Unavailable;
         for scope in [None, need.namespace] {
-            match self.synced(resource, scope, need).await {
+            match self.synced(&spec(resource, scope, form), need).await {
                 Err(Unready::Forward(Reason::Forbidden)) if need.namespace.is_some() => refused = Reason::Forbidden,
                 answer => return answer,
             }
@@ -51,12 +98,11 @@ impl Door {
         Err(Unready::Forward(refused))
     }
 
-    async fn synced(&self, resource: &Resource, scope: Option<&str>, need: &Need<'_>) -> Result<Lease, Unready> {
-        let leased = self.feeds.lease(&spec(resource, scope, need.form), need.resume);
+    async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<Lease, Unready> {
+        let leased = self.feeds.lease(spec, need.resume);
         let lease = leased.map_err(|why| Unready::Forward(why.into()))?;
         let mut state = lease.reader.watch_state();
-        let settled =
-            timeout_at(need.received + self.config.sync_wait_max, state.wait_for(|state| *state != State::Syncing));
+        let settled = timeout_at(self.sync_deadline(need), state.wait_for(|state| *state != State::Syncing));
         let settled = settled.await.map(|state| state.map(|state| *state));
         match settled {
             Ok(Ok(State::Live | State::Stale { .. })) => Ok(lease),
@@ -66,10 +112,33 @@ impl Door {
         }
     }
 
+    fn sync_deadline(&self, need: &Need<'_>) -> Instant {
+        need.received + self.config.sync_wait_max
+    }
+
     /// A running feed for a read of one object, which is not worth starting one for.
-    pub(super) fn running_feed(&self, resource: &Resource, namespace: Option<&str>, form: Form) -> Option<Lease> {
-        let found = [None, namespace].into_iter().find_map(|scope| self.feeds.find(&key(resource, scope, form)));
-        found.filter(|lease| lease.reader.state() != State::Syncing)
+    pub(super) fn running_source(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        wanted: Representation,
+    ) -> Option<Source> {
+        let running = |form: Form| {
+            let found = [None, namespace].into_iter().find_map(|scope| self.feeds.find(&key(resource, scope, form)));
+            found.filter(|lease| lease.reader.state() != State::Syncing)
+        };
+        forms(resource, wanted).iter().find_map(|form| {
+            let lease = running(*form)?;
+            if wanted == Representation::Object(*form) {
+                return Some(Source { renderer: Renderer::verbatim(lease.reader.envelope()), lease });
+            }
+            // The next one may have it.
+            lease.renderings.want(wanted);
+            match lease.renderings.mode(wanted) {
+                Some(Mode::Derived(renderer)) => Some(Source { lease, renderer }),
+                _ => None,
+            }
+        })
     }
 
     /// Waits until the feed is as fresh as the request asks, at most three seconds.
@@ -107,6 +176,18 @@ impl Door {
             State::Stale { since } => Some(since.elapsed().as_secs()),
             _ => None,
         }
+    }
+}
+
+/// The forms that a representation can be had from, the best first. Built-in resources are held in protobuf, which is
+/// what the most and the most sensitive clients ask for and from which the others are derived; in JSON only for what
+/// that does not give (encodings.md §7).
+fn forms(resource: &Resource, wanted: Representation) -> &'static [Form] {
+    match (resource.protobuf, wanted) {
+        (false, Representation::Object(Form::Protobuf)) => &[],
+        (false, _) => &[Form::Json],
+        (true, Representation::Object(Form::Protobuf)) => &[Form::Protobuf],
+        (true, _) => &[Form::Protobuf, Form::Json],
     }
 }
 

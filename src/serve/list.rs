@@ -3,15 +3,25 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use crate::auth::Grant;
-use crate::cache::{Lease, Snapshot, View};
+use crate::cache::{CacheReader, Lease, Snapshot, View};
 use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
-use crate::wire::{ListFrame, ListMeta, Object};
+use crate::wire::{Form, ListFrame, ListMeta, Object, Refused, Renderer};
 
 use super::route::ListRead;
+
+/// One page of a collection, not yet written.
+#[derive(Debug)]
+pub(super) struct Page {
+    reader: CacheReader,
+    meta: ListMeta,
+    objects: Vec<Arc<Object>>,
+}
 
 /// A LIST on its way out: shared objects and the place reached among them.
 #[derive(Debug)]
 pub(super) struct ListBody {
+    reader: CacheReader,
+    renderer: Renderer,
     frame: ListFrame,
     objects: Vec<Arc<Object>>,
     next: usize,
@@ -21,9 +31,11 @@ pub(super) struct ListBody {
 
 /// Bytes put together for one write.
 const CHUNK_BYTES: usize = 64 << 10;
+/// Objects that are derived before others get their turn.
+const DERIVED_AT_A_TIME: usize = 64;
 
 /// One page of `snapshot`, as the read asks for it. A page that is not the last keeps the snapshot for the next ones.
-pub(super) fn page(_grant: &Grant, lease: &Lease, snapshot: &Snapshot, read: &ListRead) -> ListBody {
+pub(super) fn page(_grant: &Grant, lease: &Lease, snapshot: &Snapshot, read: &ListRead) -> Page {
     let reader = &lease.reader;
     let namespaced = reader.namespaced();
     // Keys of continue tokens are relative to the request's collection (semantics.md §2.6).
@@ -44,7 +56,36 @@ pub(super) fn page(_grant: &Grant, lease: &Lease, snapshot: &Snapshot, read: &Li
         meta.remaining = read.view.selector().is_everything().then(|| i64::try_from(more).unwrap_or(i64::MAX));
         reader.hold(snapshot);
     }
-    ListBody::new(reader.envelope().list(&meta), objects)
+    Page { reader: reader.clone(), meta, objects }
+}
+
+impl Page {
+    /// The answer in a representation. That every object can be written in it is known before the first byte is sent.
+    pub(super) async fn written_by(self, renderer: &Renderer) -> Result<ListBody, Refused> {
+        let Self { reader, meta, objects } = self;
+        let representation = renderer.representation();
+        if !renderer.is_verbatim() {
+            let mut written = 0;
+            for object in objects.iter().filter(|object| !object.was_written(representation)) {
+                reader.body(object, renderer)?;
+                written += 1;
+                if written % DERIVED_AT_A_TIME == 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+        let frame = renderer.list(&meta, objects.len());
+        // A JSON head says nothing of lengths.
+        let items_len = match representation.form() {
+            Form::Json => 0,
+            Form::Protobuf => {
+                let lens = objects.iter().map(|object| Ok(frame.item_len(reader.body(object, renderer)?.len())));
+                lens.sum::<Result<_, Refused>>()?
+            }
+        };
+        let (head, tail) = (Some(frame.head(objects.len(), items_len)), Some(frame.tail()));
+        Ok(ListBody { reader, renderer: renderer.clone(), frame, objects, next: 0, head, tail })
+    }
 }
 
 /// How many objects the apiserver would have left to look at behind a full page's `last`. It applies a selector to what
@@ -74,31 +115,28 @@ fn index<'a>(lease: &'a Lease, read: &'a ListRead) -> Option<(usize, &'a str)> {
 }
 
 impl ListBody {
-    fn new(frame: ListFrame, objects: Vec<Arc<Object>>) -> Self {
-        let items_len = objects.iter().map(|object| frame.item_len(object.body().len())).sum();
-        let head = Some(frame.head(objects.len(), items_len));
-        let tail = Some(frame.tail());
-        Self { frame, objects, next: 0, head, tail }
-    }
-
     /// The next piece; `None` after the last.
-    pub(super) fn next_chunk(&mut self) -> Option<Bytes> {
+    pub(super) fn next_chunk(&mut self) -> Option<Result<Bytes, Refused>> {
         self.tail.as_ref()?;
         let mut chunk = BytesMut::with_capacity(CHUNK_BYTES);
         if let Some(head) = self.head.take() {
             chunk.extend_from_slice(&head);
         }
         while let Some(object) = self.objects.get(self.next) {
-            let len = self.frame.item_len(object.body().len());
+            let body = match self.reader.body(object, &self.renderer) {
+                Ok(body) => body,
+                Err(refused) => return Some(Err(refused)),
+            };
+            let len = self.frame.item_len(body.len());
             if !chunk.is_empty() && chunk.len() + len > CHUNK_BYTES {
-                return Some(chunk.freeze());
+                return Some(Ok(chunk.freeze()));
             }
-            self.frame.put_item(self.next == 0, object.body(), &mut chunk);
+            self.frame.put_item(self.next == 0, &body, &mut chunk);
             self.next += 1;
         }
         if let Some(tail) = self.tail.take() {
             chunk.extend_from_slice(&tail);
         }
-        Some(chunk.freeze())
+        Some(Ok(chunk.freeze()))
     }
 }

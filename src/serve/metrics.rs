@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::route::Reason;
 use super::session::End;
 use crate::cache::FeedKey;
+use crate::wire::Representation;
 
 /// The handles of one watch, resolved when it opens; the open gauge falls with it.
 #[derive(Clone)]
@@ -22,8 +23,9 @@ pub(super) struct WatchMetrics {
 
 impl WatchMetrics {
     /// Counts the watch as open.
-    pub(super) fn open(key: &FeedKey, protocol: &'static str) -> Self {
-        let labels = vec![Label::new("resource", key.gvr.to_string()), Label::new("form", key.form.as_str())];
+    pub(super) fn open(key: &FeedKey, representation: Representation, protocol: &'static str) -> Self {
+        let representation = Label::new("representation", representation.as_str());
+        let labels = vec![Label::new("resource", key.gvr.to_string()), representation];
         let mut with_protocol = labels.clone();
         with_protocol.push(Label::new("protocol", protocol));
         let open = gauge!("kube_fanout_watches_open", with_protocol);
@@ -60,8 +62,12 @@ impl WatchMetrics {
 }
 
 /// A request was answered from the cache.
-pub(super) fn served(verb: &'static str, key: &FeedKey) {
-    let labels = [("verb", verb.to_owned()), ("resource", key.gvr.to_string()), ("form", key.form.as_str().to_owned())];
+pub(super) fn served(verb: &'static str, key: &FeedKey, representation: Representation) {
+    let labels = [
+        ("verb", verb.to_owned()),
+        ("resource", key.gvr.to_string()),
+        ("representation", representation.as_str().to_owned()),
+    ];
     counter!("kube_fanout_served_total", &labels).increment(1);
 }
 
@@ -98,6 +104,9 @@ pub fn describe() {
     describe_gauge!("kube_fanout_ring_bytes", Unit::Bytes, "bytes of the events in the ring");
     describe_gauge!("kube_fanout_ring_span_seconds", Unit::Seconds, "time between the oldest and the newest event");
     describe_gauge!("kube_fanout_lanes", "lanes besides the one of all events");
+    describe_gauge!("kube_fanout_derived_bytes", Unit::Bytes, "bytes of other representations that are kept");
+    describe_gauge!("kube_fanout_representation_mode", "1 for how a representation is had, or why it is not derived");
+    describe_counter!("kube_fanout_representation_checks_total", "comparisons of what is derived with upstream's");
     describe_gauge!("kube_fanout_watches_open", "watches served from the cache");
     describe_counter!("kube_fanout_watch_events_total", "frames delivered to watches, bookmarks included");
     describe_counter!("kube_fanout_watch_bytes_total", Unit::Bytes, "bytes of those frames");

@@ -7,14 +7,14 @@ use super::admission::{Place, Shed};
 use super::answer::put_served;
 use super::body::ReplyBody;
 use super::door::{Door, Visit};
-use super::feed::{Unready, unavailable};
+use super::feed::{Source, Unready, unavailable};
 use super::list;
 use super::metrics::{self, WatchMetrics};
 use super::route::{GetRead, ListRead, Reason, WatchRead};
 use super::session::{End, Opening, Terms, WatchSession};
 use super::websocket;
 use crate::auth::Grant;
-use crate::cache::{Lease, Start};
+use crate::cache::Start;
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
 
@@ -25,7 +25,7 @@ const SYNC_RETRY_SECONDS: u32 = 1;
 struct Admitted {
     grant: Grant,
     place: Place,
-    lease: Lease,
+    source: Source,
 }
 
 impl Door {
@@ -37,22 +37,28 @@ impl Door {
         read: GetRead,
     ) -> Response<ReplyBody> {
         let namespace = Some(read.key.namespace()).filter(|namespace| !namespace.is_empty());
-        let Some(lease) = self.running_feed(resource, namespace, read.form) else {
+        let Some(source) = self.running_source(resource, namespace, read.representation) else {
             return self.pass(visit, Reason::NotCached).await;
         };
-        if let Err(why) = self.fresh(&lease, read.version, visit.received).await {
+        let lease = &source.lease;
+        if let Err(why) = self.fresh(lease, read.version, visit.received).await {
             return self.unready(visit, why).await;
         }
-        metrics::served("get", &lease.spec.key);
-        match lease.reader.snapshot().get(&read.key) {
-            Some(object) => {
-                let body = ReplyBody::full(lease.reader.envelope().object(object.body()));
-                visit.manner.served(read.form, false, Self::stale_seconds(&lease), body)
+        let Some(object) = lease.reader.snapshot().get(&read.key).cloned() else {
+            metrics::served("get", &lease.spec.key, read.representation);
+            let mut response = visit.manner.status(&Status::not_found(&resource.gvr, read.key.name()));
+            put_served(response.headers_mut(), Self::stale_seconds(lease));
+            return response;
+        };
+        match lease.reader.body(&object, &source.renderer) {
+            Ok(body) => {
+                metrics::served("get", &lease.spec.key, read.representation);
+                let body = ReplyBody::full(source.renderer.envelope().object(&body));
+                visit.manner.served(read.representation.form(), false, Self::stale_seconds(lease), body)
             }
-            None => {
-                let mut response = visit.manner.status(&Status::not_found(&resource.gvr, read.key.name()));
-                put_served(response.headers_mut(), Self::stale_seconds(&lease));
-                response
+            Err(refused) => {
+                source.refuse(&refused);
+                self.pass(visit, Reason::Underivable).await
             }
         }
     }
@@ -64,25 +70,32 @@ impl Door {
         resource: &Resource,
         read: ListRead,
     ) -> Response<ReplyBody> {
-        let need = visit.need(resource, read.form, None);
-        let lease = match self.ready_feed(resource, &need).await {
-            Ok(lease) => lease,
+        let source = match self.source(resource, &visit.need(resource, read.representation, None)).await {
+            Ok(source) => source,
             Err(why) => return self.unready(visit, why).await,
         };
+        let lease = &source.lease;
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
                 Some(snapshot) => snapshot,
                 None if read.plan.start.is_some() => return self.pass(visit, Reason::Continue).await,
                 None => return self.pass(visit, Reason::ExactVersion).await,
             },
-            version => match self.fresh(&lease, version, visit.received).await {
+            version => match self.fresh(lease, version, visit.received).await {
                 Ok(()) => lease.reader.snapshot(),
                 Err(why) => return self.unready(visit, why).await,
             },
         };
-        metrics::served("list", &lease.spec.key);
-        let body = list::page(grant, &lease, &snapshot, &read);
-        visit.manner.served(read.form, false, Self::stale_seconds(&lease), ReplyBody::list(body))
+        let body = match list::page(grant, lease, &snapshot, &read).written_by(&source.renderer).await {
+            Ok(body) => ReplyBody::list(body),
+            Err(refused) => {
+                source.refuse(&refused);
+                // Refused now and for good, so that this ends.
+                return Box::pin(self.list(visit, grant, resource, read)).await;
+            }
+        };
+        metrics::served("list", &lease.spec.key, read.representation);
+        visit.manner.served(read.representation.form(), false, Self::stale_seconds(lease), body)
     }
 
     pub(super) async fn watch(
@@ -96,8 +109,8 @@ impl Door {
             WatchStart::After(rv) => Some(rv),
             _ => None,
         };
-        let lease = match self.ready_feed(resource, &visit.need(resource, read.form, resume)).await {
-            Ok(lease) => lease,
+        let source = match self.source(resource, &visit.need(resource, read.representation, resume)).await {
+            Ok(source) => source,
             // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
             // being filled (semantics.md §3.3).
             Err(Unready::Forward(Reason::Syncing)) => {
@@ -106,9 +119,10 @@ impl Door {
             }
             Err(why) => return self.unready(visit, why).await,
         };
+        let lease = &source.lease;
         let fresh = match read.start {
-            WatchStart::State { at, .. } => self.fresh(&lease, at, visit.received).await,
-            WatchStart::FromCurrent => self.fresh(&lease, VersionMatch::Unset, visit.received).await,
+            WatchStart::State { at, .. } => self.fresh(lease, at, visit.received).await,
+            WatchStart::FromCurrent => self.fresh(lease, VersionMatch::Unset, visit.received).await,
             WatchStart::After(_) | WatchStart::FromCached => Ok(()),
         };
         // What cannot be given in time is said inside of the stream, as the apiserver does (semantics.md §3.5); a
@@ -116,7 +130,7 @@ impl Door {
         let failed = match fresh {
             Ok(()) => None,
             Err(Unready::Refuse(status)) => Some(*status),
-            Err(Unready::Forward(_)) if Self::stale_seconds(&lease).is_some() => {
+            Err(Unready::Forward(_)) if Self::stale_seconds(lease).is_some() => {
                 let why = "upstream cannot be reached, and the cache cannot be proven to be current";
                 return self.unready(visit, Unready::Refuse(Box::new(unavailable(why)))).await;
             }
@@ -129,7 +143,7 @@ impl Door {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many_watches(shed)),
         };
-        self.open_watch(visit, Admitted { grant, place, lease }, &read, failed)
+        self.open_watch(visit, Admitted { grant, place, source }, &read, failed)
     }
 
     fn open_watch(
@@ -145,10 +159,10 @@ impl Door {
             Some(Err(response)) => return response,
             None => None,
         };
-        metrics::served("watch", &admitted.lease.spec.key);
-        let stale = Self::stale_seconds(&admitted.lease);
+        metrics::served("watch", &admitted.source.lease.spec.key, read.representation);
+        let stale = Self::stale_seconds(&admitted.source.lease);
         let protocol = protocol(&visit.request, websocket);
-        let form = read.form;
+        let form = read.representation.form();
         let session = self.session(admitted, read, failed, protocol);
         let Some(response) = upgrade else {
             return visit.manner.served(form, true, stale, ReplyBody::watch(session));
@@ -165,10 +179,10 @@ impl Door {
         failed: Option<Status>,
         protocol: &'static str,
     ) -> WatchSession {
-        let Admitted { grant, place, lease } = admitted;
+        let Admitted { grant, place, source: Source { lease, renderer } } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
-        let metrics = WatchMetrics::open(&lease.spec.key, protocol);
+        let metrics = WatchMetrics::open(&lease.spec.key, read.representation, protocol);
         let (reader, view) = (&lease.reader, read.view.clone());
         let opened = match read.start {
             WatchStart::After(rv) => reader.open(Start::After(rv), view),
@@ -183,7 +197,7 @@ impl Door {
             }
         };
         let drain = self.drain.clone();
-        let mut session = WatchSession::new(Opening { grant, place, lease, opened, terms, drain, metrics });
+        let mut session = WatchSession::new(Opening { grant, place, lease, renderer, opened, terms, drain, metrics });
         if let Some((status, end)) = refusal {
             session.end_with(&status, end);
         }

@@ -8,11 +8,11 @@ use http::Method;
 
 use crate::cache::View;
 use crate::kube::{
-    Choice, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, ObjectKey, Offers, Query, RequestInfo,
+    Choice, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, ObjectKey, Offers, Query, RequestInfo,
     Selector, Status, Verb, VersionMatch, WatchStart, negotiate, pretty, router_accepts,
 };
 use crate::upstream::{Origin, Resource};
-use crate::wire::Form;
+use crate::wire::{Form, Representation};
 
 /// Who answers a request, and with what.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,8 +43,10 @@ pub(super) enum Reason {
     Aggregated,
     /// It cannot be watched, so it cannot be cached.
     NotWatchable,
-    /// Table, PartialObjectMetadata, YAML, CBOR, indented JSON.
+    /// Table, YAML, CBOR, indented JSON.
     Representation,
+    /// It cannot be derived from what is cached.
+    Underivable,
     /// No acceptable form: upstream says it in its words.
     NotAcceptable,
     /// A parameter that changes what is returned and that is not ours to interpret.
@@ -72,7 +74,7 @@ pub(super) enum Reason {
 /// One object.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GetRead {
-    pub(super) form: Form,
+    pub(super) representation: Representation,
     pub(super) key: ObjectKey,
     pub(super) version: VersionMatch,
 }
@@ -80,7 +82,7 @@ pub(super) struct GetRead {
 /// One page of a collection.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ListRead {
-    pub(super) form: Form,
+    pub(super) representation: Representation,
     pub(super) view: View,
     pub(super) plan: ListPlan,
     /// The path names a namespace, so the keys of continue tokens are relative to it.
@@ -90,7 +92,7 @@ pub(super) struct ListRead {
 /// A stream of changes.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct WatchRead {
-    pub(super) form: Form,
+    pub(super) representation: Representation,
     pub(super) view: View,
     pub(super) start: WatchStart,
     pub(super) bookmarks: bool,
@@ -178,17 +180,18 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
     if built_in && !router_accepts(accept) {
         return Ok(Route::Forward(Reason::NotAcceptable));
     }
-    let form = match negotiate(accept, offers) {
-        Choice::Plain(MediaType::Json) if pretty(query, user_agent, accept, offers) => {
-            return Ok(Route::Forward(Reason::Representation));
-        }
-        Choice::Plain(MediaType::Json) => Form::Json,
-        Choice::Plain(MediaType::Protobuf) => Form::Protobuf,
-        Choice::Plain(MediaType::Yaml) | Choice::Converted { .. } => return Ok(Route::Forward(Reason::Representation)),
-        Choice::NotAcceptable | Choice::NotStreamable => return Ok(Route::Forward(Reason::NotAcceptable)),
+    let choice = negotiate(accept, offers);
+    if matches!(choice, Choice::NotAcceptable | Choice::NotStreamable) {
+        return Ok(Route::Forward(Reason::NotAcceptable));
+    }
+    let Some(representation) = representation(choice, &info.verb) else {
+        return Ok(Route::Forward(Reason::Representation));
     };
+    if representation.form() == Form::Json && pretty(query, user_agent, accept, offers) {
+        return Ok(Route::Forward(Reason::Representation));
+    }
     if info.verb == Verb::Get {
-        return get(asked, resource, form);
+        return get(asked, resource, representation);
     }
     let options = ListOptions::decode(query)?.defaulted();
     options.validate(options.watch)?;
@@ -204,7 +207,7 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
     if watch {
         let start = options.watch_start()?;
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
-        return Ok(Route::Watch(WatchRead { form, view, start, bookmarks, timeout_seconds }));
+        return Ok(Route::Watch(WatchRead { representation, view, start, bookmarks, timeout_seconds }));
     }
     let plan = options.list_plan()?;
     let single = view.single(resource.namespaced).is_some();
@@ -218,10 +221,28 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
         }
         _ => {}
     }
-    Ok(Route::List(ListRead { form, view, plan, in_namespace: namespace.is_some() }))
+    Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some() }))
 }
 
-fn get(asked: &Asked<'_>, resource: &Resource, form: Form) -> Result<Route, Status> {
+/// What a feed's objects can be written as. A list's metadata is asked for as a list, and that of one object, or of
+/// each that a watch shows, as one; what other pairs mean is upstream's to say.
+fn representation(choice: Choice, verb: &Verb) -> Option<Representation> {
+    let form = match choice.media()? {
+        MediaType::Json => Form::Json,
+        MediaType::Protobuf => Form::Protobuf,
+        MediaType::Yaml => return None,
+    };
+    match (choice, verb) {
+        (Choice::Plain(_), _) => Some(Representation::Object(form)),
+        (Choice::Converted { target: Conversion::PartialObjectMetadataList, version, .. }, Verb::List)
+        | (Choice::Converted { target: Conversion::PartialObjectMetadata, version, .. }, Verb::Get | Verb::Watch) => {
+            Some(Representation::Metadata(form, version))
+        }
+        _ => None,
+    }
+}
+
+fn get(asked: &Asked<'_>, resource: &Resource, representation: Representation) -> Result<Route, Status> {
     let options = GetOptions::decode(asked.query)?;
     let version = options.version_match()?;
     if version == VersionMatch::Unset {
@@ -229,7 +250,7 @@ fn get(asked: &Asked<'_>, resource: &Resource, form: Form) -> Result<Route, Stat
     }
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
-    Ok(Route::Get(GetRead { form, key, version }))
+    Ok(Route::Get(GetRead { representation, key, version }))
 }
 
 /// A name from the path (`/watch/…/NAME`) or from the selector; both must agree.
@@ -249,6 +270,7 @@ impl Reason {
             Self::Aggregated => "aggregated",
             Self::NotWatchable => "not_watchable",
             Self::Representation => "representation",
+            Self::Underivable => "underivable",
             Self::NotAcceptable => "not_acceptable",
             Self::Parameter => "parameter",
             Self::ConsistentGet => "consistent_get",

@@ -12,8 +12,9 @@ use super::admission::Place;
 use super::metrics::WatchMetrics;
 use crate::auth::Grant;
 use crate::base::{DrainWatch, Draining};
-use crate::cache::{Cursor, Lease, Opened, Pull, Snapshot, State};
+use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State};
 use crate::kube::{EventType, ResourceVersion, Status};
+use crate::wire::{Refused, Renderer};
 
 /// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
 ///
@@ -60,6 +61,8 @@ pub(super) enum End {
     TooLarge,
     /// Its feed is over.
     FeedEnded,
+    /// What it shows can no longer be derived: the client goes on from another feed.
+    Underivable,
     /// The proxy is going away.
     Drained,
     /// The client went away.
@@ -78,6 +81,7 @@ pub(super) struct Opening {
     pub(super) grant: Grant,
     pub(super) place: Place,
     pub(super) lease: Lease,
+    pub(super) renderer: Renderer,
     pub(super) opened: Opened,
     pub(super) terms: Terms,
     pub(super) drain: DrainWatch,
@@ -102,7 +106,8 @@ const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
-        let Opening { grant, place, lease, opened: Opened { snapshot, cursor }, terms, drain, metrics } = opening;
+        let Opening { grant, place, lease, renderer, opened: Opened { snapshot, cursor }, terms, drain, metrics } = opening;
+        let cursor = cursor.rendered_by(renderer);
         let over = terms.timeout_seconds.is_some_and(i64::is_negative);
         let phase = match snapshot {
             // Already over when it begins (semantics.md §2.7).
@@ -145,7 +150,9 @@ impl WatchSession {
                     }
                 }
                 Phase::Initial { .. } => {
-                    self.initial(room, batch);
+                    if let Err(refused) = self.initial(room, batch) {
+                        self.underivable(&refused);
+                    }
                     // Nothing to say of an empty state; but nobody has asked to be woken yet either.
                     if batch.is_empty() {
                         continue;
@@ -155,7 +162,9 @@ impl WatchSession {
                     if self.over(cx) {
                         continue;
                     }
-                    self.live(cx.waker(), room, batch);
+                    if let Err(refused) = self.live(cx.waker(), room, batch) {
+                        self.underivable(&refused);
+                    }
                 }
             }
             if !batch.is_empty() {
@@ -169,9 +178,9 @@ impl WatchSession {
     }
 
     /// A stretch of the initial state.
-    fn initial(&mut self, room: usize, batch: &mut Vec<Bytes>) {
-        let Phase::Initial { snapshot, next, end_bookmark } = &mut self.phase else { return };
-        let reader = &self.lease.reader;
+    fn initial(&mut self, room: usize, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
+        let Phase::Initial { snapshot, next, end_bookmark } = &mut self.phase else { return Ok(()) };
+        let (reader, renderer) = (&self.lease.reader, self.cursor.renderer());
         let mut bytes = 0;
         let start = Some(next.as_str()).filter(|start| !start.is_empty());
         let mut resume_at = None;
@@ -180,23 +189,24 @@ impl WatchSession {
                 resume_at = Some(object.key.as_str().to_owned());
                 break;
             }
-            let frame = reader.envelope().frame(EventType::Added, object.body());
+            let frame = renderer.envelope().frame(EventType::Added, &reader.body(object, renderer)?);
             bytes += frame.len();
             batch.push(frame);
         }
         if let Some(key) = resume_at {
             *next = key;
-            return;
+            return Ok(());
         }
         self.told = snapshot.rv;
         if *end_bookmark {
-            batch.push(reader.bookmark(snapshot.rv, true));
+            batch.push(reader.bookmark(snapshot.rv, true, renderer)?);
         }
         self.phase = Phase::Live;
+        Ok(())
     }
 
     /// Events, or a bookmark that is due, or nothing.
-    fn live(&mut self, waker: &Waker, room: usize, batch: &mut Vec<Bytes>) {
+    fn live(&mut self, waker: &Waker, room: usize, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
         match self.cursor.pull(room, Some(waker), batch) {
             Pull::Frames { last, applied } => {
                 self.told = self.told.max(last);
@@ -208,7 +218,7 @@ impl WatchSession {
                 let due = self.clock.bookmark_due(Instant::now());
                 if self.bookmarks && (due || announced) && progress.rv > self.told {
                     self.told = progress.rv;
-                    batch.push(self.lease.reader.bookmark(progress.rv, false));
+                    batch.push(self.bookmark(progress.rv)?);
                 }
             }
             // Its feed is over: the resource is gone, or no longer ours to read. No version was too old.
@@ -220,12 +230,28 @@ impl WatchSession {
                 let status = Status::too_old(self.told.0, oldest.0);
                 self.end_with(&status, End::Expired);
             }
+            Pull::Refused(refused) => return Err(refused),
         }
+        Ok(())
+    }
+
+    fn bookmark(&self, rv: ResourceVersion) -> Result<Bytes, Refused> {
+        self.lease.reader.bookmark(rv, false, self.cursor.renderer())
+    }
+
+    /// An object cannot be written as this client wants it. The watch ends between two events, as watches end every
+    /// now and then: the client goes on from the last version it has seen, and from a feed that has the whole object.
+    fn underivable(&mut self, refused: &Refused) {
+        self.lease.refuse(self.cursor.renderer().representation(), Reason::Unrenderable, refused);
+        self.phase = Phase::Ended;
+        self.metrics.ended(End::Underivable);
     }
 
     /// Whether the watch ends now: its time is up, or the proxy drains.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
-        let end = if self.clock.deadline <= Instant::now() {
+        let end = if self.cursor.renderer().is_revoked() {
+            End::Underivable
+        } else if self.clock.deadline <= Instant::now() {
             End::Timeout
         } else if self.drain.as_mut().poll(cx).is_ready() {
             End::Drained
@@ -246,9 +272,7 @@ impl WatchSession {
             return None;
         }
         match self.cursor.pull(0, None, &mut Vec::new()) {
-            Pull::CaughtUp { progress } if progress.rv > self.told => {
-                Some(self.lease.reader.bookmark(progress.rv, false))
-            }
+            Pull::CaughtUp { progress } if progress.rv > self.told => self.bookmark(progress.rv).ok(),
             _ => None,
         }
     }
@@ -263,13 +287,10 @@ impl WatchSession {
         if matches!(self.phase, Phase::Ended) {
             return;
         }
-        self.phase = Phase::Last(error_frame(&self.lease, status), end);
+        let envelope = self.cursor.renderer().envelope();
+        let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
+        self.phase = Phase::Last(frame, end);
     }
-}
-
-/// The ERROR event that carries `status`, in the feed's form.
-pub(super) fn error_frame(lease: &Lease, status: &Status) -> Bytes {
-    lease.reader.envelope().error_frame(&status.to_event_json(), &status.to_protobuf())
 }
 
 impl Drop for WatchSession {
@@ -316,6 +337,7 @@ impl End {
             Self::Expired => "expired",
             Self::TooLarge => "too_large",
             Self::FeedEnded => "feed_ended",
+            Self::Underivable => "underivable",
             Self::Drained => "drained",
             Self::Closed => "closed",
         }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use self::documents::{ApiServices, CustomResourceDefinitions, DiscoveryList, Groups, LegacyList, VersionList};
 use super::{Client, Error};
 use crate::kube::{FieldTable, Gvr};
+use crate::wire::Form;
 
 /// One resource that upstream serves.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +22,8 @@ pub struct Resource {
     /// It has both `list` and `watch`.
     pub watchable: bool,
     pub origin: Origin,
+    /// It is to be had in protobuf: no custom resource is, and there are servers that speak JSON only.
+    pub protobuf: bool,
     pub fields: Arc<FieldTable>,
     /// `fields` may lack some: our identity may not read the resource's definition.
     pub fields_unknown: bool,
@@ -52,6 +55,7 @@ struct Shared {
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 const JSON: &str = "application/json";
+const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/json";
 
 /// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
 const BUILT_IN_GROUPS: [&str; 21] = [
@@ -135,9 +139,11 @@ impl Catalog {
         for root in ["/api", "/apis"] {
             versions.extend(self.versions_below(root).await?);
         }
+        let (answered, _) = self.client.fetch("/api", PROTOBUF_FIRST).await?;
         let customs = self.optional::<CustomResourceDefinitions>(documents::CRD_PATH).await?;
         let services = self.optional::<ApiServices>(documents::API_SERVICE_PATH).await?;
         let known = Known {
+            protobuf: answered == Some(Form::Protobuf),
             customs: customs.map(CustomResourceDefinitions::selectable_fields),
             remote: services.map(ApiServices::remote),
         };
@@ -178,6 +184,8 @@ impl Catalog {
 
 /// What our identity may read of who serves what; `None` where it may not.
 struct Known {
+    /// Upstream writes its own types in protobuf.
+    protobuf: bool,
     /// Selectable JSON paths by group, version and plural.
     customs: Option<BTreeMap<(String, String, String), Vec<String>>>,
     /// Groups and versions behind the aggregation layer.
@@ -217,7 +225,9 @@ impl VersionList {
             };
             let has = |verb: &str| verbs.iter().any(|v| v == verb);
             let watchable = has("list") && has("watch");
-            Resource { gvr, kind: kind.into(), namespaced, watchable, origin, fields: Arc::new(fields), fields_unknown }
+            let protobuf = known.protobuf && origin == Origin::BuiltIn;
+            let (kind, fields) = (kind.into(), Arc::new(fields));
+            Resource { gvr, kind, namespaced, watchable, origin, protobuf, fields, fields_unknown }
         };
         resources.into_iter().map(build).collect()
     }

@@ -55,13 +55,17 @@ impl BookmarkTemplate {
         Self { envelope: envelope.clone(), plain: hole(false), initial_events_end: hole(true) }
     }
 
-    /// A whole BOOKMARK frame at `rv`, with the annotation `"k8s.io/initial-events-end":"true"` if it closes the
-    /// initial events, and without it otherwise.
+    /// A whole BOOKMARK frame at `rv`; see [`body`](Self::body).
     pub fn frame(&self, rv: ResourceVersion, initial_events_end: bool) -> Bytes {
+        self.envelope.frame(EventType::Bookmark, &self.body(rv, initial_events_end))
+    }
+
+    /// The body of a bookmark at `rv`, with the annotation `"k8s.io/initial-events-end":"true"` if it closes the
+    /// initial events, and without it otherwise.
+    pub fn body(&self, rv: ResourceVersion, initial_events_end: bool) -> Bytes {
         let hole = if initial_events_end { &self.initial_events_end } else { &self.plain };
         let mut digits = Digits::default();
-        let body = hole.filled(self.envelope.form(), digits.write(rv));
-        self.envelope.frame(EventType::Bookmark, &body)
+        hole.filled(self.envelope.form(), digits.write(rv)).freeze()
     }
 }
 

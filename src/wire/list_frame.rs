@@ -3,7 +3,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::Shape;
 use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
 use super::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
-use crate::kube::ResourceVersion;
+use crate::kube::{MetaVersion, ResourceVersion};
 
 /// A LIST's own metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +56,21 @@ impl ListFrame {
         Self { layout: Layout::Json { item_prefix }, head: head.into(), tail: tail.into() }
     }
 
+    /// A JSON list of `PartialObjectMetadata`: its items have a kind, as in no other list of built-in kinds
+    /// (semantics.md §5.6), and where there are none they are `null` (encodings.md §2.3).
+    pub(super) fn metadata(version: MetaVersion, meta: &ListMeta, items: usize) -> Self {
+        let frame = Self::json(Shape::BuiltIn, version.group_version(), "PartialObjectMetadataList", meta);
+        if items == 0 {
+            let head = frame.head.strip_suffix(b"[").unwrap_or(&frame.head);
+            return Self { head: [head, b"null"].concat().into(), tail: Bytes::from_static(b"}\n"), ..frame };
+        }
+        let item_prefix = match version {
+            MetaVersion::V1 => METADATA_V1_ITEM,
+            MetaVersion::V1beta1 => METADATA_V1BETA1_ITEM,
+        };
+        Self { layout: Layout::Json { item_prefix }, ..frame }
+    }
+
     /// `head` is the document up to Unknown's raw field: magic and `TypeMeta`.
     pub(super) fn protobuf(head: Vec<u8>, meta: &ListMeta) -> Self {
         let ListMeta { resource_version, continue_token, remaining } = meta;
@@ -95,6 +110,12 @@ impl ListFrame {
 
     /// Appends one item; `first` says that none has been put yet.
     pub fn put_item(&self, first: bool, body: &[u8], out: &mut impl BufMut) {
+        self.put_item_head(first, body.len(), out);
+        out.put_slice(body);
+    }
+
+    /// Appends what comes before an item's body.
+    pub fn put_item_head(&self, first: bool, body_len: usize, out: &mut impl BufMut) {
         match self.layout {
             Layout::Json { item_prefix } => {
                 if !first {
@@ -102,9 +123,8 @@ impl ListFrame {
                 }
                 out.put_slice(item_prefix);
             }
-            Layout::Protobuf { .. } => put_header(out, LIST_ITEMS, body.len()),
+            Layout::Protobuf { .. } => put_header(out, LIST_ITEMS, body_len),
         }
-        out.put_slice(body);
     }
 
     /// What comes after the last item.
@@ -123,6 +143,10 @@ impl ListFrame {
         }
     }
 }
+
+/// What comes before the metadata of each item in a JSON list of `PartialObjectMetadata`.
+const METADATA_V1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#;
+const METADATA_V1BETA1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1beta1","#;
 
 /// The comma between JSON items.
 const SEPARATOR: usize = 1;

@@ -1,16 +1,16 @@
 use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use parking_lot::Mutex;
 
 use super::protobuf::{self, put_varint, varint_len};
-use super::{Form, WireError};
+use super::{Form, Representation, WireError};
 use crate::kube::{Attributes, ObjectKey, ResourceVersion};
 
 /// One revision of one object, immutable. The body is held once: store, ring, LIST and every frame share it.
 ///
-/// Only an [`ObjectReader`](super::ObjectReader) makes one, so its parts agree with its bytes. Cloning shares the body
-/// but copies `attributes`: hold it in an `Arc`.
-#[derive(Clone)]
+/// Only an [`ObjectReader`](super::ObjectReader) makes one, so its parts agree with its bytes. Hold it in an `Arc`.
 pub struct Object {
     /// Empty for a bookmark, which has no name.
     pub key: ObjectKey,
@@ -22,7 +22,13 @@ pub struct Object {
     form: Form,
     /// Bytes of the allocation that `body` keeps alive: its own, or the whole watch frame it is a slice of.
     held: u32,
+    /// A bit for each representation that it has been written in.
+    written: AtomicU8,
+    /// Its JSON, while somebody keeps it; boxed, for most objects have none.
+    json: Mutex<Option<Box<Bytes>>>,
 }
+
+const _: () = assert!(Representation::ALL.len() <= 8, "a bit each");
 
 /// Where the resourceVersion's digits are in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20 digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +50,8 @@ impl Object {
     pub(super) fn new(form: Form, body: Bytes, held: usize, reading: Reading) -> Self {
         let Reading { key, rv, rv_at, attributes } = reading;
         debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
-        Self { key, rv, attributes, body, rv_at, form, held: u32::try_from(held).unwrap_or(u32::MAX) }
+        let held = u32::try_from(held).unwrap_or(u32::MAX);
+        Self { key, rv, attributes, body, rv_at, form, held, written: AtomicU8::new(0), json: Mutex::new(None) }
     }
 
     /// The bytes in the normal form described in [`wire`](super), as upstream wrote them.
@@ -71,6 +78,26 @@ impl Object {
             Form::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
             Form::Protobuf => self.restamped_protobuf(start, end, digits),
         }
+    }
+
+    /// Whether it has been written in a representation, and so can be again.
+    pub fn was_written(&self, representation: Representation) -> bool {
+        self.written.load(Ordering::Relaxed) & (1 << representation.index()) != 0
+    }
+
+    /// It has been written in a representation.
+    pub fn note_written(&self, representation: Representation) {
+        self.written.fetch_or(1 << representation.index(), Ordering::Relaxed);
+    }
+
+    /// Its JSON body, if that was derived and is kept.
+    pub fn kept_json(&self) -> Option<Bytes> {
+        self.json.lock().as_deref().cloned()
+    }
+
+    /// Keeps its derived JSON body, or lets it go. Returns whether one was kept before.
+    pub fn keep_json(&self, body: Option<Bytes>) -> bool {
+        std::mem::replace(&mut *self.json.lock(), body.map(Box::new)).is_some()
     }
 
     /// Bytes to charge for holding this object: the allocation behind its body (all of the frame, if it came by watch),
@@ -101,6 +128,20 @@ impl Object {
         body.put_slice(&self.body[end..]);
         debug_assert_eq!(body.len(), body.capacity());
         body.freeze()
+    }
+}
+
+/// Shares the body but copies the attributes; what was derived stays behind.
+impl Clone for Object {
+    fn clone(&self) -> Self {
+        Self {
+            key: self.key.clone(),
+            attributes: self.attributes.clone(),
+            body: self.body.clone(),
+            written: AtomicU8::new(self.written.load(Ordering::Relaxed)),
+            json: Mutex::new(None),
+            ..*self
+        }
     }
 }
 

@@ -38,7 +38,7 @@ async fn churn(plane: &Plane, namespace: &str, ops: usize, until: &Path) -> Vec<
 }
 
 #[tokio::test]
-async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stream_each() {
+async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stream() {
     let Some(bed) = bed::alone().await else { return };
     bed.load().await;
     let proxy = Plan::tls().start(&bed).await;
@@ -57,8 +57,8 @@ async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stre
     for (_, _, run, ready) in &mut runs {
         run.awaits(ready).await;
     }
-    eventually("two feeds and four references are what the apiserver sees", async || {
-        (open_upstream(&bed, "pods").await == before + 6).then_some(())
+    eventually("one feed and four references are what the apiserver sees", async || {
+        (open_upstream(&bed, "pods").await == before + 5).then_some(())
     })
     .await;
     let started = std::time::Instant::now();
@@ -79,7 +79,7 @@ async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stre
     }
     let streams = proxy.metrics().await.sum("kube_fanout_upstream_watches", &[]);
     say(&format!("streams upstream: {streams} for 2020 watches of {BULK_PODS} pods and more"));
-    assert_eq!(streams, 2, "one per form");
+    assert_eq!(streams, 1, "whatever the form");
     assert_eq!(proxy.asked("relist").await, 0);
 }
 
@@ -165,7 +165,19 @@ async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value,
     let watches = watches.args(["--count", "100", "--conns", "4", "--stuck", "1"]);
     let mut watches = watches.until(&until).file("--ready-file", &ready).start();
     watches.awaits(&ready).await;
-    churn(bed, &namespace, 400, &until).await;
+    // No faster than the others read, however slow this machine is: they must not leave the window as well.
+    let (mut written, mut last) = (0, 0);
+    for _ in 0..8 {
+        let versions = churn(bed, &namespace, 50, &bed.file("so-far")).await;
+        written += i64::try_from(versions.len()).expect("few");
+        last = *versions.last().expect("something was written");
+        eventually("the others have been handed what was written", async || {
+            let handed = proxy.metrics().await.sum("kube_fanout_watch_events_total", &[]);
+            (handed >= 99 * written).then_some(())
+        })
+        .await;
+    }
+    std::fs::write(&until, last.to_string()).expect("a file");
     let summary = watches.finish().await.summary();
     assert_eq!(summary["ended"], json!({"complete": 99}), "{summary}");
     assert_eq!(summary["distinct_complete"], 1, "{summary}");

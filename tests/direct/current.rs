@@ -64,7 +64,7 @@ async fn reads_right_behind_a_write_have_it_in_the_middle_of_churn() {
             }
         }
     };
-    direct::amid_churn(&up, reads).await;
+    Box::pin(direct::amid_churn(&up, reads)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

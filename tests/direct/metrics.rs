@@ -10,7 +10,7 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 23] = [
+const IN_SERVICE: [Metric; 26] = [
     ("kube_fanout_upstream_watches", "pods.v1"),
     ("kube_fanout_upstream_events_total", "pods.v1"),
     ("kube_fanout_upstream_bytes_total", "pods.v1"),
@@ -25,6 +25,9 @@ const IN_SERVICE: [Metric; 23] = [
     ("kube_fanout_ring_bytes", "pods.v1"),
     ("kube_fanout_ring_span_seconds", "pods.v1"),
     ("kube_fanout_lanes", "pods.v1"),
+    ("kube_fanout_representation_mode", "derived"),
+    ("kube_fanout_representation_checks_total", "equal"),
+    ("kube_fanout_derived_bytes", "pods.v1"),
     ("kube_fanout_watches_open", "h1"),
     ("kube_fanout_watch_events_total", "pods.v1"),
     ("kube_fanout_watch_bytes_total", "pods.v1"),
@@ -58,11 +61,14 @@ async fn serve_all_kinds(up: &Running, client: &Client) -> Watch {
     client.get(PODS).await;
     let open = client.watch("/api/v1/namespaces/default/pods").initial_events().await;
     open.listed().await;
+    let metadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    let metadata = client.watch(PODS).initial_events().accept(metadata).await;
+    metadata.listed().await;
     client.get("/version").await;
     client.get(&format!("{PODS}?limit=abc")).await;
     client.get("/api/v1/namespaces/default/pods/nobody").await;
     drop(client.watch(PODS).from(1).await.ended().await);
-    up.create_pod("default", "one");
+    metadata.reached(up.create_pod("default", "one")).await;
     up.faults().only("pods").duplicate_event();
     open.reached(up.create_pod("default", "two")).await;
     let other = up.put("nodes", serde_json::json!({"metadata": {"name": "n"}}));

@@ -110,7 +110,7 @@ async fn a_list_and_the_watch_from_its_version_leave_no_gap() {
         }
         watches
     };
-    let watches = direct::amid_churn(&up, open).await;
+    let watches = Box::pin(direct::amid_churn(&up, open)).await;
     let last = up.churn(50).await;
     for (list, watch) in &watches {
         watch.reached(last).await;

@@ -4,9 +4,7 @@ use super::custom_metadata::ObjectMeta;
 use super::facts::Facts;
 use super::writer::Writer;
 use super::{Refused, Why};
-use crate::kube::MetaVersion;
 use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
-use crate::wire::{Envelope, Form, ListMeta, Shape};
 
 /// Makes `PartialObjectMetadata` of one kind's bodies: their metadata, and nothing else.
 ///
@@ -67,28 +65,6 @@ impl Metadata {
     pub fn json_from_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         let metadata = self.read_json(body)?;
         self.put_json(&metadata, out)
-    }
-
-    /// What comes between `{` and the body of a JSON list's items, which have a kind here and in no other list
-    /// (semantics.md §5.6). A [`ListFrame`](crate::wire::ListFrame) of shape
-    /// [`BuiltIn`](crate::wire::Shape::BuiltIn) takes it as the beginning of the body.
-    pub fn item_head(version: MetaVersion) -> &'static [u8] {
-        match version {
-            MetaVersion::V1 => br#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#,
-            MetaVersion::V1beta1 => br#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1beta1","#,
-        }
-    }
-
-    /// A JSON list of no items, whose `items` are `null` here and in no other list (encodings.md §2.3).
-    pub fn empty_list(version: MetaVersion, meta: &ListMeta) -> Bytes {
-        let api_version = match version {
-            MetaVersion::V1 => "meta.k8s.io/v1",
-            MetaVersion::V1beta1 => "meta.k8s.io/v1beta1",
-        };
-        let envelope = Envelope::new(Form::Json, api_version, "PartialObjectMetadata", Shape::BuiltIn);
-        let head = envelope.list(meta).head(0, 0);
-        let head = head.strip_suffix(b"[").unwrap_or(&head);
-        [head, b"null}\n"].concat().into()
     }
 
     /// The `ObjectMeta` message of a JSON body, as that server's encoder writes it.

@@ -11,7 +11,7 @@ use crate::kube::{
 };
 use crate::serve::route::{Asked, Reason, Route, route};
 use crate::upstream::{Origin, Resource};
-use crate::wire::Form;
+use crate::wire::{Form, Representation};
 
 /// A request, by default a GET without headers.
 #[derive(Debug, Clone)]
@@ -68,12 +68,20 @@ impl Ask {
         }
     }
 
-    /// Which form answers it.
+    /// What it is answered with, which is the object itself.
     pub(super) fn form(&self) -> Form {
+        match self.representation() {
+            Representation::Object(form) => form,
+            other => panic!("{self:?} is answered with {other}"),
+        }
+    }
+
+    /// What it is answered with.
+    pub(super) fn representation(&self) -> Representation {
         match self.route() {
-            Route::Get(read) => read.form,
-            Route::List(read) => read.form,
-            Route::Watch(read) => read.form,
+            Route::Get(read) => read.representation,
+            Route::List(read) => read.representation,
+            Route::Watch(read) => read.representation,
             other => panic!("{self:?} is not answered here: {}", said(&other)),
         }
     }
@@ -118,16 +126,17 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
     let fields_unknown = &*gvr.group == "hidden.example";
-    Some(Resource { gvr, kind: kind.into(), namespaced, watchable, origin, fields: Arc::new(fields), fields_unknown })
+    let (kind, protobuf, fields) = (kind.into(), origin == Origin::BuiltIn, Arc::new(fields));
+    Some(Resource { gvr, kind, namespaced, watchable, origin, protobuf, fields, fields_unknown })
 }
 
 fn said(route: &Route) -> String {
     match route {
         Route::Forward(reason) => format!("forward: {}", reason.as_str()),
         Route::Refuse(status) => format!("{} {}: {}", status.code, status.reason, status.message),
-        Route::Get(read) => format!("get {} {} {}", read.form, read.key, version(read.version)),
+        Route::Get(read) => format!("get {} {} {}", read.representation, read.key, version(read.version)),
         Route::List(read) => {
-            let mut text = format!("list {} {} {}", read.form, scope(&read.view), version(read.plan.version));
+            let mut text = format!("list {} {} {}", read.representation, scope(&read.view), version(read.plan.version));
             if let Some(limit) = read.plan.limit {
                 let _ = write!(text, " limit {limit}");
             }
@@ -137,7 +146,7 @@ fn said(route: &Route) -> String {
             text
         }
         Route::Watch(read) => {
-            let mut text = format!("watch {} {} {}", read.form, scope(&read.view), start(read.start));
+            let mut text = format!("watch {} {} {}", read.representation, scope(&read.view), start(read.start));
             if read.bookmarks {
                 text += " bookmarks";
             }

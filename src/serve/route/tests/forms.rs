@@ -1,8 +1,9 @@
 //! Which form answers, and which representations are upstream's to make (semantics.md §5.1, §5.2, §9.2).
 
 use super::fixture::get;
+use crate::kube::MetaVersion;
 use crate::serve::route::Reason;
-use crate::wire::Form;
+use crate::wire::{Form, Representation};
 
 const POD: &str = "/api/v1/namespaces/a/pods/p?resourceVersion=0";
 const PODS: &str = "/api/v1/pods?resourceVersion=0";
@@ -52,19 +53,44 @@ fn custom_resources_are_json() {
     }
 }
 
+/// As the metadata client asks: for a list as a list, for an object or a watch as objects.
 #[test]
-fn tables_metadata_and_yaml_are_made_upstream() {
-    for accept in [
-        // kubectl get
-        "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
-         application/json",
-        // The metadata client.
-        "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
-        "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+fn metadata_is_derived_from_what_is_cached() {
+    for (one, list, metadata) in [
+        (
+            "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
+            "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
+            Representation::Metadata(Form::Protobuf, MetaVersion::V1),
+        ),
+        (
+            "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+            "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+            Representation::Metadata(Form::Json, MetaVersion::V1),
+        ),
+        (
+            "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1beta1",
+            "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1",
+            Representation::Metadata(Form::Json, MetaVersion::V1beta1),
+        ),
     ] {
-        for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
-            assert_eq!(get(uri).accept(accept).reason(), Reason::Representation, "{accept}: {uri}");
+        for uri in [POD, POD_WATCH, WIDGET_WATCH] {
+            assert_eq!(get(uri).accept(one).representation(), metadata, "{one}: {uri}");
+            assert_eq!(get(uri).accept(list).reason(), Reason::Representation, "{list}: {uri}");
         }
+        for uri in [PODS, WIDGETS] {
+            assert_eq!(get(uri).accept(list).representation(), metadata, "{list}: {uri}");
+            assert_eq!(get(uri).accept(one).reason(), Reason::Representation, "{one}: {uri}");
+        }
+    }
+}
+
+#[test]
+fn tables_and_yaml_are_made_upstream() {
+    // kubectl get
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
+                 application/json";
+    for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
+        assert_eq!(get(uri).accept(table).reason(), Reason::Representation, "{uri}");
     }
     for uri in [POD, PODS, WIDGETS] {
         assert_eq!(get(uri).accept("application/yaml").reason(), Reason::Representation, "{uri}");

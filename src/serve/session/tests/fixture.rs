@@ -21,7 +21,7 @@ use crate::serve::feed_spec;
 use crate::serve::metrics::WatchMetrics;
 use crate::serve::session::{Opening, Terms, WatchSession};
 use crate::upstream::{Origin, Resource};
-use crate::wire::{Form, Object, ObjectReader, Shape, WatchItem};
+use crate::wire::{Form, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
 
 /// Everything behind the watches: a feed that is live from version 10 on.
 pub(super) struct Stage {
@@ -113,10 +113,11 @@ impl Stage {
             grant: gate.grant(&gate.authenticate(), &request),
             place: self.place(),
             lease: self.lease.clone(),
+            renderer: Renderer::verbatim(self.lease.reader.envelope()),
             opened,
             terms,
             drain: self.watch.clone(),
-            metrics: WatchMetrics::open(&self.lease.spec.key, "h1"),
+            metrics: WatchMetrics::open(&self.lease.spec.key, Representation::Object(Form::Json), "h1"),
         });
         Client { session, bell: Arc::default() }
     }
@@ -197,8 +198,9 @@ pub(super) fn app_x() -> View {
 fn pod_resource() -> Resource {
     let gvr = Gvr::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
-    let (namespaced, watchable, origin, fields_unknown) = (true, true, Origin::BuiltIn, false);
-    Resource { gvr, kind: "Pod".into(), namespaced, watchable, origin, fields, fields_unknown }
+    let (namespaced, watchable, origin) = (true, true, Origin::BuiltIn);
+    let (protobuf, fields_unknown) = (false, false);
+    Resource { gvr, kind: "Pod".into(), namespaced, watchable, origin, protobuf, fields, fields_unknown }
 }
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {

@@ -9,10 +9,10 @@ use bytes::Bytes;
 
 use super::super::{Metadata, Refused, Transcoder};
 use super::{difference, report};
-use crate::kube::{EventType, MetaVersion};
+use crate::kube::{EventType, MetaVersion, ResourceVersion};
 use crate::wire::proto_document::{Document, split_event};
 use crate::wire::protobuf::{Fields, MAGIC};
-use crate::wire::{Envelope, Form, Shape};
+use crate::wire::{Envelope, Form, ListFrame, ListMeta, Shape};
 
 const MINOR: u32 = 37;
 const PARTIAL: &str = "PartialObjectMetadata";
@@ -176,15 +176,16 @@ fn partial_list(
     put: impl Fn(&Bytes, &mut Vec<u8>) -> Result<(), Refused>,
     want: &[u8],
 ) -> Result<Vec<u8>, Refused> {
-    let mut got = want[..find(want, ITEMS) + ITEMS.len()].to_vec();
-    let mut separator = b'[';
-    for body in bodies {
-        got.extend_from_slice(&[separator, b'{']);
-        separator = b',';
-        got.extend_from_slice(Metadata::item_head(version));
+    let meta = ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None };
+    let frame = ListFrame::metadata(version, &meta, bodies.len());
+    let head = frame.head(bodies.len(), 0);
+    let mut got = want[..find(want, ITEMS)].to_vec();
+    got.extend_from_slice(&head[find(&head, ITEMS)..]);
+    for (index, body) in bodies.iter().enumerate() {
+        frame.put_item_head(index == 0, 0, &mut got);
         put(body, &mut got)?;
     }
-    got.extend_from_slice(if separator == b'[' { b"null}\n" } else { b"]}\n" });
+    got.extend_from_slice(&frame.tail());
     Ok(got)
 }
 

@@ -1,8 +1,6 @@
 use bytes::Bytes;
 
 use super::super::{Metadata, Why};
-use crate::kube::{MetaVersion, ResourceVersion};
-use crate::wire::ListMeta;
 
 /// A custom resource as an apiserver has printed it, keys sorted.
 const CUSTOM: &str = concat!(
@@ -99,14 +97,4 @@ fn metadata_is_the_beginning_of_the_body() {
     let metadata = gadget().protobuf(&body).unwrap();
     assert_eq!(metadata, body.slice(..5));
     assert_eq!(metadata.as_ptr(), body.as_ptr(), "a copy");
-}
-
-#[test]
-fn an_empty_list_has_null_for_items() {
-    let meta = ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None };
-    assert_eq!(
-        Metadata::empty_list(MetaVersion::V1, &meta),
-        "{\"kind\":\"PartialObjectMetadataList\",\"apiVersion\":\"meta.k8s.io/v1\",\
-         \"metadata\":{\"resourceVersion\":\"7\"},\"items\":null}\n"
-    );
 }

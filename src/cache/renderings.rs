@@ -1,0 +1,199 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use tokio::sync::watch;
+
+use crate::wire::{Renderer, Representation};
+
+/// Which representations a feed's objects are derived in, and whether that has been proven to be exact.
+///
+/// Readers ask for one, somebody with a connection upstream qualifies it (encodings.md §8.4), and whoever finds an
+/// object that cannot be derived refuses it for good: the whole resource at once, so that no reader sees some objects
+/// and not others. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct Renderings {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    modes: RwLock<HashMap<Representation, Mode>>,
+    changes: watch::Sender<u64>,
+}
+
+/// How one representation of a feed's objects is had.
+#[derive(Debug, Clone)]
+pub enum Mode {
+    /// Somebody wants it, and it has not been compared with what upstream writes yet.
+    Wanted,
+    /// Derived here.
+    Derived(Renderer),
+    /// Not derived, for this reason.
+    Refused(Reason),
+}
+
+/// Why a representation is not derived. Every variant is a metric label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The kind, or the server's release, is not in the table.
+    NotInTable,
+    /// An object has something that the table does not know, or that the form cannot carry.
+    Unrenderable,
+    /// Upstream writes an object otherwise.
+    Mismatch,
+    /// Upstream does not write it either, or not at the version that was asked for.
+    NotComparable,
+}
+
+impl Default for Renderings {
+    fn default() -> Self {
+        Self { shared: Arc::new(Shared { modes: RwLock::default(), changes: watch::Sender::new(0) }) }
+    }
+}
+
+impl Renderings {
+    /// How it is had now; `None` when nobody has asked for it yet.
+    pub fn mode(&self, representation: Representation) -> Option<Mode> {
+        self.shared.modes.read().get(&representation).cloned()
+    }
+
+    /// Asks for it.
+    pub fn want(&self, representation: Representation) {
+        self.shared.modes.write().entry(representation).or_insert_with(|| {
+            self.shared.changes.send_modify(|changes| *changes += 1);
+            Mode::Wanted
+        });
+    }
+
+    /// Asks for it and waits for the verdict. May never complete: the caller brings the deadline.
+    pub async fn settled(&self, representation: Representation) -> Result<Renderer, Reason> {
+        let mut changes = self.changes();
+        loop {
+            self.want(representation);
+            match self.mode(representation) {
+                Some(Mode::Derived(renderer)) => return Ok(renderer),
+                Some(Mode::Refused(reason)) => return Err(reason),
+                Some(Mode::Wanted) | None => {}
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Follows changes of any mode.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    /// Those that wait for a verdict.
+    pub fn wanted(&self) -> Vec<Representation> {
+        let modes = self.shared.modes.read();
+        modes.iter().filter(|(_, mode)| matches!(mode, Mode::Wanted)).map(|(&wanted, _)| wanted).collect()
+    }
+
+    /// Those that are derived, and how.
+    pub fn derived(&self) -> Vec<Renderer> {
+        let derived = |mode: &Mode| if let Mode::Derived(renderer) = mode { Some(renderer.clone()) } else { None };
+        self.shared.modes.read().values().filter_map(derived).collect()
+    }
+
+    /// Every one that was asked for.
+    pub fn all(&self) -> Vec<(Representation, Mode)> {
+        self.shared.modes.read().iter().map(|(&representation, mode)| (representation, mode.clone())).collect()
+    }
+
+    /// It has been compared, and is derived from now on, unless it was refused meanwhile.
+    pub fn qualify(&self, renderer: Renderer) {
+        let mut modes = self.shared.modes.write();
+        let mode = modes.entry(renderer.representation()).or_insert(Mode::Wanted);
+        if !matches!(mode, Mode::Refused(_)) {
+            *mode = Mode::Derived(renderer);
+        }
+        drop(modes);
+        self.shared.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// It is not derived any more; says whether it was not refused before.
+    pub fn refuse(&self, representation: Representation, reason: Reason) -> bool {
+        let before = self.shared.modes.write().insert(representation, Mode::Refused(reason));
+        if let Some(Mode::Derived(renderer)) = &before {
+            renderer.revoke();
+        }
+        self.shared.changes.send_modify(|changes| *changes += 1);
+        !matches!(before, Some(Mode::Refused(_)))
+    }
+
+    /// What was proven holds no longer, and neither does what was refused: upstream is of another release.
+    pub fn start_over(&self) {
+        let before = std::mem::take(&mut *self.shared.modes.write());
+        for (_, mode) in before {
+            if let Mode::Derived(renderer) = mode {
+                renderer.revoke();
+            }
+        }
+        self.shared.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// A feed begins: what was proven of another one's objects is to be proven again. Refusals stay.
+    pub(super) fn begin(&self) {
+        self.shared.modes.write().retain(|_, mode| match mode {
+            Mode::Refused(_) => true,
+            Mode::Derived(renderer) => {
+                renderer.revoke();
+                false
+            }
+            Mode::Wanted => false,
+        });
+        self.shared.changes.send_modify(|changes| *changes += 1);
+    }
+}
+
+impl Reason {
+    pub const ALL: [Self; 4] = [Self::NotInTable, Self::Unrenderable, Self::Mismatch, Self::NotComparable];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotInTable => "not_in_table",
+            Self::Unrenderable => "unrenderable",
+            Self::Mismatch => "mismatch",
+            Self::NotComparable => "not_comparable",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::MetaVersion;
+    use crate::wire::{Envelope, Form, Shape};
+
+    const METADATA: Representation = Representation::Metadata(Form::Json, MetaVersion::V1);
+
+    fn renderer() -> Renderer {
+        let feed = Envelope::new(Form::Protobuf, "v1", "Pod", Shape::BuiltIn);
+        Renderer::derived(METADATA, &feed, 37).expect("metadata of every kind")
+    }
+
+    #[tokio::test]
+    async fn who_asks_waits_for_the_verdict_and_the_first_refusal_is_final() {
+        let renderings = Renderings::default();
+        assert!(renderings.mode(METADATA).is_none());
+        let asked = tokio::spawn({
+            let renderings = renderings.clone();
+            async move { renderings.settled(METADATA).await }
+        });
+        let mut changes = renderings.changes();
+        while renderings.wanted() != [METADATA] {
+            changes.changed().await.expect("it lives");
+        }
+        renderings.qualify(renderer());
+        assert!(asked.await.expect("no panic").is_ok());
+        assert!(renderings.refuse(METADATA, Reason::Mismatch));
+        assert!(!renderings.refuse(METADATA, Reason::Unrenderable), "it was refused before");
+        renderings.qualify(renderer());
+        assert!(renderings.derived().is_empty(), "a refusal lasts");
+        assert_eq!(renderings.settled(METADATA).await.unwrap_err(), Reason::Unrenderable);
+    }
+}

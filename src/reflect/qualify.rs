@@ -1,0 +1,315 @@
+//! Proves that what is derived of a feed's objects is what upstream writes of them (encodings.md §8.4).
+//!
+//! At first need every object is derived once, and some are compared with upstream's own bytes at the same version;
+//! from then on one is, every minute. A difference, or an object that cannot be derived, ends the derivation for the
+//! whole resource: readers get that representation from upstream, by a feed of its own or passed through.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::counter;
+use serde::Deserialize;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::cache::{Feed, Feeds, Reason, Snapshot, State};
+use crate::kube::ResourceVersion;
+use crate::upstream::{Client, Error, Question, form_of};
+use crate::wire::{Form, ListMeta, Object, Refused, Renderer, Representation, same_items};
+
+/// Qualifies and watches over the representations of one feed.
+pub(super) struct Qualifier {
+    client: Client,
+    feeds: Feeds,
+    feed: Arc<Feed>,
+}
+
+/// What is known of the derivations so far.
+#[derive(Debug, Default)]
+struct Known {
+    /// The release that they were qualified for.
+    minor: Option<u32>,
+    /// Another one that upstream said it was, the last time it was asked.
+    other_minor: Option<u32>,
+    /// Objects that were compared.
+    compared: usize,
+}
+
+/// What came of a comparison with upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Equal,
+    Different,
+    /// It cannot be derived.
+    Refused,
+    /// Upstream did not answer, or no longer has that state.
+    Unanswered,
+    /// Upstream does not write it either.
+    NotOffered,
+}
+
+/// Objects that are compared before a derivation is used.
+const QUALIFYING_OBJECTS: usize = 20;
+/// Between two samples.
+const SAMPLE_EVERY: Duration = Duration::from_secs(60);
+/// The same, until as many objects were compared as qualify: there may not have been that many.
+const SAMPLE_SOON: Duration = Duration::from_secs(5);
+/// After a question failed.
+const RETRY: Duration = Duration::from_millis(500);
+/// Objects that are derived before others get their turn.
+const DERIVED_AT_A_TIME: usize = 64;
+/// Objects of a second feed that are looked at in one go.
+const SHADOWED_MAX: usize = 1_000;
+
+impl Qualifier {
+    pub(super) fn new(client: Client, feeds: Feeds, feed: Arc<Feed>) -> Self {
+        Self { client, feeds, feed }
+    }
+
+    /// Qualifies what is wanted and samples what is derived, for as long as the feed lives.
+    pub(super) async fn run(&self) -> Infallible {
+        let mut known = Known::default();
+        let mut changes = self.feed.renderings.changes();
+        loop {
+            changes.borrow_and_update();
+            self.complete().await;
+            for wanted in self.feed.renderings.wanted() {
+                if !self.qualify(wanted, &mut known).await {
+                    sleep(RETRY).await;
+                }
+            }
+            let wait = if known.compared < QUALIFYING_OBJECTS { SAMPLE_SOON } else { SAMPLE_EVERY };
+            let derives = !self.feed.renderings.derived().is_empty();
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = sleep_until(Instant::now() + wait), if derives => self.sample(&mut known).await,
+            }
+        }
+    }
+
+    /// Completes when the feed has a state to derive from.
+    async fn complete(&self) {
+        let mut state = self.feed.reader.watch_state();
+        if state.wait_for(|state| matches!(state, State::Live | State::Stale { .. })).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Decides about one representation; false if upstream did not help, and it is to be tried again.
+    async fn qualify(&self, wanted: Representation, known: &mut Known) -> bool {
+        let minor = match self.minor().await {
+            Ok(minor) => minor,
+            Err(error) => {
+                tracing::debug!(feed = %self.feed.spec.key, %error, "upstream's release could not be asked");
+                return false;
+            }
+        };
+        (known.minor, known.other_minor) = (Some(minor), None);
+        let Some(renderer) = Renderer::derived(wanted, self.feed.reader.envelope(), minor) else {
+            let kind = &self.feed.spec.kind;
+            self.feed.refuse(wanted, Reason::NotInTable, &format_args!("{kind} of release 1.{minor}"));
+            return true;
+        };
+        let snapshot = self.feed.reader.snapshot();
+        if let Err(refused) = self.derive_all(&snapshot, &renderer).await {
+            self.feed.refuse(wanted, Reason::Unrenderable, &refused);
+            return true;
+        }
+        let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
+        let path = format!("{}?limit={QUALIFYING_OBJECTS}&{}", self.feed.spec.key.path(), exact(snapshot.rv));
+        match self.compare(&renderer, &path, &objects).await {
+            Verdict::Equal => {
+                known.compared += objects.len();
+                tracing::info!(feed = %self.feed.spec.key, representation = %wanted, compared = objects.len(), "derived");
+                self.feed.renderings.qualify(renderer);
+            }
+            Verdict::Different => self.feed.refuse(wanted, Reason::Mismatch, &DIFFERENT),
+            Verdict::Refused => self.feed.refuse(wanted, Reason::Unrenderable, &"one object"),
+            Verdict::NotOffered => self.feed.refuse(wanted, Reason::NotComparable, &"upstream does not write it"),
+            Verdict::Unanswered => return false,
+        }
+        true
+    }
+
+    /// Derives each object once, so that none is found later, with half a list sent, that cannot be.
+    async fn derive_all(&self, snapshot: &Snapshot, renderer: &Renderer) -> Result<(), Refused> {
+        for (index, object) in snapshot.iter().enumerate() {
+            self.feed.reader.body(object, renderer)?;
+            if index % DERIVED_AT_A_TIME == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares one object of each derivation, picked at random; and asks whether upstream is still what it was.
+    async fn sample(&self, known: &mut Known) {
+        if self.feed.readers() == 0 {
+            return;
+        }
+        if self.is_other_release(known).await {
+            let (feed, was) = (&self.feed.spec.key, known.minor);
+            tracing::warn!(%feed, ?was, now = ?known.other_minor, "upstream is of another release; qualifying anew");
+            *known = Known::default();
+            self.feed.renderings.start_over();
+            self.feed.reader.forget_derived();
+            self.feed.reader.nudge();
+            return;
+        }
+        self.shadow();
+        for renderer in self.feed.renderings.derived() {
+            let snapshot = self.feed.reader.snapshot();
+            if snapshot.is_empty() {
+                continue;
+            }
+            let Some(object) = snapshot.iter().nth(fastrand::usize(..snapshot.len())) else { continue };
+            let verdict = self.compare(&renderer, &self.path_of(object, snapshot.rv), &[object]).await;
+            match verdict {
+                Verdict::Equal => known.compared += 1,
+                Verdict::Different => self.feed.refuse(renderer.representation(), Reason::Mismatch, &DIFFERENT),
+                Verdict::Refused => self.feed.refuse(renderer.representation(), Reason::Unrenderable, &"one object"),
+                Verdict::Unanswered | Verdict::NotOffered => {}
+            }
+        }
+    }
+
+    /// Whether upstream has said twice in a row that it is of another release: behind one address there may be several
+    /// servers while they are upgraded.
+    async fn is_other_release(&self, known: &mut Known) -> bool {
+        let Ok(minor) = self.minor().await else { return false };
+        let other = Some(minor).filter(|_| known.minor.is_some() && known.minor != Some(minor));
+        let again = other.is_some() && known.other_minor == other;
+        known.other_minor = other;
+        again
+    }
+
+    /// While both forms are held, each object that both have is compared: it costs upstream nothing.
+    fn shadow(&self) {
+        let json = Representation::Object(Form::Json);
+        let (ours, wanted) = (&self.feed.spec.key, (Form::Protobuf, Form::Json));
+        let twin = self.feeds.all().into_iter().find(|feed| {
+            let key = &feed.spec.key;
+            (ours.form, key.form) == wanted && key.gvr == ours.gvr && key.namespace == ours.namespace
+        });
+        let derived = self.feed.renderings.derived().into_iter().find(|renderer| renderer.representation() == json);
+        let (Some(twin), Some(renderer)) = (twin, derived) else { return };
+        let (ours, theirs) = (self.feed.reader.snapshot(), twin.reader.snapshot());
+        for object in ours.iter().take(SHADOWED_MAX) {
+            let Some(other) = theirs.get(&object.key).filter(|other| other.rv == object.rv) else { continue };
+            let verdict = match self.feed.reader.body(object, &renderer) {
+                Ok(body) if body == *other.body() => Verdict::Equal,
+                Ok(_) => Verdict::Different,
+                Err(_) => Verdict::Refused,
+            };
+            self.count(json, verdict);
+            if verdict != Verdict::Equal {
+                return self.feed.refuse(json, Reason::Mismatch, &DIFFERENT);
+            }
+        }
+    }
+
+    /// Compares `objects` with the list that upstream answers `path` with.
+    async fn compare(&self, renderer: &Renderer, path: &str, objects: &[&Arc<Object>]) -> Verdict {
+        let representation = renderer.representation();
+        let verdict = match self.upstreams_list(path, representation).await {
+            Ok(theirs) => match self.our_list(renderer, objects) {
+                Ok(ours) if same_items(representation.form(), &ours, &theirs) => Verdict::Equal,
+                Ok(_) => Verdict::Different,
+                Err(_) => Verdict::Refused,
+            },
+            Err(error) if matches!(error.code(), Some(406 | 415)) => Verdict::NotOffered,
+            Err(error) => {
+                tracing::debug!(feed = %self.feed.spec.key, %error, "nothing to compare with");
+                Verdict::Unanswered
+            }
+        };
+        self.count(representation, verdict);
+        verdict
+    }
+
+    async fn upstreams_list(&self, path: &str, representation: Representation) -> Result<bytes::Bytes, Error> {
+        let response = self.client.open(Question::Short, path, &representation.accept(true)).await?;
+        if form_of(&response) != Some(representation.form()) {
+            return Err(Error::Form(format!("asked for {representation}, got another form")));
+        }
+        self.client.read(response).await
+    }
+
+    fn our_list(&self, renderer: &Renderer, objects: &[&Arc<Object>]) -> Result<Vec<u8>, Refused> {
+        let bodies: Vec<_> =
+            objects.iter().map(|object| self.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
+        let meta =
+            ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None };
+        let frame = renderer.list(&meta, bodies.len());
+        let len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
+        let mut list = frame.head(bodies.len(), len).to_vec();
+        for (index, body) in bodies.iter().enumerate() {
+            frame.put_item(index == 0, body, &mut list);
+        }
+        list.extend_from_slice(&frame.tail());
+        Ok(list)
+    }
+
+    /// The list of one object, as it is at `rv`.
+    fn path_of(&self, object: &Object, rv: ResourceVersion) -> String {
+        let gvr = &self.feed.spec.key.gvr;
+        let collection = match object.key.namespace() {
+            "" => gvr.path(),
+            namespace => gvr.namespaced_path(namespace),
+        };
+        format!("{collection}?fieldSelector=metadata.name%3D{}&{}", super::initial::escaped(object.key.name()), exact(rv))
+    }
+
+    async fn minor(&self) -> Result<u32, Error> {
+        let (_, body) = self.client.fetch("/version", "application/json").await?;
+        parse_minor(&body).ok_or_else(|| Error::Form("/version has no minor".into()))
+    }
+
+    fn count(&self, representation: Representation, verdict: Verdict) {
+        let outcome = match verdict {
+            Verdict::Equal => "equal",
+            Verdict::Different => "different",
+            Verdict::Refused => "refused",
+            Verdict::Unanswered => "unanswered",
+            Verdict::NotOffered => "not_offered",
+        };
+        let resource = self.feed.spec.key.gvr.to_string();
+        let labels =
+            [("resource", resource), ("representation", representation.to_string()), ("outcome", outcome.to_owned())];
+        counter!("kube_fanout_representation_checks_total", &labels).increment(1);
+    }
+}
+
+/// Never what differs: it may be a Secret.
+const DIFFERENT: &str = "upstream writes an object otherwise";
+
+fn exact(rv: ResourceVersion) -> String {
+    format!("resourceVersion={rv}&resourceVersionMatch=Exact")
+}
+
+/// The minor of a `/version` document. Some distributions write `31+`.
+fn parse_minor(body: &[u8]) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Version<'a> {
+        minor: &'a str,
+    }
+    let Version { minor } = serde_json::from_slice(body).ok()?;
+    minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_minor_is_read_with_or_without_a_suffix() {
+        for (body, minor) in [
+            (r#"{"major":"1","minor":"37","gitVersion":"v1.37.1"}"#, Some(37)),
+            (r#"{"major":"1","minor":"31+","gitVersion":"v1.31.4-eks-1"}"#, Some(31)),
+            (r#"{"major":"1","minor":""}"#, None),
+            ("{}", None),
+        ] {
+            assert_eq!(parse_minor(body.as_bytes()), minor, "{body}");
+        }
+    }
+}

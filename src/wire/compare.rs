@@ -1,0 +1,68 @@
+use memchr::memmem;
+
+use super::Form;
+use super::proto_document::Document;
+use super::protobuf::leading_message;
+
+/// Whether two LIST answers of built-in layout are the same but for their own metadata: the version, the continue token
+/// and what remains. False when one of them is no such document.
+pub fn same_items(form: Form, ours: &[u8], theirs: &[u8]) -> bool {
+    match form {
+        Form::Json => without_json_metadata(ours).is_some_and(|ours| without_json_metadata(theirs) == Some(ours)),
+        Form::Protobuf => {
+            without_protobuf_metadata(ours).is_some_and(|ours| without_protobuf_metadata(theirs) == Some(ours))
+        }
+    }
+}
+
+/// What is before the metadata, and what is after.
+fn without_json_metadata(document: &[u8]) -> Option<[&[u8]; 2]> {
+    let at = memmem::find(document, br#","metadata":{"#)?;
+    // Neither a version, nor a token in base64, nor a number has a quotation mark in it.
+    let items = memmem::find(&document[at..], br#"},"items":"#)?;
+    Some([&document[..at], &document[at + items..]])
+}
+
+fn without_protobuf_metadata(document: &[u8]) -> Option<[&[u8]; 3]> {
+    let Document { api_version, kind, raw } = Document::split(document).ok()?;
+    let (at, len) = leading_message(raw)?;
+    Some([api_version.as_bytes(), kind.as_bytes(), &raw[at + len..]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::ResourceVersion;
+    use crate::wire::{Envelope, ListMeta, Shape};
+
+    fn list(form: Form, kind: &str, rv: u64, token: &str, bodies: &[&[u8]]) -> Vec<u8> {
+        let meta = ListMeta {
+            resource_version: ResourceVersion(rv),
+            continue_token: token.to_owned(),
+            remaining: (!token.is_empty()).then_some(7),
+        };
+        let frame = Envelope::new(form, "v1", kind, Shape::BuiltIn).list(&meta);
+        let mut out = frame.head(bodies.len(), bodies.iter().map(|body| frame.item_len(body.len())).sum()).to_vec();
+        for (index, body) in bodies.iter().enumerate() {
+            frame.put_item(index == 0, body, &mut out);
+        }
+        out.extend_from_slice(&frame.tail());
+        out
+    }
+
+    #[test]
+    fn lists_are_the_same_whatever_their_own_metadata_is() {
+        for (form, bodies) in [
+            (Form::Json, [br#""metadata":{"name":"a"}}"#.as_slice(), br#""metadata":{},"items":[1]}"#.as_slice()]),
+            (Form::Protobuf, [b"\x0a\x03\x0a\x01a".as_slice(), b"\x0a\x00\x12\x00".as_slice()]),
+        ] {
+            let ours = list(form, "Pod", 1, "", &bodies);
+            assert!(same_items(form, &ours, &list(form, "Pod", 22_222, "abc", &bodies)), "{form}");
+            assert!(!same_items(form, &ours, &list(form, "Node", 1, "", &bodies)), "{form}: another kind");
+            assert!(!same_items(form, &ours, &list(form, "Pod", 1, "", &bodies[..1])), "{form}: fewer");
+            assert!(!same_items(form, &ours, &list(form, "Pod", 1, "", &[bodies[1], bodies[0]])), "{form}: order");
+            assert!(same_items(form, &list(form, "Pod", 1, "", &[]), &list(form, "Pod", 2, "", &[])), "{form}: none");
+            assert!(!same_items(form, b"", b""), "{form}: nothing is no list");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+
+use super::{Envelope, Form, ListFrame, ListMeta, Metadata, Refused, Representation, Shape, Transcoder};
+use crate::kube::{EventType, MetaVersion};
+
+/// Writes the objects of one feed in one representation: as they came, or derived from that.
+///
+/// Cloning is cheap. What is derived is exact or [`Refused`].
+#[derive(Clone)]
+pub struct Renderer {
+    representation: Representation,
+    /// Of what is written.
+    envelope: Envelope,
+    means: Means,
+    /// Shared by every clone.
+    revoked: Arc<AtomicBool>,
+}
+
+#[derive(Clone, Copy)]
+enum Means {
+    /// Bodies go out as they came in.
+    Verbatim,
+    /// JSON from protobuf.
+    Json(Transcoder),
+    /// The metadata alone, from bodies of this form.
+    Metadata(Metadata, Form),
+}
+
+impl Renderer {
+    /// Bodies of `feed`'s form as they are.
+    pub fn verbatim(feed: &Envelope) -> Self {
+        let representation = Representation::Object(feed.form());
+        Self { representation, envelope: feed.clone(), means: Means::Verbatim, revoked: Arc::default() }
+    }
+
+    /// Another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
+    ///
+    /// `None` for what is not derived: protobuf from JSON; JSON of a kind, or for a release, that is not in the table;
+    /// `v1beta1` metadata in protobuf, whose lists have other field numbers.
+    pub fn derived(representation: Representation, feed: &Envelope, minor: u32) -> Option<Self> {
+        let (means, envelope) = match representation {
+            Representation::Object(form) if form == feed.form() => return Some(Self::verbatim(feed)),
+            Representation::Object(Form::Protobuf) => return None,
+            Representation::Metadata(Form::Protobuf, MetaVersion::V1beta1) => return None,
+            Representation::Object(Form::Json) => {
+                let transcoder = Transcoder::for_server(minor, feed.api_version(), feed.kind())?;
+                (Means::Json(transcoder), Envelope::new(Form::Json, feed.api_version(), feed.kind(), feed.shape()))
+            }
+            Representation::Metadata(form, version) => {
+                let metadata = Metadata::for_server(minor, feed.api_version(), feed.kind());
+                let envelope = Envelope::new(form, version.group_version(), PARTIAL_OBJECT_METADATA, Shape::BuiltIn);
+                (Means::Metadata(metadata, feed.form()), envelope)
+            }
+        };
+        Some(Self { representation, envelope, means, revoked: Arc::default() })
+    }
+
+    /// What it writes.
+    pub fn representation(&self) -> Representation {
+        self.representation
+    }
+
+    /// What goes around what it writes.
+    pub fn envelope(&self) -> &Envelope {
+        &self.envelope
+    }
+
+    /// Whether bodies go out as they came in.
+    pub fn is_verbatim(&self) -> bool {
+        matches!(self.means, Means::Verbatim)
+    }
+
+    /// Somebody has found that it is not exact: nobody is to use it, or a clone of it, any longer.
+    pub fn revoke(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// The body in this representation, in the normal form of [`wire`](super). Shares `body`'s bytes where it can.
+    pub fn body(&self, body: &Bytes) -> Result<Bytes, Refused> {
+        match (self.means, self.representation.form()) {
+            (Means::Verbatim, _) => Ok(body.clone()),
+            (Means::Metadata(metadata, Form::Protobuf), Form::Protobuf) => metadata.protobuf(body),
+            (Means::Metadata(metadata, Form::Json), Form::Protobuf) => metadata.protobuf_from_json(body),
+            _ => {
+                let mut out = Vec::with_capacity(self.capacity(body));
+                self.put_body(body, &mut out)?;
+                Ok(out.into())
+            }
+        }
+    }
+
+    /// Appends the body; when it is refused, `out` is as it was.
+    pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), Refused> {
+        match (self.means, self.representation.form()) {
+            (Means::Json(transcoder), _) => transcoder.json(body, out),
+            (Means::Metadata(metadata, Form::Protobuf), Form::Json) => metadata.json(body, out),
+            (Means::Metadata(metadata, Form::Json), Form::Json) => metadata.json_from_json(body, out),
+            _ => {
+                out.extend_from_slice(&self.body(body)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// A whole watch frame.
+    pub fn frame(&self, event_type: EventType, body: &Bytes) -> Result<Bytes, Refused> {
+        Ok(self.envelope.frame(event_type, &self.body(body)?))
+    }
+
+    /// A whole GET answer.
+    pub fn object(&self, body: &Bytes) -> Result<Bytes, Refused> {
+        Ok(self.envelope.object(&self.body(body)?))
+    }
+
+    /// The pieces of a LIST of `items` items.
+    pub fn list(&self, meta: &ListMeta, items: usize) -> ListFrame {
+        match self.representation {
+            Representation::Metadata(Form::Json, version) => ListFrame::metadata(version, meta, items),
+            _ => self.envelope.list(meta),
+        }
+    }
+
+    /// About what the result takes: JSON is up to twice its protobuf, metadata most of a small object.
+    fn capacity(&self, body: &Bytes) -> usize {
+        match self.means {
+            Means::Json(_) => body.len() * 2,
+            _ => body.len(),
+        }
+    }
+}
+
+impl fmt::Debug for Renderer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.is_verbatim() { "verbatim" } else { "derived" };
+        write!(f, "Renderer {{ {} of {}, {how} }}", self.representation, self.envelope.kind())
+    }
+}
+
+const PARTIAL_OBJECT_METADATA: &str = "PartialObjectMetadata";
