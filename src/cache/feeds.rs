@@ -102,7 +102,8 @@ impl Feeds {
     /// The registry, and the demands that a supervisor serves.
     pub fn new(config: Config) -> (Self, mpsc::Receiver<Demand>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
-        let shared = Shared { config, feeds: Mutex::default(), refused: Mutex::default(), renderings: Mutex::default(), demand };
+        let shared =
+            Shared { config, feeds: Mutex::default(), refused: Mutex::default(), renderings: Mutex::default(), demand };
         (Self { shared: Arc::new(shared) }, demands)
     }
 

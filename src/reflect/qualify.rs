@@ -238,8 +238,7 @@ impl Qualifier {
     fn our_list(&self, renderer: &Renderer, objects: &[&Arc<Object>]) -> Result<Vec<u8>, Refused> {
         let bodies: Vec<_> =
             objects.iter().map(|object| self.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
-        let meta =
-            ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None };
+        let meta = ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None };
         let frame = renderer.list(&meta, bodies.len());
         let len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
         let mut list = frame.head(bodies.len(), len).to_vec();
@@ -257,7 +256,11 @@ impl Qualifier {
             "" => gvr.path(),
             namespace => gvr.namespaced_path(namespace),
         };
-        format!("{collection}?fieldSelector=metadata.name%3D{}&{}", super::initial::escaped(object.key.name()), exact(rv))
+        format!(
+            "{collection}?fieldSelector=metadata.name%3D{}&{}",
+            super::initial::escaped(object.key.name()),
+            exact(rv)
+        )
     }
 
     async fn minor(&self) -> Result<u32, Error> {

@@ -65,9 +65,7 @@ impl Body for ReplyBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.get_mut().0 {
             Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Kind::List(list) => {
-                Poll::Ready(list.next_chunk().map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
-            }
+            Kind::List(list) => Poll::Ready(list.next_chunk().map(|chunk| chunk.map(Frame::data).map_err(Into::into))),
             Kind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
             Kind::Forwarded(forwarded) => {
                 Pin::new(&mut forwarded.body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)))

@@ -8,8 +8,8 @@ use http::Method;
 
 use crate::cache::View;
 use crate::kube::{
-    Choice, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, ObjectKey, Offers, Query, RequestInfo,
-    Selector, Status, Verb, VersionMatch, WatchStart, negotiate, pretty, router_accepts,
+    Choice, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, ObjectKey, Offers, Query,
+    RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, negotiate, pretty, router_accepts,
 };
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Representation};

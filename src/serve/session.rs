@@ -106,7 +106,8 @@ const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
-        let Opening { grant, place, lease, renderer, opened: Opened { snapshot, cursor }, terms, drain, metrics } = opening;
+        let Opening { grant, place, lease, renderer, opened: Opened { snapshot, cursor }, terms, drain, metrics } =
+            opening;
         let cursor = cursor.rendered_by(renderer);
         let over = terms.timeout_seconds.is_some_and(i64::is_negative);
         let phase = match snapshot {
