@@ -3,24 +3,22 @@
 //! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted) → [`Bound::run`] until shutdown.
 
 pub mod demo;
+mod discovery;
 mod ops;
+mod preload;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use crate::admin::{self, Pages};
 use crate::auth::Gate;
-use crate::base::{Backoff, DrainTrigger, DrainWatch, NotReady, Ready, Tasks};
-use crate::cache::{Feeds, Lease, State};
+use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
+use crate::cache::Feeds;
 use crate::config::{Serve, TlsSource};
 use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
-use crate::serve::{self, Door, feed_spec};
+use crate::serve::{self, Door};
 use crate::upstream::{Catalog, Client, CredentialError};
-use crate::wire::Form;
 
 /// The application, listening but not yet accepting.
 pub struct Bound {
@@ -49,11 +47,6 @@ pub enum StartError {
     #[error("metrics: {0}")]
     Metrics(String),
 }
-
-/// How often what upstream serves is asked again.
-const DISCOVERY_PERIOD: Duration = Duration::from_secs(30);
-/// When a preloaded feed could not start, or ended.
-const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
 impl Bound {
     /// Reads the credentials, binds every address and wires the parts. Nothing is accepted or asked yet.
@@ -125,10 +118,13 @@ impl Bound {
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { listeners, admin, door, catalog, feeds, tasks, drain: (trigger, watch), ready, config } = self;
         let starting = ready.register("discovery");
-        tasks.spawn(
-            "discovery",
-            discovery(catalog, feeds, config.preload.clone(), ready.clone(), tasks.clone(), starting),
-        );
+        let known = discovery::Discovery { catalog, feeds, tasks: tasks.clone() };
+        let (preload, waits) = (config.preload.clone(), ready.clone());
+        tasks.spawn("discovery", async move {
+            known.learn().await;
+            preload::start(preload, &known, &waits);
+            known.keep_up(starting).await;
+        });
         for (listener, tls) in listeners {
             let door = door.clone();
             let handle = move |peer, request| door.clone().answer(peer, request);
@@ -171,59 +167,4 @@ fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {
             Some(tls)
         }
     })
-}
-
-/// Learns what upstream serves, starts the feeds that are to be there from the beginning, and keeps asking.
-async fn discovery(
-    catalog: Catalog,
-    feeds: Feeds,
-    preload: Vec<String>,
-    ready: Ready,
-    tasks: Tasks,
-    starting: NotReady,
-) {
-    let mut backoff = Backoff::default();
-    while let Err(error) = catalog.refresh(Instant::now()).await {
-        tracing::warn!(%error, "discovery failed; trying again");
-        tokio::time::sleep(backoff.failed(Instant::now())).await;
-    }
-    tracing::info!(resources = catalog.len(), "discovered what upstream serves");
-    for name in preload {
-        let guard = ready.register(format!("preload {name}"));
-        tasks.spawn("preload", keep(name, catalog.clone(), feeds.clone(), guard));
-    }
-    drop(starting);
-    loop {
-        tokio::time::sleep(DISCOVERY_PERIOD).await;
-        match catalog.refresh(Instant::now()).await {
-            Ok(true) => feeds.forget_refusals(),
-            Ok(false) => {}
-            Err(error) => tracing::debug!(%error, "discovery failed"),
-        }
-    }
-}
-
-/// Keeps one feed running; `guard` is held until it has been complete for the first time.
-async fn keep(name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
-    let mut guard = Some(guard);
-    loop {
-        match preloaded(&name, &catalog, &feeds) {
-            Ok(lease) => {
-                let mut state = lease.reader.watch_state();
-                let settled = state.wait_for(|state| *state != State::Syncing).await.map(|state| *state);
-                if matches!(settled, Ok(State::Live | State::Stale { .. })) {
-                    drop(guard.take());
-                    let _ = state.wait_for(|state| matches!(state, State::Ended(_))).await;
-                }
-            }
-            Err(why) => tracing::warn!(resource = name, %why, "preload: no feed; trying again"),
-        }
-        tokio::time::sleep(PRELOAD_AGAIN).await;
-    }
-}
-
-fn preloaded(name: &str, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, String> {
-    let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
-    let form = if resource.protobuf { Form::Protobuf } else { Form::Json };
-    feeds.lease(&feed_spec(&resource, None, form), None).map_err(|why| format!("{why:?}"))
 }

@@ -28,6 +28,9 @@ pub struct FeedKey {
 pub struct FeedSpec {
     pub key: FeedKey,
     pub kind: Arc<str>,
+    pub list_kind: Arc<str>,
+    /// Of the resource's definition, if it has one: objects that were read under another one may read differently now.
+    pub edition: Option<Arc<str>>,
     pub shape: Shape,
     pub namespaced: bool,
     pub fields: Arc<FieldTable>,
@@ -45,6 +48,8 @@ pub struct Feed {
     leases: AtomicUsize,
     last_used: Mutex<Instant>,
     retired: CancellationToken,
+    /// Until then upstream may still answer by the definition that the feed before this one was retired for.
+    settled: Option<Instant>,
     /// The oldest version that somebody wants to go on from, while the feed starts.
     resume: Mutex<Option<ResourceVersion>>,
 }
@@ -81,6 +86,8 @@ struct Shared {
     refused: Mutex<HashMap<FeedKey, (End, Instant)>>,
     /// How other representations are had: refusals outlive the feed that they were found by.
     renderings: Mutex<HashMap<FeedKey, Renderings>>,
+    /// When feeds were retired, for as long as what takes their place has not settled.
+    outdated: Mutex<HashMap<FeedKey, Instant>>,
     demand: mpsc::Sender<Demand>,
 }
 
@@ -97,13 +104,21 @@ pub enum Unavailable {
 pub const FEEDS_MAX: usize = 1_000;
 /// How long a refused feed is not tried again.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
+/// How long an apiserver may take to answer by a definition that we have read from another one.
+const SETTLING: Duration = Duration::from_secs(10);
 
 impl Feeds {
     /// The registry, and the demands that a supervisor serves.
     pub fn new(config: Config) -> (Self, mpsc::Receiver<Demand>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
-        let shared =
-            Shared { config, feeds: Mutex::default(), refused: Mutex::default(), renderings: Mutex::default(), demand };
+        let shared = Shared {
+            config,
+            feeds: Mutex::default(),
+            refused: Mutex::default(),
+            renderings: Mutex::default(),
+            outdated: Mutex::default(),
+            demand,
+        };
         (Self { shared: Arc::new(shared) }, demands)
     }
 
@@ -118,8 +133,8 @@ impl Feeds {
                 feed.note_resume(resume);
                 return Ok(Lease::new(feed.clone()));
             }
-            // What can be selected of the resource has changed; what was read of its objects no longer fits.
-            feed.retired.cancel();
+            // The resource's definition has changed; what was read of its objects no longer fits.
+            self.outdate(feed);
             feeds.remove(&spec.key);
         }
         if let Some(end) = self.refusal(&spec.key) {
@@ -129,7 +144,8 @@ impl Feeds {
             return Err(Unavailable::TooMany);
         }
         let renderings = self.renderings_of(&spec.key, &feeds);
-        let (writer, feed) = Feed::new(spec.clone(), self.shared.config.clone(), renderings);
+        let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
+        let (writer, feed) = Feed::new(spec.clone(), self.shared.config.clone(), renderings, settled);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
         if self.shared.demand.try_send(Demand { feed: feed.clone(), writer }).is_err() {
@@ -203,9 +219,30 @@ impl Feeds {
         idle
     }
 
+    /// Ends a feed that no longer fits its resource. Its watches end with it; whoever asks next starts another one.
+    pub fn retire(&self, feed: &Arc<Feed>) {
+        let mut feeds = self.shared.feeds.lock();
+        self.outdate(feed);
+        if feeds.get(&feed.spec.key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
+            feeds.remove(&feed.spec.key);
+        }
+    }
+
     /// Forgets refusals: what is served has changed.
     pub fn forget_refusals(&self) {
         self.shared.refused.lock().clear();
+    }
+
+    /// Forgets which resources upstream did not know: it may have learned of them.
+    pub fn forget_gone(&self) {
+        self.shared.refused.lock().retain(|_, (end, _)| *end != End::Gone);
+    }
+
+    fn outdate(&self, feed: &Feed) {
+        let mut outdated = self.shared.outdated.lock();
+        outdated.retain(|_, retired| retired.elapsed() < SETTLING);
+        outdated.insert(feed.spec.key.clone(), Instant::now());
+        feed.retired.cancel();
     }
 
     fn refusal(&self, key: &FeedKey) -> Option<End> {
@@ -216,7 +253,7 @@ impl Feeds {
 }
 
 impl Feed {
-    fn new(spec: FeedSpec, config: Config, renderings: Renderings) -> (CacheWriter, Self) {
+    fn new(spec: FeedSpec, config: Config, renderings: Renderings, settled: Option<Instant>) -> (CacheWriter, Self) {
         let envelope = spec.envelope();
         let (writer, reader) = CacheWriter::new(
             config,
@@ -229,7 +266,7 @@ impl Feed {
         let currency = Currency::default();
         let last_used = Mutex::new(Instant::now());
         let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
-        (writer, Self { spec, reader, currency, renderings, leases, last_used, retired, resume })
+        (writer, Self { spec, reader, currency, renderings, leases, last_used, retired, settled, resume })
     }
 
     /// Completes when the feed is to end, because what it reads no longer fits the resource.
@@ -245,6 +282,12 @@ impl Feed {
             tracing::warn!(%feed, %representation, reason, %why, "not derived any more; asked of upstream instead");
             self.reader.nudge();
         }
+    }
+
+    /// Whether it took the place of a retired feed a moment ago: an apiserver that ends its stream now may have filled
+    /// it by the definition that is no more.
+    pub fn is_settling(&self) -> bool {
+        self.settled.is_some_and(|settled| Instant::now() < settled)
     }
 
     /// The oldest version that somebody who waits for this feed wants to go on from.
@@ -296,6 +339,7 @@ impl FeedSpec {
     /// How the feed's objects are framed.
     pub fn envelope(&self) -> Envelope {
         Envelope::new(self.key.form, &self.key.gvr.api_version(), &self.kind, self.shape)
+            .with_list_kind(&self.list_kind)
     }
 }
 

@@ -3,6 +3,7 @@
 use metrics::{Counter, Gauge, Label, counter, gauge};
 
 use crate::cache::FeedKey;
+use crate::wire::Representation;
 
 /// The counters of one feed.
 #[derive(Clone)]
@@ -88,6 +89,16 @@ impl FeedMetrics {
         labels.push(Label::new("outcome", if mended { "mended" } else { "new_history" }));
         counter!("kube_fanout_history_gaps_total", labels).increment(1);
     }
+}
+
+/// What is derived was compared with what upstream writes.
+pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &'static str) {
+    let labels = [
+        ("resource", key.gvr.to_string()),
+        ("representation", representation.to_string()),
+        ("outcome", outcome.to_owned()),
+    ];
+    counter!("kube_fanout_representation_checks_total", &labels).increment(1);
 }
 
 /// An open upstream watch.

@@ -8,7 +8,6 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics::counter;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -16,6 +15,8 @@ use crate::cache::{Feed, Feeds, Reason, Snapshot, State};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error, Question, form_of};
 use crate::wire::{Form, ListMeta, Object, Refused, Renderer, Representation, same_items};
+
+use super::metrics;
 
 /// Qualifies and watches over the representations of one feed.
 pub(super) struct Qualifier {
@@ -120,7 +121,8 @@ impl Qualifier {
         match self.compare(&renderer, &path, &objects).await {
             Verdict::Equal => {
                 known.compared += objects.len();
-                tracing::info!(feed = %self.feed.spec.key, representation = %wanted, compared = objects.len(), "derived");
+                let (feed, compared) = (&self.feed.spec.key, objects.len());
+                tracing::info!(%feed, representation = %wanted, compared, "derived from now on");
                 self.feed.renderings.qualify(renderer);
             }
             Verdict::Different => self.feed.refuse(wanted, Reason::Mismatch, &DIFFERENT),
@@ -276,10 +278,7 @@ impl Qualifier {
             Verdict::Unanswered => "unanswered",
             Verdict::NotOffered => "not_offered",
         };
-        let resource = self.feed.spec.key.gvr.to_string();
-        let labels =
-            [("resource", resource), ("representation", representation.to_string()), ("outcome", outcome.to_owned())];
-        counter!("kube_fanout_representation_checks_total", &labels).increment(1);
+        metrics::compared(&self.feed.spec.key, representation, outcome);
     }
 }
 

@@ -303,6 +303,10 @@ impl Reflector {
     /// nothing: then upstream is turning us away (reliability.md U5; client-go calls it a very short watch).
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<Failure> {
         tracing::debug!(feed = %self.means.feed.spec.key, rv = %at, "upstream ended the watch");
+        // Upstream ends the watches of a definition that it has just heard of: what it told us was by the old one.
+        if self.means.feed.is_settling() {
+            return Some(Failure::Over(End::Outdated));
+        }
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
         in_vain.then(|| Ended::Clean.into())
     }

@@ -205,6 +205,8 @@ pub fn spec(resource: &Resource, namespace: Option<&str>, form: Form) -> FeedSpe
     FeedSpec {
         key: key(resource, namespace, form),
         kind: resource.kind.clone(),
+        list_kind: resource.list_kind.clone(),
+        edition: resource.edition.clone(),
         shape: match resource.origin {
             Origin::BuiltIn => Shape::BuiltIn,
             Origin::Custom | Origin::Aggregated => Shape::Custom,

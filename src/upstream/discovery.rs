@@ -1,14 +1,17 @@
 //! What upstream serves, and what of it can be watched.
 
+mod definitions;
 mod documents;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::time::Instant;
 
-use self::documents::{ApiServices, CustomResourceDefinitions, DiscoveryList, Groups, LegacyList, VersionList};
+use self::definitions::{CustomResourceDefinitions, Definition};
+use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
 use super::{Client, Error};
 use crate::kube::{FieldTable, Gvr};
 use crate::wire::Form;
@@ -18,6 +21,7 @@ use crate::wire::Form;
 pub struct Resource {
     pub gvr: Gvr,
     pub kind: Arc<str>,
+    pub list_kind: Arc<str>,
     pub namespaced: bool,
     /// It has both `list` and `watch`.
     pub watchable: bool,
@@ -27,6 +31,15 @@ pub struct Resource {
     pub fields: Arc<FieldTable>,
     /// `fields` may lack some: our identity may not read the resource's definition.
     pub fields_unknown: bool,
+    /// Of a custom resource's definition: objects that were read under another one may read differently now.
+    pub edition: Option<Arc<str>>,
+}
+
+impl Resource {
+    /// What its feed is fetched in: protobuf is what kubelets and controllers ask for, and the rest is derived from it.
+    pub fn primary_form(&self) -> Form {
+        if self.protobuf { Form::Protobuf } else { Form::Json }
+    }
 }
 
 /// Who serves a resource: decides its forms, the layout of its JSON and whether it may be cached.
@@ -49,9 +62,26 @@ pub struct Catalog {
 
 #[derive(Debug, Default)]
 struct Shared {
-    resources: RwLock<HashMap<Gvr, Arc<Resource>>>,
-    refreshing: tokio::sync::Mutex<Option<Instant>>,
+    served: RwLock<Served>,
+    asking: tokio::sync::Mutex<Asking>,
 }
+
+#[derive(Debug, Default, PartialEq)]
+struct Served {
+    resources: HashMap<Gvr, Arc<Resource>>,
+    /// The definitions of custom resources were read: there are no others.
+    has_all_customs: bool,
+}
+
+#[derive(Debug, Default)]
+struct Asking {
+    last: Option<Instant>,
+    /// Since when definitions that we had read may not be read.
+    refused_since: Option<Instant>,
+}
+
+/// How long that is taken for a passing refusal: an apiserver that has just started denies what its caches do not know.
+const REFUSED_MAX: Duration = Duration::from_secs(60);
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 const JSON: &str = "application/json";
@@ -90,13 +120,14 @@ impl Catalog {
     }
 
     pub fn find(&self, gvr: &Gvr) -> Option<Arc<Resource>> {
-        self.shared.resources.read().get(gvr).cloned()
+        self.shared.served.read().resources.get(gvr).cloned()
     }
 
     /// Resources known by a name as users give it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn find_by_name(&self, name: &str) -> Option<Arc<Resource>> {
-        let resources = self.shared.resources.read();
-        let mut found: Vec<_> = resources
+        let served = self.shared.served.read();
+        let mut found: Vec<_> = served
+            .resources
             .values()
             .filter(|resource| {
                 name == resource.gvr.to_string()
@@ -110,48 +141,70 @@ impl Catalog {
     }
 
     pub fn len(&self) -> usize {
-        self.shared.resources.read().len()
+        self.shared.served.read().resources.len()
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    /// Whether a custom resource is certain to be served no more: discovery may lack it for a moment, its definition is
+    /// there or is not.
+    pub fn is_gone(&self, custom: &Gvr) -> bool {
+        let served = self.shared.served.read();
+        served.has_all_customs && !served.resources.contains_key(custom)
+    }
+
     /// Asks upstream what it serves, unless somebody has asked after `since`.
     ///
     /// Callers that arrive together share one question. Returns whether something changed.
     pub async fn refresh(&self, since: Instant) -> Result<bool, Error> {
-        let mut last = self.shared.refreshing.lock().await;
-        if last.is_some_and(|last| last > since) {
+        let mut asking = self.shared.asking.lock().await;
+        if asking.last.is_some_and(|last| last > since) {
             return Ok(false);
         }
         // Failed ones count too, or everybody who waits here would try again in turn.
-        *last = Some(Instant::now());
+        asking.last = Some(Instant::now());
         let found = self.discover().await?;
-        let mut resources = self.shared.resources.write();
-        let changed = *resources != found;
-        *resources = found;
+        if self.shared.served.read().has_all_customs && !found.has_all_customs {
+            // Everything that we know of custom resources would be lost, and every watch of them.
+            if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
+                return Err(Error::Form("definitions of custom resources may not be read any more".to_owned()));
+            }
+        }
+        asking.refused_since = None;
+        let mut served = self.shared.served.write();
+        let changed = *served != found;
+        *served = found;
         Ok(changed)
     }
 
-    async fn discover(&self) -> Result<HashMap<Gvr, Arc<Resource>>, Error> {
+    async fn discover(&self) -> Result<Served, Error> {
         let mut versions = Vec::new();
         for root in ["/api", "/apis"] {
             versions.extend(self.versions_below(root).await?);
         }
         let (answered, _) = self.client.fetch("/api", PROTOBUF_FIRST).await?;
-        let customs = self.optional::<CustomResourceDefinitions>(documents::CRD_PATH).await?;
+        // After discovery: what was created or deleted in between counts as the definitions say.
+        let customs = self.optional::<CustomResourceDefinitions>(definitions::PATH).await?;
         let services = self.optional::<ApiServices>(documents::API_SERVICE_PATH).await?;
         let known = Known {
             protobuf: answered == Some(Form::Protobuf),
-            customs: customs.map(CustomResourceDefinitions::selectable_fields),
+            customs: customs.map(CustomResourceDefinitions::served),
             remote: services.map(ApiServices::remote),
         };
-        Ok(versions
+        let mut resources: HashMap<_, _> = versions
             .into_iter()
             .flat_map(|version| version.resources(&known))
             .map(|resource| (resource.gvr.clone(), Arc::new(resource)))
-            .collect())
+            .collect();
+        for resource in known.customs() {
+            // Discovery lags behind the definitions, which decide; but not in groups that the server itself serves.
+            if resources.contains_key(&resource.gvr) || !is_built_in(&resource.gvr.group) {
+                resources.insert(resource.gvr.clone(), Arc::new(resource));
+            }
+        }
+        Ok(Served { resources, has_all_customs: known.customs.is_some() })
     }
 
     /// Every group version below `/api` or `/apis`: from the aggregated document, or one by one from an older server.
@@ -186,28 +239,41 @@ impl Catalog {
 struct Known {
     /// Upstream writes its own types in protobuf.
     protobuf: bool,
-    /// Selectable JSON paths by group, version and plural.
-    customs: Option<BTreeMap<(String, String, String), Vec<String>>>,
+    customs: Option<HashMap<Gvr, Definition>>,
     /// Groups and versions behind the aggregation layer.
     remote: Option<Vec<(String, String)>>,
 }
 
 impl Known {
-    fn selectable(&self, group: &str, version: &str, plural: String) -> Option<&Vec<String>> {
-        self.customs.as_ref()?.get(&(group.to_owned(), version.to_owned(), plural))
-    }
-
     /// Who serves a resource. In doubt another server, which is not cached.
-    fn origin(&self, group: &str, version: &str, is_custom: bool) -> Origin {
-        let remote = self.remote.as_ref().map(|remote| remote.iter().any(|(g, v)| g == group && v == version));
-        let built_in = BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group);
+    fn origin(&self, gvr: &Gvr) -> Origin {
+        let is_named = |(group, version): &(String, String)| *group == *gvr.group && *version == *gvr.version;
+        let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
+        let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
         match (remote, is_custom) {
             (Some(true), _) => Origin::Aggregated,
             (_, true) => Origin::Custom,
-            _ if built_in => Origin::BuiltIn,
+            _ if is_built_in(&gvr.group) => Origin::BuiltIn,
             (Some(false), false) if self.customs.is_none() => Origin::Custom,
             _ => Origin::Aggregated,
         }
+    }
+
+    /// What the definitions say is served, whether discovery has it already or not.
+    fn customs(&self) -> impl Iterator<Item = Resource> {
+        let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == Origin::Custom);
+        defined.map(|(gvr, definition)| Resource {
+            gvr: gvr.clone(),
+            kind: definition.kind.clone(),
+            list_kind: definition.list_kind.clone(),
+            namespaced: definition.namespaced,
+            watchable: true,
+            origin: Origin::Custom,
+            fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
+            fields_unknown: false,
+            protobuf: false,
+            edition: Some(definition.edition.clone()),
+        })
     }
 }
 
@@ -216,21 +282,32 @@ impl VersionList {
         let Self { group, version, resources } = self;
         let build = |(name, kind, namespaced, verbs): (String, String, bool, Vec<String>)| {
             let gvr = Gvr::new(&group, &version, &name);
-            let selectable = known.selectable(&group, &version, name);
-            let origin = known.origin(&group, &version, selectable.is_some());
-            let fields_unknown = origin == Origin::Custom && selectable.is_none();
+            let origin = known.origin(&gvr);
             let fields = match origin {
                 Origin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
-                _ => FieldTable::of_custom(selectable.map_or(&[], Vec::as_slice), namespaced),
+                _ => FieldTable::of_custom(&[], namespaced),
             };
             let has = |verb: &str| verbs.iter().any(|v| v == verb);
-            let watchable = has("list") && has("watch");
-            let protobuf = known.protobuf && origin == Origin::BuiltIn;
-            let (kind, fields) = (kind.into(), Arc::new(fields));
-            Resource { gvr, kind, namespaced, watchable, origin, protobuf, fields, fields_unknown }
+            Resource {
+                gvr,
+                list_kind: format!("{kind}List").into(),
+                kind: kind.into(),
+                namespaced,
+                watchable: has("list") && has("watch"),
+                origin,
+                protobuf: known.protobuf && origin == Origin::BuiltIn,
+                fields: Arc::new(fields),
+                fields_unknown: origin == Origin::Custom,
+                edition: None,
+            }
         };
         resources.into_iter().map(build).collect()
     }
+}
+
+/// Whether kube-apiserver itself serves the group.
+fn is_built_in(group: &str) -> bool {
+    BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group)
 }
 
 fn read<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {

@@ -8,6 +8,7 @@ mod bed;
 
 mod clients;
 mod custom;
+mod custom_life;
 mod differential;
 mod expired;
 mod fanout;

@@ -14,9 +14,11 @@ async fn health_and_readiness_have_a_line_for_everything() {
         let answer = app.admin(path).await;
         assert_eq!((answer.status, answer.text().as_str()), (200, "ok"));
     }
+    app.discovered().await;
     let ready = app.admin("/readyz").await;
     let line = format!("[+]feed pods.v1 (json) live, 7 objects at {}\n", up.revision());
-    assert_eq!((ready.status, ready.text()), (200, format!("{line}readyz check passed\n")));
+    assert!(ready.text().starts_with(&line) && ready.text().ends_with("readyz check passed\n"), "{}", ready.text());
+    assert_eq!((ready.status, ready.text().lines().count()), (200, 4), "and the two that tell of what is served");
     assert_eq!(app.admin("/nothing").await.status, 404);
     assert_eq!(app.admin("/debug/nothing").await.status, 404);
 }

@@ -82,7 +82,7 @@ async fn a_server_without_streamed_lists_is_listed_and_watched() {
         assert_same("the objects", &watch.changes(), &theirs.changes());
         let last = up.create_pod("default", "later");
         watch.reached(last).await;
-        let pages = up.requests().iter().filter(|seen| seen.uri.query().is_some_and(|q| q.contains("limit="))).count();
+        let pages = direct::asked_by_proxies(&up, PODS).iter().filter(|query| query.contains("limit=")).count();
         assert_eq!(pages, 3, "pages of 500");
     }
 }

@@ -35,6 +35,7 @@ async fn watch_list_has(client: &Client, key: &str, rv: u64) {
 async fn a_list_right_behind_a_write_has_it_when_all_else_is_still() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
+    app.discovered().await;
     app.get(DEFAULT_PODS).await;
     let before = asked(&up);
     for trial in 0..200 {
@@ -71,6 +72,7 @@ async fn reads_right_behind_a_write_have_it_in_the_middle_of_churn() {
 async fn a_crowd_of_readers_each_has_its_own_write_for_few_questions() {
     let up = Arc::new(demo::upstream().run().await);
     let app = direct::app(&up).run().await;
+    app.discovered().await;
     app.get(DEFAULT_PODS).await;
     let (before, reads) = (asked(&up), Arc::new(AtomicUsize::new(0)));
     let reader = |n: usize| {
@@ -128,6 +130,7 @@ async fn identical_gets_share_a_question_and_still_have_every_write() {
 async fn bounded_consistency_asks_nothing() {
     let up = demo::upstream().pods(20).run().await;
     let app = direct::app(&up).bounded().run().await;
+    app.discovered().await;
     app.get(PODS).await;
     let before = asked(&up);
     for _ in 0..20 {

@@ -12,6 +12,7 @@ use crate::direct::{self, Dir, PODS, Protocol};
 async fn a_foreign_host_is_refused_on_tcp_and_any_is_fine_on_a_socket() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).unix().with(|config| config.allowed_hosts.push("proxy.internal".to_owned())).run().await;
+    app.discovered().await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let ask = async |listener: usize, path: &str, host: &str| {
             app.listener(listener).over(protocol).request(Method::GET, path).host(host).send().await

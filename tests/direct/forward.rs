@@ -221,6 +221,7 @@ async fn a_connection_header_cannot_name_what_matters() {
 async fn what_somebody_else_may_see_is_not_answered_from_the_cache() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
+    app.discovered().await;
     let path = "/api/v1/pods?resourceVersion=0";
     assert!(app.get(path).await.is_cached());
     let answer = app.request(Method::GET, path).header("impersonate-user", "somebody").send().await;

@@ -9,6 +9,7 @@ mod cold;
 mod command;
 mod current;
 mod cuts;
+mod discovery;
 mod doors;
 mod fanout;
 mod forward;

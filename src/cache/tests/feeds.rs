@@ -16,6 +16,8 @@ fn spec(resource: &str, namespace: Option<&str>, form: Form) -> FeedSpec {
     FeedSpec {
         key: FeedKey { gvr: Gvr::new("", "v1", resource), namespace: namespace.map(Arc::from), form },
         kind: "Pod".into(),
+        list_kind: "PodList".into(),
+        edition: None,
         shape: Shape::BuiltIn,
         namespaced: true,
         fields: Arc::new(FieldTable::default()),
@@ -217,6 +219,35 @@ async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
     feeds.ended(&old_feed, End::Outdated);
     assert_eq!(the_one(&feeds).spec, changed);
     assert!(feeds.find(&changed.key).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_takes_a_retired_feeds_place_settles_for_a_while() {
+    let (feeds, _demands) = feeds();
+    let first = feeds.lease(&pods(), None).expect("there is room");
+    assert!(!first.is_settling());
+    feeds.retire(&the_one(&feeds));
+    first.retired().await;
+    assert!(feeds.all().is_empty(), "nobody leases it any more");
+    tokio::time::advance(Duration::from_secs(9)).await;
+    let second = feeds.lease(&pods(), None).expect("there is room");
+    assert!(second.is_settling());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(!second.is_settling());
+    assert!(!feeds.lease(&spec("nodes", None, Form::Json), None).expect("there is room").is_settling());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_upstream_did_not_know_is_forgotten_when_it_may_know_it_now() {
+    let (feeds, _demands) = feeds();
+    let (gone, forbidden) = (pods(), spec("nodes", None, Form::Json));
+    for (spec, end) in [(&gone, End::Gone), (&forbidden, End::Forbidden)] {
+        drop(feeds.lease(spec, None).expect("there is room"));
+        feeds.ended(&the_one(&feeds), end);
+    }
+    feeds.forget_gone();
+    assert!(feeds.lease(&gone, None).is_ok());
+    assert_eq!(feeds.lease(&forbidden, None).err(), Some(Unavailable::Ended(End::Forbidden)));
 }
 
 #[tokio::test(start_paused = true)]

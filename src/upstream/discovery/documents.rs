@@ -1,10 +1,7 @@
 //! The discovery documents, as far as we read them.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 
-pub(super) const CRD_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 pub(super) const API_SERVICE_PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
 /// The resources of one group version: `(plural, kind, namespaced, verbs)`.
@@ -144,58 +141,6 @@ impl LegacyList {
                 .map(|resource| (resource.name, resource.kind, resource.namespaced, resource.verbs))
                 .collect(),
         }
-    }
-}
-
-#[derive(Deserialize)]
-pub(super) struct CustomResourceDefinitions {
-    #[serde(default)]
-    items: Vec<CustomResourceDefinition>,
-}
-
-#[derive(Deserialize)]
-struct CustomResourceDefinition {
-    spec: CustomSpec,
-}
-
-#[derive(Deserialize)]
-struct CustomSpec {
-    group: String,
-    names: Plural,
-    #[serde(default)]
-    versions: Vec<CustomVersion>,
-}
-
-#[derive(Deserialize)]
-struct Plural {
-    plural: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct CustomVersion {
-    name: String,
-    #[serde(default)]
-    selectable_fields: Vec<SelectableField>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct SelectableField {
-    json_path: String,
-}
-
-impl CustomResourceDefinitions {
-    /// `(group, version, plural)` of every custom resource, with its selectable JSON paths (KEP-4358).
-    pub(super) fn selectable_fields(self) -> BTreeMap<(String, String, String), Vec<String>> {
-        let mut found = BTreeMap::new();
-        for CustomSpec { group, names, versions } in self.items.into_iter().map(|item| item.spec) {
-            for version in versions {
-                let paths = version.selectable_fields.into_iter().map(|field| field.json_path).collect();
-                found.insert((group.clone(), version.name, names.plural.clone()), paths);
-            }
-        }
-        found
     }
 }
 

@@ -153,6 +153,12 @@ impl App {
         self.admin.as_ref().expect("an admin listener").get(path).await
     }
 
+    /// Returns when discovery is over: from then on the proxy asks upstream nothing by itself.
+    pub async fn discovered(&self) {
+        let is_over = || async { !self.admin("/readyz").await.text().contains("[-]discovery") };
+        eventually("discovery is over", is_over).await;
+    }
+
     /// The feed of a resource as the admin pages show it.
     pub async fn feed(&self, resource: &str) -> Option<Value> {
         let feeds = self.admin("/debug/feeds").await.json();

@@ -126,8 +126,9 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
     let fields_unknown = &*gvr.group == "hidden.example";
-    let (kind, protobuf, fields) = (kind.into(), origin == Origin::BuiltIn, Arc::new(fields));
-    Some(Resource { gvr, kind, namespaced, watchable, origin, protobuf, fields, fields_unknown })
+    let (list_kind, protobuf) = (format!("{kind}List").into(), origin == Origin::BuiltIn);
+    let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
+    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, protobuf, fields, fields_unknown, edition })
 }
 
 fn said(route: &Route) -> String {

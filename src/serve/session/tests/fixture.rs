@@ -200,7 +200,8 @@ fn pod_resource() -> Resource {
     let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
     let (namespaced, watchable, origin) = (true, true, Origin::BuiltIn);
     let (protobuf, fields_unknown) = (false, false);
-    Resource { gvr, kind: "Pod".into(), namespaced, watchable, origin, protobuf, fields, fields_unknown }
+    let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
+    Resource { gvr, kind, list_kind, namespaced, watchable, origin, protobuf, fields, fields_unknown, edition }
 }
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {

@@ -1,0 +1,135 @@
+//! Knowing what upstream serves: asked once, and again when something says that it has changed.
+
+mod listener;
+mod schedule;
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use self::listener::{Listener, News};
+use self::schedule::Schedule;
+use crate::base::{Backoff, NotReady, Tasks};
+use crate::cache::Feeds;
+use crate::kube::Gvr;
+use crate::serve::feed_spec;
+use crate::upstream::Catalog;
+use crate::wire::Shape;
+
+/// Keeps the catalog in step with upstream, and the feeds in step with the catalog.
+#[derive(Debug, Clone)]
+pub(super) struct Discovery {
+    pub(super) catalog: Catalog,
+    pub(super) feeds: Feeds,
+    pub(super) tasks: Tasks,
+}
+
+/// Custom resources and aggregated APIs come and go with these.
+const TELLING: [(&str, &str, &str); 2] =
+    [("apiextensions.k8s.io", "v1", "customresourcedefinitions"), ("apiregistration.k8s.io", "v1", "apiservices")];
+/// News that nobody has read yet.
+const NEWS_MAX: usize = 16;
+/// How long the start waits for the feeds that tell of changes.
+const LISTENING_MAX: Duration = Duration::from_secs(5);
+
+impl Discovery {
+    /// Asks until upstream has answered once.
+    pub(super) async fn learn(&self) {
+        let mut backoff = Backoff::default();
+        while let Err(error) = self.catalog.refresh(Instant::now()).await {
+            tracing::warn!(%error, "discovery failed; trying again");
+            sleep(backoff.failed(Instant::now())).await;
+        }
+        tracing::info!(resources = self.catalog.len(), "discovered what upstream serves");
+    }
+
+    /// Asks again whenever that may be needed. `starting` is held until changes are heard of.
+    pub(super) async fn keep_up(&self, starting: NotReady) {
+        let (told, mut news) = mpsc::channel(NEWS_MAX);
+        for (number, (group, version, resource)) in TELLING.into_iter().enumerate() {
+            let (gvr, told) = (Gvr::new(group, version, resource), told.clone());
+            let listener = Listener { gvr, catalog: self.catalog.clone(), feeds: self.feeds.clone(), number, told };
+            self.tasks.spawn("definitions", listener.run());
+        }
+        let mut heard = [None; TELLING.len()];
+        // Nothing is lost without them: the routine goes on.
+        let _ = timeout(LISTENING_MAX, async {
+            while heard.contains(&None) {
+                note(&mut heard, news.recv().await);
+            }
+        })
+        .await;
+        let asked = Instant::now();
+        let is_answered = self.ask(true).await;
+        let mut schedule = Schedule::new(asked, Instant::now());
+        schedule.rely(is_answered && is_told(&heard));
+        drop(starting);
+        loop {
+            tokio::select! {
+                told = news.recv() => {
+                    if note(&mut heard, told) {
+                        schedule.change(Instant::now());
+                    }
+                    if !is_told(&heard) {
+                        schedule.rely(false);
+                    }
+                }
+                () = sleep_until(schedule.due()) => {
+                    let asked = Instant::now();
+                    let is_answered = self.ask(schedule.is_prompted()).await;
+                    schedule.ask(asked, Instant::now());
+                    schedule.rely(is_answered && is_told(&heard));
+                }
+            }
+        }
+    }
+
+    /// Asks upstream, and ends the feeds that its answer contradicts; whether there was an answer.
+    async fn ask(&self, is_prompted: bool) -> bool {
+        match self.catalog.refresh(Instant::now()).await {
+            Ok(true) => {
+                tracing::info!(resources = self.catalog.len(), "what upstream serves has changed");
+                self.feeds.forget_refusals();
+            }
+            // A request may have asked before us, or discovery said so before the resource was there.
+            Ok(false) if is_prompted => self.feeds.forget_gone(),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::debug!(%error, "discovery failed");
+                return false;
+            }
+        }
+        self.retire_outdated();
+        true
+    }
+
+    /// The apiserver ends the watches of a custom resource whose definition changes, and so do we (semantics.md §4.6):
+    /// what was read under the old one may read differently now.
+    fn retire_outdated(&self) {
+        for feed in self.feeds.all() {
+            let spec = &feed.spec;
+            let fits = match self.catalog.find(&spec.key.gvr) {
+                Some(resource) => feed_spec(&resource, spec.key.namespace.as_deref(), spec.key.form) == *spec,
+                None => !self.catalog.is_gone(&spec.key.gvr),
+            };
+            // The types of the apiserver itself change with the apiserver, which its watches do not outlive.
+            if spec.shape == Shape::Custom && !fits {
+                self.feeds.retire(&feed);
+            }
+        }
+    }
+}
+
+/// Takes in what a listener told; whether to ask because of it.
+fn note(heard: &mut [Option<News>], told: Option<(usize, News)>) -> bool {
+    let Some((number, news)) = told else { return false };
+    match news {
+        News::Changed => true,
+        News::Listening | News::Deaf => heard[number].replace(news) != Some(news) && news == News::Listening,
+    }
+}
+
+fn is_told(heard: &[Option<News>]) -> bool {
+    heard.iter().all(|news| *news == Some(News::Listening))
+}

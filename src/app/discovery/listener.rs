@@ -1,0 +1,110 @@
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::cache::{Cursor, Feeds, Lease, Pull, State, View};
+use crate::kube::Gvr;
+use crate::serve::feed_spec;
+use crate::upstream::Catalog;
+
+/// Listens to a resource whose changes say that something else may be served. Its feed is one like any other: clients
+/// that watch the resource share it.
+pub(super) struct Listener {
+    pub(super) gvr: Gvr,
+    pub(super) catalog: Catalog,
+    pub(super) feeds: Feeds,
+    /// Tells under which number.
+    pub(super) number: usize,
+    pub(super) told: mpsc::Sender<(usize, News)>,
+}
+
+/// What a listener tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum News {
+    /// From now on every change is told. What came before is not known.
+    Listening,
+    Changed,
+    /// Changes may go unheard: there is no feed, or upstream's stream is lost.
+    Deaf,
+}
+
+/// When there is no feed, or it has ended.
+const AGAIN: Duration = Duration::from_secs(60);
+/// What is pulled is not kept.
+const ROOM: usize = 1 << 20;
+
+impl Listener {
+    pub(super) async fn run(self) {
+        loop {
+            if let Some(lease) = self.lease() {
+                self.listen(&lease).await;
+            }
+            self.tell(News::Deaf).await;
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    fn lease(&self) -> Option<Lease> {
+        let resource = self.catalog.find(&self.gvr).filter(|resource| resource.watchable)?;
+        self.feeds.lease(&feed_spec(&resource, None, resource.primary_form()), None).ok()
+    }
+
+    /// Returns when the feed has ended.
+    async fn listen(&self, lease: &Lease) {
+        let mut state = lease.reader.watch_state();
+        let mut cursor = None;
+        loop {
+            let now = *state.borrow_and_update();
+            match now {
+                State::Ended(_) => return,
+                State::Syncing => cursor = None,
+                State::Live | State::Stale { .. } => {
+                    cursor.get_or_insert_with(|| lease.reader.open_at_end(View::everything()).cursor);
+                    self.tell(if now == State::Live { News::Listening } else { News::Deaf }).await;
+                }
+            }
+            loop {
+                tokio::select! {
+                    changed = state.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    is_whole = changed(cursor.as_mut()) => {
+                        if !is_whole {
+                            // Another history, or none: the state tells which.
+                            cursor = None;
+                            self.tell(News::Deaf).await;
+                            break;
+                        }
+                        self.tell(News::Changed).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn tell(&self, news: News) {
+        // Fails only when everything ends.
+        let _ = self.told.send((self.number, news)).await;
+    }
+}
+
+/// Completes behind the next changes; false if the history that they belong to is lost.
+async fn changed(cursor: Option<&mut Cursor>) -> bool {
+    let Some(cursor) = cursor else { return std::future::pending().await };
+    let mut frames = Vec::new();
+    std::future::poll_fn(|cx| {
+        let mut is_new = false;
+        loop {
+            frames.clear();
+            match cursor.pull(ROOM, Some(cx.waker()), &mut frames) {
+                Pull::Frames { .. } => is_new = true,
+                Pull::CaughtUp { .. } if is_new => return Poll::Ready(true),
+                Pull::CaughtUp { .. } => return Poll::Pending,
+                Pull::Expired { .. } | Pull::Refused(_) => return Poll::Ready(false),
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,139 @@
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// When to ask upstream next what it serves.
+///
+/// Soon after a change of what tells us of changes, and twice more: what upstream answers follows its own
+/// definitions by a moment, and by another one on each of several servers.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// When the last question was sent, and when it was answered.
+    asked: Instant,
+    answered: Instant,
+    /// The first change since that question.
+    unasked: Option<Instant>,
+    /// The last change of all.
+    changed: Option<Instant>,
+    /// Changes will be heard of, and the last question was answered.
+    is_told: bool,
+}
+
+/// From the first change to the question: changes come in groups.
+const SOON: Duration = Duration::from_millis(100);
+/// From the last change to the questions that make sure.
+const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+/// From an answer to the next question, however many changes there are: at least so much, and so many times as long as
+/// the answer took.
+const SPACING: Duration = Duration::from_millis(200);
+const SPACING_TIMES: u32 = 4;
+/// Where nothing tells of changes.
+const PERIOD: Duration = Duration::from_secs(30);
+/// Where changes are told of: for what comes with no definition, such as an upgrade of upstream.
+const PERIOD_WHEN_TOLD: Duration = Duration::from_secs(5 * 60);
+
+impl Schedule {
+    /// Behind a first question.
+    pub(super) fn new(asked: Instant, answered: Instant) -> Self {
+        Self { asked, answered, unasked: None, changed: None, is_told: false }
+    }
+
+    /// Something has changed, or may have while nobody looked.
+    pub(super) fn change(&mut self, now: Instant) {
+        self.unasked.get_or_insert(now);
+        self.changed = Some(now);
+    }
+
+    /// A question was sent and answered.
+    pub(super) fn ask(&mut self, asked: Instant, answered: Instant) {
+        (self.asked, self.answered, self.unasked) = (asked, answered, None);
+    }
+
+    /// Whether changes will be heard of.
+    pub(super) fn rely(&mut self, is_told: bool) {
+        self.is_told = is_told;
+    }
+
+    /// Whether the next question is because of a change.
+    pub(super) fn is_prompted(&self) -> bool {
+        self.prompted().is_some()
+    }
+
+    /// When the next question is due.
+    pub(super) fn due(&self) -> Instant {
+        let routine = self.asked + if self.is_told { PERIOD_WHEN_TOLD } else { PERIOD };
+        let spacing = SPACING.max((self.answered - self.asked) * SPACING_TIMES);
+        let prompted = self.prompted().map(|at| at.max(self.answered + spacing));
+        prompted.map_or(routine, |prompted| prompted.min(routine))
+    }
+
+    fn prompted(&self) -> Option<Instant> {
+        let soon = self.unasked.map(|at| at + SOON);
+        let later = self.changed.and_then(|at| LATER.iter().map(|after| at + *after).find(|at| *at > self.asked));
+        soon.into_iter().chain(later).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What it is about, whether changes are told, the changes, until when, and the questions.
+    type Case = (&'static str, bool, &'static [u64], u64, &'static [u64]);
+
+    /// Plays changes and answers questions at once; the questions' times in milliseconds.
+    fn asked(is_told: bool, changes: &[u64], until: u64) -> Vec<u64> {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut schedule = Schedule::new(start, start);
+        schedule.rely(is_told);
+        let (mut changes, mut asked) = (changes.iter().copied().peekable(), Vec::new());
+        loop {
+            let due = u64::try_from(schedule.due().duration_since(start).as_millis()).expect("soon");
+            if let Some(change) = changes.next_if(|change| *change <= due) {
+                schedule.change(at(change));
+            } else if due > until {
+                return asked;
+            } else {
+                schedule.ask(at(due), at(due));
+                asked.push(due);
+            }
+        }
+    }
+
+    #[test]
+    fn questions_follow_changes_and_are_bounded() {
+        let cases: [Case; 7] = [
+            ("nothing tells: every half minute", false, &[], 70_000, &[30_000, 60_000]),
+            ("all is told: every five minutes", true, &[], 700_000, &[300_000, 600_000]),
+            ("a change: soon, and twice to make sure", true, &[5000], 60_000, &[5100, 6000, 8000]),
+            ("a group of changes is one", true, &[5000, 5020, 5090], 60_000, &[5100, 6090, 8090]),
+            ("a change right after an answer waits its turn", true, &[5000, 5150], 60_000, &[5100, 5300, 6150, 8150]),
+            ("two changes apart", true, &[5000, 7000], 60_000, &[5100, 6000, 7100, 8000, 10_000]),
+            ("a poll goes on beside changes", false, &[5000], 40_000, &[5100, 6000, 8000, 38_000]),
+        ];
+        for (what, is_told, changes, until, expected) in cases {
+            assert_eq!(asked(is_told, changes, until), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_storm_is_asked_about_five_times_a_second_at_most() {
+        let storm: Vec<u64> = (5000..15_000).step_by(7).collect();
+        let asked = asked(true, &storm, 30_000);
+        assert!(asked.windows(2).all(|pair| pair[1] - pair[0] >= 200), "{asked:?}");
+        assert!((50..=54).contains(&asked.len()), "not starved either: {asked:?}");
+    }
+
+    #[test]
+    fn slow_answers_are_not_asked_for_back_to_back() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start, start);
+        schedule.change(start);
+        let (asked, answered) = (schedule.due(), schedule.due() + Duration::from_secs(5));
+        schedule.ask(asked, answered);
+        schedule.change(answered);
+        assert!(schedule.is_prompted());
+        assert_eq!(schedule.due(), answered + Duration::from_secs(20));
+    }
+}

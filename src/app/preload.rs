@@ -1,0 +1,45 @@
+//! Feeds that are there from the beginning, whether somebody reads them or not.
+
+use std::time::Duration;
+
+use super::discovery::Discovery;
+use crate::base::{NotReady, Ready};
+use crate::cache::{Feeds, Lease, State};
+use crate::serve::feed_spec;
+use crate::upstream::Catalog;
+
+/// When a preloaded feed could not start, or ended.
+const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
+
+/// Starts a feed for each of these names; not ready until all of them are complete.
+pub(super) fn start(names: Vec<String>, known: &Discovery, ready: &Ready) {
+    let Discovery { catalog, feeds, tasks } = known;
+    for name in names {
+        let guard = ready.register(format!("preload {name}"));
+        tasks.spawn("preload", keep(name, catalog.clone(), feeds.clone(), guard));
+    }
+}
+
+/// Keeps one feed running; `guard` is held until it has been complete for the first time.
+async fn keep(name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
+    let mut guard = Some(guard);
+    loop {
+        match preloaded(&name, &catalog, &feeds) {
+            Ok(lease) => {
+                let mut state = lease.reader.watch_state();
+                let settled = state.wait_for(|state| *state != State::Syncing).await.map(|state| *state);
+                if matches!(settled, Ok(State::Live | State::Stale { .. })) {
+                    drop(guard.take());
+                    let _ = state.wait_for(|state| matches!(state, State::Ended(_))).await;
+                }
+            }
+            Err(why) => tracing::warn!(resource = name, %why, "preload: no feed; trying again"),
+        }
+        tokio::time::sleep(PRELOAD_AGAIN).await;
+    }
+}
+
+fn preloaded(name: &str, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, String> {
+    let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
+    feeds.lease(&feed_spec(&resource, None, resource.primary_form()), None).map_err(|why| format!("{why:?}"))
+}

@@ -1,0 +1,174 @@
+//! Definitions of custom resources, as far as we read them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::kube::Gvr;
+
+pub(super) const PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+/// What upstream serves under one version of a custom resource.
+#[derive(Debug, PartialEq)]
+pub(super) struct Definition {
+    /// Changes with everything that changes how objects are read: the schema, its defaults, the conversion.
+    pub(super) edition: Arc<str>,
+    pub(super) kind: Arc<str>,
+    pub(super) list_kind: Arc<str>,
+    pub(super) namespaced: bool,
+    /// JSON paths of the selectable fields (KEP-4358).
+    pub(super) selectable: Vec<String>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct CustomResourceDefinitions {
+    #[serde(default)]
+    items: Vec<CustomResourceDefinition>,
+}
+
+#[derive(Deserialize)]
+struct CustomResourceDefinition {
+    metadata: Metadata,
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    generation: i64,
+}
+
+#[derive(Deserialize)]
+struct Spec {
+    group: String,
+    scope: String,
+    #[serde(default)]
+    versions: Vec<Version>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    name: String,
+    served: bool,
+    #[serde(default)]
+    selectable_fields: Vec<SelectableField>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SelectableField {
+    json_path: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    #[serde(default)]
+    accepted_names: Names,
+    // Null while there are none.
+    conditions: Option<Vec<Condition>>,
+}
+
+/// The names that upstream has accepted: those of the specification may be taken.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct Names {
+    #[serde(default)]
+    plural: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    list_kind: String,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+impl CustomResourceDefinitions {
+    /// Every version that is served.
+    pub(super) fn served(self) -> HashMap<Gvr, Definition> {
+        self.items.into_iter().filter(|item| item.status.is_established()).flat_map(served_versions).collect()
+    }
+}
+
+fn served_versions(item: CustomResourceDefinition) -> impl Iterator<Item = (Gvr, Definition)> {
+    let CustomResourceDefinition { metadata: Metadata { uid, generation }, spec, status } = item;
+    let Names { plural, kind, list_kind } = status.accepted_names;
+    let Spec { group, scope, versions } = spec;
+    let edition: Arc<str> = format!("{uid}/{generation}").into();
+    let list_kind: Arc<str> = if list_kind.is_empty() { format!("{kind}List").into() } else { list_kind.into() };
+    let (kind, namespaced): (Arc<str>, bool) = (kind.into(), scope == "Namespaced");
+    versions.into_iter().filter(|version| version.served).map(move |version| {
+        let definition = Definition {
+            edition: edition.clone(),
+            kind: kind.clone(),
+            list_kind: list_kind.clone(),
+            namespaced,
+            selectable: version.selectable_fields.into_iter().map(|field| field.json_path).collect(),
+        };
+        (Gvr::new(&group, &version.name, &plural), definition)
+    })
+}
+
+impl Status {
+    fn is_established(&self) -> bool {
+        self.conditions.iter().flatten().any(|condition| condition.kind == "Established" && condition.status == "True")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn definition(established: &str) -> Value {
+        json!({
+            "metadata": {"uid": "u", "generation": 3},
+            "spec": {"group": "g.io", "scope": "Cluster", "names": {"plural": "taken"}, "versions": [
+                {"name": "v2", "served": true, "selectableFields": [{"jsonPath": ".spec.a"}]},
+                {"name": "v1", "served": false},
+            ]},
+            "status": {
+                "acceptedNames": {"plural": "mice", "kind": "Mouse", "listKind": "Mischief"},
+                "conditions": [{"type": "Established", "status": established}],
+            },
+        })
+    }
+
+    fn served(items: &[Value]) -> HashMap<Gvr, Definition> {
+        let list: CustomResourceDefinitions = serde_json::from_value(json!({"items": items})).expect("a list");
+        list.served()
+    }
+
+    #[test]
+    fn a_definition_is_read_by_the_names_that_upstream_accepted() {
+        let expected = Definition {
+            edition: "u/3".into(),
+            kind: "Mouse".into(),
+            list_kind: "Mischief".into(),
+            namespaced: false,
+            selectable: vec![".spec.a".to_owned()],
+        };
+        assert_eq!(served(&[definition("True")]), HashMap::from([(Gvr::new("g.io", "v2", "mice"), expected)]));
+    }
+
+    #[test]
+    fn what_is_not_established_is_not_served() {
+        let mut young = definition("True");
+        young["status"] = json!({"conditions": null, "acceptedNames": {"plural": "", "kind": ""}});
+        let mut newborn = definition("True");
+        newborn.as_object_mut().expect("an object").remove("status");
+        assert_eq!(served(&[definition("False"), young, newborn]), HashMap::new());
+    }
+}

@@ -1,0 +1,357 @@
+//! Custom resources over their life: defined, changed, deleted, defined again; and what is served by somebody else.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::bed::{Answer, Ask, Ended, Event, Pair, eventually, outline, say, unique, version_of};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+/// Definitions that are made and changed to see how long it takes until that is served.
+const TRIALS: usize = 20;
+
+/// A definition of this test's own, in a group of its own.
+struct Defined {
+    pair: Pair,
+    group: String,
+}
+
+/// One version of it.
+fn version(name: &str, rest: Value) -> Value {
+    let mut version = json!({
+        "name": name, "served": true, "storage": false,
+        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+    });
+    let Value::Object(rest) = rest else { panic!("not an object: {rest}") };
+    version.as_object_mut().expect("an object").extend(rest);
+    version
+}
+
+fn stored(name: &str) -> Value {
+    version(name, json!({"storage": true}))
+}
+
+fn scoped(scope: &str, versions: &[Value]) -> Value {
+    let names = json!({"plural": "mice", "singular": "mouse", "kind": "Mouse", "listKind": "Mischief"});
+    json!({"scope": scope, "names": names, "versions": versions})
+}
+
+fn namespaced(versions: &[Value]) -> Value {
+    scoped("Namespaced", versions)
+}
+
+impl Defined {
+    async fn new(spec: Value) -> Option<Self> {
+        let defined = Self { pair: Pair::new().await?, group: format!("{}.example.com", unique("life")) };
+        defined.define(spec).await;
+        Some(defined)
+    }
+
+    /// Creates the definition; returns at once.
+    async fn define(&self, mut spec: Value) {
+        spec["group"] = json!(self.group);
+        let manifest = json!({"metadata": {"name": format!("mice.{}", self.group)}, "spec": spec});
+        self.pair.direct.create(DEFINITIONS, manifest).await;
+    }
+
+    fn definition(&self) -> String {
+        format!("{DEFINITIONS}/mice.{}", self.group)
+    }
+
+    async fn change(&self, spec: Value) {
+        self.pair.direct.patch(&self.definition(), json!({"spec": spec})).await;
+    }
+
+    fn path(&self, version: &str, rest: &str) -> String {
+        format!("/apis/{}/{version}/namespaces/{}/mice{rest}", self.group, self.pair.namespace)
+    }
+
+    /// Waits until both answer so, the proxy from its cache if it is a success, and insists that they agree.
+    async fn agree(&self, path: &str, is_so: impl Fn(&Answer) -> bool) -> Answer {
+        for (http, is_proxy) in [(&self.pair.direct, false), (&self.pair.through, true)] {
+            eventually(path, async || {
+                let answer = http.get(path).await;
+                let is_due = !is_proxy || answer.status != 200 || answer.is_cached();
+                (is_so(&answer) && is_due).then_some(())
+            })
+            .await;
+        }
+        self.pair.same(Ask::get(path)).await
+    }
+
+    async fn is_served(&self, version: &str) {
+        self.agree(&self.path(version, "?resourceVersion=0"), |answer| answer.status == 200).await;
+    }
+
+    async fn is_unknown(&self, version: &str) {
+        self.agree(&self.path(version, "?resourceVersion=0"), |answer| answer.status == 404).await;
+    }
+
+    /// Creates an object directly, and waits until both have it.
+    async fn mouse(&self, version: &str, name: &str) -> u64 {
+        let api_version = format!("{}/{version}", self.group);
+        let mouse = json!({"apiVersion": api_version, "kind": "Mouse", "metadata": {"name": name}, "spec": {"a": 1}});
+        let at = version_of(&self.pair.direct.create(&self.path(version, ""), mouse).await);
+        for http in [&self.pair.direct, &self.pair.through] {
+            http.json(&self.path(version, &format!("?resourceVersion={at}"))).await;
+        }
+        at
+    }
+
+    /// Watches both from `at`, does something that ends the watches, and insists that both tell the same until then.
+    async fn same_until_the_end(&self, path: &str, what: impl AsyncFnOnce()) -> Vec<String> {
+        let ask = || Ask::get(path);
+        let mut direct = self.pair.direct.watch(ask()).await;
+        let mut through = self.pair.through.watch(ask()).await;
+        what().await;
+        let ((wanted, end), (told, ended)) = tokio::join!(direct.rest(), through.rest());
+        assert_eq!((end, ended), (Ended::Clean, Ended::Clean), "{path}");
+        let lines = |events: &[Event]| events.iter().map(|event| event.line.clone()).collect::<Vec<_>>();
+        assert_eq!(lines(&told), lines(&wanted), "{path}");
+        outline(&told).into()
+    }
+}
+
+fn names(answer: &Answer) -> Vec<String> {
+    let items = answer.value()["items"].as_array().cloned().unwrap_or_default();
+    items.iter().map(|item| item["metadata"]["name"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+fn summary(mut times: Vec<Duration>) -> String {
+    times.sort();
+    format!("p50 {:.2?}, max {:.2?} of {}", times[times.len() / 2], times[times.len() - 1], times.len())
+}
+
+#[tokio::test]
+async fn a_new_definition_is_served_from_the_cache_at_once_and_a_changed_one_as_it_is_now() {
+    let Some(pair) = Pair::new().await else { return };
+    let mut defined = Defined { pair, group: String::new() };
+    let (mut created, mut changed) = (Vec::new(), Vec::new());
+    for trial in 0..TRIALS {
+        defined.group = format!("{}.example.com", unique("trial"));
+        let fields = |path: &str| {
+            [version(
+                "v1",
+                json!({"storage": true, "selectableFields": [{"jsonPath": path}],
+            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object", "properties":
+                {"a": {"type": "string"}, "b": {"type": "string"}}}}}}}),
+            )]
+        };
+        defined.define(namespaced(&fields(".spec.a"))).await;
+        let (since, path) = (Instant::now(), defined.path("v1", "?resourceVersion=0"));
+        // Half of them are asked for before they can be there, and half when upstream has them.
+        if trial % 2 == 0 {
+            let direct = &defined.pair.direct;
+            eventually("upstream serves it", async || (direct.get(&path).await.status == 200).then_some(())).await;
+        }
+        let through = &defined.pair.through;
+        eventually("it is served from the cache", async || through.get(&path).await.is_cached().then_some(())).await;
+        created.push(since.elapsed());
+        defined.change(json!({"versions": fields(".spec.b")})).await;
+        let (since, path) = (Instant::now(), defined.path("v1", "?resourceVersion=0&fieldSelector=spec.b%3Dx"));
+        let is_new = async || {
+            let answer = defined.pair.through.get(&path).await;
+            (answer.status == 200 && answer.is_cached()).then_some(())
+        };
+        eventually("the new field selects", is_new).await;
+        changed.push(since.elapsed());
+    }
+    assert!(created.iter().chain(&changed).all(|took| *took < Duration::from_secs(10)), "{created:?} {changed:?}");
+    say(&format!("from a definition's creation to its first cached answer: {}", summary(created)));
+    say(&format!("from a definition's change to an answer by it: {}", summary(changed)));
+}
+
+#[tokio::test]
+async fn a_watch_of_definitions_shares_the_proxys_own() {
+    let Some(pair) = Pair::new().await else { return };
+    let ask = Ask::get(&format!("{DEFINITIONS}?watch=1")).accept("application/vnd.kubernetes.protobuf");
+    let watch = pair.through.watch(ask).await;
+    let labels = [("resource", "customresourcedefinitions.v1.apiextensions.k8s.io")];
+    let metrics = pair.proxy.metrics().await;
+    assert_eq!(metrics.sum("kube_fanout_watches_open", &labels), 1);
+    assert_eq!(metrics.sum("kube_fanout_upstream_watches", &labels), 1);
+    drop(watch);
+}
+
+#[tokio::test]
+async fn the_kind_of_its_lists_is_the_definitions() {
+    let Some(defined) = Defined::new(namespaced(&[stored("v1")])).await else { return };
+    defined.is_served("v1").await;
+    defined.mouse("v1", "m").await;
+    for query in ["?resourceVersion=0", "", "?limit=1", "?labelSelector=none"] {
+        let list = defined.pair.same(Ask::get(&defined.path("v1", query))).await;
+        assert!(list.is_cached());
+        assert_eq!(list.value()["kind"], "Mischief");
+    }
+    let watch = defined.path(
+        "v1",
+        "?watch=1&timeoutSeconds=1&sendInitialEvents=true\
+        &allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan",
+    );
+    defined.pair.same_watch(Ask::get(&watch)).await;
+}
+
+#[tokio::test]
+async fn versions_are_added_and_removed() {
+    let Some(defined) = Defined::new(namespaced(&[stored("v1"), version("v3", json!({"served": false}))])).await else {
+        return;
+    };
+    defined.is_served("v1").await;
+    defined.mouse("v1", "old").await;
+    for unserved in ["v2", "v3"] {
+        defined.is_unknown(unserved).await;
+    }
+    let last = defined.mouse("v1", "last").await;
+    let watch = |version: &str, at: u64| defined.path(version, &format!("?watch=1&resourceVersion={at}"));
+    // A definition that changes ends the watches of what stays, too.
+    let path = watch("v1", last);
+    let told = defined.same_until_the_end(&path, async || {
+        defined.change(json!({"versions": [stored("v1"), version("v2", json!({}))]})).await;
+    });
+    assert_eq!(told.await, [""; 0]);
+    defined.is_served("v2").await;
+    defined.is_served("v1").await;
+    // Both are of the same objects, each as its version has them. Upstream has forgotten what was before the change.
+    let last = defined.mouse("v1", "later").await;
+    defined.pair.direct.json(&defined.path("v2", &format!("?resourceVersion={last}"))).await;
+    let mut watches = Vec::new();
+    for of in ["v1", "v2"] {
+        for http in [&defined.pair.direct, &defined.pair.through] {
+            watches.push(http.watch(Ask::get(&watch(of, last))).await);
+        }
+    }
+    let newest = defined.mouse("v2", "new").await;
+    let mut lines = Vec::new();
+    for watch in &mut watches {
+        let event = watch.change().await;
+        assert_eq!((event.kind.as_str(), event.name(), event.version()), ("ADDED", "new", newest));
+        lines.push(event.line);
+    }
+    assert_eq!((&lines[0], &lines[2]), (&lines[1], &lines[3]));
+    assert_ne!(lines[0], lines[2], "each in its own version");
+    for of in ["v1", "v2"] {
+        let list = defined.agree(&defined.path(of, "?resourceVersion=0"), |answer| names(answer).len() == 4).await;
+        assert_eq!(names(&list), ["last", "later", "new", "old"]);
+    }
+    let path = watch("v1", newest);
+    let told = defined.same_until_the_end(&path, async || {
+        let unserved = version("v1", json!({"served": false, "storage": true}));
+        defined.change(json!({"versions": [unserved, version("v2", json!({}))]})).await;
+    });
+    assert_eq!(told.await, [""; 0]);
+    defined.is_unknown("v1").await;
+    let list = defined.agree(&defined.path("v2", "?resourceVersion=0"), |answer| names(answer).len() == 4).await;
+    assert_eq!(list.value()["items"][0]["apiVersion"], format!("{}/v2", defined.group));
+}
+
+/// The objects do not change, and neither do their versions; what is read of them does.
+#[tokio::test]
+async fn a_new_default_is_in_every_object() {
+    let Some(defined) = Defined::new(namespaced(&[stored("v1")])).await else { return };
+    defined.is_served("v1").await;
+    let at = defined.mouse("v1", "m").await;
+    let spec = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties":
+        {"color": {"type": "string", "default": "grey"}}});
+    let schema = json!({"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}});
+    defined.change(json!({"versions": [version("v1", json!({"storage": true, "schema": schema}))]})).await;
+    let is_new = |answer: &Answer| answer.text().contains("grey");
+    let list = defined.agree(&defined.path("v1", "?resourceVersion=0"), is_new).await;
+    assert_eq!(version_of(&list.value()["items"][0]), at);
+    defined.agree(&defined.path("v1", "/m?resourceVersion=0"), is_new).await;
+}
+
+#[tokio::test]
+async fn deleted_and_defined_again_it_has_none_of_the_old_objects() {
+    let Some(defined) = Defined::new(namespaced(&[stored("v1")])).await else { return };
+    defined.is_served("v1").await;
+    defined.mouse("v1", "one").await;
+    let mut last = defined.mouse("v1", "two").await;
+    for scope in ["Namespaced", "Cluster"] {
+        let watch = defined.path("v1", &format!("?watch=1&resourceVersion={last}"));
+        let told = defined.same_until_the_end(&watch, async || {
+            defined.pair.direct.delete(&defined.definition()).await;
+        });
+        let mut told = told.await;
+        told.sort();
+        assert_eq!(told, ["DELETED one", "DELETED two"]);
+        let gone = async || (defined.pair.direct.get(&defined.definition()).await.status == 404).then_some(());
+        eventually("the definition is gone", gone).await;
+        // Nobody is given the time to notice.
+        defined.define(scoped(scope, &[stored("v1")])).await;
+        if scope == "Cluster" {
+            break;
+        }
+        let path = defined.path("v1", "?resourceVersion=0");
+        let list = defined.agree(&path, |answer| {
+            answer.status == 200 && names(answer).is_empty() && version_of(&answer.value()) > last
+        });
+        assert!(version_of(&list.await.value()) > last, "versions go on");
+        defined.mouse("v1", "one").await;
+        last = defined.mouse("v1", "two").await;
+    }
+    let cluster = format!("/apis/{}/v1/mice", defined.group);
+    let is_empty = |answer: &Answer| answer.status == 200 && names(answer).is_empty();
+    defined.agree(&format!("{cluster}?resourceVersion=0"), is_empty).await;
+    let mouse = json!({"apiVersion": format!("{}/v1", defined.group), "kind": "Mouse", "metadata": {"name": "wide"}});
+    let at = version_of(&defined.pair.direct.create(&cluster, mouse).await);
+    assert!(at > last);
+    let list = defined.pair.same(Ask::get(&format!("{cluster}?resourceVersion={at}"))).await;
+    assert_eq!((names(&list), list.is_cached()), (vec!["wide".to_owned()], true));
+    defined.agree(&defined.path("v1", "?resourceVersion=0"), |answer| answer.status == 404).await;
+}
+
+#[tokio::test]
+async fn a_conversion_that_fails_fails_as_upstream_says() {
+    let Some(defined) = Defined::new(namespaced(&[stored("v1"), version("v2", json!({}))])).await else { return };
+    for of in ["v1", "v2"] {
+        defined.is_served(of).await;
+    }
+    let last = defined.mouse("v1", "m").await;
+    let watch = defined.path("v2", &format!("?watch=1&resourceVersion={last}"));
+    let told = defined.same_until_the_end(&watch, async || {
+        let nobody = json!({"url": "https://127.0.0.1:1/convert"});
+        let webhook = json!({"clientConfig": nobody, "conversionReviewVersions": ["v1"]});
+        defined.change(json!({"conversion": {"strategy": "Webhook", "webhook": webhook}})).await;
+    });
+    assert_eq!(told.await, [""; 0]);
+    let Pair { direct, through, .. } = &defined.pair;
+    let list = defined.path("v2", "?resourceVersion=0");
+    let fails = async || direct.get(&list).await.text().contains("conversion webhook").then_some(());
+    eventually("upstream cannot convert", fails).await;
+    let watch = defined.path("v2", "?watch=1");
+    let get = defined.path("v2", "/m");
+    let (_, _, watched) =
+        tokio::join!(defined.pair.same(Ask::get(&list)), defined.pair.same(Ask::get(&get)), through.get(&watch));
+    assert_eq!((watched.status.as_u16(), watched.header("retry-after")), (429, "1"));
+    assert!(watched.text().contains("storage is (re)initializing"), "{}", watched.text());
+    assert_eq!(direct.get(&watch).await.status, watched.status);
+    // What needs no conversion is read as ever.
+    let list = defined.agree(&defined.path("v1", "?resourceVersion=0"), |answer| names(answer) == ["m"]).await;
+    assert!(list.is_cached());
+    defined.change(json!({"conversion": {"strategy": "None", "webhook": null}})).await;
+    defined.agree(&defined.path("v2", "?resourceVersion=0"), |answer| names(answer) == ["m"]).await;
+}
+
+#[tokio::test]
+async fn an_aggregated_api_passes_through_and_has_no_feed() {
+    let Some(pair) = Pair::new().await else { return };
+    let group = format!("{}.example.com", unique("aggregated"));
+    let name = format!("v1.{group}");
+    let service = json!({"namespace": pair.namespace, "name": "nobody"});
+    let spec = json!({"group": group, "version": "v1", "service": service, "insecureSkipTLSVerify": true,
+        "groupPriorityMinimum": 100, "versionPriority": 100});
+    let services = "/apis/apiregistration.k8s.io/v1/apiservices";
+    pair.direct.create(services, json!({"metadata": {"name": name}, "spec": spec})).await;
+    let things = format!("/apis/{group}/v1/things");
+    eventually("upstream knows it", async || (pair.direct.get(&things).await.status == 503).then_some(())).await;
+    for query in ["", "?resourceVersion=0", "?watch=1", "/one", "?watch=1&resourceVersion=1"] {
+        let answer = pair.same(Ask::get(&format!("{things}{query}"))).await;
+        assert_eq!((answer.status.as_u16(), answer.is_cached()), (503, false), "{query}");
+    }
+    let metrics = pair.proxy.metrics().await;
+    let feeds = metrics.series("kube_fanout_feed_state", &[]).filter(|(labels, _)| labels.contains(&group)).count();
+    assert_eq!(feeds, 0);
+    pair.direct.delete(&format!("{services}/{name}")).await;
+    eventually("upstream forgets it", async || (pair.direct.get(&things).await.status == 404).then_some(())).await;
+    pair.same(Ask::get(&things)).await;
+}

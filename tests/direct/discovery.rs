@@ -1,0 +1,132 @@
+//! What upstream serves changes while the proxy runs (reliability.md U23).
+
+use http::Method;
+use kube_fanout::demo::{self, RequestKind, Running};
+use serde_json::{Value, json};
+
+use crate::direct::{self, Ended, WIDGETS, Watch, eventually, straight};
+
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const WIDGETS_CRD: &str = "widgets.demo.kube-fanout.io";
+
+fn definition(up: &Running) -> Value {
+    let body = up.object("customresourcedefinitions", "", WIDGETS_CRD).expect("the demo's definition");
+    serde_json::from_slice(&body).expect("JSON")
+}
+
+/// Changes the definition's only version.
+fn define(up: &Running, change: impl FnOnce(&mut Value)) {
+    let mut definition = definition(up);
+    change(&mut definition["spec"]["versions"][0]);
+    up.put("customresourcedefinitions", definition);
+}
+
+/// Changes nothing that is said of the resource.
+async fn relabel(up: &Running) {
+    let patch = json!({"metadata": {"labels": {"seen": "yes"}}}).to_string();
+    let call = straight(up).request(Method::PATCH, &format!("{CRDS}/{WIDGETS_CRD}"));
+    assert_eq!(call.header("content-type", "application/merge-patch+json").body(patch).send().await.status, 200);
+}
+
+/// How often the proxy has read the definitions to see what is served.
+fn readings(up: &Running) -> usize {
+    direct::asked_by_proxies(up, CRDS).iter().filter(|query| query.is_empty()).count()
+}
+
+async fn still_goes_on(watch: &Watch, up: &Running) {
+    up.put("widgets", json!({"metadata": {"name": "after", "namespace": "default"}, "spec": {"color": "red"}}));
+    watch.received(1).await;
+    assert!(watch.is_open());
+}
+
+#[tokio::test]
+async fn watches_of_definitions_share_the_one_that_the_proxy_needs() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let from = up.revision();
+    let watches = [0; 3].map(|_| app.watch(CRDS).from(from));
+    for watch in watches {
+        assert!(watch.await.is_open());
+    }
+    let open = up.counts().watches_open;
+    assert_eq!((open.of("customresourcedefinitions"), open.of("apiservices")), (1, 1));
+}
+
+#[tokio::test]
+async fn a_changed_definition_is_noticed_at_once_and_ends_the_watches_of_its_objects() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let watch = app.watch(WIDGETS).from(up.revision()).await;
+    define(&up, |version| version["selectableFields"] = json!([{"jsonPath": ".spec.shape"}]));
+    assert_eq!(watch.ended().await, Ended::Clean);
+    let code = async |field: &str| {
+        app.get(&format!("{WIDGETS}?resourceVersion=0&fieldSelector=spec.{field}%3Dx")).await.status
+    };
+    assert_eq!((code("color").await, code("shape").await), (400, 200));
+}
+
+/// The server that fills the new feed may have heard of the change later than the one that told us.
+#[tokio::test]
+async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let before = app.watch(WIDGETS).from(up.revision()).await;
+    define(&up, |version| version["selectableFields"] = json!([]));
+    assert_eq!(before.ended().await, Ended::Clean);
+    let behind = app.watch(WIDGETS).from(up.revision()).await;
+    direct::followed(&up, "widgets").await;
+    up.faults().only("widgets").end_watches();
+    assert_eq!(behind.ended().await, Ended::Clean);
+    assert!(app.get(WIDGETS).await.is_cached());
+}
+
+#[tokio::test]
+async fn what_does_not_change_a_definition_ends_nothing() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let watch = app.watch(WIDGETS).from(up.revision()).await;
+    let before = readings(&up);
+    relabel(&up).await;
+    eventually("definitions are read again", || async { readings(&up) > before }).await;
+    still_goes_on(&watch, &up).await;
+}
+
+#[tokio::test]
+async fn a_version_that_is_served_no_more_ends_its_watches_and_passes_through() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let watch = app.watch(WIDGETS).from(up.revision()).await;
+    define(&up, |version| version["served"] = json!(false));
+    assert_eq!(watch.ended().await, Ended::Clean);
+    assert!(!app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached());
+}
+
+#[tokio::test]
+async fn an_identity_that_may_not_read_definitions_is_served_all_the_same() {
+    let up = demo::upstream().run().await;
+    up.faults().only("customresourcedefinitions").answer(RequestKind::Any, 1000, 403, None);
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    assert!(app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached());
+    let selected = app.get(&format!("{WIDGETS}?resourceVersion=0&fieldSelector=spec.color%3Dred")).await;
+    assert_eq!((selected.status, selected.is_cached()), (200, false), "only upstream knows the fields");
+}
+
+#[tokio::test]
+async fn definitions_that_may_not_be_read_for_a_moment_end_nothing() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let watch = app.watch(WIDGETS).from(up.revision()).await;
+    up.faults().only("customresourcedefinitions").answer(RequestKind::List, 1, 403, None);
+    let before = readings(&up);
+    relabel(&up).await;
+    // Refused once, and then not.
+    eventually("definitions are read again", || async { readings(&up) > before + 1 }).await;
+    still_goes_on(&watch, &up).await;
+}
