@@ -11,7 +11,7 @@ use super::kept::Kept;
 use super::lanes::Lanes;
 use super::writer::Inner;
 use super::{Config, Cursor, Snapshot, View};
-use crate::kube::{EventType, Gvr, ResourceVersion};
+use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Form, Object, Refused, Renderer, Representation};
 
 /// What one writer and many readers share.
@@ -263,7 +263,7 @@ impl CacheReader {
         renderer: &Renderer,
     ) -> Result<Bytes, Refused> {
         let body = self.shared.bookmark.read().body(rv, initial_events_end);
-        renderer.frame(EventType::Bookmark, &body)
+        renderer.bookmark(&body)
     }
 
     /// An object's body in a representation; JSON that had to be derived is kept for a while.

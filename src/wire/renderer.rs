@@ -115,6 +115,19 @@ impl Renderer {
         Ok(self.envelope.frame(event_type, &self.body(body)?))
     }
 
+    /// A whole BOOKMARK frame around a bookmark's body.
+    pub fn bookmark(&self, body: &Bytes) -> Result<Bytes, Refused> {
+        let body = match self.means {
+            Means::Json(transcoder) => {
+                let mut out = Vec::new();
+                transcoder.bookmark_json(body, &mut out)?;
+                out.into()
+            }
+            _ => self.body(body)?,
+        };
+        Ok(self.envelope.frame(EventType::Bookmark, &body))
+    }
+
     /// A whole GET answer.
     pub fn object(&self, body: &Bytes) -> Result<Bytes, Refused> {
         Ok(self.envelope.object(&self.body(body)?))

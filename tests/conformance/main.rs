@@ -18,6 +18,7 @@ mod informers;
 mod kubectl;
 mod lists;
 mod proxy_restart;
+mod representations;
 mod restarts;
 mod rows;
 mod watches;

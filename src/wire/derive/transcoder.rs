@@ -40,14 +40,27 @@ impl Transcoder {
 
     /// Appends the JSON body of the object whose protobuf body this is. When it is refused, `out` is as it was.
     pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
-        put_body(self.facts, self.message, body, out)
+        put_body(self.facts, self.message, body, false, out)
+    }
+
+    /// The same of a bookmark, which is the zero value of its type but for its metadata: where it has no list there is
+    /// none, also in kinds that keep an empty one apart.
+    pub fn bookmark_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+        put_body(self.facts, self.message, body, true, out)
     }
 }
 
 /// The JSON body of one `message`, which is an object.
-pub(super) fn put_body(facts: &Facts, message: &Message, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+fn put_body(
+    facts: &Facts,
+    message: &Message,
+    body: &[u8],
+    of_zero_value: bool,
+    out: &mut Vec<u8>,
+) -> Result<(), Refused> {
     let start = out.len();
     let mut writer = Writer::new(facts, body, out);
+    writer.of_zero_value = of_zero_value;
     if let Err(why) = writer.fields(message, body) {
         let refused = Refused::new(writer.path(), why);
         out.truncate(start);

@@ -23,6 +23,8 @@ pub(super) struct Writer<'f, 'b, 'o> {
     found: Vec<Found<'b>>,
     /// Of a field that was refused: from it outwards.
     path: Vec<&'static str>,
+    /// The object is its type's zero value: what is not there was never made.
+    pub(super) of_zero_value: bool,
 }
 
 /// One field on the wire.
@@ -44,7 +46,8 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
         let start = out.len();
         let limit = start + GROWTH_MAX * body.len() + SLACK;
         out.reserve(2 * body.len());
-        Self { facts, out, start, limit, depth: 0, found: Vec::with_capacity(FOUND), path: Vec::new() }
+        let found = Vec::with_capacity(FOUND);
+        Self { facts, out, start, limit, depth: 0, found, path: Vec::new(), of_zero_value: false }
     }
 
     /// From the innermost field outwards, where it stopped.
@@ -151,6 +154,7 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
     fn absent(&mut self, field: &Field) -> Result<(), Why> {
         let value = match field.absent {
             Absent::Nothing => return Ok(()),
+            Absent::Ambiguous if self.of_zero_value => "null",
             Absent::Ambiguous => return Err(Why::NilOrEmpty),
             Absent::Null => "null",
             Absent::EmptyList => "[]",

@@ -1,5 +1,5 @@
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
 
@@ -15,19 +15,22 @@ pub struct Plan {
     tls: bool,
     listen: String,
     config: Option<String>,
+    /// Instead of the control plane's own.
+    kubeconfig: Option<PathBuf>,
 }
 
 /// The proxy under test, as a process.
 pub struct Proxy {
     target: Target,
     admin: Target,
+    log: PathBuf,
     process: Mutex<Process>,
 }
 
 impl Plan {
     /// HTTP/2 and HTTP/1.1 over TLS.
     pub fn tls() -> Self {
-        Self { tls: true, listen: "127.0.0.1:0".to_owned(), config: None }
+        Self { tls: true, listen: "127.0.0.1:0".to_owned(), config: None, kubeconfig: None }
     }
 
     /// The same without TLS.
@@ -44,6 +47,11 @@ impl Plan {
         Self { config: Some(yaml.to_owned()), ..self }
     }
 
+    /// In front of another server.
+    pub fn upstream(self, kubeconfig: &Path) -> Self {
+        Self { kubeconfig: Some(kubeconfig.to_owned()), ..self }
+    }
+
     pub async fn start(self, plane: &Plane) -> Proxy {
         let name = unique("proxy");
         let file = |end: &str| plane.dir.join(format!("{name}.{end}"));
@@ -51,7 +59,7 @@ impl Plan {
         // Another build of it, such as a release, can be put to these tests as well.
         let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
         let mut command = Command::new(built);
-        command.arg("serve").arg("--kubeconfig").arg(plane.kubeconfig());
+        command.arg("serve").arg("--kubeconfig").arg(self.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig()));
         command.args(["--admin", "127.0.0.1:0", "--listen", &self.listen]);
         if self.tls {
             command.arg("--tls-self-signed").arg("--tls-self-signed-out").arg(&ca);
@@ -74,7 +82,7 @@ impl Plan {
         .await;
         let to = |url: String, ca: Option<PathBuf>| Target { url, ca, token: plane.target().token };
         let target = to(url, self.tls.then_some(ca));
-        let proxy = Proxy { target, admin: to(admin, None), process: Mutex::new(process) };
+        let proxy = Proxy { target, admin: to(admin, None), log, process: Mutex::new(process) };
         eventually("the proxy is ready", async || {
             let answer = Http::new(proxy.admin.clone(), Protocol::H1).try_get("/readyz").await?;
             (answer.status == 200).then_some(())
@@ -95,6 +103,11 @@ impl Proxy {
 
     pub async fn metrics(&self) -> Metrics {
         Metrics::new(Http::new(self.admin.clone(), Protocol::H1).get("/metrics").await.text())
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).expect("a log")
     }
 
     /// Questions upstream for one purpose, over all feeds.

@@ -1,0 +1,174 @@
+//! An apiserver whose configmaps carry a field that no table knows: the real one, with the field put in on the way.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, Request, Response};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use kube_fanout::kube::FieldTable;
+use kube_fanout::wire::{Envelope, Form, FrameSplitter, ListMeta, ObjectReader, Shape, WatchItem};
+use tokio::net::TcpListener;
+
+use super::http::{Ask, Http, Protocol};
+use super::plane::Plane;
+
+pub struct Planter {
+    plants: Arc<AtomicBool>,
+    kubeconfig: PathBuf,
+    server: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Clone)]
+struct Way {
+    upstream: Http,
+    plants: Arc<AtomicBool>,
+}
+
+type Body = BoxBody<Bytes, hyper::Error>;
+
+impl Planter {
+    /// Number 5000, `"yes"`.
+    pub const FIELD: &[u8] = b"\xc2\xb8\x02\x03yes";
+
+    pub async fn start(plane: &Plane) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let kubeconfig = plane.file("planter.kubeconfig");
+        let token = plane.target().token;
+        let document = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "p",
+            "clusters": [{"name": "p", "cluster": {"server": url}}],
+            "users": [{"name": "p", "user": {"token": token}}],
+            "contexts": [{"name": "p", "context": {"cluster": "p", "user": "p"}}],
+        });
+        std::fs::write(&kubeconfig, document.to_string()).expect("a file");
+        let plants = Arc::new(AtomicBool::new(false));
+        let way = Way { upstream: Http::new(plane.target(), Protocol::H2), plants: plants.clone() };
+        let server = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let way = way.clone();
+                tokio::spawn(async move {
+                    let service = service_fn(|request| {
+                        let way = way.clone();
+                        async move { Ok::<_, Infallible>(way.answer(request).await) }
+                    });
+                    let _ =
+                        auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await;
+                });
+            }
+        });
+        Self { plants, kubeconfig, server }
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.kubeconfig.clone()
+    }
+
+    /// From now on.
+    pub fn plant(&self) {
+        self.plants.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Planter {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Way {
+    async fn answer(self, request: Request<Incoming>) -> Response<Body> {
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let mut headers = HeaderMap::new();
+        for name in [http::header::ACCEPT, http::header::USER_AGENT] {
+            if let Some(value) = request.headers().get(&name) {
+                headers.insert(name, value.clone());
+            }
+        }
+        let ask = Ask { method: request.method().clone(), path: path.clone(), headers, body: Bytes::new() };
+        let (mut head, body) = self.upstream.send(ask).await.into_parts();
+        let content_type = head.headers.get("content-type").and_then(|value| value.to_str().ok());
+        let form = content_type.and_then(Form::from_content_type);
+        let is_converted = request.headers().get("accept").is_some_and(|accept| accept.as_bytes().contains(&b';'));
+        let (Some(form), true) = (form, path.contains("/configmaps") && head.status == 200 && !is_converted) else {
+            return Response::from_parts(head, body.boxed());
+        };
+        head.headers.remove("content-length");
+        let bed = Soil::new(form, self.plants);
+        if path.contains("watch=") {
+            return Response::from_parts(head, bed.stream(body));
+        }
+        let list = body.collect().await.expect("a list").to_bytes();
+        Response::from_parts(head, Full::new(bed.list(&list)).map_err(|never| match never {}).boxed())
+    }
+}
+
+/// Where the field goes.
+struct Soil {
+    form: Form,
+    plants: Arc<AtomicBool>,
+    reader: ObjectReader,
+    envelope: Envelope,
+}
+
+impl Soil {
+    fn new(form: Form, plants: Arc<AtomicBool>) -> Self {
+        let reader = ObjectReader::new(form, Shape::BuiltIn, Arc::new(FieldTable::default()));
+        Self { form, plants, reader, envelope: Envelope::new(form, "v1", "ConfigMap", Shape::BuiltIn) }
+    }
+
+    fn planted(&self, body: &[u8]) -> Vec<u8> {
+        match self.form {
+            _ if !self.plants.load(Ordering::SeqCst) => body.to_vec(),
+            Form::Json => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
+            Form::Protobuf => [body, Planter::FIELD].concat(),
+        }
+    }
+
+    fn list(&self, document: &Bytes) -> Bytes {
+        let page = self.reader.list(document).expect("a list");
+        let (resource_version, continue_token) = (page.resource_version, page.continue_token);
+        let frame = self.envelope.list(&ListMeta { resource_version, continue_token, remaining: None });
+        let bodies: Vec<_> = page.items.iter().map(|object| self.planted(object.body())).collect();
+        let len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
+        let mut list = frame.head(bodies.len(), len).to_vec();
+        bodies.iter().enumerate().for_each(|(at, body)| frame.put_item(at == 0, body, &mut list));
+        list.extend_from_slice(&frame.tail());
+        list.into()
+    }
+
+    fn frame(&self, frame: Bytes) -> Bytes {
+        match self.reader.watch_event(frame.clone()) {
+            Ok(WatchItem::Change { event_type, object, .. }) => {
+                self.envelope.frame(event_type, &self.planted(object.body()))
+            }
+            _ => frame,
+        }
+    }
+
+    fn stream(self, body: Incoming) -> Body {
+        let splitter = FrameSplitter::new(self.form, 16 << 20);
+        let frames = stream::unfold((self, body, splitter), |(soil, mut body, mut splitter)| async move {
+            loop {
+                if let Some(frame) = splitter.next_frame().expect("a frame") {
+                    let frame = Ok(Frame::data(soil.frame(frame)));
+                    return Some((frame, (soil, body, splitter)));
+                }
+                match body.frame().await? {
+                    Ok(frame) => splitter.push(frame.data_ref().map_or(&[], |data| data)),
+                    Err(error) => return Some((Err(error), (soil, body, splitter))),
+                }
+            }
+        });
+        StreamBody::new(frames).boxed()
+    }
+}

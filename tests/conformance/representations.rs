@@ -1,0 +1,190 @@
+//! One stream per built-in resource, whatever its clients ask for; and what happens when that cannot be.
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+use crate::bed::{self, Ask, Frame, Pair, Plan, Plane, Planter, Watch, eventually, say, version_of};
+
+const JSON: &str = "application/json";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const WATCH_LIST: &str =
+    "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0";
+
+/// One that can be listed and watched.
+struct Resource {
+    group: String,
+    version: String,
+    name: String,
+}
+
+impl Resource {
+    fn path(&self) -> String {
+        match self.group.as_str() {
+            "" => format!("/api/{}/{}", self.version, self.name),
+            group => format!("/apis/{group}/{}/{}", self.version, self.name),
+        }
+    }
+
+    /// Watches that the apiserver counts as open.
+    async fn watches(&self, plane: &Plane) -> i64 {
+        let (group, version) = (self.group.as_str(), self.version.as_str());
+        let labels = [("group", group), ("version", version), ("resource", self.name.as_str()), ("verb", "WATCH")];
+        plane.metrics().await.sum("apiserver_longrunning_requests", &labels)
+    }
+}
+
+/// What the apiserver defines itself, as it tells.
+async fn built_ins(plane: &Plane) -> Vec<Resource> {
+    let direct = plane.direct();
+    let groups = direct.json("/apis").await;
+    let listed = groups["groups"].as_array().cloned().unwrap_or_default();
+    let versions = listed.iter().flat_map(|group| group["versions"].as_array().cloned().unwrap_or_default());
+    let versions = versions.filter_map(|version| version["groupVersion"].as_str().map(str::to_owned));
+    // What other tests define is custom.
+    let built_in = versions.filter(|version| version.contains(".k8s.io/") || !version.contains('.'));
+    let mut resources = Vec::new();
+    for (root, group_version) in std::iter::once(("/api", "v1".to_owned())).chain(built_in.map(|v| ("/apis", v))) {
+        let (group, version) = group_version.split_once('/').unwrap_or(("", &group_version));
+        let served = direct.json(&format!("{root}/{group_version}")).await;
+        let watched = |resource: &&Value| {
+            resource["verbs"]
+                .as_array()
+                .is_some_and(|verbs| verbs.contains(&json!("watch")) && verbs.contains(&json!("list")))
+        };
+        for resource in served["resources"].as_array().into_iter().flatten().filter(watched) {
+            let name = resource["name"].as_str().unwrap_or_default().to_owned();
+            resources.push(Resource { group: group.to_owned(), version: version.to_owned(), name });
+        }
+    }
+    resources
+}
+
+fn metadata(media_type: &str, list: bool) -> String {
+    let list = if list { "List" } else { "" };
+    format!("{media_type};as=PartialObjectMetadata{list};g=meta.k8s.io;v=v1")
+}
+
+/// The initial events, and the watch that goes on.
+async fn begun(what: &str, mut watch: Watch) -> (Vec<Frame>, Watch) {
+    let mut frames = Vec::new();
+    loop {
+        let Some(frame) = watch.frame().await else { panic!("{what} ended after {:?}", frames.last()) };
+        let (Frame::Json(bytes) | Frame::Protobuf(bytes)) = &frame;
+        let is_end = bytes.windows(29).any(|part| {
+            part == b"k8s.io/initial-events-end\":\"t" || part.ends_with(b"initial-events-end\x12\x04true")
+        });
+        if is_end {
+            return (frames, watch);
+        }
+        frames.push(frame);
+    }
+}
+
+#[tokio::test]
+async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata() {
+    let Some(bed) = bed::alone().await else { return };
+    let pair = Pair::on(bed).await;
+    let resources = built_ins(&pair.bed).await;
+    let mut before = Vec::new();
+    for resource in &resources {
+        before.push(resource.watches(&pair.bed).await);
+    }
+    pair.maps().await;
+    let (mut open, mut compared) = (Vec::new(), 0);
+    for resource in &resources {
+        let path = resource.path();
+        // A connection each: one has room for so many watches.
+        let through = pair.proxy.client();
+        for media_type in [JSON, PROTOBUF] {
+            for accept in [media_type.to_owned(), metadata(media_type, true)] {
+                pair.same(Ask::get(&format!("{path}?resourceVersion=0")).accept(&accept)).await;
+            }
+            for accept in [media_type.to_owned(), metadata(media_type, false)] {
+                let ask = Ask::get(&format!("{path}?{WATCH_LIST}")).accept(&accept);
+                let (ours, theirs) = (through.watch(ask.clone()).await, pair.direct.watch(ask).await);
+                let what = format!("{path} as {accept}");
+                let ((ours, watch), (theirs, _)) =
+                    (begun(&what, ours).await, begun(&format!("{what}, directly,"), theirs).await);
+                assert_eq!(ours, theirs, "{what}");
+                compared += ours.len();
+                open.push(watch);
+            }
+        }
+    }
+    let forwarded = pair.proxy.forwarded().await;
+    assert_eq!(forwarded, [], "everything is served from the cache");
+    eventually("one stream for each", async || {
+        let counts = join_all(resources.iter().map(|resource| resource.watches(&pair.bed))).await;
+        let more = |(at, count): (usize, &i64)| {
+            (*count != before[at] + 1).then(|| (resources[at].path(), *count - before[at]))
+        };
+        let other: Vec<_> = counts.iter().enumerate().filter_map(more).collect();
+        // The proxy's own two, from before.
+        let other: Vec<_> = other.into_iter().filter(|(path, more)| *more != 0 || !is_followed(path)).collect();
+        if !other.is_empty() {
+            say(&format!("not one more: {other:?}"));
+        }
+        other.is_empty().then_some(())
+    })
+    .await;
+    say(&format!("{} resources, {} watches, {compared} initial events equal", resources.len(), open.len()));
+    let metrics = pair.proxy.metrics().await;
+    let modes = |mode| metrics.sum("kube_fanout_representation_mode", &[("mode", mode)]);
+    say(&format!("derived: {}, of {} wanted", modes("derived"), 3 * resources.len()));
+    for reason in ["unrenderable", "mismatch", "not_comparable", "not_in_table"] {
+        assert_eq!(modes(reason), 0, "{reason}");
+    }
+}
+
+/// What the proxy follows for itself.
+fn is_followed(path: &str) -> bool {
+    path.ends_with("/customresourcedefinitions") || path.ends_with("/apiservices")
+}
+
+/// An apiserver that is newer than the table, or a fork: its objects have a field that nobody here knows.
+#[tokio::test]
+async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let planter = Planter::start(&bed).await;
+    let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
+    let (through, direct) = (proxy.client(), bed.direct());
+    let namespace = bed.namespace("planted").await;
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let map = |name: &str| json!({"metadata": {"name": name}, "data": {"k": "v"}});
+    let first = version_of(&direct.create(&path, map("a")).await);
+
+    let watch = Ask::get(&format!("{path}?watch=1&resourceVersion={first}"));
+    let mut derived = through.watch(watch.clone()).await;
+    let mut verbatim = through.watch(watch.accept(PROTOBUF)).await;
+    let second = version_of(&direct.create(&path, map("b")).await);
+    assert_eq!(derived.change().await.version(), second);
+    let of = |mode: &'static str| [("resource", "configmaps.v1"), ("representation", "json"), ("mode", mode)];
+    assert_eq!(proxy.metrics().await.sum("kube_fanout_representation_mode", &of("derived")), 1);
+
+    planter.plant();
+    let third = version_of(&direct.create(&path, map("c")).await);
+    // Its watch ends between two events, and it goes on where it was.
+    assert_eq!(derived.event().await, None, "no event without the field");
+    let mut again = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={second}"))).await;
+    let event = again.change().await;
+    assert_eq!((event.version(), &event.object["planted"]), (third, &json!("yes")), "{}", event.line);
+    let list = through.json(&format!("{path}?resourceVersion={third}&resourceVersionMatch=NotOlderThan")).await;
+    let planted: Vec<_> = list["items"].as_array().into_iter().flatten().map(|item| item["planted"].clone()).collect();
+    assert_eq!(planted.last(), Some(&json!("yes")), "{list}");
+    // Protobuf goes on, with the field in it.
+    let bytes = loop {
+        let Some(Frame::Protobuf(bytes)) = verbatim.frame().await else { panic!("it is protobuf, and goes on") };
+        if bytes.windows(6).any(|part| part == b"\x12\x01c\x1a\x00\x22" || part.starts_with(b"\x0a\x01c")) {
+            break bytes;
+        }
+    };
+    assert!(bytes.windows(Planter::FIELD.len()).any(|part| part == Planter::FIELD), "the field is in it");
+
+    let metrics = proxy.metrics().await;
+    assert_eq!(metrics.sum("kube_fanout_representation_mode", &of("unrenderable")), 1);
+    assert_eq!(metrics.sum("kube_fanout_upstream_watches", &[("resource", "configmaps.v1")]), 2, "protobuf and JSON");
+    let log = proxy.log();
+    let line = log.lines().find(|line| line.contains("not derived any more")).expect("a line that says so");
+    assert!(line.contains("configmaps") && line.contains("field number 5000 is not in the table"), "{line}");
+    say(line);
+}
