@@ -17,6 +17,7 @@ mod coalesce;
 mod door;
 mod feed;
 mod forward;
+mod gzip;
 mod list;
 mod metrics;
 mod read;

@@ -10,7 +10,7 @@ use super::held::Held;
 use super::kept::Kept;
 use super::lanes::Lanes;
 use super::writer::Inner;
-use super::{Config, Cursor, Snapshot, View};
+use super::{Config, Cursor, Segments, Snapshot, View};
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Form, Object, Refused, Renderer, Representation};
 
@@ -27,6 +27,7 @@ pub(super) struct Shared {
     /// Bytes of the events' alternate frames.
     pub(super) alternate_bytes: Arc<AtomicUsize>,
     pub(super) kept: Kept,
+    pub(super) segments: Segments,
     pub(super) held: Mutex<Held>,
     pub(super) progress: watch::Sender<Progress>,
     pub(super) state: watch::Sender<State>,
@@ -283,6 +284,11 @@ impl CacheReader {
         Ok(body)
     }
 
+    /// Compressed stretches of this feed's lists.
+    pub fn segments(&self) -> &Segments {
+        &self.shared.segments
+    }
+
     /// Forgets every derived body.
     pub fn forget_derived(&self) {
         self.shared.kept.clear();
@@ -296,7 +302,8 @@ impl CacheReader {
     }
 
     pub fn stats(&self) -> CacheStats {
-        let derived_bytes = self.shared.alternate_bytes() + self.shared.kept.bytes();
+        let Shared { kept, segments, .. } = &*self.shared;
+        let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + segments.bytes();
         CacheStats { derived_bytes, ..self.shared.inner.read().stats() }
     }
 }

@@ -11,7 +11,7 @@ use super::held::Held;
 use super::kept::Kept;
 use super::lanes::Lanes;
 use super::reader::{CacheReader, CacheStats, End, Progress, Shared, State};
-use super::{Config, Event, Snapshot};
+use super::{Config, Event, Segments, Snapshot};
 use crate::kube::{EventType, FieldTable, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Object};
 
@@ -92,6 +92,7 @@ impl CacheWriter {
             inner: RwLock::new(Inner::new(field)),
             alternate_bytes: Arc::default(),
             kept: Kept::default(),
+            segments: Segments::default(),
             held: Mutex::new(Held::default()),
             progress: watch::Sender::new(Progress::default()),
             state: watch::Sender::new(State::Syncing),
@@ -118,6 +119,7 @@ impl CacheWriter {
             inner.lanes.close(&mut wake);
             inner.restart(list);
             self.shared.held.lock().clear();
+            self.shared.segments.clear();
         }
         self.shared.progress.send_modify(|progress| progress.rv = rv);
         wake_all(wake);

@@ -1,10 +1,14 @@
 //! Responses that are ours: Statuses, objects and heads, with the apiserver's headers.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, VARY,
+};
 use http::{HeaderMap, Response, StatusCode};
 
 use super::body::ReplyBody;
+use super::gzip;
+use super::list::ListBody;
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
 use crate::wire::Form;
 
@@ -18,6 +22,8 @@ pub(super) struct Manner {
     pub(super) accept: Option<String>,
     pub(super) user_agent: Option<String>,
     pub(super) audit_id: Option<HeaderValue>,
+    /// Large answers may be compressed.
+    pub(super) gzip: bool,
     pub(super) query: Option<Query>,
 }
 
@@ -28,6 +34,7 @@ impl Manner {
             accept: text(http::header::ACCEPT),
             user_agent: text(http::header::USER_AGENT),
             audit_id: headers.get(AUDIT_ID).cloned(),
+            gzip: text(ACCEPT_ENCODING).is_some_and(|value| gzip::is_asked_for(&value)),
             query,
         }
     }
@@ -67,11 +74,34 @@ impl Manner {
         response
     }
 
+    /// A whole object, compressed if that is asked for and worth it.
+    pub(super) fn object(&self, form: Form, stale_seconds: Option<u64>, document: Bytes) -> Response<ReplyBody> {
+        if self.gzip && document.len() > gzip::PLAIN_BYTES_MAX {
+            let body = ReplyBody::full(gzip::whole(&document));
+            return gzipped(self.served(form, false, stale_seconds, body));
+        }
+        self.served(form, false, stale_seconds, ReplyBody::full(document))
+    }
+
+    /// A list, likewise.
+    pub(super) fn list(&self, form: Form, stale_seconds: Option<u64>, list: ListBody) -> Response<ReplyBody> {
+        if self.gzip && list.is_longer_than(gzip::PLAIN_BYTES_MAX) {
+            return gzipped(self.served(form, false, stale_seconds, ReplyBody::gzip_list(list)));
+        }
+        self.served(form, false, stale_seconds, ReplyBody::list(list))
+    }
+
     fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         headers.insert(AUDIT_ID, self.audit_id.clone().unwrap_or_else(new_audit_id));
     }
+}
+
+fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> {
+    response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+    response
 }
 
 pub(super) fn put_served(headers: &mut HeaderMap, stale_seconds: Option<u64>) {

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::admission::Place;
+use super::gzip::GzipList;
 use super::list::ListBody;
 use super::session::WatchSession;
 use super::watch::WatchBody;
@@ -20,6 +21,8 @@ enum Kind {
     Full(Option<Bytes>),
     /// A LIST, written as the client takes it.
     List(Box<ListBody>),
+    /// The same, compressed.
+    GzipList(Box<GzipList>),
     /// A watch.
     Watch(Box<WatchBody>),
     /// Upstream's own; the place is given back with its end.
@@ -49,6 +52,10 @@ impl ReplyBody {
         Self(Kind::List(Box::new(list)))
     }
 
+    pub(super) fn gzip_list(list: ListBody) -> Self {
+        Self(Kind::GzipList(Box::new(GzipList::new(list))))
+    }
+
     pub(super) fn watch(session: WatchSession) -> Self {
         Self(Kind::Watch(Box::new(WatchBody::new(session))))
     }
@@ -66,6 +73,9 @@ impl Body for ReplyBody {
         match &mut self.get_mut().0 {
             Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Kind::List(list) => Poll::Ready(list.next_chunk().map(|chunk| chunk.map(Frame::data).map_err(Into::into))),
+            Kind::GzipList(list) => {
+                Poll::Ready(list.next_chunk().map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
+            }
             Kind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
             Kind::Forwarded(forwarded) => {
                 Pin::new(&mut forwarded.body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)))
@@ -77,7 +87,7 @@ impl Body for ReplyBody {
         match &self.0 {
             Kind::Full(bytes) => bytes.is_none(),
             Kind::Forwarded(forwarded) => forwarded.body.is_end_stream(),
-            Kind::List(_) | Kind::Watch(_) => false,
+            Kind::List(_) | Kind::GzipList(_) | Kind::Watch(_) => false,
         }
     }
 
@@ -85,7 +95,7 @@ impl Body for ReplyBody {
         match &self.0 {
             Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Kind::Forwarded(forwarded) => forwarded.body.size_hint(),
-            Kind::List(_) | Kind::Watch(_) => SizeHint::default(),
+            Kind::List(_) | Kind::GzipList(_) | Kind::Watch(_) => SizeHint::default(),
         }
     }
 }

@@ -1,9 +1,11 @@
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
 use crate::auth::Grant;
-use crate::cache::{CacheReader, Lease, Snapshot, View};
+use crate::cache::{CacheReader, Lease, Segments, Snapshot, View};
 use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
 use crate::wire::{Form, ListFrame, ListMeta, Object, Refused, Renderer};
 
@@ -139,4 +141,76 @@ impl ListBody {
         }
         Some(Ok(chunk.freeze()))
     }
+
+    /// Whether the answer has more than so many bytes.
+    pub(super) fn is_longer_than(&self, bytes: usize) -> bool {
+        let mut len = self.head().len() + self.tail().len();
+        for object in &self.objects {
+            if len > bytes {
+                break;
+            }
+            len += self.reader.body(object, &self.renderer).map_or(0, |body| self.frame.item_len(body.len()));
+        }
+        len > bytes
+    }
+
+    pub(super) fn head(&self) -> Bytes {
+        self.head.clone().unwrap_or_default()
+    }
+
+    pub(super) fn tail(&self) -> Bytes {
+        self.tail.clone().unwrap_or_default()
+    }
+
+    /// The next run of neighbours. Where runs end is a matter of the keys alone, so that a run is the same in every
+    /// list that has all of its objects, and a change touches one of them.
+    pub(super) fn next_run(&mut self) -> Option<Range<usize>> {
+        let start = self.next;
+        let ends = |object: &Arc<Object>| hash(&object.key) % RUN_OBJECTS == 0;
+        let last = self.objects.get(start..)?.iter().take(RUN_OBJECTS_MAX).position(ends);
+        let end = last.map_or(self.objects.len().min(start + RUN_OBJECTS_MAX), |last| start + last + 1);
+        self.next = end;
+        (start < end).then_some(start..end)
+    }
+
+    /// What a run is made from, as a number that no other run has.
+    pub(super) fn name_of(&self, run: &Range<usize>) -> u128 {
+        let parts = || self.objects[run.clone()].iter().map(|object| (&object.key, object.rv));
+        let whole = |seed: u64| {
+            let mut hasher = DefaultHasher::new();
+            (seed, self.renderer.representation(), run.len()).hash(&mut hasher);
+            parts().for_each(|part| part.hash(&mut hasher));
+            hasher.finish()
+        };
+        u128::from(whole(0)) << 64 | u128::from(whole(1))
+    }
+
+    /// A run's items, without what separates it from the one before.
+    pub(super) fn run(&self, run: &Range<usize>) -> Result<Vec<u8>, Refused> {
+        let mut out = Vec::new();
+        for (index, object) in self.objects[run.clone()].iter().enumerate() {
+            let body = self.reader.body(object, &self.renderer)?;
+            self.frame.put_item(index == 0, &body, &mut out);
+        }
+        Ok(out)
+    }
+
+    /// Whether a comma goes before a run.
+    pub(super) fn separates(&self, run: &Range<usize>) -> bool {
+        run.start > 0 && self.renderer.representation().form() == Form::Json
+    }
+
+    pub(super) fn segments(&self) -> &Segments {
+        self.reader.segments()
+    }
+}
+
+/// Objects in a run, on average and at most.
+const RUN_OBJECTS: u64 = 32;
+const RUN_OBJECTS_MAX: usize = 256;
+
+fn hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }

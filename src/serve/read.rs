@@ -53,8 +53,8 @@ impl Door {
         match lease.reader.body(&object, &source.renderer) {
             Ok(body) => {
                 metrics::served("get", &lease.spec.key, read.representation);
-                let body = ReplyBody::full(source.renderer.envelope().object(&body));
-                visit.manner.served(read.representation.form(), false, Self::stale_seconds(lease), body)
+                let document = source.renderer.envelope().object(&body);
+                visit.manner.object(read.representation.form(), Self::stale_seconds(lease), document)
             }
             Err(refused) => {
                 source.refuse(&refused);
@@ -87,7 +87,7 @@ impl Door {
             },
         };
         let body = match list::page(grant, lease, &snapshot, &read).written_by(&source.renderer).await {
-            Ok(body) => ReplyBody::list(body),
+            Ok(body) => body,
             Err(refused) => {
                 source.refuse(&refused);
                 // Refused now and for good, so that this ends.
@@ -95,7 +95,7 @@ impl Door {
             }
         };
         metrics::served("list", &lease.spec.key, read.representation);
-        visit.manner.served(read.representation.form(), false, Self::stale_seconds(lease), body)
+        visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body)
     }
 
     pub(super) async fn watch(

@@ -188,3 +188,52 @@ async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
     assert!(line.contains("configmaps") && line.contains("field number 5000 is not in the table"), "{line}");
     say(line);
 }
+
+/// Above 128 KiB, for those who name gzip; one member, which every client can read.
+#[tokio::test]
+async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {
+    let Some(pair) = Pair::new().await else { return };
+    let mut version = 0;
+    for at in 0..60 {
+        let filler = format!("{at} {}", "abc <&> ".repeat(600));
+        let map = json!({"metadata": {"name": format!("m{at:02}")}, "data": {"k": filler}});
+        version = version_of(&pair.direct.create(&pair.path(""), map).await);
+    }
+    let large = json!({"metadata": {"name": "large"}, "data": {"k": "x".repeat(200 << 10)}});
+    version = version.max(version_of(&pair.direct.create(&pair.path(""), large).await));
+    pair.settle(version).await;
+    let list = pair.path(&format!("?resourceVersion={version}&resourceVersionMatch=Exact"));
+    for (path, encoding, compressed) in [
+        (list.as_str(), "gzip", true),
+        (&list, "br, gzip", true),
+        (&list, "gzip;q=1.0", false),
+        (&list, "*", false),
+        (&pair.path(&format!("?resourceVersion={version}&fieldSelector=metadata.name%3Dm00")), "gzip", false),
+        (&pair.path(&format!("?resourceVersion={version}&fieldSelector=metadata.name%3Dlarge")), "gzip", true),
+        (&pair.path("/large?resourceVersion=0"), "gzip", true),
+        (&pair.path("/m00?resourceVersion=0"), "gzip", false),
+    ] {
+        for accept in [JSON, PROTOBUF] {
+            let ask = Ask::get(path).accept(accept).header(http::header::ACCEPT_ENCODING, encoding);
+            let (ours, theirs) = (pair.through.ask(ask.clone()).await, pair.direct.ask(ask).await);
+            let of = |answer: &bed::Answer| {
+                let plain = if compressed { gunzipped(&answer.body) } else { answer.body.to_vec() };
+                let headers = ["content-encoding", "vary", "content-type"].map(|name| answer.header(name).to_owned());
+                (answer.status, headers, plain)
+            };
+            assert!(ours.is_cached(), "{path}");
+            assert_eq!(ours.header("content-encoding") == "gzip", compressed, "{path} {encoding}");
+            let (ours, theirs) = (of(&ours), of(&theirs));
+            assert_eq!((ours.0, &ours.1), (theirs.0, &theirs.1), "{path} {encoding}");
+            assert!(ours.2 == theirs.2, "{path} {encoding} {accept}: another body");
+        }
+    }
+}
+
+/// What one gzip member holds; nothing may be behind it.
+fn gunzipped(member: &[u8]) -> Vec<u8> {
+    let (mut plain, mut decoder) = (Vec::new(), flate2::bufread::GzDecoder::new(member));
+    std::io::Read::read_to_end(&mut decoder, &mut plain).expect("a gzip member");
+    assert!(decoder.into_inner().is_empty(), "one member");
+    plain
+}

@@ -1,0 +1,197 @@
+//! Compressed answers, as the apiserver compresses: GET and LIST above 128 KiB, for clients that name `gzip`
+//! (semantics.md §5.8; `APIResponseCompression`).
+//!
+//! A list is cut into runs of neighbouring objects, each compressed on its own and kept by the feed, so that a thousand
+//! clients cost one compression, and a changed object that of its run. The runs of one answer are one gzip member
+//! (RFC 1952): some clients stop reading behind the first.
+
+use bytes::Bytes;
+use crc32fast::Hasher;
+use flate2::{Compress, Compression, FlushCompress};
+
+use super::list::ListBody;
+use crate::cache::Segment;
+use crate::wire::Refused;
+
+/// The apiserver's own bound: more is compressed.
+pub(super) const PLAIN_BYTES_MAX: usize = 128 << 10;
+
+/// No name, no time, the fastest algorithm, an unknown system.
+const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
+/// An empty last block.
+const LAST_BLOCK: [u8; 2] = [3, 0];
+/// A block that holds a comma as it is.
+const COMMA_BLOCK: [u8; 6] = [0, 1, 0, 0xfe, 0xff, b','];
+
+/// Whether the value of `Accept-Encoding` names gzip as the apiserver reads it: by that word alone, without a quality.
+pub(super) fn is_asked_for(accept_encoding: &str) -> bool {
+    accept_encoding.split(',').any(|token| token.trim() == "gzip")
+}
+
+/// A whole answer, compressed.
+pub(super) fn whole(plain: &[u8]) -> Bytes {
+    let mut member = Member::default();
+    let mut out = member.begin();
+    member.put(&compressed(plain), &mut out);
+    member.end(&mut out);
+    out.into()
+}
+
+/// A LIST on its way out, compressed.
+#[derive(Debug)]
+pub(super) struct GzipList {
+    list: ListBody,
+    member: Member,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Head,
+    Items,
+    Over,
+}
+
+impl GzipList {
+    pub(super) fn new(list: ListBody) -> Self {
+        Self { list, member: Member::default(), stage: Stage::Head }
+    }
+
+    /// The next piece; `None` after the last.
+    pub(super) fn next_chunk(&mut self) -> Option<Result<Bytes, Refused>> {
+        let mut out = Vec::new();
+        match self.stage {
+            Stage::Over => return None,
+            Stage::Head => {
+                out = self.member.begin();
+                self.member.put(&compressed(&self.list.head()), &mut out);
+                self.stage = Stage::Items;
+            }
+            Stage::Items => match self.list.next_run() {
+                Some(run) => {
+                    if self.list.separates(&run) {
+                        self.member.put_comma(&mut out);
+                    }
+                    let make = || self.list.run(&run).map(|plain| compressed(&plain));
+                    match self.list.segments().get_or_make(self.list.name_of(&run), make) {
+                        Ok(segment) => self.member.put(&segment, &mut out),
+                        Err(refused) => return Some(Err(refused)),
+                    }
+                }
+                None => {
+                    self.member.put(&compressed(&self.list.tail()), &mut out);
+                    self.member.end(&mut out);
+                    self.stage = Stage::Over;
+                }
+            },
+        }
+        Some(Ok(out.into()))
+    }
+}
+
+/// One gzip member, put together from segments.
+#[derive(Debug, Default)]
+struct Member {
+    plain: Hasher,
+    len: u64,
+}
+
+impl Member {
+    fn begin(&mut self) -> Vec<u8> {
+        HEADER.to_vec()
+    }
+
+    fn put(&mut self, segment: &Segment, out: &mut Vec<u8>) {
+        out.extend_from_slice(&segment.deflated);
+        self.plain.combine(&Hasher::new_with_initial_len(segment.crc, segment.len));
+        self.len += segment.len;
+    }
+
+    fn put_comma(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&COMMA_BLOCK);
+        self.plain.update(b",");
+        self.len += 1;
+    }
+
+    /// The sum and, modulo 2^32, the length of it all (RFC 1952 §2.3.1).
+    fn end(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&LAST_BLOCK);
+        out.extend_from_slice(&self.plain.clone().finalize().to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes()[..4]);
+    }
+}
+
+/// Compressed on its own and flushed to a byte boundary, so that others can come before and behind.
+fn compressed(plain: &[u8]) -> Segment {
+    let mut deflate = Compress::new(Compression::fast(), false);
+    let mut deflated = Vec::with_capacity(plain.len() / 4 + SLACK);
+    let mut at = 0;
+    loop {
+        let before = deflate.total_in();
+        let done = deflate.compress_vec(&plain[at..], &mut deflated, FlushCompress::Full);
+        at += usize::try_from(deflate.total_in() - before).unwrap_or(usize::MAX);
+        // Room that was not used says that there was nothing more to write.
+        if done.is_err() || (at == plain.len() && deflated.len() < deflated.capacity()) {
+            break;
+        }
+        deflated.reserve(deflated.capacity());
+    }
+    Segment { deflated: deflated.into(), crc: crc32fast::hash(plain), len: plain.len() as u64 }
+}
+
+/// What an empty input takes, and more.
+const SLACK: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    fn gunzipped(compressed: &[u8]) -> Vec<u8> {
+        let (mut plain, mut decoder) = (Vec::new(), flate2::bufread::GzDecoder::new(compressed));
+        decoder.read_to_end(&mut plain).expect("one whole member, and its sum is right");
+        assert!(decoder.into_inner().is_empty(), "nothing behind the member");
+        plain
+    }
+
+    #[test]
+    fn a_whole_answer_is_one_member() {
+        let random: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(300_000).collect();
+        for plain in [b"".as_slice(), b"a", &[b'x'; 200_000], &random, &random[..SLACK], &random[..SLACK * 2]] {
+            assert_eq!(gunzipped(&whole(plain)), plain, "{} bytes", plain.len());
+        }
+    }
+
+    #[test]
+    fn segments_are_joined_to_one_member() {
+        let mut member = Member::default();
+        let mut out = member.begin();
+        for (index, part) in [b"{\"items\":[".as_slice(), b"{1}", &[b'y'; 70_000], b"]}\n"].iter().enumerate() {
+            if index == 2 {
+                member.put_comma(&mut out);
+            }
+            member.put(&compressed(part), &mut out);
+        }
+        member.end(&mut out);
+        let expected = [b"{\"items\":[{1},".as_slice(), &[b'y'; 70_000], b"]}\n"].concat();
+        assert_eq!(gunzipped(&out), expected);
+    }
+
+    #[test]
+    fn gzip_is_asked_for_by_its_name_alone() {
+        for (value, asked) in [
+            ("gzip", true),
+            ("deflate, gzip", true),
+            ("gzip,br", true),
+            (" gzip ", true),
+            ("gzip;q=1.0", false),
+            ("*", false),
+            ("x-gzip", false),
+            ("GZIP", false),
+            ("", false),
+        ] {
+            assert_eq!(is_asked_for(value), asked, "{value:?}");
+        }
+    }
+}
