@@ -55,7 +55,7 @@ pub struct Config {
     pub window_age_max: Duration,
     /// Snapshots held for clients that are paging through a LIST.
     pub held_snapshots_max: usize,
-    /// How long such a snapshot is held after its last page was read.
+    /// How long such a snapshot is held after its first page was read.
     pub held_snapshot_age_max: Duration,
 }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Every test. Arguments go to `cargo test`.
 #
-# Some need more than Rust: a control plane (target/testbed/kube-testbed, built by tests/kube/build.sh with Go) and the
-# Python client (target/venv, by pip). What cannot be had is skipped with a warning; with CI set it is an error.
+# Some need more than Rust: a control plane (target/testbed/kube-testbed, built by tests/kube/build.sh with Go), the
+# Python client (target/venv, by pip), the JavaScript client (target/node, by npm). What cannot be had is skipped with a
+# warning; with CI set it is an error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,6 +28,20 @@ python_client() {
   cp "$requirements" "$stamp"
 }
 
+# The JavaScript client, likewise.
+javascript_client() {
+  local wanted=tests/node/package.json installed=target/node/package.json
+  cmp -s "$wanted" "$installed" && return
+  command -v node >/dev/null || as_root nodejs || return 1
+  command -v npm >/dev/null || as_root npm || return 1
+  rm -rf target/node
+  mkdir -p target/node.new
+  cp "$wanted" target/node.new/
+  npm install --prefix target/node.new --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error ||
+    return 1
+  mv target/node.new target/node
+}
+
 # tests_in FOLDER: the names of its tests.
 tests_in() {
   grep -rhA2 -E '#\[(tokio::)?test' "$1" 2>/dev/null | grep -oE 'fn [a-z0-9_]+' | sed 's/^fn /  /' || true
@@ -34,6 +49,9 @@ tests_in() {
 
 say "Python client"
 python_client || missing+=("no Python with pip: the tests of the Python client")
+
+say "JavaScript client"
+javascript_client || missing+=("no Node.js with npm: the test of the JavaScript client")
 
 say "control plane"
 status=0

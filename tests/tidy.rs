@@ -170,6 +170,15 @@ fn packages_come_from_their_public_registries() {
         "requirements.txt: pinned packages only",
         &requirements.lines().filter(pinned).map(str::to_owned).collect::<Vec<_>>(),
     );
+    let package = files::text("tests/node/package.json");
+    let dependencies = package.split_once("\"dependencies\": {").and_then(|(_, rest)| rest.split_once('}'));
+    let (dependencies, _) = dependencies.expect("tests/node/package.json has dependencies");
+    let version = |line: &str| line.rsplit('"').nth(1).unwrap_or_default().to_owned();
+    let loose = |line: &&str| !line.trim().is_empty() && !version(line).starts_with(|c: char| c.is_ascii_digit());
+    assert_none(
+        "package.json: pinned packages only",
+        &dependencies.lines().filter(loose).map(str::to_owned).collect::<Vec<_>>(),
+    );
 }
 
 #[test]

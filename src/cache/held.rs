@@ -7,28 +7,33 @@ use crate::kube::ResourceVersion;
 
 /// Snapshots kept for clients that are paging through a LIST, newest use last; bounded by count and age.
 ///
-/// Structural sharing makes one cost about what has changed since.
+/// Structural sharing makes one cost about what has changed since. The age counts from the first page, whatever is read
+/// later: the apiserver's tokens expire however often they are used, and clients are tested for coping with that.
 #[derive(Debug, Default)]
 pub(super) struct Held {
+    /// With the time since which it is held.
     snapshots: VecDeque<(Snapshot, Instant)>,
 }
 
 impl Held {
     pub(super) fn keep(&mut self, snapshot: Snapshot, now: Instant, config: &Config) {
-        self.snapshots
-            .retain(|(held, used)| held.rv != snapshot.rv && now.duration_since(*used) < config.held_snapshot_age_max);
+        let since = self.take(snapshot.rv, now, config).map_or(now, |(_, since)| since);
         while self.snapshots.len() >= config.held_snapshots_max {
             self.snapshots.pop_front();
         }
-        self.snapshots.push_back((snapshot, now));
+        self.snapshots.push_back((snapshot, since));
     }
 
     pub(super) fn find(&mut self, rv: ResourceVersion, now: Instant, config: &Config) -> Option<Snapshot> {
-        self.snapshots.retain(|(_, used)| now.duration_since(*used) < config.held_snapshot_age_max);
-        let at = self.snapshots.iter().position(|(held, _)| held.rv == rv)?;
-        let (snapshot, _) = self.snapshots.remove(at)?;
-        self.snapshots.push_back((snapshot.clone(), now));
+        let (snapshot, since) = self.take(rv, now, config)?;
+        self.snapshots.push_back((snapshot.clone(), since));
         Some(snapshot)
+    }
+
+    fn take(&mut self, rv: ResourceVersion, now: Instant, config: &Config) -> Option<(Snapshot, Instant)> {
+        self.snapshots.retain(|(_, since)| now.duration_since(*since) < config.held_snapshot_age_max);
+        let at = self.snapshots.iter().position(|(held, _)| held.rv == rv)?;
+        self.snapshots.remove(at)
     }
 
     pub(super) fn clear(&mut self) {

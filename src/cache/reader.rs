@@ -216,7 +216,13 @@ impl CacheReader {
             (inner.last_event() <= rv && rv <= inner.progress)
                 .then(|| Snapshot::new(rv, inner.snapshot().into_objects()))
         };
-        current.or_else(|| self.shared.held.lock().find(rv, Instant::now(), &self.shared.config))
+        current.or_else(|| self.held_at(rv))
+    }
+
+    /// The snapshot of `rv` if one is held for a client that pages through it. That it may still be the current state
+    /// is not looked at: a token would be good for ever where nothing changes.
+    pub fn held_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+        self.shared.held.lock().find(rv, Instant::now(), &self.shared.config)
     }
 
     /// Keeps `snapshot` for the next pages of the client that reads it.

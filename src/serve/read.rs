@@ -76,9 +76,12 @@ impl Door {
         };
         let lease = &source.lease;
         let snapshot = match read.plan.version {
+            VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
+                Some(snapshot) => snapshot,
+                None => return self.pass(visit, Reason::Continue).await,
+            },
             VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
                 Some(snapshot) => snapshot,
-                None if read.plan.start.is_some() => return self.pass(visit, Reason::Continue).await,
                 None => return self.pass(visit, Reason::ExactVersion).await,
             },
             version => match self.fresh(lease, version, visit.received).await {

@@ -1,6 +1,8 @@
-//! kube-rs and the Python client, through the proxy and without it.
+//! kube-rs, the Python client and the JavaScript client, through the proxy and without it.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::process::Command;
 
@@ -10,7 +12,7 @@ use kube_client::{Api, Client, Config};
 use kube_runtime::watcher::{self, Event, InitialListStrategy};
 use serde_json::Value;
 
-use crate::bed::{self, Plan, Plane, Target, repository, say, within};
+use crate::bed::{self, Plan, Plane, Process, Target, eventually, repository, say, within};
 
 /// What a kube-rs watcher told, from its first list to a version.
 #[derive(Debug, Default, PartialEq)]
@@ -147,5 +149,67 @@ async fn the_python_client_reads_alike() {
     let length = |what: &str| direct[what].as_array().map_or(0, Vec::len);
     let (listed, watched, pages) = (length("list"), length("watch since"), length("pages"));
     say(&format!("Python: {} readings alike; {listed} objects, {pages} pages, {watched} events since", direct.len()));
+    say(&format!("passed through: {:?}", proxy.forwarded().await));
+}
+
+/// Starts `tests/node/reads.js`, which says `ready` when its informer has listed and ends with a document.
+fn javascript(bed: &Plane, target: &Target, namespace: &str, since: &str) -> (Process, PathBuf, PathBuf) {
+    let (out, log) = (bed.file("node.out"), bed.file("node.log"));
+    // Read from its input, the script finds the packages of the folder that it runs in.
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "exec node --input-type=module - \"$@\" <\"$0\""])
+        .arg(repository().join("tests/node/reads.js"));
+    command.args(["--server", &target.url, "--token", &target.token, "--namespace", namespace, "--since", since]);
+    command.arg("--ca").arg(target.ca.as_ref().expect("TLS")).current_dir(repository().join("target/node"));
+    let file = |path: &PathBuf| File::create(path).expect("a file");
+    command.stdout(file(&out)).stderr(file(&log));
+    (Process::start("node", &mut command), out, log)
+}
+
+#[tokio::test]
+async fn the_javascript_client_reads_alike_and_its_informer_is_told_the_same() {
+    let Some(bed) = bed::beside_others().await else { return };
+    if !repository().join("target/node/node_modules").exists() {
+        return bed::skip("no JavaScript client (tests/run.sh makes target/node)");
+    }
+    let proxy = Plan::tls().start(&bed).await;
+    let namespace = bed.namespace("javascript").await;
+    // The window begins with the first list.
+    proxy.client().json("/api/v1/configmaps?resourceVersion=0").await;
+    let since = churn(&bed, &namespace, "40", "1").await.to_string();
+    churn(&bed, &namespace, "40", "2").await;
+    let mut running = [bed.target(), proxy.target()].map(|target| javascript(&bed, &target, &namespace, &since));
+    let read = |path: &PathBuf| std::fs::read_to_string(path).expect("a file");
+    for (process, out, log) in &mut running {
+        eventually("the JavaScript client's informer has listed", async || {
+            assert!(process.ended().is_none(), "{}", read(log));
+            read(out).starts_with("ready").then_some(())
+        })
+        .await;
+    }
+    churn(&bed, &namespace, "60", "3").await;
+    let last = serde_json::json!({"metadata": {"name": "last"}});
+    bed.direct().create(&format!("/api/v1/namespaces/{namespace}/configmaps"), last).await;
+    let mut documents = Vec::new();
+    for (process, out, log) in running {
+        assert!(process.wait(bed::PATIENCE).await.success(), "{}", read(&log));
+        let said = read(&out);
+        let document: Value = serde_json::from_str(said.lines().nth(1).expect("a document")).expect("JSON");
+        documents.push(document.as_object().expect("an object").clone());
+    }
+    let [direct, through] = documents.try_into().expect("two");
+    for (what, expected) in &direct {
+        assert_eq!(&through[what], expected, "JavaScript: {what}");
+    }
+    let length = |value: &Value| value.as_array().map_or(0, Vec::len);
+    let (listed, since, told) = (&direct["list"], &direct["watch since"], &direct["informer"]["told"]);
+    say(&format!(
+        "JavaScript: {} readings alike; {} objects, {} events since; its informer told {}",
+        direct.len(),
+        length(listed),
+        length(since),
+        length(told)
+    ));
     say(&format!("passed through: {:?}", proxy.forwarded().await));
 }

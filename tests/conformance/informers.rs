@@ -6,23 +6,30 @@ use serde_json::{Value, json};
 
 use crate::bed::{self, Outcome, Plan, say, version_of};
 
-/// A client: how it begins, what it speaks, and what it selects.
-type Client = (&'static str, &'static str, &'static [&'static str]);
+/// An informer's client: its kind, how it begins, what it speaks, and what it selects.
+type Client = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
 const ALL: &[&str] = &[];
 /// Patches flip this label, so objects enter and leave.
 const LABEL: &[&str] = &["--label-selector", "color=red"];
 const FIELD: &[&str] = &["--field-selector", "spec.nodeName=node-3"];
 
-const CLIENTS: [Client; 8] = [
-    ("on", "json", ALL),
-    ("on", "protobuf", ALL),
-    ("off", "json", ALL),
-    ("off", "protobuf", ALL),
-    ("on", "json", LABEL),
-    ("off", "protobuf", LABEL),
-    ("on", "protobuf", FIELD),
-    ("off", "json", FIELD),
+/// Dynamic clients speak JSON, and those of metadata protobuf, whatever they are told.
+const CLIENTS: [Client; 14] = [
+    ("typed", "on", "json", ALL),
+    ("typed", "on", "protobuf", ALL),
+    ("typed", "off", "json", ALL),
+    ("typed", "off", "protobuf", ALL),
+    ("typed", "on", "json", LABEL),
+    ("typed", "off", "protobuf", LABEL),
+    ("typed", "on", "protobuf", FIELD),
+    ("typed", "off", "json", FIELD),
+    ("dynamic", "on", "json", ALL),
+    ("dynamic", "off", "json", LABEL),
+    ("dynamic", "on", "json", FIELD),
+    ("metadata", "on", "protobuf", LABEL),
+    ("metadata", "off", "protobuf", FIELD),
+    ("metadata", "off", "protobuf", ALL),
 ];
 
 /// What each informer's handler was told after its first list, in order.
@@ -51,9 +58,10 @@ async fn informers_have_the_store_and_the_events_of_direct_ones() {
         |ops: &'static str| bed.drive("churn").args(["--namespace", &namespace, "--ops", ops, "--objects", "60"]);
     churn("100").start().finish().await;
     let until = bed.file("until");
-    let start = async |(watchlist, encoding, selects): Client, direct: bool, count: &str| {
+    let start = async |(kind, watchlist, encoding, selects): Client, direct: bool, count: &str| {
         let ready = bed.file("ready");
         let run = bed.drive("informers").args(["--watchlist", watchlist, "--encoding", encoding, "--count", count]);
+        let run = run.args(["--client", kind]);
         let run = run.args(["--namespace", &namespace, "--reference-server", bed.url()]).args(selects);
         let run = if direct { run } else { run.at(&proxy.target()) };
         let mut run = run.until(&until).file("--ready-file", &ready).start();
@@ -62,7 +70,7 @@ async fn informers_have_the_store_and_the_events_of_direct_ones() {
     };
     let mut direct = Vec::new();
     for selects in [ALL, LABEL, FIELD] {
-        direct.push((selects, start(("on", "json", selects), true, "1").await));
+        direct.push((selects, start(("typed", "on", "json", selects), true, "1").await));
     }
     let mut through = Vec::new();
     for client in CLIENTS {
@@ -80,7 +88,7 @@ async fn informers_have_the_store_and_the_events_of_direct_ones() {
     for (selects, run) in direct {
         expected.push((selects, run.finish().await));
     }
-    for ((watchlist, encoding, selects), run) in through {
+    for ((kind, watchlist, encoding, selects), run) in through {
         let outcome = run.finish().await;
         let summary = outcome.summary();
         let (_, reference) = expected.iter().find(|(other, _)| *other == selects).expect("one for each");
@@ -90,12 +98,12 @@ async fn informers_have_the_store_and_the_events_of_direct_ones() {
         assert!(stores(&outcome).iter().all(|other| *other == store), "{summary}");
         let others = events(&outcome);
         assert_eq!(others.len(), 3);
-        assert!(others.values().all(|other| *other == told), "{watchlist} {encoding} {selects:?}: the same events");
+        assert!(others.values().all(|other| *other == told), "{kind} {watchlist} {encoding} {selects:?}: the same");
         let (lists, starts) = (&summary["lists"], &summary["watchlists"]);
         assert_eq!(lists, if watchlist == "on" { 0 } else { 3 }, "nobody had to fall back or list again: {summary}");
         say(&format!(
-            "watchlist {watchlist}, {encoding}, {selects:?}: {} objects and {} events as direct; {lists} lists, \
-             {starts} watch-lists",
+            "{kind}, watchlist {watchlist}, {encoding}, {selects:?}: {} objects and {} events as direct; {lists} \
+             lists, {starts} watch-lists",
             summary["objects"],
             told.len()
         ));

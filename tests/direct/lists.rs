@@ -109,6 +109,22 @@ async fn a_token_that_is_not_ours_passes_through() {
     assert_eq!((page.status, page.rv()), (200, up.revision()));
 }
 
+/// Kubernetes' conformance tests use one until it expires, while nothing changes.
+#[tokio::test]
+async fn a_token_whose_time_is_up_is_upstreams_to_answer_even_if_nothing_has_changed() {
+    let up = demo::upstream().pods(30).seed(74).run().await;
+    let app = direct::app(&up).with(|config| config.cache.held_snapshot_age_max = Duration::ZERO).run().await;
+    warm(&app).await;
+    let token = app.get("/api/v1/pods?limit=4").await.continue_token().expect("more");
+    let path = format!("{PODS}?limit=4&continue={token}");
+    let page = app.get(&path).await;
+    assert!(!page.is_cached());
+    assert_alike(&path, &page, &straight(&up).get(&path).await);
+    up.churn(9).await;
+    up.faults().forget_history();
+    assert_eq!(app.get(&path).await.refusal(), (410, "Expired".to_owned()));
+}
+
 #[tokio::test]
 async fn exact_is_exact_or_upstreams_answer() {
     let up = demo::upstream().pods(20).seed(73).run().await;

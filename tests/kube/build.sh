@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Builds the test bed binary, target/testbed/kube-testbed (or $KUBE_TESTBED_OUT).
+# Builds the test bed binary, target/testbed/kube-testbed (or $KUBE_TESTBED_OUT), or,
+# as "build.sh DIR OUT", the binary OUT of another Go module.
 # Does nothing when the binary is up to date. A cold build compiles some 2,000
 # packages and takes minutes; later ones take seconds.
 #
 # Exit codes: 0 built or up to date, 1 the build failed, 3 no Go toolchain.
 set -euo pipefail
 
-source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-repo_dir=$(cd "$source_dir/../.." && pwd)
-out=${KUBE_TESTBED_OUT:-$repo_dir/target/testbed/kube-testbed}
+script=$(realpath "${BASH_SOURCE[0]}")
+repo_dir=$(cd "$(dirname "$script")/../.." && pwd)
+source_dir=${1:-$(dirname "$script")}
+out=${2:-${KUBE_TESTBED_OUT:-$repo_dir/target/testbed/kube-testbed}}
 stamp=$out.stamp
 toolchain_dir=$repo_dir/target/toolchain
 
@@ -61,8 +63,9 @@ source_hash() {
   goversion=$("$go" env GOVERSION GOOS GOARCH)
   {
     printf '%s\n' "$goversion"
+    sha256sum <"$script"
     cd "$source_dir"
-    find . -type f \( -name '*.go' ! -name '*_test.go' -o -name 'go.*' -o -name build.sh \) \
+    find . -type f \( -name '*.go' ! -name '*_test.go' -o -name 'go.*' \) \
       -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d ' ' -f 1
 }

@@ -9,8 +9,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -38,15 +41,8 @@ type observedInformer struct {
 	regressions int // events that took an object back in time
 }
 
-func newInformer(index int, c collection, o *informerOptions, out *lines) (*observedInformer, error) {
-	listWatch := cache.NewFilteredListWatchFromClient(c.client, c.name, c.namespace, func(options *metav1.ListOptions) {
-		options.FieldSelector = o.fieldSelector
-		options.LabelSelector = o.labelSelector
-	})
-	i := &observedInformer{
-		index: index, out: out, seen: map[string]uint64{},
-		informer: cache.NewSharedIndexInformer(listWatch, c.newItem(), 0, cache.Indexers{}),
-	}
+func newInformer(index int, by clients, r resource, o *informerOptions, out *lines) (*observedInformer, error) {
+	i := &observedInformer{index: index, out: out, seen: map[string]uint64{}, informer: sharedInformer(by, r, o)}
 	var err error
 	i.handler, err = i.informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc:    func(object any, initial bool) { i.record("add", object, initial) },
@@ -57,6 +53,26 @@ func newInformer(index int, c collection, o *informerOptions, out *lines) (*obse
 		return nil, fmt.Errorf("add handler to informer %d: %w", index, err)
 	}
 	return i, nil
+}
+
+// sharedInformer is the informer of one of client-go's three kinds of clients.
+func sharedInformer(by clients, r resource, o *informerOptions) cache.SharedIndexInformer {
+	selects := func(options *metav1.ListOptions) {
+		options.FieldSelector = o.fieldSelector
+		options.LabelSelector = o.labelSelector
+	}
+	name := corev1.SchemeGroupVersion.WithResource(r.name)
+	switch o.kind {
+	case "dynamic":
+		return dynamicinformer.NewFilteredDynamicInformer(
+			by.dynamic, name, o.namespace, 0, cache.Indexers{}, selects).Informer()
+	case "metadata":
+		return metadatainformer.NewFilteredMetadataInformer(
+			by.metadata, name, o.namespace, 0, cache.Indexers{}, selects).Informer()
+	default:
+		listWatch := cache.NewFilteredListWatchFromClient(by.typed.CoreV1().RESTClient(), r.name, o.namespace, selects)
+		return cache.NewSharedIndexInformer(listWatch, r.newItem(), 0, cache.Indexers{})
+	}
 }
 
 func (i *observedInformer) record(kind string, object any, initial bool) {

@@ -11,12 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 )
 
 type informerOptions struct {
 	resource, encoding, watchList string
+	kind                          string
 	namespace                     string
 	fieldSelector, labelSelector  string
 	count, conns                  int
@@ -34,7 +37,8 @@ func driveInformers(args []string) error {
 	flags.StringVar(&o.resource, "resource", "pods", "core resource, such as pods or configmaps")
 	flags.IntVar(&o.count, "count", 1, "`number` of informers")
 	flags.IntVar(&o.conns, "conns", 1, "spread the informers over this many connections")
-	flags.StringVar(&o.encoding, "encoding", "protobuf", "json or protobuf")
+	flags.StringVar(&o.kind, "client", "typed", "typed, dynamic or metadata")
+	flags.StringVar(&o.encoding, "encoding", "protobuf", "json or protobuf, of typed clients")
 	flags.StringVar(&o.watchList, "watchlist", "on", "on or off: whether client-go may start by WatchList")
 	flags.StringVar(&o.namespace, "namespace", "", "namespace; all if empty")
 	flags.StringVar(&o.fieldSelector, "field-selector", "", "field selector")
@@ -89,6 +93,9 @@ func (o *informerOptions) validate() error {
 	if o.encoding != "json" && o.encoding != "protobuf" {
 		return usagef("--encoding %q: must be json or protobuf", o.encoding)
 	}
+	if o.kind != "typed" && o.kind != "dynamic" && o.kind != "metadata" {
+		return usagef("--client %q: must be typed, dynamic or metadata", o.kind)
+	}
 	if o.watchList != "on" && o.watchList != "off" {
 		return usagef("--watchlist %q: must be on or off", o.watchList)
 	}
@@ -113,23 +120,38 @@ func firstNonEmpty(values ...string) string {
 	return ""
 }
 
-// connectionClients makes n clients that share no connection. client-go would reuse
-// one for equal configurations; a dial function of its own makes each differ.
-func connectionClients(config *rest.Config, n int) ([]kubernetes.Interface, []*requestCount, error) {
-	var clients []kubernetes.Interface
-	var counts []*requestCount
+// clients share their connections; count is what they asked.
+type clients struct {
+	typed    kubernetes.Interface
+	dynamic  dynamic.Interface
+	metadata metadata.Interface
+	count    *requestCount
+}
+
+// newClients makes n that share nothing. client-go would reuse a connection for
+// equal configurations; a dial function of its own makes each differ.
+func newClients(config *rest.Config, n int) ([]clients, error) {
+	var made []clients
 	for range n {
 		own := rest.CopyConfig(config)
 		own.Dial = (&net.Dialer{Timeout: 30 * time.Second}).DialContext
 		count := &requestCount{}
 		own.Wrap(count.wrap)
-		client, err := kubernetes.NewForConfig(own)
+		typed, err := kubernetes.NewForConfig(own)
 		if err != nil {
-			return nil, nil, fmt.Errorf("make client: %w", err)
+			return nil, fmt.Errorf("make client: %w", err)
 		}
-		clients, counts = append(clients, client), append(counts, count)
+		anything, err := dynamic.NewForConfig(own)
+		if err != nil {
+			return nil, fmt.Errorf("make dynamic client: %w", err)
+		}
+		names, err := metadata.NewForConfig(own)
+		if err != nil {
+			return nil, fmt.Errorf("make metadata client: %w", err)
+		}
+		made = append(made, clients{typed, anything, names, count})
 	}
-	return clients, counts, nil
+	return made, nil
 }
 
 // touch tells a script that something has come about.
@@ -149,15 +171,17 @@ func startInformers(ctx context.Context, config *rest.Config, o *informerOptions
 	if err != nil {
 		return nil, err
 	}
-	clients, counts, err := connectionClients(config, min(o.conns, o.count))
+	groups, err := newClients(config, min(o.conns, o.count))
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	group := &informerGroup{out: out, cancel: cancel, requests: counts}
+	group := &informerGroup{out: out, cancel: cancel}
+	for _, of := range groups {
+		group.requests = append(group.requests, of.count)
+	}
 	for index := range o.count {
-		client := clients[index%len(clients)].CoreV1().RESTClient()
-		observer, err := newInformer(index, collection{resource: r, client: client, namespace: o.namespace}, o, out)
+		observer, err := newInformer(index, groups[index%len(groups)], r, o, out)
 		if err != nil {
 			cancel()
 			return nil, err

@@ -146,18 +146,32 @@ fn links_lead_somewhere() {
 }
 
 #[test]
-fn the_tests_that_guarantees_name_are_there() {
-    let guarantees = files::text("docs/GUARANTEES.md");
+fn the_tests_that_documents_name_are_there() {
     let mut missing = Vec::new();
-    let mut named = 0;
-    for code in in_backticks(&guarantees) {
-        let Some((path, test)) = code.split_once("::").filter(|(path, _)| path.contains(".rs")) else { continue };
-        named += 1;
-        let text = std::fs::read_to_string(files::root().join(path)).unwrap_or_default();
-        missing.extend((!text.contains(&format!("fn {test}("))).then_some(code));
+    for (document, at_least) in [("docs/GUARANTEES.md", 20), ("docs/CLIENTS.md", 10)] {
+        let text = files::text(document);
+        let mut named = 0;
+        for code in in_backticks(&text) {
+            let Some((path, test)) = code.split_once("::").filter(|(path, _)| path.contains(".rs")) else { continue };
+            named += 1;
+            let text = std::fs::read_to_string(files::root().join(path)).unwrap_or_default();
+            missing.extend((!text.contains(&format!("fn {test}("))).then(|| format!("{document}: {code}")));
+        }
+        assert!(named > at_least, "the names of the tests were not found in {document}");
     }
-    assert!(named > 20, "the names of the tests were not found");
-    assert_none("docs/GUARANTEES.md names tests that are not there", &missing);
+    assert_none("tests that are named and are not there", &missing);
+}
+
+#[test]
+fn the_specs_that_are_compared_are_listed() {
+    let specs = files::text("tests/e2e/specs.txt");
+    let compared: Names = specs.lines().map(str::to_owned).collect();
+    assert!(compared.len() > 100, "the specs were not found");
+    let document = files::text("docs/CLIENTS.md");
+    let cell = |line: &str| Some(line.strip_prefix("| [sig-")?.strip_suffix(" |")?.to_owned());
+    let rows = section(&document, "Upstream's own tests").lines().filter_map(cell);
+    let listed: Names = rows.map(|row| format!("[sig-{row}")).collect();
+    assert_same("in tests/e2e/specs.txt", &compared, "in docs/CLIENTS.md", &listed);
 }
 
 /// Rust files of the crate itself.

@@ -176,16 +176,18 @@ fn holding_one_again_does_not_take_a_second_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_that_nobody_pages_through_is_dropped_when_its_time_is_up() {
-    let (mut writer, reader) = hold_all(holding(64, 300), 12);
+async fn a_snapshot_is_dropped_when_its_time_is_up_however_often_its_pages_are_read() {
+    let (mut writer, reader) = hold_all(holding(64, 300), 11);
     advance(Duration::from_secs(200)).await;
-    assert!(reader.snapshot_at(rv(11)).is_some(), "a page of it is read");
+    reader.hold(&reader.held_at(rv(11)).expect("a page of it is read, and there are more"));
+    writer.apply(added(&POD, 12)).expect("in order");
+    reader.hold(&reader.snapshot());
     advance(Duration::from_secs(200)).await;
-    writer.apply(added(&POD, 13)).expect("in order");
-    // 12 was last used 400 seconds ago, 11 half of that.
-    assert_eq!(versions(&reader, 11..=13), [11, 13]);
-    advance(Duration::from_secs(300)).await;
-    assert_eq!(versions(&reader, 11..=13), [13]);
+    assert!(reader.held_at(rv(11)).is_none(), "its first page was read 400 seconds ago");
+    assert!(reader.held_at(rv(12)).is_some(), "half of that");
+    advance(Duration::from_secs(100)).await;
+    assert!(reader.held_at(rv(12)).is_none(), "nor is it there for being the current state");
+    assert_eq!(versions(&reader, 11..=12), [12]);
 }
 
 #[test]
