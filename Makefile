@@ -14,7 +14,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: check
 check: fmt-check clippy tidy deny ## Format, lints, house rules, dependencies (DENY=1 installs cargo-deny)
@@ -57,6 +57,15 @@ test: ## Every test, with a real control plane and its clients if they can be ha
 .PHONY: e2e
 e2e: ## Kubernetes' own specs, directly and through the proxy: the same ones pass (ten minutes; minutes more when cold)
 	@tests/e2e/run.sh $(ARGS)
+
+SEEDS ?= 5
+REQUESTS ?= 20000
+
+.PHONY: differential
+differential: ## Random requests to proxy and apiserver, answered alike? (SEEDS=5 REQUESTS=20000)
+	@tests/kube/build.sh
+	DIFFERENTIAL_SEEDS=$(SEEDS) DIFFERENTIAL_REQUESTS=$(REQUESTS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture requests_drawn_from_the_grammar
 
 .PHONY: testbed
 testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, client-go (minutes when cold)

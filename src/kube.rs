@@ -22,6 +22,7 @@ mod query;
 mod request_info;
 mod selector;
 mod status;
+mod timeout;
 mod version;
 
 pub use accept::{Choice, Conversion, MediaType, MetaVersion, Offers, negotiate, pretty, router_accepts};
@@ -38,4 +39,5 @@ pub use query::{QUERY_PAIRS_MAX, Query};
 pub use request_info::{RequestInfo, RequestInfoError, Verb};
 pub use selector::{SELECTOR_BYTES_MAX, Selector, SelectorError};
 pub use status::{NotAStatus, Status, StatusCause, StatusDetails, StatusMetadata};
+pub use timeout::check_timeout;
 pub use version::{NotAVersion, ResourceVersion};

@@ -62,6 +62,15 @@ impl ContinueToken {
         BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"{VERSION}","rv":{version},"start":{start}}}"#))
     }
 
+    /// False when only upstream has the words for what is wrong with a token: JSON that is broken in its middle.
+    pub fn is_legible(token: &str) -> bool {
+        let Ok(json) = unbase64(token) else { return true };
+        let first = json.iter().find(|byte| !byte.is_ascii_whitespace());
+        let begins =
+            first.is_some_and(|byte| matches!(byte, b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b't' | b'f' | b'n'));
+        !begins || serde_json::from_slice::<&RawValue>(&json).map_or_else(|error| error.is_eof(), |_| true)
+    }
+
     /// Reads a token of ours or the apiserver's. Tokens from its watch cache start with a slash, those from etcd do
     /// not; both mean the same.
     ///

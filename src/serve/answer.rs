@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, VARY,
+    ACCEPT_ENCODING, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER,
+    VARY,
 };
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode, Version};
 
 use super::body::ReplyBody;
 use super::gzip;
@@ -101,6 +102,17 @@ impl Manner {
 fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> {
     response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+    response
+}
+
+/// What Go's server says to a request line that it cannot read, before any of the apiserver's own code.
+pub(super) fn malformed(version: Version) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::full(Bytes::from_static(b"400 Bad Request")));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    if version < Version::HTTP_2 {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 

@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use super::admission::{Admission, Limits};
-use super::answer::{Manner, SERVED};
+use super::answer::{Manner, SERVED, malformed};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
 use super::feed::{Need, Unready};
@@ -113,8 +113,13 @@ impl Door {
         let response = match RequestInfo::parse(request.method().as_str(), request.uri().path(), &query) {
             Ok(info) => self.dispatch(Visit { request, info, query, manner, received }).await,
             // Upstream has its own words for a path that means nothing.
-            Err(RequestInfoError::NoResource(_) | RequestInfoError::BadEscape) => {
+            Err(RequestInfoError::NoResource(_)) => {
                 self.forward(request, None, &query, &manner, Reason::Spelling).await
+            }
+            // And none at all for one that is none: it would break our connection off.
+            Err(RequestInfoError::BadEscape) => {
+                metrics::refused(400);
+                malformed(request.version())
             }
         };
         let (code, took) = (response.status().as_u16(), received.elapsed());

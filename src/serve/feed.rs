@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::door::{Consistency, Door};
-use super::route::Reason;
+use super::route::{Reason, is_uncached};
 use crate::cache::{End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, State, Unavailable};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Origin, Resource};
@@ -34,6 +34,8 @@ pub(super) enum Unready {
 
 /// How long "not older than" is waited for: the apiserver's own limit (semantics.md §3.0).
 const FRESH_MAX: Duration = Duration::from_secs(3);
+/// How long it is waited for where only an event could tell.
+const UNTOLD_MAX: Duration = Duration::from_millis(100);
 /// What a client is told to wait when we cannot prove anything because upstream is gone.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
@@ -143,14 +145,17 @@ impl Door {
 
     /// Waits until the feed is as fresh as the request asks, at most three seconds.
     pub(super) async fn fresh(&self, lease: &Lease, version: VersionMatch, received: Instant) -> Result<(), Unready> {
-        let deadline = Instant::now() + FRESH_MAX;
+        // Without a cache upstream never says how far a quiet stream has come: the version may well exist.
+        let untold = is_uncached(&lease.spec.key.gvr);
+        let deadline = Instant::now() + if untold { UNTOLD_MAX } else { FRESH_MAX };
         match version {
             VersionMatch::Any | VersionMatch::Exact(_) => Ok(()),
             VersionMatch::NotOlderThan(rv) => match timeout_at(deadline, self.reached(lease, rv)).await {
                 Ok(()) => Ok(()),
+                Err(_) if untold => Err(Unready::Forward(Reason::NoProof)),
                 Err(_) => Err(Unready::Refuse(Box::new(Status::too_large(rv.0, lease.reader.progress().rv.0)))),
             },
-            VersionMatch::Unset => self.current(lease, received, deadline).await,
+            VersionMatch::Unset => self.current(lease, received, Instant::now() + FRESH_MAX).await,
         }
     }
 

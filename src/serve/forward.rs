@@ -48,12 +48,14 @@ impl Door {
         if shared {
             return self.shared(&request, manner).await;
         }
+        let repeatable = request.method().is_safe();
         let request = match self.outgoing(request) {
             Ok(request) => request.map(|body| body.map_err(Into::into).boxed_unsync()),
             Err(status) => return manner.status(&status),
         };
         match self.client.forward(lane, request).await {
             Ok(response) => response.map(|body| ReplyBody::forwarded(body, place)),
+            Err(error) if !repeatable && error.may_have_been_carried_out() => manner.status(&unknown(&error)),
             Err(error) => manner.status(&unreachable(&error)),
         }
     }
@@ -203,6 +205,11 @@ fn unreachable(error: &Error) -> Status {
             status_from_code(502, &error.to_string())
         }
     }
+}
+
+/// The same of a write that may have happened. Without `Retry-After`: clients take that for leave to send it again.
+fn unknown(error: &Error) -> Status {
+    status_from_code(502, &error.to_string())
 }
 
 fn too_many(shed: Shed) -> Status {

@@ -8,8 +8,9 @@ use http::Method;
 
 use crate::cache::View;
 use crate::kube::{
-    Choice, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, ObjectKey, Offers, Query,
-    RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, negotiate, pretty, router_accepts,
+    Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, Gvr, ListOptions, ListPlan, MediaType, ObjectKey,
+    Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate, pretty,
+    router_accepts,
 };
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Representation};
@@ -190,6 +191,13 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
     if representation.form() == Form::Json && pretty(query, user_agent, accept, offers) {
         return Ok(Route::Forward(Reason::Representation));
     }
+    // Nor are errors written in YAML here.
+    if negotiate(accept, Offers::ERROR).media() == Some(MediaType::Yaml) {
+        return Ok(Route::Forward(Reason::Representation));
+    }
+    if !watch {
+        check_timeout(query)?;
+    }
     if info.verb == Verb::Get {
         return get(asked, resource, representation);
     }
@@ -209,9 +217,16 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
         return Ok(Route::Watch(WatchRead { representation, view, start, bookmarks, timeout_seconds }));
     }
+    if !ContinueToken::is_legible(&options.continue_token) {
+        return Ok(Route::Forward(Reason::Continue));
+    }
     let plan = options.list_plan()?;
     let single = view.single(resource.namespaced).is_some();
     match (plan.version, &plan.start) {
+        // What has no cache has no whole list that would be cheaper than a page of it.
+        (VersionMatch::Any, _) if options.limit > 0 && is_uncached(&resource.gvr) => {
+            return Ok(Route::Forward(Reason::Parameter));
+        }
         // Continuing in the most recent state: only upstream knows what that is without a proof for every page.
         (VersionMatch::Unset, Some(_)) => return Ok(Route::Forward(Reason::Continue)),
         // A list of one name reads one key: it has no second page, and a version beside a limit is not an exact one.
@@ -244,13 +259,22 @@ fn representation(choice: Choice, verb: &Verb) -> Option<Representation> {
 
 fn get(asked: &Asked<'_>, resource: &Resource, representation: Representation) -> Result<Route, Status> {
     let options = GetOptions::decode(asked.query)?;
-    let version = options.version_match()?;
+    let version = match options.version_match() {
+        // Read from upstream's storage, which has other words for it.
+        Err(_) if is_uncached(&resource.gvr) => return Ok(Route::Forward(Reason::Parameter)),
+        version => version?,
+    };
     if version == VersionMatch::Unset {
         return Ok(Route::Forward(Reason::ConsistentGet));
     }
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
     Ok(Route::Get(GetRead { representation, key, version }))
+}
+
+/// What the apiserver has no watch cache for (semantics.md §4.8).
+pub(super) fn is_uncached(gvr: &Gvr) -> bool {
+    &*gvr.resource == "events" && matches!(&*gvr.group, "" | "events.k8s.io")
 }
 
 /// A name from the path (`/watch/…/NAME`) or from the selector; both must agree.

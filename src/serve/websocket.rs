@@ -11,6 +11,7 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Utf8Bytes;
@@ -130,7 +131,7 @@ fn is_request_uri(text: &str) -> bool {
 
 /// Longest message a watch client may send; all of them are ignored (reliability.md D12).
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
-/// How long a client may take to answer our close.
+/// How long a client may take to read our close.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Runs a watch on an upgraded connection until either side ends it.
@@ -159,7 +160,12 @@ pub(super) async fn run(upgrade: OnUpgrade, form: Form, mut session: WatchSessio
         }
     }
     let goodbye = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::default() };
-    let _ = timeout(CLOSE_MAX, socket.close(Some(goodbye))).await;
+    // TLS has an end of its own, without which the stream could as well have been cut.
+    let _ = timeout(CLOSE_MAX, async {
+        let _ = socket.close(Some(goodbye)).await;
+        let _ = socket.get_mut().shutdown().await;
+    })
+    .await;
 }
 
 type Failure = tokio_tungstenite::tungstenite::Error;

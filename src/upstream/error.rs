@@ -42,6 +42,18 @@ impl Error {
         }
     }
 
+    /// Whether a request may have been carried out although there is no answer.
+    pub fn may_have_been_carried_out(&self) -> bool {
+        match self {
+            Self::Unreachable(why) => {
+                let why = why.downcast_ref::<hyper_util::client::legacy::Error>();
+                why.is_some_and(|why| !why.is_connect())
+            }
+            Self::Broken(_) | Self::Timeout(_) => true,
+            _ => false,
+        }
+    }
+
     /// Whether history before this point is gone (410, `Expired` or `Gone`).
     pub fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_expired())

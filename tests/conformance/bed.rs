@@ -24,7 +24,7 @@ use tokio::sync::{OnceCell, RwLock};
 use tokio::time::{Instant, sleep, timeout};
 
 pub use drive::{Driving, Outcome, kubectl};
-pub use frames::Frame;
+pub use frames::{Frame, gunzip};
 pub use http::{Answer, Ask, Http, Protocol, Target, version_of};
 pub use pair::Pair;
 pub use plane::{BULK_PODS, Plane};
@@ -61,19 +61,27 @@ impl<P: std::ops::Deref<Target = Plane>> std::ops::Deref for Bed<P> {
 pub async fn beside_others() -> Option<Bed> {
     let binary = binary()?;
     let turn = Box::new(TURN.read().await);
-    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared")).await, _turn: turn })
+    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
 }
 
 /// The shared control plane, with no other test running.
 pub async fn alone() -> Option<Bed> {
     let binary = binary()?;
     let turn = Box::new(TURN.write().await);
-    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared")).await, _turn: turn })
+    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
 }
 
 /// A control plane of its own, for tests that break or wait for something; others run meanwhile.
 pub async fn own(name: &str) -> Option<Bed<Box<Plane>>> {
-    Some(Bed { plane: Box::new(Plane::start(binary()?, name).await), _turn: Box::new(()) })
+    Some(Bed { plane: Box::new(Plane::start(binary()?, name, &[]).await), _turn: Box::new(()) })
+}
+
+/// One that writes nothing by itself once it is up: no lease is renewed, nothing is compacted, no event goes. Its
+/// version moves when somebody writes, and only then.
+pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {
+    let gates = "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false";
+    let flags = [gates, "--etcd-compaction-interval=0", "--event-ttl=10h"];
+    Some(Bed { plane: Box::new(Plane::start(binary()?, name, &flags).await), _turn: Box::new(()) })
 }
 
 /// The test bed's binary. Going without is loud, and an error where it must not happen.

@@ -52,6 +52,24 @@ fn a_negative_version_goes_on_at_the_latest() {
 }
 
 #[test]
+fn json_that_is_broken_is_not_legible() {
+    for (json, legible) in [
+        ("", true),
+        ("null", true),
+        ("{}", true),
+        (r#"{"v":5}"#, true),
+        // Its first character says what is wrong with it, or its end.
+        ("x", true),
+        ("{", true),
+        ("nonsense", false),
+        (r#"{"v":x}"#, false),
+    ] {
+        assert_eq!(ContinueToken::is_legible(&token(json)), legible, "{json}");
+    }
+    assert!(ContinueToken::is_legible("!!!"), "what is not base64 is told by its place");
+}
+
+#[test]
 fn bad_tokens_are_refused_in_the_apiservers_words() {
     let number = "json: cannot unmarshal number";
     let field = "into Go struct field continueToken";

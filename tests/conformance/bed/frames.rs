@@ -1,3 +1,6 @@
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+
 use bytes::{Bytes, BytesMut};
 
 /// One event of a watch, as it came.
@@ -39,4 +42,29 @@ impl Unframed {
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
+}
+
+/// What is inside of a compressed body, members one after the other; by the program that everybody has.
+pub fn gunzip(body: &Bytes) -> Bytes {
+    // The answer to a HEAD has the header and no body.
+    if body.is_empty() {
+        return Bytes::new();
+    }
+    let mut command = Command::new("gzip");
+    let mut child = command
+        .arg("-dc")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("there is gzip");
+    let (mut input, body) = (child.stdin.take().expect("piped"), body.clone());
+    let writer = std::thread::spawn(move || input.write_all(&body));
+    let mut whole = Vec::new();
+    child.stdout.take().expect("piped").read_to_end(&mut whole).expect("readable");
+    writer.join().expect("it does not panic").expect("gzip reads it all");
+    if !child.wait().expect("it is our child").success() {
+        whole.extend_from_slice(b"and then it is cut off");
+    }
+    whole.into()
 }

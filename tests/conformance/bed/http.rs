@@ -113,6 +113,14 @@ impl Http {
         Some(Answer { status: head.status, headers: head.headers, body: body.collect().await.ok()?.to_bytes() })
     }
 
+    /// Asks a server that may break off; why there is no answer.
+    pub async fn try_ask(&self, ask: Ask) -> Result<Answer, String> {
+        let (head, body) =
+            self.client.request(self.request(ask)).await.map_err(|error| format!("{error:?}"))?.into_parts();
+        let body = body.collect().await.map_err(|error| format!("{} and then {error:?}", head.status))?;
+        Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
+    }
+
     /// Sends to a server that may not be there.
     pub async fn try_send(&self, ask: Ask) -> Option<Response<Incoming>> {
         self.client.request(self.request(ask)).await.ok()
@@ -190,7 +198,7 @@ impl Ask {
         Self { method, ..self }
     }
 
-    fn with(self, method: Method, kind: &str, body: String) -> Self {
+    pub fn with(self, method: Method, kind: &str, body: String) -> Self {
         Self { method, body: Bytes::from(body), ..self.header(CONTENT_TYPE, kind) }
     }
 }

@@ -13,18 +13,21 @@ use super::frames::{Frame, Unframed};
 use super::http::Answer;
 use super::protobuf;
 
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
 /// The body of an answer that is no watch, as something to compare. With `exact`, only what servers say of themselves
 /// is taken out.
 pub fn body(answer: &Answer, exact: bool) -> String {
-    if answer.content_type().starts_with("application/vnd.kubernetes.protobuf") {
+    if answer.content_type().starts_with(PROTOBUF) {
         return protobuf_body(&answer.body, exact);
     }
-    let text = answer.text();
-    let Ok(document) = serde_json::from_str::<Value>(&text) else { return text };
-    if document["kind"] == "Status" {
-        return without_versions(&text, document["message"].as_str().unwrap_or_default());
+    let text = without_versions(&answer.text());
+    if answer.content_type().starts_with("application/yaml") {
+        return yaml_body(text, exact);
     }
-    if !document["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) {
+    let Ok(document) = serde_json::from_str::<Value>(&text) else { return text };
+    let kind = document["kind"].as_str().unwrap_or_default();
+    if !kind.ends_with("List") && !matches!(kind, "Status" | "Table") {
         return text;
     }
     let mut text = text;
@@ -32,17 +35,67 @@ pub fn body(answer: &Answer, exact: bool) -> String {
     if let Some(token) = metadata["continue"].as_str().filter(|token| !token.is_empty()) {
         text = text.replacen(token, &continue_token(token, exact), 1);
     }
-    if exact {
-        return text;
-    }
-    let Some(version) = metadata["resourceVersion"].as_str() else { return text };
-    let (written, instead) = (format!("\"resourceVersion\":\"{version}\""), "\"resourceVersion\":\"N\"");
+    let Some(version) = metadata["resourceVersion"].as_str().filter(|_| !exact) else { return text };
     // Built-in lists begin with their metadata, those of custom resources end with it.
-    let at = if text.starts_with("{\"kind\"") { text.find(&written) } else { text.rfind(&written) };
-    if let Some(at) = at {
-        text.replace_range(at..at + written.len(), instead);
+    let begins = text.trim_start_matches(['{', '\n', ' ']).starts_with("\"kind\"");
+    let found = [":", ": "].into_iter().find_map(|colon| {
+        let written = format!("\"resourceVersion\"{colon}\"{version}\"");
+        let at = if begins { text.find(&written) } else { text.rfind(&written) };
+        at.map(|at| at..at + written.len())
+    });
+    if let Some(range) = found {
+        text.replace_range(range, "\"resourceVersion\":\"N\"");
     }
     text
+}
+
+/// A list in YAML ends with its metadata.
+fn yaml_body(text: String, exact: bool) -> String {
+    let Some((head, metadata)) = text.rsplit_once("\nmetadata:\n") else { return text };
+    if !head.contains("List\n") && !head.contains("kind: Table\n") {
+        return text;
+    }
+    let lines = metadata.lines().map(|line| match line.split_once(": ") {
+        Some(("  continue", token)) if token.len() > 2 => format!("  continue: {}", continue_token(token, exact)),
+        Some(("  resourceVersion", _)) if !exact => "  resourceVersion: N".to_owned(),
+        _ => line.to_owned(),
+    });
+    format!("{head}\nmetadata:\n{}", lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// The body of an answer to a write, without what every new object gets of its own: its id and the time.
+pub fn written(answer: &Answer) -> String {
+    if answer.content_type().starts_with(PROTOBUF) {
+        // Ids and times of today are all of one length.
+        return format!("{} bytes of protobuf", answer.body.len());
+    }
+    let is_hex = |byte: &u8| byte.is_ascii_hexdigit();
+    let mut text = answer.body.to_vec();
+    for at in 0..text.len() {
+        let id = text.get(at..at + 36).filter(|id| {
+            [8, 13, 18, 23].iter().all(|dash| id[*dash] == b'-') && id.iter().filter(|byte| is_hex(byte)).count() == 32
+        });
+        if id.is_some() {
+            text[at..at + 36].fill(b'0');
+        }
+        let time = text.get(at..at + 20).filter(|time| time[4] == b'-' && time[10] == b'T' && time[19] == b'Z');
+        if time.is_some_and(|time| time[..4].iter().all(u8::is_ascii_digit)) {
+            text[at..at + 20].fill(b'0');
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Whether the answer is a stream of events.
+pub fn is_watch(answer: &Answer) -> bool {
+    if answer.content_type().starts_with(PROTOBUF) {
+        return answer.content_type().ends_with(";stream=watch");
+    }
+    let is_event = |line: &[u8]| {
+        serde_json::from_slice::<Value>(line).is_ok_and(|event| event["type"].is_string() && !event["object"].is_null())
+    };
+    let mut lines = answer.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    answer.content_type() == "application/json" && lines.all(is_event)
 }
 
 /// Where a token goes on, and with `exact` in which version.
@@ -63,8 +116,10 @@ fn protobuf_body(document: &[u8], exact: bool) -> String {
         return format!("{kind} {message:?}");
     }
     let Some(fields) = protobuf::fields(message) else { return format!("{kind} {message:?}") };
-    let parts = fields.into_iter().map(|(number, field)| match (number, field) {
-        (1, protobuf::Field::Bytes(metadata)) => {
+    // meta.k8s.io/v1beta1 has its items first.
+    let own = if protobuf::version(document) == "meta.k8s.io/v1beta1" { 2 } else { 1 };
+    let parts = fields.into_iter().map(|(number, field)| match field {
+        protobuf::Field::Bytes(metadata) if number == own => {
             let token = protobuf::text(metadata, 3);
             let token = if token.is_empty() { token } else { continue_token(&token, exact) };
             let rest = protobuf::fields(metadata).unwrap_or_default();
@@ -72,7 +127,7 @@ fn protobuf_body(document: &[u8], exact: bool) -> String {
             let rest: Vec<_> = rest.into_iter().filter(|(number, _)| kept(*number)).collect();
             format!("continue {token} {rest:?}")
         }
-        other => format!("{other:?}"),
+        field => format!("{number} {field:?}"),
     });
     std::iter::once(kind).chain(parts).collect::<Vec<_>>().join("\n")
 }
@@ -81,21 +136,23 @@ fn protobuf_body(document: &[u8], exact: bool) -> String {
 fn status(message: &[u8]) -> String {
     let said = protobuf::text(message, 3);
     let rest = protobuf::fields(message).unwrap_or_default().into_iter().filter(|(number, _)| *number != 3);
-    format!("Status {:?} {:?}", without_versions(&said, &said), rest.collect::<Vec<_>>())
+    format!("Status {:?} {:?}", without_versions(&said), rest.collect::<Vec<_>>())
 }
 
-/// `text` without what `message` in it says of the server's own version.
-fn without_versions(text: &str, message: &str) -> String {
-    let own = message
+/// `text` without what it says of the server's own version.
+fn without_versions(text: &str) -> String {
+    let own = text
         .split_once("Too large resource version: ")
         .and_then(|(_, rest)| rest.split_once(", current: "))
-        .map(|(_, current)| (format!(", current: {current}"), ", current: M"))
+        .map(|(_, current)| (", current: ", current, ", current: M"))
         .or_else(|| {
-            let (_, rest) = message.split_once("too old resource version: ")?;
+            let (_, rest) = text.split_once("too old resource version: ")?;
             let (_, window) = rest.split_once(" (")?;
-            Some((format!(" ({window}"), " (M)"))
+            Some((" (", window, " (M"))
         });
-    own.map_or_else(|| text.to_owned(), |(written, instead)| text.replacen(&written, instead, 1))
+    let Some((before, rest, instead)) = own else { return text.to_owned() };
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    text.replacen(&format!("{before}{digits}"), instead, 1)
 }
 
 /// The events of a watch that has ended, as something to compare.
@@ -124,7 +181,7 @@ pub fn event(frame: &Frame) -> Option<String> {
                     let last = !object["metadata"]["annotations"].is_null() || !object["rows"].is_null();
                     last.then(|| without_version(&text, object))
                 }
-                Some("ERROR") => Some(without_versions(&text, object["message"].as_str().unwrap_or_default())),
+                Some("ERROR") => Some(without_versions(&text)),
                 _ => Some(text),
             }
         }

@@ -31,13 +31,17 @@ pub const BULK: &str = "bulk";
 pub const BULK_PODS: usize = 3000;
 
 impl Plane {
-    pub(super) async fn start(binary: PathBuf, name: &str) -> Self {
+    /// `flags` are the apiserver's, and win over its usual ones.
+    pub(super) async fn start(binary: PathBuf, name: &str, flags: &[&str]) -> Self {
         let dir = scratch().join(name);
         fs::create_dir_all(&dir).expect("a directory");
         let started = std::time::Instant::now();
         let log = || File::create(dir.join("up.log")).expect("a log");
         let mut command = Command::new(&binary);
-        command.args(["up", "--dir"]).arg(&dir).args(["--apiserver-flag", EVENT_TTL]);
+        command.args(["up", "--dir"]).arg(&dir);
+        for flag in [&[EVENT_TTL], flags].concat() {
+            command.args(["--apiserver-flag", flag]);
+        }
         command.stdout(log()).stderr(log());
         let mut up = Process::start("kube-testbed up", &mut command);
         eventually("the control plane is up", async || {

@@ -58,3 +58,9 @@ pub fn document(document: &[u8]) -> Option<(String, &[u8])> {
     let kind = text(bytes(unknown, 1)?, 2);
     Some((kind, bytes(unknown, 2).unwrap_or_default()))
 }
+
+/// The apiVersion of a document with its envelope.
+pub fn version(document: &[u8]) -> String {
+    let unknown = document.strip_prefix(b"k8s\0").unwrap_or_default();
+    bytes(unknown, 1).map_or_else(String::new, |meta| text(meta, 1))
+}

@@ -112,6 +112,7 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
         ("", "v1", "configmaps") => ("ConfigMap", true, Origin::BuiltIn),
         ("", "v1", "nodes") => ("Node", false, Origin::BuiltIn),
         ("", "v1", "namespaces") => ("Namespace", false, Origin::BuiltIn),
+        ("" | "events.k8s.io", "v1", "events") => ("Event", true, Origin::BuiltIn),
         ("", "v1", "componentstatuses") => ("ComponentStatus", false, Origin::BuiltIn),
         ("apps", "v1", "deployments") => ("Deployment", true, Origin::BuiltIn),
         ("example.com", "v1", "widgets") => ("Widget", true, Origin::Custom),

@@ -44,6 +44,32 @@ fn reads_by_another_method_than_get() {
     assert_reason(Reason::Verb, [get("/api/v1/watch/pods").method("POST"), get("/api/v1/proxy/nodes/n/x")]);
 }
 
+/// The apiserver has no cache of events, and what a cache makes of a request is not so for them (semantics.md §4.8).
+#[test]
+fn reads_of_events_that_storage_answers_in_its_own_way() {
+    for uri in [
+        "/api/v1/namespaces/a/events/e?resourceVersion=abc",
+        "/apis/events.k8s.io/v1/namespaces/a/events/e?resourceVersion=-1",
+        "/api/v1/events?resourceVersion=0&limit=5",
+        "/apis/events.k8s.io/v1/namespaces/a/events?resourceVersion=0&limit=5",
+    ] {
+        assert_reason(Reason::Parameter, [get(uri)]);
+    }
+}
+
+/// Only upstream has the words for JSON that is broken in its middle.
+#[test]
+fn continue_tokens_that_are_broken_json() {
+    assert_reason(Reason::Continue, [get("/api/v1/pods?continue=bm9uc2Vuc2U")]);
+}
+
+#[test]
+fn errors_that_would_be_yaml() {
+    let accept = "application/yaml;q=0.5,\
+                  application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
+    assert_reason(Reason::Representation, [get("/api/v1/pods?limit=x").accept(accept)]);
+}
+
 #[test]
 fn subresources() {
     let uris = [

@@ -30,6 +30,23 @@ fn numbers_that_are_none() {
 }
 
 #[test]
+fn timeouts_that_are_none() {
+    let said = |text: &str| format!("400 BadRequest: invalid timeout specified in the request URL - time: {text}");
+    assert_said(&[
+        ("/api/v1/pods?timeout=abc", &*said(r#"invalid duration "abc""#)),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&timeout=5", &said(r#"missing unit in duration "5""#)),
+        // Before anything else is looked at.
+        ("/api/v1/pods?timeout=1x&limit=abc", &said(r#"unknown unit "x" in duration "1x""#)),
+        ("/api/v1/pods?timeout=30s&limit=abc", r#"400 BadRequest: strconv.ParseInt: parsing "abc": invalid syntax"#),
+        // A watch is long-running.
+        (
+            "/api/v1/pods?watch=1&timeout=x&limit=abc",
+            r#"400 BadRequest: strconv.ParseInt: parsing "abc": invalid syntax"#,
+        ),
+    ]);
+}
+
+#[test]
 fn label_selectors_that_do_not_parse() {
     assert_said(&[
         ("/api/v1/pods?labelSelector=a%20in", "400 BadRequest: unable to parse requirement: found '' expected: '('"),

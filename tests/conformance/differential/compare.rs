@@ -1,0 +1,219 @@
+//! One request, both servers, and what their answers have to have in common.
+
+use std::fmt::Write as _;
+use std::ops::Deref;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use http::StatusCode;
+use hyper_util::rt::TokioIo;
+use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::protocol::{Message, Role};
+
+use super::probe::{Over, Probe};
+use crate::bed::{Answer, Frame, Http, Pair, Plane, Protocol, Target, gunzip, normal};
+
+/// Headers that are not compared.
+const NOT_COMPARED: [(&str, &str); 5] = [
+    ("date", "the moment of the answer"),
+    ("content-length", "told beforehand or not: by the size of a buffer, and by the protocol between"),
+    ("transfer-encoding", "the same"),
+    ("kube-fanout-served", "our own"),
+    ("kube-fanout-stale-seconds", "our own"),
+];
+
+/// Headers that answers of the proxy's own need not have, those from the cache and refusals: docs/DIFFERENCES.md.
+const NOT_OUR_OWN: [(&str, &str); 5] = [
+    ("x-kubernetes-pf-flowschema-uid", "priority and fairness never saw the request"),
+    ("x-kubernetes-pf-prioritylevel-uid", "the same"),
+    ("warning", "that an API is deprecated"),
+    ("content-encoding", "no gzip from the cache; what is inside is compared"),
+    ("vary", "the same"),
+];
+
+/// No answer takes that long unless it never ends.
+const ANSWER_MAX: Duration = Duration::from_secs(40);
+
+/// A server, over everything that it speaks.
+pub struct Server {
+    pub target: Target,
+    h1: Http,
+    h2: Http,
+}
+
+/// What is compared of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub status: u16,
+    headers: Vec<(String, String)>,
+    body: Vec<String>,
+}
+
+/// Both answers.
+pub struct Compared {
+    pub expected: Seen,
+    pub told: Seen,
+    pub cached: bool,
+    pub watch: bool,
+}
+
+/// The two servers that should not be told apart.
+pub struct Servers {
+    pub direct: Server,
+    pub through: Server,
+}
+
+/// An answer as it came.
+struct Came {
+    answer: Answer,
+    /// Messages and the close, when it became a WebSocket.
+    messages: Option<Vec<String>>,
+}
+
+impl Server {
+    fn new(target: Target) -> Self {
+        let client = |protocol| Http::new(target.clone(), protocol);
+        Self { h1: client(Protocol::H1), h2: client(Protocol::H2), target }
+    }
+
+    async fn ask(&self, probe: &Probe) -> Result<Came, String> {
+        let answer = async {
+            match probe.over {
+                Over::H1 => self.h1.try_ask(probe.ask()).await.map(Came::whole),
+                Over::H2 => self.h2.try_ask(probe.ask()).await.map(Came::whole),
+                Over::WebSocket => self.upgrade(probe).await,
+            }
+        };
+        timeout(ANSWER_MAX, Box::pin(answer)).await.unwrap_or_else(|_| Err("it does not end".to_owned()))
+    }
+
+    async fn upgrade(&self, probe: &Probe) -> Result<Came, String> {
+        let mut response = self.h1.try_send(probe.ask()).await.ok_or("no answer")?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        if status != StatusCode::SWITCHING_PROTOCOLS {
+            use http_body_util::BodyExt;
+            let body = response.into_body().collect().await.map_err(|error| format!("{status}, then {error:?}"))?;
+            return Ok(Came::whole(Answer { status, headers, body: body.to_bytes() }));
+        }
+        let stream = hyper::upgrade::on(&mut response).await.map_err(|error| format!("{error:?}"))?;
+        let socket = WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Client, None).await;
+        let messages =
+            socket.map(|message| said(&message.map_err(|error| error.to_string()))).collect::<Vec<_>>().await;
+        let messages = messages.into_iter().flatten().collect();
+        Ok(Came { answer: Answer { status, headers, body: Bytes::new() }, messages: Some(messages) })
+    }
+}
+
+impl Came {
+    fn whole(mut answer: Answer) -> Self {
+        if answer.header("content-encoding") == "gzip" {
+            answer.body = gunzip(&answer.body);
+        }
+        Self { answer, messages: None }
+    }
+
+    /// Of a request that never came to upstream: what has been there was classified.
+    fn is_refusal(&self) -> bool {
+        let classified = |name: &http::HeaderName| name.as_str().starts_with("x-kubernetes-pf-");
+        !self.answer.status.is_success() && !self.answer.headers.keys().any(classified)
+    }
+
+    fn is_watch(&self) -> bool {
+        self.messages.is_some() || self.answer.status == 200 && normal::is_watch(&self.answer)
+    }
+}
+
+/// A message of a WebSocket like a frame of an HTTP watch.
+fn said(message: &Result<Message, String>) -> Option<String> {
+    let frame = match message {
+        Ok(Message::Text(text)) => Frame::Json(text.as_bytes().to_vec().into()),
+        Ok(Message::Binary(binary)) => {
+            let length = u32::try_from(binary.len()).expect("short").to_be_bytes();
+            Frame::Protobuf([&length, binary.as_ref()].concat().into())
+        }
+        other => return Some(format!("{other:?}")),
+    };
+    normal::event(&frame)
+}
+
+impl Servers {
+    pub fn of<P: Deref<Target = Plane>>(pair: &Pair<P>) -> Self {
+        Self { direct: Server::new(pair.bed.target()), through: Server::new(pair.proxy.target()) }
+    }
+
+    pub async fn compare(&self, probe: &Probe) -> Compared {
+        let (direct, through) = futures_util::join!(self.direct.ask(probe), self.through.ask(probe));
+        let cached = through.as_ref().is_ok_and(|came| came.answer.is_cached());
+        let own = cached || through.as_ref().is_ok_and(Came::is_refusal);
+        let watch = direct.as_ref().is_ok_and(Came::is_watch);
+        let same =
+            matches!((&direct, &through), (Ok(direct), Ok(through)) if direct.answer.body == through.answer.body);
+        let [expected, told] = [&direct, &through].map(|came| Seen::of(probe, came.as_ref(), own, same));
+        Compared { expected, told, cached, watch }
+    }
+}
+
+impl Compared {
+    pub fn differs(&self) -> bool {
+        // A connection that upstream breaks off is an answer here (docs/DIFFERENCES.md).
+        let broken_off = self.expected.status == 0 && matches!(self.told.status, 502 | 503);
+        self.expected != self.told && !broken_off
+    }
+
+    /// What is not the same, both ways.
+    pub fn explain(&self) -> String {
+        let mut text = String::new();
+        for (who, seen, other) in [("apiserver", &self.expected, &self.told), ("proxy", &self.told, &self.expected)] {
+            let headers: Vec<_> = seen.headers.iter().filter(|header| !other.headers.contains(header)).collect();
+            let _ = write!(text, "\n  {who:<9} {} {headers:?}", seen.status);
+            let differs = |(at, line): &(usize, &String)| other.body.get(*at) != Some(line);
+            for (at, line) in seen.body.iter().enumerate().filter(differs).take(3) {
+                let from = other.body.get(at).map_or(0, |other| common(line, other));
+                let _ = write!(text, "\n    [{at}] …{}", line.chars().skip(from).take(700).collect::<String>());
+            }
+        }
+        text
+    }
+}
+
+/// Where to begin showing two lines that differ.
+fn common(a: &str, b: &str) -> usize {
+    a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count().saturating_sub(60)
+}
+
+impl Seen {
+    fn of(probe: &Probe, came: Result<&Came, &String>, own: bool, same: bool) -> Self {
+        let came = match came {
+            Ok(came) => came,
+            Err(why) => return Self { status: 0, headers: Vec::new(), body: vec![why.clone()] },
+        };
+        let answer = &came.answer;
+        let body = match &came.messages {
+            Some(messages) => messages.clone(),
+            None if same => vec![format!("the same {} bytes", answer.body.len())],
+            None if came.is_watch() => normal::events(answer),
+            None if probe.writes() => vec![normal::written(answer)],
+            None => vec![normal::body(answer, probe.is_exact())],
+        };
+        Self { status: answer.status.as_u16(), headers: Self::headers(probe, answer, own), body }
+    }
+
+    fn headers(probe: &Probe, answer: &Answer, own: bool) -> Vec<(String, String)> {
+        let has_id = probe.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("audit-id"));
+        let named = |name: &str, list: &[(&str, &str)]| list.iter().any(|(listed, _)| *listed == name);
+        let compared = answer.headers.iter().filter(|(name, _)| {
+            let name = name.as_str();
+            !(named(name, &NOT_COMPARED) || own && named(name, &NOT_OUR_OWN))
+        });
+        let mut headers: Vec<_> = compared
+            .map(|(name, value)| {
+                let value = if name == "audit-id" && !has_id { "some" } else { value.to_str().unwrap_or("not text") };
+                (name.as_str().to_owned(), value.to_owned())
+            })
+            .collect();
+        headers.sort();
+        headers
+    }
+}
