@@ -89,6 +89,13 @@ release: ## target/release/kube-fanout
 	$(CARGO) build --release $(LOCKED)
 	@ls -l target/release/kube-fanout
 
+COUNT ?= 100
+SEED ?= 1
+
+.PHONY: transcoder
+transcoder: ## Random objects of every kind and minor: JSON as Go prints it, or refused? (COUNT=100 SEED=1; network)
+	@tests/facts/generate.sh check $(COUNT) $(SEED)
+
 .PHONY: facts
 facts: ## Make the table of the API's types again, from the published Go modules of every minor (network)
 	@tests/facts/generate.sh
