@@ -41,5 +41,5 @@ async fn keep(name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
 
 fn preloaded(name: &str, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, String> {
     let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
-    feeds.lease(&feed_spec(&resource, None, resource.primary_form()), None).map_err(|why| format!("{why:?}"))
+    feeds.lease(&feed_spec(&resource, None, resource.form), None).map_err(|why| format!("{why:?}"))
 }

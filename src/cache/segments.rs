@@ -75,21 +75,23 @@ mod tests {
 
     use super::*;
 
-    fn of(len: usize) -> Result<Segment, Infallible> {
-        Ok(Segment { deflated: vec![0; len].into(), crc: 0, len: 0 })
+    fn kept(segments: &Segments, name: u128, len: usize) -> Arc<Segment> {
+        let make = || Ok::<_, Infallible>(Segment { deflated: vec![0; len].into(), crc: 0, len: 0 });
+        let Ok(segment) = segments.get_or_make(name, make);
+        segment
     }
 
     #[test]
     fn a_segment_is_made_once_and_the_oldest_go_when_there_are_too_many_bytes() {
         let segments = Segments::default();
-        let Ok(first) = segments.get_or_make(1, || of(BYTES_MAX / 2));
+        let first = kept(&segments, 1, BYTES_MAX / 2);
         let Ok(again) = segments.get_or_make(1, || -> Result<Segment, Infallible> { panic!("it is there") });
         assert!(Arc::ptr_eq(&first, &again));
-        let Ok(_) = segments.get_or_make(2, || of(BYTES_MAX / 2));
+        kept(&segments, 2, BYTES_MAX / 2);
         assert_eq!(segments.bytes(), BYTES_MAX);
-        let Ok(_) = segments.get_or_make(3, || of(1));
+        kept(&segments, 3, 1);
         assert_eq!(segments.bytes(), BYTES_MAX / 2 + 1, "the first is gone");
-        let Ok(_) = segments.get_or_make(4, || of(BYTES_MAX + 1));
+        kept(&segments, 4, BYTES_MAX + 1);
         assert_eq!(segments.bytes(), BYTES_MAX / 2 + 1, "too large to be kept");
     }
 }

@@ -188,11 +188,11 @@ impl Door {
 /// what the most and the most sensitive clients ask for and from which the others are derived; in JSON only for what
 /// that does not give (encodings.md §7).
 fn forms(resource: &Resource, wanted: Representation) -> &'static [Form] {
-    match (resource.protobuf, wanted) {
-        (false, Representation::Object(Form::Protobuf)) => &[],
-        (false, _) => &[Form::Json],
-        (true, Representation::Object(Form::Protobuf)) => &[Form::Protobuf],
-        (true, _) => &[Form::Protobuf, Form::Json],
+    match (resource.form, wanted) {
+        (Form::Json, Representation::Object(Form::Protobuf)) => &[],
+        (Form::Json, _) => &[Form::Json],
+        (Form::Protobuf, Representation::Object(Form::Protobuf)) => &[Form::Protobuf],
+        (Form::Protobuf, _) => &[Form::Protobuf, Form::Json],
     }
 }
 

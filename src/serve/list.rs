@@ -166,7 +166,7 @@ impl ListBody {
     /// list that has all of its objects, and a change touches one of them.
     pub(super) fn next_run(&mut self) -> Option<Range<usize>> {
         let start = self.next;
-        let ends = |object: &Arc<Object>| hash(&object.key) % RUN_OBJECTS == 0;
+        let ends = |object: &Arc<Object>| hash(&object.key).is_multiple_of(RUN_OBJECTS);
         let last = self.objects.get(start..)?.iter().take(RUN_OBJECTS_MAX).position(ends);
         let end = last.map_or(self.objects.len().min(start + RUN_OBJECTS_MAX), |last| start + last + 1);
         self.next = end;

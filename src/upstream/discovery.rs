@@ -26,20 +26,14 @@ pub struct Resource {
     /// It has both `list` and `watch`.
     pub watchable: bool,
     pub origin: Origin,
-    /// It is to be had in protobuf: no custom resource is, and there are servers that speak JSON only.
-    pub protobuf: bool,
+    /// What its feed is fetched in. Protobuf is what kubelets and controllers ask for, and the rest is derived from it;
+    /// no custom resource has it, and there are servers that speak JSON only.
+    pub form: Form,
     pub fields: Arc<FieldTable>,
     /// `fields` may lack some: our identity may not read the resource's definition.
     pub fields_unknown: bool,
     /// Of a custom resource's definition: objects that were read under another one may read differently now.
     pub edition: Option<Arc<str>>,
-}
-
-impl Resource {
-    /// What its feed is fetched in: protobuf is what kubelets and controllers ask for, and the rest is derived from it.
-    pub fn primary_form(&self) -> Form {
-        if self.protobuf { Form::Protobuf } else { Form::Json }
-    }
 }
 
 /// Who serves a resource: decides its forms, the layout of its JSON and whether it may be cached.
@@ -271,7 +265,7 @@ impl Known {
             origin: Origin::Custom,
             fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
             fields_unknown: false,
-            protobuf: false,
+            form: Form::Json,
             edition: Some(definition.edition.clone()),
         })
     }
@@ -295,7 +289,7 @@ impl VersionList {
                 namespaced,
                 watchable: has("list") && has("watch"),
                 origin,
-                protobuf: known.protobuf && origin == Origin::BuiltIn,
+                form: if known.protobuf && origin == Origin::BuiltIn { Form::Protobuf } else { Form::Json },
                 fields: Arc::new(fields),
                 fields_unknown: origin == Origin::Custom,
                 edition: None,

@@ -44,8 +44,9 @@ impl Renderer {
     pub fn derived(representation: Representation, feed: &Envelope, minor: u32) -> Option<Self> {
         let (means, envelope) = match representation {
             Representation::Object(form) if form == feed.form() => return Some(Self::verbatim(feed)),
-            Representation::Object(Form::Protobuf) => return None,
-            Representation::Metadata(Form::Protobuf, MetaVersion::V1beta1) => return None,
+            Representation::Object(Form::Protobuf) | Representation::Metadata(Form::Protobuf, MetaVersion::V1beta1) => {
+                return None;
+            }
             Representation::Object(Form::Json) => {
                 let transcoder = Transcoder::for_server(minor, feed.api_version(), feed.kind())?;
                 (Means::Json(transcoder), Envelope::new(Form::Json, feed.api_version(), feed.kind(), feed.shape()))

@@ -47,7 +47,7 @@ impl Listener {
 
     fn lease(&self) -> Option<Lease> {
         let resource = self.catalog.find(&self.gvr).filter(|resource| resource.watchable)?;
-        self.feeds.lease(&feed_spec(&resource, None, resource.primary_form()), None).ok()
+        self.feeds.lease(&feed_spec(&resource, None, resource.form), None).ok()
     }
 
     /// Returns when the feed has ended.

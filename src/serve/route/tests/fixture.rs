@@ -72,7 +72,7 @@ impl Ask {
     pub(super) fn form(&self) -> Form {
         match self.representation() {
             Representation::Object(form) => form,
-            other => panic!("{self:?} is answered with {other}"),
+            other @ Representation::Metadata(..) => panic!("{self:?} is answered with {other}"),
         }
     }
 
@@ -127,9 +127,10 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
     let fields_unknown = &*gvr.group == "hidden.example";
-    let (list_kind, protobuf) = (format!("{kind}List").into(), origin == Origin::BuiltIn);
+    let (list_kind, form) =
+        (format!("{kind}List").into(), if origin == Origin::BuiltIn { Form::Protobuf } else { Form::Json });
     let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
-    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, protobuf, fields, fields_unknown, edition })
+    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, edition })
 }
 
 fn said(route: &Route) -> String {

@@ -199,9 +199,9 @@ fn pod_resource() -> Resource {
     let gvr = Gvr::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
     let (namespaced, watchable, origin) = (true, true, Origin::BuiltIn);
-    let (protobuf, fields_unknown) = (false, false);
+    let (form, fields_unknown) = (Form::Json, false);
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    Resource { gvr, kind, list_kind, namespaced, watchable, origin, protobuf, fields, fields_unknown, edition }
+    Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, edition }
 }
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {
