@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use metrics::{Label, gauge};
@@ -12,8 +12,9 @@ use crate::wire::Representation;
 #[derive(Clone)]
 pub struct Exporter {
     handle: PrometheusHandle,
-    /// Feeds whose gauges were set, so that those of one that ended are set to zero.
-    shown: Arc<Mutex<BTreeSet<FeedKey>>>,
+    /// Feeds whose gauges were set, and representations whose modes were, so that those of one that ended are set to
+    /// zero.
+    shown: Arc<Mutex<BTreeMap<FeedKey, Vec<Representation>>>>,
 }
 
 /// Seconds: from a tenth of a millisecond, what a delivery takes on an idle machine, to ten seconds.
@@ -55,10 +56,7 @@ impl Exporter {
     pub(super) fn observe(&self, feeds: &Feeds) {
         let running = feeds.all();
         let mut shown = self.shown.lock();
-        for gone in shown.iter().filter(|key| running.iter().all(|feed| feed.spec.key != **key)) {
-            set_state(gone, None);
-        }
-        shown.clear();
+        let before = std::mem::take(&mut *shown);
         for feed in running {
             let key = &feed.spec.key;
             let stats = feed.reader.stats();
@@ -77,10 +75,17 @@ impl Exporter {
             set(key, "kube_fanout_ring_span_seconds", stats.span_seconds);
             set(key, "kube_fanout_lanes", stats.lanes as f64);
             set(key, "kube_fanout_derived_bytes", stats.derived_bytes as f64);
-            for (representation, mode) in feed.renderings.all() {
-                set_mode(key, representation, &mode);
+            let modes = feed.renderings.all();
+            modes.iter().for_each(|(representation, mode)| set_mode(key, *representation, Some(mode)));
+            shown.insert(key.clone(), modes.into_iter().map(|(representation, _)| representation).collect());
+        }
+        for (key, representations) in before {
+            let now = shown.get(&key);
+            if now.is_none() {
+                set_state(&key, None);
             }
-            shown.insert(key.clone());
+            let over = |representation: &Representation| now.is_none_or(|now| !now.contains(representation));
+            representations.iter().filter(|it| over(it)).for_each(|gone| set_mode(&key, *gone, None));
         }
     }
 }
@@ -97,19 +102,19 @@ fn set(key: &FeedKey, name: &'static str, value: f64) {
     gauge!(name, labels(key)).set(value);
 }
 
-/// 1 for the mode that a representation is in; a refused one says why.
-fn set_mode(key: &FeedKey, representation: Representation, mode: &Mode) {
-    let current = match mode {
+/// 1 for the mode that a representation is in, if it is in any; a refused one says why.
+fn set_mode(key: &FeedKey, representation: Representation, mode: Option<&Mode>) {
+    let current = mode.map(|mode| match mode {
         Mode::Wanted => "wanted",
         Mode::Derived(_) => "derived",
         Mode::Refused(reason) => reason.as_str(),
-    };
+    });
     let modes = ["wanted", "derived"].into_iter().chain(Reason::ALL.map(Reason::as_str));
     for mode in modes {
         let mut labels = labels(key);
         labels.push(Label::new("representation", representation.as_str()));
         labels.push(Label::new("mode", mode));
-        gauge!("kube_fanout_representation_mode", labels).set(if mode == current { 1.0 } else { 0.0 });
+        gauge!("kube_fanout_representation_mode", labels).set(if Some(mode) == current { 1.0 } else { 0.0 });
     }
 }
 
