@@ -78,7 +78,7 @@ async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stre
             "{form}: {count} watches equal, {events} events, {mebibytes:.0} MiB, {took:.1} s after the writes began"
         ));
     }
-    let streams = proxy.metrics().await.sum("kube_fanout_upstream_watches", &[]);
+    let streams = proxy.streams("pods.v1").await;
     say(&format!("streams upstream: {streams} for 2020 watches of {BULK_PODS} pods and more"));
     assert_eq!(streams, 1, "whatever the form");
     assert_eq!(proxy.asked("relist").await, 0);
@@ -127,9 +127,10 @@ async fn five_hundred_watch_lists_at_a_cold_proxy_are_equal_and_share_one_stream
     let (expected, _) = initial_bytes(&mut direct).await;
     assert!(answered.iter().all(|(_, _, _, (bytes, _))| *bytes == expected), "all equal the apiserver's");
     let metrics = proxy.metrics().await;
-    assert_eq!(metrics.sum("kube_fanout_upstream_watches", &[]), 1);
+    assert_eq!(proxy.streams("pods.v1").await, 1);
     assert_eq!(metrics.sum("kube_fanout_watches_open", &[]), 500);
-    assert_eq!(proxy.asked("initial").await, 1);
+    let initial = [("resource", "pods.v1"), ("question", "initial")];
+    assert_eq!(metrics.sum("kube_fanout_upstream_questions_total", &initial), 1);
     assert_eq!(proxy.forwarded().await, [], "nobody was passed through");
     assert_eq!(open_upstream(&bed, "pods").await, before + 2, "the feed and the reference");
     let last_sent = answered.iter().map(|(sent, ..)| *sent).max().unwrap_or_default();

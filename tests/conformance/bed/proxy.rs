@@ -110,6 +110,11 @@ impl Proxy {
         fs::read_to_string(&self.log).expect("a log")
     }
 
+    /// Streams upstream for one resource: `pods.v1`.
+    pub async fn streams(&self, resource: &str) -> i64 {
+        self.metrics().await.sum("kube_fanout_upstream_watches", &[("resource", resource)])
+    }
+
     /// Questions upstream for one purpose, over all feeds.
     pub async fn asked(&self, question: &str) -> i64 {
         self.metrics().await.sum("kube_fanout_upstream_questions_total", &[("question", question)])
