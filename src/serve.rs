@@ -23,6 +23,7 @@ mod metrics;
 mod read;
 mod route;
 mod session;
+mod table;
 mod watch;
 mod websocket;
 

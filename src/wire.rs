@@ -12,6 +12,7 @@
 //! |---|---|---|---|
 //! | JSON, built-in | from `"metadata":` to the final `}` | `{` body | `{"kind":"K","apiVersion":"V",` body |
 //! | JSON, custom | the whole object, keys sorted | body | body |
+//! | Table | that of a Table of one row, without columns | | `{"kind":"Table","apiVersion":"meta.k8s.io/v1",` body |
 //! | protobuf | the message | `12` length body | `k8s\0` Unknown{TypeMeta, body, "", ""} |
 //!
 //! **Invariants.** Input is peer input: nothing in it can panic, and a value is returned whole or not at all. A
@@ -38,6 +39,7 @@ mod reader;
 mod renderer;
 mod representation;
 mod splitter;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -51,5 +53,6 @@ pub use list_frame::{ListFrame, ListMeta};
 pub use object::Object;
 pub use reader::{ErrorEvent, ListPage, ObjectReader, WatchItem};
 pub use renderer::Renderer;
-pub use representation::Representation;
+pub use representation::{Include, Representation, TABLE_ACCEPT};
 pub use splitter::FrameSplitter;
+pub use table::{Columns, same_rows};

@@ -32,7 +32,7 @@ pub struct Event {
 /// that are derived. Made at first need, once for everybody, and gone with the event.
 #[derive(Debug)]
 struct Alternates {
-    frames: [OnceLock<Bytes>; Representation::ALL.len() * EVENT_TYPES],
+    frames: [OnceLock<Bytes>; Representation::PLACES * EVENT_TYPES],
     /// Bytes of all alternates of the feed: the ring makes room for them.
     held: Arc<AtomicUsize>,
 }
@@ -118,7 +118,7 @@ impl Alternates {
             EventType::Modified => 1,
             _ => 2,
         };
-        let cell = &self.frames[representation.index() * EVENT_TYPES + place];
+        let cell = &self.frames[representation.place() * EVENT_TYPES + place];
         if let Some(frame) = cell.get() {
             return Ok(frame.clone());
         }

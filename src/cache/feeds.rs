@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::reader::End;
 use super::{CacheReader, CacheWriter, Config, Currency, Mode, Reason, Renderings, State};
 use crate::kube::{FieldTable, Gvr, ResourceVersion};
-use crate::wire::{Envelope, Form, Representation, Shape};
+use crate::wire::{Columns, Envelope, Form, Representation, Shape};
 
 /// What one feed fetches: a resource, a scope, a form.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,6 +45,8 @@ pub struct Feed {
     pub reader: CacheReader,
     pub currency: Currency,
     pub renderings: Renderings,
+    /// Of a feed of Tables.
+    pub columns: Columns,
     leases: AtomicUsize,
     last_used: Mutex<Instant>,
     retired: CancellationToken,
@@ -266,7 +268,8 @@ impl Feed {
         let currency = Currency::default();
         let last_used = Mutex::new(Instant::now());
         let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
-        (writer, Self { spec, reader, currency, renderings, leases, last_used, retired, settled, resume })
+        let columns = Columns::default();
+        (writer, Self { spec, reader, currency, renderings, columns, leases, last_used, retired, settled, resume })
     }
 
     /// Completes when the feed is to end, because what it reads no longer fits the resource.

@@ -184,6 +184,11 @@ impl CacheReader {
         self.shared.inner.read().history
     }
 
+    /// The oldest version that a watch may start from, at this moment.
+    pub fn floor(&self) -> ResourceVersion {
+        self.shared.inner.read().floor
+    }
+
     /// Whether `rv` is the version of the newest event, so that others of the same version may follow.
     pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
         let inner = self.shared.inner.read();

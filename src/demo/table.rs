@@ -76,7 +76,7 @@ pub(crate) fn row(kind: &Kind, object: &Object, rv: u64, include: IncludeObject)
     }
     out.push(b']');
     match include {
-        IncludeObject::None => {}
+        IncludeObject::None => out.extend_from_slice(br#","object":null"#),
         IncludeObject::Metadata => {
             out.extend_from_slice(br#","object":"#);
             out.extend_from_slice(&object.partial(rv));
@@ -98,7 +98,7 @@ pub(crate) fn single(kind: &Kind, object: &Object, rv: u64, with_columns: bool, 
     out
 }
 
-/// The table of a bookmark: the cells of a zero object, and the revision in the row's object.
+/// The table of a bookmark: the cells of a zero object, and the row's object, which has the revision.
 pub(crate) fn bookmark(kind: &Kind, zero_object: &str, rv: u64, with_columns: bool) -> Vec<u8> {
     let cells = if is_pod(kind) {
         r#""","0/0","","0","<unknown>","<none>","<none>","<none>","<none>""#

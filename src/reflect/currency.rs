@@ -350,7 +350,7 @@ impl Prover {
         // Metadata as protobuf is laid out alike for every resource; JSON is the resource's own.
         let reader = match form {
             Form::Protobuf => ObjectReader::new(form, Shape::BuiltIn, Arc::default()),
-            Form::Json => ObjectReader::new(form, self.feed.spec.shape, Arc::default()),
+            Form::Json | Form::Table => ObjectReader::new(form, self.feed.spec.shape, Arc::default()),
         };
         let page = reader.list(&body)?;
         let versions = page.items.into_iter().map(|object| (object.key, object.rv)).collect();

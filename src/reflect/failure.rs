@@ -37,6 +37,8 @@ pub(super) fn over(error: Error) -> Failure {
         Error::OverBudget => Failure::Over(End::OverBudget),
         // A torn answer is tried again; one that reads wrong would read wrong again.
         Error::Wire(WireError::Truncated) => Failure::Upstream(error),
+        // What is held was printed under other columns, as when the apiserver is of another release now.
+        Error::Wire(WireError::OtherColumns) => Failure::Over(End::Outdated),
         Error::Wire(wire) => {
             tracing::warn!(error = %wire, "upstream's objects cannot be read");
             Failure::Over(End::Unreadable)

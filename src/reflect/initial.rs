@@ -7,7 +7,7 @@ use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
 
-use super::stream::{Ended, WatchStream, accept};
+use super::stream::{Ended, WatchStream, ask};
 
 /// A complete state, and the stream that continues it if it came by one.
 #[derive(Debug)]
@@ -125,12 +125,7 @@ impl Lister<'_> {
     }
 
     async fn page(&self, path: &str) -> Result<ListPage, Error> {
-        let form = self.spec.key.form;
-        let response = self.client.open(Question::Short, path, accept(form)).await?;
-        let answered = crate::upstream::form_of(&response);
-        if answered != Some(form) {
-            return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
-        }
+        let response = ask(self.client, Question::Short, path, self.spec.key.form).await?;
         let body = self.client.read(response).await?;
         Ok(self.reader.list(&body)?)
     }

@@ -8,13 +8,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::cache::{Feed, Feeds, Reason, Snapshot, State};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error, Question, form_of};
-use crate::wire::{Form, ListMeta, Object, Refused, Renderer, Representation, same_items};
+use crate::wire::{Form, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
 
 use super::metrics;
 
@@ -111,6 +112,11 @@ impl Qualifier {
             self.feed.refuse(wanted, Reason::NotInTable, &format_args!("{kind} of release 1.{minor}"));
             return true;
         };
+        if wanted == Representation::Table(Include::None) {
+            // Cells as they came: nothing is derived that could differ.
+            self.feed.renderings.qualify(renderer);
+            return true;
+        }
         let snapshot = self.feed.reader.snapshot();
         if let Err(refused) = self.derive_all(&snapshot, &renderer).await {
             self.feed.refuse(wanted, Reason::Unrenderable, &refused);
@@ -159,7 +165,8 @@ impl Qualifier {
             return;
         }
         self.shadow();
-        for renderer in self.feed.renderings.derived() {
+        let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
+        for renderer in self.feed.renderings.derived().into_iter().filter(includes_objects) {
             let snapshot = self.feed.reader.snapshot();
             if snapshot.is_empty() {
                 continue;
@@ -214,9 +221,9 @@ impl Qualifier {
     async fn compare(&self, renderer: &Renderer, path: &str, objects: &[&Arc<Object>]) -> Verdict {
         let representation = renderer.representation();
         let verdict = match self.upstreams_list(path, representation).await {
-            Ok(theirs) => match self.our_list(renderer, objects) {
-                Ok(ours) if same_items(representation.form(), &ours, &theirs) => Verdict::Equal,
-                Ok(_) => Verdict::Different,
+            Ok(theirs) => match self.is_same(renderer, objects, &theirs) {
+                Ok(true) => Verdict::Equal,
+                Ok(false) => Verdict::Different,
                 Err(_) => Verdict::Refused,
             },
             Err(error) if matches!(error.code(), Some(406 | 415)) => Verdict::NotOffered,
@@ -229,26 +236,29 @@ impl Qualifier {
         verdict
     }
 
-    async fn upstreams_list(&self, path: &str, representation: Representation) -> Result<bytes::Bytes, Error> {
-        let response = self.client.open(Question::Short, path, &representation.accept(true)).await?;
+    async fn upstreams_list(&self, path: &str, representation: Representation) -> Result<Bytes, Error> {
+        let include = match representation {
+            Representation::Table(include) => format!("&includeObject={}", include.as_str()),
+            _ => String::new(),
+        };
+        let path = format!("{path}{include}");
+        let response = self.client.open(Question::Short, &path, &representation.accept(true)).await?;
         if form_of(&response) != Some(representation.form()) {
             return Err(Error::Form(format!("asked for {representation}, got another form")));
         }
         self.client.read(response).await
     }
 
-    fn our_list(&self, renderer: &Renderer, objects: &[&Arc<Object>]) -> Result<Vec<u8>, Refused> {
+    /// Whether `theirs` is the list of `objects` that we would write.
+    fn is_same(&self, renderer: &Renderer, objects: &[&Arc<Object>], theirs: &[u8]) -> Result<bool, Refused> {
         let bodies: Vec<_> =
             objects.iter().map(|object| self.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
-        let meta = ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None };
-        let frame = renderer.list(&meta, bodies.len());
-        let len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
-        let mut list = frame.head(bodies.len(), len).to_vec();
-        for (index, body) in bodies.iter().enumerate() {
-            frame.put_item(index == 0, body, &mut list);
-        }
-        list.extend_from_slice(&frame.tail());
-        Ok(list)
+        let representation = renderer.representation();
+        Ok(match representation {
+            // Cells rot.
+            Representation::Table(_) => same_rows(&bodies, theirs),
+            _ => same_items(representation.form(), &list_of(renderer, &bodies), theirs),
+        })
     }
 
     /// The list of one object, as it is at `rv`.
@@ -280,6 +290,18 @@ impl Qualifier {
         };
         metrics::compared(&self.feed.spec.key, representation, outcome);
     }
+}
+
+fn list_of(renderer: &Renderer, bodies: &[Bytes]) -> Vec<u8> {
+    let meta = ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None };
+    let frame = renderer.list(&meta, bodies.len());
+    let len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
+    let mut list = frame.head(bodies.len(), len).to_vec();
+    for (index, body) in bodies.iter().enumerate() {
+        frame.put_item(index == 0, body, &mut list);
+    }
+    list.extend_from_slice(&frame.tail());
+    list
 }
 
 /// Never what differs: it may be a Secret.

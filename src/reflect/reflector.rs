@@ -9,7 +9,7 @@ use crate::base::{Backoff, Waits};
 use crate::cache::{CacheWriter, Change, End, Feed, Feeds, Snapshot, State as FeedState};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error};
-use crate::wire::ObjectReader;
+use crate::wire::{ObjectReader, WireError};
 
 use super::failure::{Failure, over, refuses_watch_list};
 use super::initial::{At, Initial, Lister};
@@ -272,6 +272,9 @@ impl Reflector {
             let step = match item {
                 Ok(item) => session::apply(item, &mut self.writer, &self.means.metrics),
                 Err(Ended::Clean) => return (State::Listed { at }, self.clean_end(at, opened)),
+                Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => {
+                    return (State::Listed { at }, Some(over(error)));
+                }
                 Err(ended) => return (State::Listed { at }, Some(ended.into())),
             };
             match step {

@@ -1,10 +1,11 @@
 use std::time::Duration;
 
+use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use crate::upstream::{Client, Error, Question, ResponseBody};
-use crate::wire::{Form, FrameSplitter, ObjectReader, WatchItem};
+use crate::wire::{Form, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem};
 
 /// One open watch upstream: bytes in, decoded items out.
 #[derive(Debug)]
@@ -36,11 +37,7 @@ const FRAME_BYTES_MAX: usize = 16 << 20;
 impl WatchStream {
     /// Opens a watch. The answer must be in `form`: anything else is [`Error::Form`].
     pub(super) async fn open(client: &Client, path_and_query: &str, form: Form) -> Result<Self, Error> {
-        let response = client.open(Question::Watch, path_and_query, accept(form)).await?;
-        let answered = crate::upstream::form_of(&response);
-        if answered != Some(form) {
-            return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
-        }
+        let response = ask(client, Question::Watch, path_and_query, form).await?;
         Ok(Self {
             body: response.into_body(),
             splitter: FrameSplitter::new(form, FRAME_BYTES_MAX),
@@ -81,11 +78,34 @@ impl WatchStream {
     }
 }
 
+/// Asks for something in a feed's form. The answer is in that form's encoding: anything else is [`Error::Form`].
+pub(super) async fn ask(
+    client: &Client,
+    question: Question,
+    path_and_query: &str,
+    form: Form,
+) -> Result<Response<ResponseBody>, Error> {
+    let response = match form {
+        Form::Json | Form::Protobuf => client.open(question, path_and_query, accept(form)).await?,
+        Form::Table => {
+            let mark = if path_and_query.contains('?') { '&' } else { '?' };
+            let path_and_query = format!("{path_and_query}{mark}includeObject=Object");
+            client.open(question, &path_and_query, accept(form)).await?
+        }
+    };
+    let answered = crate::upstream::form_of(&response);
+    if answered != Some(form.encoding()) {
+        return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
+    }
+    Ok(response)
+}
+
 /// What a feed of this form asks for. Protobuf comes with JSON behind it, so that a server without it says so by its
 /// answer rather than by a 406 (semantics.md §5.1).
-pub(super) fn accept(form: Form) -> &'static str {
+fn accept(form: Form) -> &'static str {
     match form {
         Form::Json => "application/json",
         Form::Protobuf => "application/vnd.kubernetes.protobuf,application/json",
+        Form::Table => TABLE_ACCEPT,
     }
 }

@@ -57,7 +57,8 @@ impl Supervisor {
     fn start(&self, demand: Demand) {
         let Demand { feed, writer } = demand;
         let key = feed.spec.key.clone();
-        let reader = Arc::new(ObjectReader::new(key.form, feed.spec.shape, feed.spec.fields.clone()));
+        let reader = ObjectReader::new(key.form, feed.spec.shape, feed.spec.fields.clone());
+        let reader = Arc::new(reader.noting(&feed.columns));
         let metrics = FeedMetrics::new(&key);
         let (proofs, proven) = mpsc::channel(1);
         let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), proofs);

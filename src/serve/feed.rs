@@ -76,7 +76,7 @@ impl Door {
             return Err(Unready::Forward(Reason::Underivable));
         }
         let lease = self.ready_feed(resource, need, form).await?;
-        if wanted == Representation::Object(form) {
+        if wanted == Representation::verbatim(form) {
             let renderer = Renderer::verbatim(lease.reader.envelope());
             return Ok(Source { lease, renderer });
         }
@@ -131,7 +131,7 @@ impl Door {
         };
         forms(resource, wanted).iter().find_map(|form| {
             let lease = running(*form)?;
-            if wanted == Representation::Object(*form) {
+            if wanted == Representation::verbatim(*form) {
                 return Some(Source { renderer: Renderer::verbatim(lease.reader.envelope()), lease });
             }
             // The next one may have it.
@@ -186,13 +186,14 @@ impl Door {
 
 /// The forms that a representation can be had from, the best first. Built-in resources are held in protobuf, which is
 /// what the most and the most sensitive clients ask for and from which the others are derived; in JSON only for what
-/// that does not give (encodings.md §7).
+/// that does not give (encodings.md §7). Tables are upstream's own: nobody else knows what it prints.
 fn forms(resource: &Resource, wanted: Representation) -> &'static [Form] {
     match (resource.form, wanted) {
-        (Form::Json, Representation::Object(Form::Protobuf)) => &[],
-        (Form::Json, _) => &[Form::Json],
+        (_, Representation::Table(_)) => &[Form::Table],
         (Form::Protobuf, Representation::Object(Form::Protobuf)) => &[Form::Protobuf],
         (Form::Protobuf, _) => &[Form::Protobuf, Form::Json],
+        (_, Representation::Object(Form::Protobuf)) => &[],
+        (_, _) => &[Form::Json],
     }
 }
 

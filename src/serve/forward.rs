@@ -22,6 +22,8 @@ use crate::upstream::{Body, Client, Error, HOPS, Lane, status_from_code};
 
 /// Longest chain of proxies.
 const HOPS_MAX: usize = 16;
+/// Rows of a Table that identical requests wait for together.
+const SHARED_ROWS_MAX: usize = 1_000;
 
 impl Door {
     /// Passes a request on as it is.
@@ -42,9 +44,12 @@ impl Door {
         if lane == Lane::Tunnel {
             return self.tunnel(request, manner, place).await;
         }
-        let shared = matches!(reason, Reason::ConsistentGet | Reason::NoProof)
-            && lane == Lane::Short
-            && request.body().is_end_stream();
+        let alike = match reason {
+            Reason::ConsistentGet | Reason::NoProof => true,
+            Reason::Table => is_short_table(info, query),
+            _ => false,
+        };
+        let shared = alike && lane == Lane::Short && request.body().is_end_stream();
         if shared {
             return self.shared(&request, manner).await;
         }
@@ -171,6 +176,12 @@ async fn ask(client: Client, path_and_query: String, headers: HeaderMap) -> Resu
     let body: Bytes = client.read(response).await?;
     headers.remove(CONTENT_LENGTH);
     Ok(Answer { status, headers, body })
+}
+
+/// One row, or a page of some: what is shared is read whole. kubectl asks for pages of 500.
+fn is_short_table(info: Option<&RequestInfo>, query: &Query) -> bool {
+    let limit = query.first("limit").and_then(|limit| limit.parse::<usize>().ok());
+    info.is_some_and(|info| info.verb == Verb::Get) || limit.is_some_and(|limit| (1..=SHARED_ROWS_MAX).contains(&limit))
 }
 
 /// Which connections a passed-through request uses.

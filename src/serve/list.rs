@@ -79,7 +79,7 @@ impl Page {
         let frame = renderer.list(&meta, objects.len());
         // A JSON head says nothing of lengths.
         let items_len = match representation.form() {
-            Form::Json => 0,
+            Form::Json | Form::Table => 0,
             Form::Protobuf => {
                 let lens = objects.iter().map(|object| Ok(frame.item_len(reader.body(object, renderer)?.len())));
                 lens.sum::<Result<_, Refused>>()?

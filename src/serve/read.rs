@@ -17,6 +17,7 @@ use crate::auth::Grant;
 use crate::cache::Start;
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
+use crate::wire::{Object, Representation};
 
 /// When a watch that found its feed still being filled may try again.
 const SYNC_RETRY_SECONDS: u32 = 1;
@@ -26,6 +27,8 @@ struct Admitted {
     grant: Grant,
     place: Place,
     source: Source,
+    /// What a Table watch begins with.
+    row: Option<Object>,
 }
 
 impl Door {
@@ -106,8 +109,12 @@ impl Door {
         visit: Visit,
         grant: Grant,
         resource: &Resource,
-        read: WatchRead,
+        mut read: WatchRead,
     ) -> Response<ReplyBody> {
+        let row = match self.first_row(&visit, resource, &mut read).await {
+            Ok(row) => row,
+            Err(reason) => return self.pass(visit, reason).await,
+        };
         let resume = match read.start {
             WatchStart::After(rv) => Some(rv),
             _ => None,
@@ -123,6 +130,12 @@ impl Door {
             Err(why) => return self.unready(visit, why).await,
         };
         let lease = &source.lease;
+        // kubectl lists, which upstream answers, and ends for good when it cannot go on from there.
+        if let (Representation::Table(_), Some(resume)) = (read.representation, resume)
+            && resume < lease.reader.floor()
+        {
+            return self.pass(visit, Reason::TooOld).await;
+        }
         let fresh = match read.start {
             WatchStart::State { at, .. } => self.fresh(lease, at, visit.received).await,
             WatchStart::FromCurrent => self.fresh(lease, VersionMatch::Unset, visit.received).await,
@@ -146,7 +159,7 @@ impl Door {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many_watches(shed)),
         };
-        self.open_watch(visit, Admitted { grant, place, source }, &read, failed)
+        self.open_watch(visit, Admitted { grant, place, source, row }, &read, failed)
     }
 
     fn open_watch(
@@ -182,7 +195,7 @@ impl Door {
         failed: Option<Status>,
         protocol: &'static str,
     ) -> WatchSession {
-        let Admitted { grant, place, source: Source { lease, renderer } } = admitted;
+        let Admitted { grant, place, source: Source { lease, renderer }, row } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
         let metrics = WatchMetrics::open(&lease.spec.key, read.representation, protocol);
@@ -200,7 +213,8 @@ impl Door {
             }
         };
         let drain = self.drain.clone();
-        let mut session = WatchSession::new(Opening { grant, place, lease, renderer, opened, terms, drain, metrics });
+        let mut session =
+            WatchSession::new(Opening { grant, place, lease, renderer, opened, row, terms, drain, metrics });
         if let Some((status, end)) = refusal {
             session.end_with(&status, end);
         }

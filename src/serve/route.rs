@@ -8,12 +8,12 @@ use http::Method;
 
 use crate::cache::View;
 use crate::kube::{
-    Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, Gvr, ListOptions, ListPlan, MediaType, ObjectKey,
-    Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate, pretty,
-    router_accepts,
+    Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, Gvr, ListOptions, ListPlan, MediaType, MetaVersion,
+    ObjectKey, Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
+    pretty, router_accepts,
 };
 use crate::upstream::{Origin, Resource};
-use crate::wire::{Form, Representation};
+use crate::wire::{Form, Include, Representation};
 
 /// Who answers a request, and with what.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,8 +44,12 @@ pub(super) enum Reason {
     Aggregated,
     /// It cannot be watched, so it cannot be cached.
     NotWatchable,
-    /// Table, YAML, CBOR, indented JSON.
+    /// YAML, CBOR, indented JSON.
     Representation,
+    /// A Table with cells as of now: upstream prints them when it is asked.
+    Table,
+    /// A Table watch from before the history that is held here.
+    TooOld,
     /// It cannot be derived from what is cached.
     Underivable,
     /// No acceptable form: upstream says it in its words.
@@ -185,8 +189,9 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
     if matches!(choice, Choice::NotAcceptable | Choice::NotStreamable) {
         return Ok(Route::Forward(Reason::NotAcceptable));
     }
-    let Some(representation) = representation(choice, &info.verb) else {
-        return Ok(Route::Forward(Reason::Representation));
+    let Some(representation) = representation(choice, &info.verb, query) else {
+        let table = matches!(choice, Choice::Converted { target: Conversion::Table, media: MediaType::Json, .. });
+        return Ok(Route::Forward(if table { Reason::Table } else { Reason::Representation }));
     };
     if representation.form() == Form::Json && pretty(query, user_agent, accept, offers) {
         return Ok(Route::Forward(Reason::Representation));
@@ -214,6 +219,9 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
     let view = View::new(namespace, Selector { labels: options.labels.clone(), fields });
     if watch {
         let start = options.watch_start()?;
+        if matches!(representation, Representation::Table(_)) && !is_printed(start, &view, resource) {
+            return Ok(Route::Forward(Reason::Table));
+        }
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
         return Ok(Route::Watch(WatchRead { representation, view, start, bookmarks, timeout_seconds }));
     }
@@ -239,9 +247,10 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
     Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some() }))
 }
 
-/// What a feed's objects can be written as. A list's metadata is asked for as a list, and that of one object, or of
+/// What a feed's objects can be written as. Of Tables watches alone, for their cells are as old as the events. A list's
+/// metadata is asked for as a list, and that of one object, or of
 /// each that a watch shows, as one; what other pairs mean is upstream's to say.
-fn representation(choice: Choice, verb: &Verb) -> Option<Representation> {
+fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Representation> {
     let form = match choice.media()? {
         MediaType::Json => Form::Json,
         MediaType::Protobuf => Form::Protobuf,
@@ -253,7 +262,20 @@ fn representation(choice: Choice, verb: &Verb) -> Option<Representation> {
         | (Choice::Converted { target: Conversion::PartialObjectMetadata, version, .. }, Verb::Get | Verb::Watch) => {
             Some(Representation::Metadata(form, version))
         }
+        (Choice::Converted { target: Conversion::Table, version: MetaVersion::V1, .. }, Verb::Watch) => {
+            Include::parse(query.first("includeObject").unwrap_or_default()).map(Representation::Table)
+        }
         _ => None,
+    }
+}
+
+/// Whether the rows of a Table watch are to be had. Ages and their like are as of when a row was printed: good for what
+/// happens from now on, and not for a state, but that of one object, which upstream can be asked for.
+fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
+    match start {
+        WatchStart::After(_) => true,
+        WatchStart::State { end_bookmark, .. } => !end_bookmark && view.single(resource.namespaced).is_some(),
+        WatchStart::FromCached | WatchStart::FromCurrent => false,
     }
 }
 
@@ -294,6 +316,8 @@ impl Reason {
             Self::Aggregated => "aggregated",
             Self::NotWatchable => "not_watchable",
             Self::Representation => "representation",
+            Self::Table => "table",
+            Self::TooOld => "too_old",
             Self::Underivable => "underivable",
             Self::NotAcceptable => "not_acceptable",
             Self::Parameter => "parameter",

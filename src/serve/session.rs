@@ -14,7 +14,7 @@ use crate::auth::Grant;
 use crate::base::{DrainWatch, Draining};
 use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State};
 use crate::kube::{EventType, ResourceVersion, Status};
-use crate::wire::{Refused, Renderer};
+use crate::wire::{Columns, Object, Refused, Renderer, Representation};
 
 /// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
 ///
@@ -30,6 +30,8 @@ pub(super) struct WatchSession {
     seen_bookmarks: u64,
     clock: Clock,
     drain: Pin<Box<dyn Future<Output = Draining> + Send>>,
+    /// Of a Table: for the first event, and for that one alone.
+    columns: Option<Columns>,
     metrics: WatchMetrics,
     _grant: Grant,
     _place: Place,
@@ -44,6 +46,8 @@ enum Phase {
         next: String,
         end_bookmark: bool,
     },
+    /// A state of one object as upstream has just printed it, older than all events.
+    Row(Object),
     Live,
     /// A last frame, then the end.
     Last(Bytes, End),
@@ -83,6 +87,8 @@ pub(super) struct Opening {
     pub(super) lease: Lease,
     pub(super) renderer: Renderer,
     pub(super) opened: Opened,
+    /// A state of one object, as a Table has it.
+    pub(super) row: Option<Object>,
     pub(super) terms: Terms,
     pub(super) drain: DrainWatch,
     pub(super) metrics: WatchMetrics,
@@ -106,8 +112,10 @@ const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
-        let Opening { grant, place, lease, renderer, opened: Opened { snapshot, cursor }, terms, drain, metrics } =
-            opening;
+        let Opening { grant, place, lease, renderer, opened, row, terms, drain, metrics } = opening;
+        let Opened { snapshot, cursor } = opened;
+        let is_table = matches!(renderer.representation(), Representation::Table(_));
+        let columns = is_table.then(|| lease.columns.clone());
         let cursor = cursor.rendered_by(renderer);
         let over = terms.timeout_seconds.is_some_and(i64::is_negative);
         let phase = match snapshot {
@@ -117,7 +125,7 @@ impl WatchSession {
                 Phase::Ended
             }
             Some(snapshot) => Phase::Initial { snapshot, next: String::new(), end_bookmark: terms.end_bookmark },
-            None => Phase::Live,
+            None => row.map_or(Phase::Live, Phase::Row),
         };
         Self {
             seen_bookmarks: lease.reader.progress().bookmarks,
@@ -128,6 +136,7 @@ impl WatchSession {
             phase,
             bookmarks: terms.bookmarks,
             drain: Box::pin(drain.my_slot()),
+            columns,
             metrics,
             _grant: grant,
             _place: place,
@@ -159,6 +168,13 @@ impl WatchSession {
                         continue;
                     }
                 }
+                Phase::Row(object) => match self.cursor.renderer().frame(EventType::Added, object.body()) {
+                    Ok(frame) => {
+                        batch.push(frame);
+                        self.phase = Phase::Live;
+                    }
+                    Err(refused) => self.underivable(&refused),
+                },
                 Phase::Live => {
                     if self.over(cx) {
                         continue;
@@ -168,7 +184,11 @@ impl WatchSession {
                     }
                 }
             }
-            if !batch.is_empty() {
+            if let Some(first) = batch.first_mut() {
+                if let Some(headed) = self.columns.as_ref().and_then(|columns| columns.put(first)) {
+                    *first = headed;
+                    self.columns = None;
+                }
                 self.metrics.sent(batch);
                 return Poll::Ready(Some(()));
             }

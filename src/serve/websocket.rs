@@ -178,7 +178,7 @@ where
     for frame in batch {
         let payload = websocket_payload(form, frame);
         let message = match form {
-            Form::Json => Message::Text(Utf8Bytes::try_from(payload)?),
+            Form::Json | Form::Table => Message::Text(Utf8Bytes::try_from(payload)?),
             Form::Protobuf => Message::Binary(payload),
         };
         socket.feed(message).await?;

@@ -1,4 +1,5 @@
 use bytes::{BufMut, Bytes, BytesMut};
+use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -6,7 +7,7 @@ use super::envelope::json_text;
 use super::object::Digits;
 use super::proto_object::{META_ANNOTATIONS, META_RESOURCE_VERSION};
 use super::protobuf::{self, Fields, map_entry, put_field, put_header};
-use super::{Envelope, Form, Object, Shape, WireError};
+use super::{Envelope, Form, Object, Shape, WireError, table};
 use crate::kube::{EventType, ResourceVersion};
 
 /// The last upstream bookmark as a template, re-stamped for each bookmark sent.
@@ -26,9 +27,10 @@ pub struct BookmarkTemplate {
 struct Hole {
     /// JSON: the body up to the digits. Protobuf: the metadata fields before the resourceVersion.
     before: Vec<u8>,
-    /// JSON: the body from the digits on. Protobuf: the metadata fields after the resourceVersion.
+    /// JSON: the body from the digits on, in a Table up to those of the row's object. Protobuf: the metadata fields
+    /// after the resourceVersion.
     after: Vec<u8>,
-    /// Protobuf: the body's fields after the metadata.
+    /// A Table: what follows the second digits. Protobuf: the body's fields after the metadata.
     rest: Vec<u8>,
 }
 
@@ -41,6 +43,7 @@ impl BookmarkTemplate {
         let holes = |end| match envelope.form() {
             Form::Json => Hole::in_json(envelope.shape(), object.body(), end),
             Form::Protobuf => Hole::in_protobuf(object.body(), end),
+            Form::Table => Hole::in_table(envelope.shape(), object.body(), end),
         };
         if object.form() != envelope.form() {
             return Err(WireError::WrongForm);
@@ -71,13 +74,22 @@ impl BookmarkTemplate {
 
 impl Hole {
     fn minimal(envelope: &Envelope, end: bool) -> Self {
+        let (api_version, kind) = (json_text(envelope.api_version()), json_text(envelope.kind()));
         let hole = match (envelope.form(), envelope.shape()) {
             (Form::Protobuf, _) => Self::in_protobuf(&MINIMAL_PROTOBUF, end),
             (Form::Json, shape @ Shape::BuiltIn) => Self::in_json(shape, MINIMAL_METADATA.as_bytes(), end),
             (Form::Json, shape @ Shape::Custom) => {
-                let (api_version, kind) = (json_text(envelope.api_version()), json_text(envelope.kind()));
                 let object = format!(r#"{{"apiVersion":{api_version},"kind":{kind},{MINIMAL_METADATA}"#);
                 Self::in_json(shape, object.as_bytes(), end)
+            }
+            (Form::Table, shape) => {
+                let type_meta = match shape {
+                    Shape::BuiltIn => format!(r#""kind":{kind},"apiVersion":{api_version}"#),
+                    Shape::Custom => format!(r#""apiVersion":{api_version},"kind":{kind}"#),
+                };
+                let row = format!(r#"{{"cells":[],"object":{{{type_meta},{MINIMAL_METADATA}}}"#);
+                let body = [table::VERSION, "1", table::ROWS, &row, table::TAIL].concat();
+                Self::in_table(shape, body.as_bytes(), end)
             }
         };
         hole.expect("the minimal bodies are well-formed")
@@ -91,6 +103,13 @@ impl Hole {
                 out.put_slice(before);
                 out.put_slice(digits);
                 out.put_slice(after);
+            }
+            Form::Table => {
+                out.put_slice(before);
+                out.put_slice(digits);
+                out.put_slice(after);
+                out.put_slice(digits);
+                out.put_slice(rest);
             }
             Form::Protobuf => {
                 put_header(&mut out, METADATA, before.len() + protobuf::field_len(digits.len()) + after.len());
@@ -135,6 +154,21 @@ impl Hole {
         let head = format!("{}{{{before}{}\"resourceVersion\":\"", &document[brace.len()..at], comma(&before));
         let tail = format!("\"{}{after}}}{}", comma(&after), &document[at + metadata.get().len()..]);
         Ok(Self { before: head.into(), after: tail.into(), rest: Vec::new() })
+    }
+
+    fn in_table(shape: Shape, body: &[u8], end: bool) -> Result<Self, WireError> {
+        let object = table::object_of(body).ok_or(WireError::Layout("a bookmark that is no Table of one row"))?;
+        let version = table::version_and_rows(body).map_or(0, |(version, _)| version.len());
+        let (before, between) = body[..object.start].split_at(table::VERSION.len());
+        // Its `TypeMeta` stays where it is.
+        let inner = &body[object.clone()];
+        let metadata_at = match shape {
+            Shape::BuiltIn => memmem::find(inner, br#""metadata":"#).ok_or(WireError::NoMetadata)?,
+            Shape::Custom => 0,
+        };
+        let inner = Self::in_json(shape, &inner[metadata_at..], end)?;
+        let after = [&between[version..], &body[object.start..object.start + metadata_at], &inner.before].concat();
+        Ok(Self { before: before.into(), after, rest: [&inner.after, &body[object.end..]].concat() })
     }
 
     fn in_protobuf(body: &[u8], end: bool) -> Result<Self, WireError> {

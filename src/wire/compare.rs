@@ -8,7 +8,9 @@ use super::protobuf::leading_message;
 /// and what remains. False when one of them is no such document.
 pub fn same_items(form: Form, ours: &[u8], theirs: &[u8]) -> bool {
     match form {
-        Form::Json => without_json_metadata(ours).is_some_and(|ours| without_json_metadata(theirs) == Some(ours)),
+        Form::Json | Form::Table => {
+            without_json_metadata(ours).is_some_and(|ours| without_json_metadata(theirs) == Some(ours))
+        }
         Form::Protobuf => {
             without_protobuf_metadata(ours).is_some_and(|ours| without_protobuf_metadata(theirs) == Some(ours))
         }

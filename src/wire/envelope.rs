@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::protobuf::{self, field_len, put_field, put_header};
-use super::{Form, ListFrame, ListMeta, Shape};
+use super::{Form, ListFrame, ListMeta, Shape, table};
 use crate::kube::EventType;
 
 /// How a feed's bodies become frames: its form, its shape and its kind's `TypeMeta`.
@@ -28,8 +28,8 @@ struct Parts {
 }
 
 impl Envelope {
-    /// For objects of `kind` in `api_version` (`v1`, `apps/v1`). The list kind is `kind` followed by `List`, as it is
-    /// for every built-in; see [`with_list_kind`](Self::with_list_kind).
+    /// For objects of `kind` in `api_version` (`v1`, `apps/v1`), or for their rows. The list kind is `kind` followed by
+    /// `List`, as it is for every built-in; see [`with_list_kind`](Self::with_list_kind).
     pub fn new(form: Form, api_version: &str, kind: &str, shape: Shape) -> Self {
         let object_head = object_head(form, shape, api_version, kind);
         let (api_version, list_kind, kind) = (api_version.to_owned(), format!("{kind}List"), kind.to_owned());
@@ -70,7 +70,7 @@ impl Envelope {
     pub fn frame(&self, event_type: EventType, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.frame_len(event_type, body.len()));
         match self.parts.form {
-            Form::Json => {
+            Form::Json | Form::Table => {
                 put_json_event(&mut out, event_type);
                 out.put_slice(&self.parts.object_head);
                 out.put_slice(body);
@@ -88,7 +88,7 @@ impl Envelope {
     /// Bytes of [`frame`](Self::frame) for a body of `body_len` bytes.
     pub fn frame_len(&self, event_type: EventType, body_len: usize) -> usize {
         match self.parts.form {
-            Form::Json => {
+            Form::Json | Form::Table => {
                 json_event_head_len(event_type) + self.parts.object_head.len() + body_len + JSON_EVENT_TAIL.len()
             }
             Form::Protobuf => protobuf_event_len(event_type, self.object_len(body_len)),
@@ -99,7 +99,7 @@ impl Envelope {
     pub fn object(&self, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.object_len(body.len()));
         match self.parts.form {
-            Form::Json => {
+            Form::Json | Form::Table => {
                 out.put_slice(&self.parts.object_head);
                 out.put_slice(body);
                 out.put_u8(b'\n');
@@ -110,11 +110,12 @@ impl Envelope {
         out.freeze()
     }
 
-    /// The pieces of a LIST answer with this metadata.
+    /// The pieces of a LIST answer with this metadata. Lists of Tables are never written here: their cells would be as
+    /// old as the rows.
     pub fn list(&self, meta: &ListMeta) -> ListFrame {
         let Parts { form, shape, api_version, list_kind, .. } = &*self.parts;
         match form {
-            Form::Json => ListFrame::json(*shape, api_version, list_kind, meta),
+            Form::Json | Form::Table => ListFrame::json(*shape, api_version, list_kind, meta),
             Form::Protobuf => ListFrame::protobuf(type_meta_head(api_version, list_kind), meta),
         }
     }
@@ -125,7 +126,7 @@ impl Envelope {
         let event_type = EventType::Error;
         let mut out = BytesMut::new();
         match self.parts.form {
-            Form::Json => {
+            Form::Json | Form::Table => {
                 out.reserve(json_event_head_len(event_type) + status_json.len() + JSON_EVENT_TAIL.len());
                 put_json_event(&mut out, event_type);
                 out.put_slice(status_json);
@@ -144,7 +145,7 @@ impl Envelope {
     fn object_len(&self, body_len: usize) -> usize {
         let head = self.parts.object_head.len();
         match self.parts.form {
-            Form::Json => head + body_len + 1,
+            Form::Json | Form::Table => head + body_len + 1,
             Form::Protobuf => head + field_len(body_len) + UNKNOWN_TAIL.len(),
         }
     }
@@ -160,7 +161,7 @@ impl Envelope {
 /// (semantics.md §6). Shares the frame's bytes.
 pub fn websocket_payload(form: Form, frame: &Bytes) -> Bytes {
     match form {
-        Form::Json => frame.clone(),
+        Form::Json | Form::Table => frame.clone(),
         Form::Protobuf => frame.slice(LENGTH_PREFIX.min(frame.len())..),
     }
 }
@@ -172,6 +173,7 @@ fn object_head(form: Form, shape: Shape, api_version: &str, kind: &str) -> Vec<u
             format!(r#"{{"kind":{},"apiVersion":{},"#, json_text(kind), json_text(api_version)).into_bytes()
         }
         (Form::Protobuf, _) => type_meta_head(api_version, kind),
+        (Form::Table, _) => table::TYPE_META.into(),
     }
 }
 

@@ -44,4 +44,7 @@ pub enum WireError {
     /// An object of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
     #[error("the object is of another kind than this feed")]
     WrongKind,
+    /// A Table with other columns than those before it.
+    #[error("the Table has other columns than before")]
+    OtherColumns,
 }

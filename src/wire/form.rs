@@ -7,6 +7,8 @@ pub enum Form {
     Json,
     /// Built-in kinds only: custom resources have no protobuf form.
     Protobuf,
+    /// The rows that upstream prints of them, each with its whole object, in JSON.
+    Table,
 }
 
 /// How the apiserver lays out one resource's JSON. Protobuf has one layout, and ignores this.
@@ -19,18 +21,28 @@ pub enum Shape {
 }
 
 impl Form {
-    /// `json` or `protobuf`: for logs, metric labels and configuration.
+    /// What its bytes are encoded in: a Table is JSON.
+    #[must_use]
+    pub fn encoding(self) -> Self {
+        match self {
+            Self::Json | Self::Table => Self::Json,
+            Self::Protobuf => Self::Protobuf,
+        }
+    }
+
+    /// `json`, `protobuf` or `table`: for logs, metric labels and configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Json => "json",
             Self::Protobuf => "protobuf",
+            Self::Table => "table",
         }
     }
 
     /// The `Content-Type` of GET, LIST and error answers, to the byte (semantics.md §5.3).
     pub fn media_type(self) -> &'static str {
         match self {
-            Self::Json => "application/json",
+            Self::Json | Self::Table => "application/json",
             Self::Protobuf => "application/vnd.kubernetes.protobuf",
         }
     }
@@ -38,13 +50,13 @@ impl Form {
     /// The `Content-Type` of watch answers. JSON has no `;stream=watch` there, even if it was asked for (§5.3).
     pub fn watch_media_type(self) -> &'static str {
         match self {
-            Self::Json => "application/json",
+            Self::Json | Self::Table => "application/json",
             Self::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
         }
     }
 
-    /// The form of an *upstream* answer, from its `Content-Type`. Parameters are ignored, except that `as=` (a Table or
-    /// `PartialObjectMetadata`) is no form of the resource itself. `None` for every other media type.
+    /// The encoding of an *upstream* answer, from its `Content-Type`. Parameters are ignored, except that `as=`, which
+    /// upstream puts on discovery only, is no form of a resource. `None` for every other media type.
     pub fn from_content_type(value: &str) -> Option<Self> {
         let mut parts = value.split(';').map(str::trim);
         let media_type = parts.next()?;

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use memchr::memchr2;
+use memchr::{memchr, memchr2};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 
 use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
+use super::json_document::utf8;
 use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldSlots, NodeId, PathTrie};
 use crate::kube::{Attributes, FieldTable, ObjectKey, ResourceVersion};
@@ -70,7 +71,7 @@ impl JsonPaths {
     }
 }
 
-impl Found<'_> {
+impl<'de> Found<'de> {
     pub(super) fn name(&self) -> &str {
         self.text(NAME)
     }
@@ -95,21 +96,48 @@ impl Found<'_> {
         self.text(INITIAL_EVENTS_END_SLOT) == "true"
     }
 
+    /// The version as it is spelled, if it stands in the document as it is.
+    pub(super) fn resource_version_text(&self) -> Option<&'de str> {
+        match self.texts[RESOURCE_VERSION] {
+            Some(Cow::Borrowed(digits)) => Some(digits),
+            _ => None,
+        }
+    }
+
     fn text(&self, slot: usize) -> &str {
         self.texts[slot].as_deref().unwrap_or_default()
     }
 
     fn resource_version(&self, body_at: usize) -> Result<(ResourceVersion, RvSpan), WireError> {
         // Borrowed means that the digits stand in the document as they are, so that they can be overwritten there.
-        let Some(Cow::Borrowed(digits)) = self.texts[RESOURCE_VERSION] else {
-            return Err(WireError::BadResourceVersion);
-        };
+        let digits = self.resource_version_text().ok_or(WireError::BadResourceVersion)?;
         let rv = parse_resource_version(digits)?;
         let in_document = digits.as_ptr().addr() - self.document.as_ptr().addr();
         let offset = in_document.checked_sub(body_at).and_then(|offset| u32::try_from(offset).ok());
         let offset = offset.ok_or(WireError::BadResourceVersion)?;
         Ok((rv, RvSpan { offset, len: u8::try_from(digits.len()).map_err(|_| WireError::BadResourceVersion)? }))
     }
+}
+
+/// One pass over an object, and the checks that do not depend on how its `TypeMeta` is laid out.
+pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -> Result<Found<'a>, WireError> {
+    // Insignificant whitespace is legal JSON, but a newline inside a body would end its watch frame early.
+    if memchr(b'\n', object).is_some() {
+        return Err(WireError::Layout("an object is spread over several lines"));
+    }
+    // A body starts after the first byte or later, and that byte must be the brace that a list puts back.
+    if object.first() != Some(&b'{') {
+        return Err(WireError::Layout("an object does not begin with a brace"));
+    }
+    let found = paths.read(utf8(object)?)?;
+    check_name(named, found.namespace(), found.name())?;
+    Ok(found)
+}
+
+/// Names and namespaces are path segments; with a slash in one, two objects could share a key.
+pub(super) fn check_name(named: bool, namespace: &str, name: &str) -> Result<(), WireError> {
+    let valid = !named || !(name.is_empty() || name.contains('/') || namespace.contains('/'));
+    if valid { Ok(()) } else { Err(WireError::BadName) }
 }
 
 /// `serde_json` skips values without recursion, so its own limit does not apply to them; Go's decoder has this one.

@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 
 use super::protobuf::{self, put_varint, varint_len};
-use super::{Form, Representation, WireError};
+use super::{Form, Representation, WireError, table};
 use crate::kube::{Attributes, ObjectKey, ResourceVersion};
 
 /// One revision of one object, immutable. The body is held once: store, ring, LIST and every frame share it.
@@ -28,7 +28,7 @@ pub struct Object {
     json: Mutex<Option<Box<Bytes>>>,
 }
 
-const _: () = assert!(Representation::ALL.len() <= 8, "a bit each");
+const _: () = assert!(Representation::PLACES <= 8, "a bit each");
 
 /// Where the resourceVersion's digits are in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20 digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +43,15 @@ pub(super) struct Reading {
     pub(super) rv: ResourceVersion,
     pub(super) rv_at: RvSpan,
     pub(super) attributes: Attributes,
+}
+
+impl Reading {
+    /// The same, of a body in which what was read begins `by` bytes further in.
+    pub(super) fn moved(self, by: usize) -> Result<Self, WireError> {
+        let offset = u32::try_from(by).ok().and_then(|by| self.rv_at.offset.checked_add(by));
+        let offset = offset.ok_or(WireError::BadResourceVersion)?;
+        Ok(Self { rv_at: RvSpan { offset, ..self.rv_at }, ..self })
+    }
 }
 
 impl Object {
@@ -66,7 +75,7 @@ impl Object {
 
     /// The body with `rv` in place of its own resourceVersion and nothing else changed: what the apiserver sends when
     /// an object leaves a watch's selection (semantics.md §4.2). In protobuf the lengths around it follow the digit
-    /// count. One allocation of exact size; none when `rv` is the object's own.
+    /// count; a Table has the version twice. One allocation of exact size; none when `rv` is the object's own.
     pub fn restamped(&self, rv: ResourceVersion) -> Bytes {
         if rv == self.rv {
             return self.body.clone();
@@ -76,18 +85,19 @@ impl Object {
         let (start, end) = (self.rv_at.offset as usize, self.rv_at.offset as usize + usize::from(self.rv_at.len));
         match self.form {
             Form::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
+            Form::Table => table::restamped(&self.body, (start, end), digits),
             Form::Protobuf => self.restamped_protobuf(start, end, digits),
         }
     }
 
     /// Whether it has been written in a representation, and so can be again.
     pub fn was_written(&self, representation: Representation) -> bool {
-        self.written.load(Ordering::Relaxed) & (1 << representation.index()) != 0
+        self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
     }
 
     /// It has been written in a representation.
     pub fn note_written(&self, representation: Representation) {
-        self.written.fetch_or(1 << representation.index(), Ordering::Relaxed);
+        self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
     }
 
     /// Its JSON body, if that was derived and is kept.

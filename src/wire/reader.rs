@@ -1,16 +1,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use memchr::memchr;
 
 use super::json_document::{self, Page, Status, utf8};
-use super::json_object::{Found, JsonPaths};
+use super::json_object::{Found, JsonPaths, check_name, json_found};
 use super::list_frame::{LIST_ITEMS, LIST_META_CONTINUE, LIST_META_RESOURCE_VERSION, LIST_METADATA};
 use super::object::parse_resource_version;
 use super::proto_document::{self, Document};
 use super::proto_object::{Metadata, ProtoPaths};
 use super::protobuf::Fields;
-use super::{Form, Object, Shape, WireError};
+use super::table::{self, OneRow, Rows};
+use super::{Columns, Form, Object, Shape, WireError};
 use crate::kube::{EventType, FieldTable, ResourceVersion};
 
 /// Reads the objects of one feed.
@@ -27,6 +27,7 @@ pub struct ObjectReader {
 enum Paths {
     Json(JsonPaths),
     Protobuf(ProtoPaths),
+    Table(JsonPaths, Columns),
 }
 
 struct TypeMeta {
@@ -43,7 +44,8 @@ pub enum WatchItem {
         event_type: EventType,
         /// Its body is a slice of `frame`: the event's bytes are held once.
         object: Object,
-        /// Verbatim; equal to [`Envelope::frame`](super::Envelope::frame) of `event_type` and the body.
+        /// Verbatim, but for a Table's columns; equal to [`Envelope::frame`](super::Envelope::frame) of `event_type`
+        /// and the body.
         frame: Bytes,
     },
     /// Everything up to `rv` has been sent.
@@ -94,8 +96,18 @@ impl ObjectReader {
         let paths = match form {
             Form::Json => Paths::Json(JsonPaths::new(&fields)),
             Form::Protobuf => Paths::Protobuf(ProtoPaths::new(&fields)),
+            Form::Table => Paths::Table(JsonPaths::new(&fields), Columns::default()),
         };
         Self { shape, fields, paths, expected: None }
+    }
+
+    /// Takes note of Tables' columns here.
+    #[must_use]
+    pub fn noting(mut self, columns: &Columns) -> Self {
+        if let Paths::Table(_, noted) = &mut self.paths {
+            *noted = columns.clone();
+        }
+        self
     }
 
     /// Makes it an error ([`WireError::WrongKind`]) that an object with `TypeMeta` is of another kind. Without it, a
@@ -111,6 +123,7 @@ impl ObjectReader {
         match self.paths {
             Paths::Json(_) => Form::Json,
             Paths::Protobuf(_) => Form::Protobuf,
+            Paths::Table(..) => Form::Table,
         }
     }
 
@@ -126,12 +139,15 @@ impl ObjectReader {
     pub fn watch_event(&self, frame: Bytes) -> Result<WatchItem, WireError> {
         check_size(&frame)?;
         let (event_type, document) = match self.paths {
-            Paths::Json(_) => json_document::split_event(&frame)?,
+            Paths::Json(_) | Paths::Table(..) => json_document::split_event(&frame)?,
             Paths::Protobuf(_) => proto_document::split_event(&frame)?,
         };
         if event_type == EventType::Error {
             let event = self.error_event(frame.slice_ref(document))?;
             return Ok(WatchItem::Error { event });
+        }
+        if let Paths::Table(paths, columns) = &self.paths {
+            return self.row_event(paths, columns, frame);
         }
         let named = event_type != EventType::Bookmark;
         let (object, initial_events_end) = self.read(document, named, |body| (frame.slice_ref(body), frame.len()))?;
@@ -150,7 +166,7 @@ impl ObjectReader {
         check_size(document)?;
         // Go's encoder ends a document with a newline.
         let document = match self.paths {
-            Paths::Json(_) => document.strip_suffix(b"\n").unwrap_or(document),
+            Paths::Json(_) | Paths::Table(..) => document.strip_suffix(b"\n").unwrap_or(document),
             Paths::Protobuf(_) => document,
         };
         self.read(document, true, copied).map(|(object, _)| object)
@@ -164,6 +180,7 @@ impl ObjectReader {
         match &self.paths {
             Paths::Json(paths) => self.json_list(paths, page),
             Paths::Protobuf(paths) => protobuf_list(paths, page),
+            Paths::Table(paths, columns) => self.table_list(paths, columns, page),
         }
     }
 
@@ -195,6 +212,7 @@ impl ObjectReader {
                 let initial_events_end = metadata.initial_events_end;
                 (raw, paths.reading(raw, metadata)?, initial_events_end)
             }
+            Paths::Table(..) => return Err(WireError::Layout("one row is read from a watch or a list")),
         };
         let (body, held) = keep(body);
         Ok((Object::new(self.form(), body, held, reading), initial_events_end))
@@ -236,9 +254,53 @@ impl ObjectReader {
         Ok(Object::new(Form::Json, body, held, reading))
     }
 
+    /// A Table with one row, its columns taken out.
+    fn row_event(&self, paths: &JsonPaths, columns: &Columns, frame: Bytes) -> Result<WatchItem, WireError> {
+        let frame = table::without_columns(&frame, columns)?.unwrap_or(frame);
+        let OneRow { event_type, found, body, object_at } = table::one_row(&frame, paths)?;
+        self.check_row(&found)?;
+        let initial_events_end = found.is_initial_events_end();
+        let reading = paths.reading(found, 0)?.moved(object_at)?;
+        let object = Object::new(Form::Table, frame.slice(body), frame.len(), reading);
+        Ok(match event_type {
+            EventType::Bookmark => WatchItem::Bookmark { rv: object.rv, object, initial_events_end },
+            _ => WatchItem::Change { event_type, object, frame },
+        })
+    }
+
+    fn table_list(&self, paths: &JsonPaths, columns: &Columns, page: &[u8]) -> Result<ListPage, WireError> {
+        let Rows { metadata, rows } = table::rows(utf8(page)?, columns)?;
+        let items = rows.into_iter().map(|row| {
+            check_size(row.as_bytes())?;
+            let (found, object_at, body) = table::listed_row(row, paths)?;
+            self.check_row(&found)?;
+            let (reading, held) = (paths.reading(found, 0)?.moved(object_at)?, body.len());
+            Ok(Object::new(Form::Table, body, held, reading))
+        });
+        Ok(ListPage {
+            resource_version: parse_resource_version(&metadata.resource_version)?,
+            continue_token: metadata.continue_token,
+            items: items.collect::<Result<_, WireError>>()?,
+            kind: table::KIND.to_owned(),
+            api_version: table::API_VERSION.to_owned(),
+        })
+    }
+
+    /// An object inside of a row is laid out as one outside of lists.
+    fn check_row(&self, found: &Found<'_>) -> Result<(), WireError> {
+        let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
+            return Err(WireError::Layout("a row whose object has no kind and apiVersion"));
+        };
+        self.check_kind(api_version, kind)?;
+        match self.shape {
+            Shape::BuiltIn => json_document::type_meta_len(found.document(), kind, api_version).map(drop),
+            Shape::Custom => Ok(()),
+        }
+    }
+
     fn error_event(&self, status: Bytes) -> Result<ErrorEvent, WireError> {
         let Status { code, reason, message, details } = match self.paths {
-            Paths::Json(_) => serde_json::from_slice(&status)?,
+            Paths::Json(_) | Paths::Table(..) => serde_json::from_slice(&status)?,
             Paths::Protobuf(_) => proto_document::status(&status)?,
         };
         let retry = details.map_or(0, |details| details.retry_after_seconds);
@@ -247,31 +309,10 @@ impl ObjectReader {
     }
 }
 
-/// One pass over a JSON object, and the checks that do not depend on how its `TypeMeta` is laid out.
-fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -> Result<Found<'a>, WireError> {
-    // Insignificant whitespace is legal JSON, but a newline inside a body would end its watch frame early.
-    if memchr(b'\n', object).is_some() {
-        return Err(WireError::Layout("an object is spread over several lines"));
-    }
-    // A body starts after the first byte or later, and that byte must be the brace that a list puts back.
-    if object.first() != Some(&b'{') {
-        return Err(WireError::Layout("an object does not begin with a brace"));
-    }
-    let found = paths.read(utf8(object)?)?;
-    check_name(named, found.namespace(), found.name())?;
-    Ok(found)
-}
-
 fn protobuf_metadata(body: &[u8], named: bool) -> Result<Metadata<'_>, WireError> {
     let metadata = Metadata::read(body)?;
     check_name(named, metadata.namespace, metadata.name)?;
     Ok(metadata)
-}
-
-/// Names and namespaces are path segments; with a slash in one, two objects could share a key.
-fn check_name(named: bool, namespace: &str, name: &str) -> Result<(), WireError> {
-    let valid = !named || !(name.is_empty() || name.contains('/') || namespace.contains('/'));
-    if valid { Ok(()) } else { Err(WireError::BadName) }
 }
 
 /// Offsets into bodies are 32-bit.

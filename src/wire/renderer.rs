@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 
-use super::{Envelope, Form, ListFrame, ListMeta, Metadata, Refused, Representation, Shape, Transcoder};
+use super::{
+    Envelope, Form, Include, ListFrame, ListMeta, Metadata, Refused, Representation, Shape, Transcoder, Why, table,
+};
 use crate::kube::{EventType, MetaVersion};
 
 /// Writes the objects of one feed in one representation: as they came, or derived from that.
@@ -28,25 +30,38 @@ enum Means {
     Json(Transcoder),
     /// The metadata alone, from bodies of this form.
     Metadata(Metadata, Form),
+    /// Rows without their objects.
+    Cells,
+    /// Rows with their objects' metadata.
+    Rows(Metadata),
 }
 
 impl Renderer {
     /// Bodies of `feed`'s form as they are.
     pub fn verbatim(feed: &Envelope) -> Self {
-        let representation = Representation::Object(feed.form());
+        let representation = Representation::verbatim(feed.form());
         Self { representation, envelope: feed.clone(), means: Means::Verbatim, revoked: Arc::default() }
     }
 
     /// Another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
     ///
-    /// `None` for what is not derived: protobuf from JSON; JSON of a kind, or for a release, that is not in the table;
-    /// `v1beta1` metadata in protobuf, whose lists have other field numbers.
+    /// `None` for what is not derived: Tables of anything but rows, and of rows anything else; protobuf from JSON; JSON
+    /// of a kind, or for a release, that is not in the table; `v1beta1` metadata in protobuf, whose lists have other
+    /// field numbers.
     pub fn derived(representation: Representation, feed: &Envelope, minor: u32) -> Option<Self> {
+        if representation == Representation::verbatim(feed.form()) {
+            return Some(Self::verbatim(feed));
+        }
+        let rows = feed.form() == Form::Table;
         let (means, envelope) = match representation {
-            Representation::Object(form) if form == feed.form() => return Some(Self::verbatim(feed)),
-            Representation::Object(Form::Protobuf) | Representation::Metadata(Form::Protobuf, MetaVersion::V1beta1) => {
-                return None;
+            Representation::Table(_) if !rows => return None,
+            Representation::Table(Include::None) => (Means::Cells, feed.clone()),
+            Representation::Table(Include::Metadata | Include::Object) => {
+                (Means::Rows(Metadata::for_server(minor, feed.api_version(), feed.kind())), feed.clone())
             }
+            Representation::Object(Form::Protobuf | Form::Table)
+            | Representation::Metadata(Form::Protobuf, MetaVersion::V1beta1) => return None,
+            _ if rows => return None,
             Representation::Object(Form::Json) => {
                 let transcoder = Transcoder::for_server(minor, feed.api_version(), feed.kind())?;
                 (Means::Json(transcoder), Envelope::new(Form::Json, feed.api_version(), feed.kind(), feed.shape()))
@@ -104,6 +119,14 @@ impl Renderer {
             (Means::Json(transcoder), _) => transcoder.json(body, out),
             (Means::Metadata(metadata, Form::Protobuf), Form::Json) => metadata.json(body, out),
             (Means::Metadata(metadata, Form::Json), Form::Json) => metadata.json_from_json(body, out),
+            (Means::Cells, _) => put_row(body, out, |_, out| {
+                out.extend_from_slice(b"null");
+                Ok(())
+            }),
+            (Means::Rows(metadata), _) => put_row(body, out, |object, out| {
+                out.extend_from_slice(PARTIAL_OBJECT_HEAD);
+                metadata.json_from_json(object, out)
+            }),
             _ => {
                 out.extend_from_slice(&self.body(body)?);
                 Ok(())
@@ -158,4 +181,19 @@ impl fmt::Debug for Renderer {
     }
 }
 
+/// A row's body with something else in the place of its object.
+fn put_row(
+    body: &[u8],
+    out: &mut Vec<u8>,
+    instead: impl FnOnce(&[u8], &mut Vec<u8>) -> Result<(), Refused>,
+) -> Result<(), Refused> {
+    let start = out.len();
+    let object = table::object_of(body).ok_or_else(|| Refused::new(&[], Why::Malformed("it is no row")))?;
+    out.extend_from_slice(&body[..object.start]);
+    instead(&body[object.clone()], out).inspect_err(|_| out.truncate(start))?;
+    out.extend_from_slice(&body[object.end..]);
+    Ok(())
+}
+
 const PARTIAL_OBJECT_METADATA: &str = "PartialObjectMetadata";
+const PARTIAL_OBJECT_HEAD: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#;

@@ -10,36 +10,59 @@ pub enum Representation {
     Object(Form),
     /// `PartialObjectMetadata`: what metadata-only clients ask for.
     Metadata(Form, MetaVersion),
+    /// A `Table` of `meta.k8s.io/v1`: what kubectl prints.
+    Table(Include),
+}
+
+/// What a Table's rows carry of their objects: the `includeObject` of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Include {
+    None,
+    Metadata,
+    Object,
 }
 
 impl Representation {
-    /// Every one, in the order of [`index`](Self::index).
-    pub const ALL: [Self; 6] = [
+    /// Every one.
+    pub const ALL: [Self; 9] = [
         Self::Object(Form::Json),
         Self::Object(Form::Protobuf),
         Self::Metadata(Form::Json, MetaVersion::V1),
         Self::Metadata(Form::Protobuf, MetaVersion::V1),
         Self::Metadata(Form::Json, MetaVersion::V1beta1),
         Self::Metadata(Form::Protobuf, MetaVersion::V1beta1),
+        Self::Table(Include::None),
+        Self::Table(Include::Metadata),
+        Self::Table(Include::Object),
     ];
 
-    /// The encoding.
-    pub fn form(self) -> Form {
-        match self {
-            Self::Object(form) | Self::Metadata(form, _) => form,
+    /// How many of them one feed's objects can be written in at most.
+    pub const PLACES: usize = 6;
+
+    /// What a feed of this form has as it came.
+    pub fn verbatim(form: Form) -> Self {
+        match form {
+            Form::Json | Form::Protobuf => Self::Object(form),
+            Form::Table => Self::Table(Include::Object),
         }
     }
 
-    /// Its place in [`ALL`](Self::ALL).
-    pub fn index(self) -> usize {
-        let form = match self.form() {
-            Form::Json => 0,
-            Form::Protobuf => 1,
-        };
+    /// The encoding, which is JSON or protobuf.
+    pub fn form(self) -> Form {
+        match self {
+            Self::Object(form) | Self::Metadata(form, _) => form.encoding(),
+            Self::Table(_) => Form::Json,
+        }
+    }
+
+    /// Its place among those that one feed's objects can be written in: Tables come from rows, and nothing else does.
+    pub fn place(self) -> usize {
+        let form = usize::from(self.form() == Form::Protobuf);
         match self {
             Self::Object(_) => form,
             Self::Metadata(_, MetaVersion::V1) => 2 + form,
             Self::Metadata(_, MetaVersion::V1beta1) => 4 + form,
+            Self::Table(include) => include as usize,
         }
     }
 
@@ -47,10 +70,13 @@ impl Representation {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Object(form) => form.as_str(),
-            Self::Metadata(Form::Json, MetaVersion::V1) => "metadata_json",
             Self::Metadata(Form::Protobuf, MetaVersion::V1) => "metadata_protobuf",
-            Self::Metadata(Form::Json, MetaVersion::V1beta1) => "metadata_v1beta1_json",
+            Self::Metadata(_, MetaVersion::V1) => "metadata_json",
             Self::Metadata(Form::Protobuf, MetaVersion::V1beta1) => "metadata_v1beta1_protobuf",
+            Self::Metadata(_, MetaVersion::V1beta1) => "metadata_v1beta1_json",
+            Self::Table(Include::None) => "table_none",
+            Self::Table(Include::Metadata) => "table",
+            Self::Table(Include::Object) => "table_object",
         }
     }
 
@@ -63,6 +89,7 @@ impl Representation {
                 let list = if list { "List" } else { "" };
                 format!("{media_type};as=PartialObjectMetadata{list};g=meta.k8s.io;v={}", version.as_str())
             }
+            Self::Table(_) => TABLE_ACCEPT.to_owned(),
         }
     }
 }
@@ -73,14 +100,42 @@ impl fmt::Display for Representation {
     }
 }
 
+impl Include {
+    /// As `includeObject` has it; absent and empty mean metadata. `None` for what upstream refuses.
+    pub fn parse(value: &str) -> Option<Self> {
+        match value {
+            "None" => Some(Self::None),
+            "" | "Metadata" => Some(Self::Metadata),
+            "Object" => Some(Self::Object),
+            _ => None,
+        }
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Metadata => "Metadata",
+            Self::Object => "Object",
+        }
+    }
+}
+
+/// What asks for a Table, of a list or of one object.
+pub const TABLE_ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_one_has_its_place() {
-        for (index, representation) in Representation::ALL.into_iter().enumerate() {
-            assert_eq!(representation.index(), index, "{representation}");
+    fn those_of_one_feed_have_places_of_their_own() {
+        let is_table = |representation: &Representation| matches!(representation, Representation::Table(_));
+        for tables in [false, true] {
+            let of_one_feed = Representation::ALL.into_iter().filter(|one| is_table(one) == tables);
+            for (place, representation) in of_one_feed.enumerate() {
+                assert_eq!(representation.place(), place, "{representation}");
+                assert!(place < Representation::PLACES, "{representation}");
+            }
         }
     }
 

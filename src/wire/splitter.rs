@@ -71,7 +71,7 @@ impl FrameSplitter {
         let max = self.frame_bytes_max;
         let rest = &self.buffer[self.start..];
         match self.form {
-            Form::Json => {
+            Form::Json | Form::Table => {
                 if let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) {
                     return Ok(Some(self.searched + at + 1));
                 }

@@ -6,3 +6,4 @@ mod hostile;
 mod object;
 mod reader;
 mod splitter;
+mod table;

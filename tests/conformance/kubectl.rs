@@ -251,14 +251,21 @@ async fn kubectl_watches_alike() {
     let namespace = bed.namespace("watched").await;
     let file = manifest(&bed, PODS);
     run(kubectl(&bed, &bed.target(), &["apply", "-n", &namespace, "-f", &file])).await;
-    // Lines at the beginning, and after the changes below.
+    // Lines at the beginning, and after the changes below, of which the deletion is two events.
     let watches: &[(&[&str], usize, usize)] = &[
-        (&["get", "pods", "-w"], 4, 7),
-        (&["get", "pods", "-w", "-o", "name"], 3, 6),
+        // Tables, as people watch.
+        (&["get", "pods", "-w"], 4, 8),
+        (&["get", "pods", "-w", "-o", "wide"], 4, 8),
+        (&["get", "pods", "-w", "--output-watch-events"], 4, 8),
+        (&["get", "pods", "-w", "-l", "app=x", "--show-labels"], 3, 5),
+        (&["get", "pods", "--watch-only", "--field-selector", "metadata.name=a"], 0, 3),
+        (&["get", "pods", "-w", "--no-headers"], 3, 7),
+        (&["get", "pod", "a", "-w"], 2, 4),
+        (&["get", "pods", "-w", "-o", "name"], 3, 7),
         (&["get", "pods", "-w", "-o", "jsonpath={.metadata.name} {.metadata.labels}{\"\\n\"}", "-l", "app=x"], 2, 4),
-        (&["get", "pods", "-w", "--output-watch-events", "-o", "custom-columns=N:.metadata.name"], 4, 7),
+        (&["get", "pods", "-w", "--output-watch-events", "-o", "custom-columns=N:.metadata.name"], 4, 8),
         (&["get", "pod", "a", "-w", "-o", "name"], 1, 3),
-        (&["get", "pods", "--watch-only", "-o", "name"], 0, 3),
+        (&["get", "pods", "--watch-only", "-o", "name"], 0, 4),
     ];
     let mut running = Vec::new();
     for (args, first, last) in watches {
@@ -282,5 +289,8 @@ async fn kubectl_watches_alike() {
         drop((direct.process, through.process));
     }
     say(&format!("{} kubectl watches say the same", watches.len()));
+    let tables = [("verb", "watch"), ("representation", "table")];
+    let tables = proxy.metrics().await.sum("kube_fanout_served_total", &tables);
+    assert_eq!(tables, 7, "every Table");
     say(&format!("passed through: {:?}", proxy.forwarded().await));
 }

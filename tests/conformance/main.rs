@@ -21,5 +21,6 @@ mod proxy_restart;
 mod representations;
 mod restarts;
 mod rows;
+mod tables;
 mod watches;
 mod websocket;

@@ -89,7 +89,7 @@ async fn row_36_methods_that_are_no_reads_are_the_apiservers_business() {
     }
 }
 
-/// Tables and metadata are made by the apiserver; a watch of them is passed through.
+/// Tables are printed by the apiserver, also those of a watch that begins with a state; metadata is ours.
 #[tokio::test]
 async fn row_35_tables_and_metadata_are_the_apiservers_own() {
     let Some(pair) = Pair::new().await else { return };

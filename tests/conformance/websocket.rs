@@ -36,14 +36,14 @@ fn request(target: &Target, path: &str, headers: &[(&'static str, &str)]) -> Req
 }
 
 /// Opens a watch; what the 101 said of protocols.
-async fn open(target: &Target, path: &str, accept: &str) -> WebSocketStream<TlsStream<TcpStream>> {
+pub async fn open(target: &Target, path: &str, accept: &str) -> WebSocketStream<TlsStream<TcpStream>> {
     let request = request(target, path, &[("origin", "http://localhost"), ("accept", accept)]);
     let opening = Box::pin(client_async(request, connect(target).await));
     within("a WebSocket opens", opening).await.unwrap_or_else(|error| panic!("{path}: {error}")).0
 }
 
 /// Every message up to the close, and the close.
-async fn messages(mut socket: WebSocketStream<TlsStream<TcpStream>>) -> (Vec<Message>, Option<(u16, String)>) {
+pub async fn messages(mut socket: WebSocketStream<TlsStream<TcpStream>>) -> (Vec<Message>, Option<(u16, String)>) {
     let mut messages = Vec::new();
     loop {
         match within("a WebSocket message", socket.next()).await {

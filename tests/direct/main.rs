@@ -28,3 +28,4 @@ mod shutdown;
 mod slow;
 mod sockets;
 mod syncing;
+mod tables;

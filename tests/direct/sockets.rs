@@ -208,7 +208,7 @@ async fn a_watch_over_websocket_that_passes_through_is_a_tunnel() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
-    let refused = app.watch(PODS).from(up.revision()).accept(table).over(Protocol::WebSocket).open().await;
+    let refused = app.watch(PODS).accept(table).over(Protocol::WebSocket).open().await;
     // The demo upstream does not upgrade: its plain answer comes back, not a broken connection.
     let answer = refused.err().expect("the demo upstream's plain answer");
     assert_eq!(answer.status, 200);

@@ -9,7 +9,7 @@ use super::super::kinds::KINDS;
 use super::super::object::Object;
 use super::super::selector::Selector;
 use super::super::store::{Event, EventType, frame};
-use super::super::table;
+use super::super::table::{self, IncludeObject};
 use super::Watch;
 
 impl Watch {
@@ -32,20 +32,26 @@ impl Watch {
         let metadata = format!(r#"{{"resourceVersion":"{rv}"{mark}}}"#);
         let partial =
             || format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{metadata}}}"#);
-        let body = match self.plan.form {
-            Form::Plain if kind.custom => {
+        let plain = || {
+            if kind.custom {
                 let comma = if initial_end { "," } else { "" };
                 let metadata = format!(r#"{{{sorted_mark}{comma}"resourceVersion":"{rv}"}}"#);
-                format!(r#"{{"apiVersion":"{api_version}","kind":"{name}","metadata":{metadata}}}"#).into_bytes()
+                return format!(r#"{{"apiVersion":"{api_version}","kind":"{name}","metadata":{metadata}}}"#);
             }
-            Form::Plain => {
-                let zero = kind.zero;
-                format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata}{zero}}}"#).into_bytes()
-            }
+            let zero = kind.zero;
+            format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata}{zero}}}"#)
+        };
+        let body = match self.plan.form {
+            Form::Plain => plain().into_bytes(),
             Form::Partial { .. } => partial().into_bytes(),
             Form::Table => {
                 let with_columns = !std::mem::replace(&mut self.columns_sent, true);
-                table::bookmark(kind, &partial(), rv, with_columns)
+                let object = match self.plan.include {
+                    IncludeObject::Object => plain(),
+                    IncludeObject::None if !initial_end => "null".to_owned(),
+                    _ => partial(),
+                };
+                table::bookmark(kind, &object, rv, with_columns)
             }
         };
         frame("BOOKMARK", &body)

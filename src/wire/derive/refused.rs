@@ -35,7 +35,7 @@ pub enum Why {
 
 impl Refused {
     /// `path` is from the innermost field outwards.
-    pub(super) fn new(path: &[&'static str], why: Why) -> Self {
+    pub(in crate::wire) fn new(path: &[&'static str], why: Why) -> Self {
         let names: Vec<_> = path.iter().rev().copied().collect();
         Self { path: names.join("."), why }
     }

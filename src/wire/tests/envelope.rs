@@ -160,13 +160,13 @@ pub(super) fn list_by_hand(form: Form, shape: Shape, meta: &ListMeta, bodies: &[
         bodies.iter().map(item).collect::<Vec<_>>().join(",")
     };
     match (form, shape) {
-        (Form::Json, Shape::BuiltIn) => {
+        (Form::Json | Form::Table, Shape::BuiltIn) => {
             let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
             let meta = format!(r#"{{{version},{token},"remainingItemCount":{remaining}}}"#);
             let items = joined("{");
             format!("{{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{meta},\"items\":[{items}]}}\n").into()
         }
-        (Form::Json, Shape::Custom) => {
+        (Form::Json | Form::Table, Shape::Custom) => {
             let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
             let meta = format!(r#"{{{token},"remainingItemCount":{remaining},{version}}}"#);
             let items = joined("");

@@ -44,8 +44,8 @@ impl Pod {
     pub(super) fn body(&self, form: Form, shape: Shape) -> Vec<u8> {
         match (form, shape) {
             (Form::Protobuf, _) => self.protobuf(),
-            (Form::Json, Shape::BuiltIn) => format!("{}}}", self.json_members()).into_bytes(),
-            (Form::Json, Shape::Custom) => {
+            (Form::Json | Form::Table, Shape::BuiltIn) => format!("{}}}", self.json_members()).into_bytes(),
+            (Form::Json | Form::Table, Shape::Custom) => {
                 format!(r#"{{"apiVersion":"v1","kind":"Pod",{}}}"#, self.json_members()).into_bytes()
             }
         }
@@ -56,8 +56,10 @@ impl Pod {
         let body = self.body(form, shape);
         match (form, shape) {
             (Form::Protobuf, _) => unknown("v1", "Pod", &body),
-            (Form::Json, Shape::BuiltIn) => [br#"{"kind":"Pod","apiVersion":"v1","#.as_slice(), &body].concat(),
-            (Form::Json, Shape::Custom) => body,
+            (Form::Json | Form::Table, Shape::BuiltIn) => {
+                [br#"{"kind":"Pod","apiVersion":"v1","#.as_slice(), &body].concat()
+            }
+            (Form::Json | Form::Table, Shape::Custom) => body,
         }
     }
 
@@ -146,7 +148,9 @@ pub(super) fn fields_of(object: &crate::wire::Object) -> Vec<&str> {
 
 pub(super) fn event(form: Form, event_type: &str, document: &[u8]) -> Bytes {
     match form {
-        Form::Json => [format!(r#"{{"type":"{event_type}","object":"#).as_bytes(), document, b"}\n"].concat().into(),
+        Form::Json | Form::Table => {
+            [format!(r#"{{"type":"{event_type}","object":"#).as_bytes(), document, b"}\n"].concat().into()
+        }
         Form::Protobuf => length_prefixed(&[text(1, event_type), bytes(2, &bytes(1, document))].concat()),
     }
 }

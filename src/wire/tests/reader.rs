@@ -224,13 +224,13 @@ pub(super) fn change(form: Form, shape: Shape, pod: &Pod, event_type: &str) -> (
 
 pub(super) fn bookmark(form: Form, shape: Shape, end: bool) -> Bytes {
     let document = match (form, shape) {
-        (Form::Json, Shape::BuiltIn) => {
+        (Form::Json | Form::Table, Shape::BuiltIn) => {
             let annotations = if end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
             let metadata = format!(r#"{{"resourceVersion":"77"{annotations}}}"#);
             let spec = r#""spec":{"containers":null},"status":{}"#;
             format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},{spec}}}"#).into_bytes()
         }
-        (Form::Json, Shape::Custom) => {
+        (Form::Json | Form::Table, Shape::Custom) => {
             let annotations = if end { r#""annotations":{"k8s.io/initial-events-end":"true"},"# } else { "" };
             format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{{annotations}"resourceVersion":"77"}}}}"#)
                 .into_bytes()

@@ -129,6 +129,7 @@ impl Soil {
     fn planted(&self, body: &[u8]) -> Vec<u8> {
         match self.form {
             _ if !self.plants.load(Ordering::SeqCst) => body.to_vec(),
+            Form::Table => body.to_vec(),
             Form::Json => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
             Form::Protobuf => [body, Planter::FIELD].concat(),
         }

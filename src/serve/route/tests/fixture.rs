@@ -72,7 +72,9 @@ impl Ask {
     pub(super) fn form(&self) -> Form {
         match self.representation() {
             Representation::Object(form) => form,
-            other @ Representation::Metadata(..) => panic!("{self:?} is answered with {other}"),
+            other @ (Representation::Metadata(..) | Representation::Table(_)) => {
+                panic!("{self:?} is answered with {other}")
+            }
         }
     }
 

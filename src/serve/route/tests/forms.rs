@@ -2,8 +2,8 @@
 
 use super::fixture::get;
 use crate::kube::MetaVersion;
-use crate::serve::route::Reason;
-use crate::wire::{Form, Representation};
+use crate::serve::route::{Reason, Route};
+use crate::wire::{Form, Include, Representation};
 
 const POD: &str = "/api/v1/namespaces/a/pods/p?resourceVersion=0";
 const PODS: &str = "/api/v1/pods?resourceVersion=0";
@@ -13,6 +13,9 @@ const WIDGET_WATCH: &str = "/apis/example.com/v1/widgets?watch=1&resourceVersion
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/json";
+/// What `kubectl get` accepts.
+const KUBECTL: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\
+                       application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
 #[test]
 fn clients_get_the_form_that_the_apiserver_would_choose() {
@@ -85,13 +88,58 @@ fn metadata_is_derived_from_what_is_cached() {
 }
 
 #[test]
-fn tables_and_yaml_are_made_upstream() {
-    // kubectl get
-    let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
-                 application/json";
-    for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
-        assert_eq!(get(uri).accept(table).reason(), Reason::Representation, "{uri}");
+fn tables_are_printed_upstream_but_those_of_a_watch_are_shared() {
+    for uri in [POD, PODS, WIDGETS] {
+        assert_eq!(get(uri).accept(KUBECTL).reason(), Reason::Table, "{uri}");
     }
+    for uri in [POD_WATCH, WIDGET_WATCH] {
+        for (include, expected) in [
+            ("", Include::Metadata),
+            ("&includeObject=", Include::Metadata),
+            ("&includeObject=Metadata", Include::Metadata),
+            ("&includeObject=None", Include::None),
+            ("&includeObject=Object", Include::Object),
+        ] {
+            let ask = get(format!("{uri}{include}")).accept(KUBECTL);
+            assert_eq!(ask.representation(), Representation::Table(expected), "{ask:?}");
+        }
+        // What else there may be, upstream says.
+        assert_eq!(get(format!("{uri}&includeObject=All")).accept(KUBECTL).reason(), Reason::Table, "{uri}");
+        let older = "application/json;as=Table;v=v1beta1;g=meta.k8s.io";
+        assert_eq!(get(uri).accept(older).reason(), Reason::Table, "{uri}");
+    }
+}
+
+/// Cells are as of when they were printed: right for what happens from now on, and not for a state.
+#[test]
+fn a_table_watch_that_begins_with_a_state_is_upstreams_but_for_one_object() {
+    for (uri, ours) in [
+        // kubectl get pod p --watch
+        ("/api/v1/namespaces/a/pods?watch=1&fieldSelector=metadata.name%3Dp&resourceVersion=0", true),
+        ("/api/v1/nodes?watch=1&fieldSelector=metadata.name%3Dn", true),
+        ("/api/v1/nodes?watch=1&fieldSelector=metadata.name%3Dn&allowWatchBookmarks=1", false),
+        ("/api/v1/pods?watch=1&fieldSelector=metadata.name%3Dp&resourceVersion=0", false),
+    ] {
+        let ask = get(uri).accept(KUBECTL);
+        assert_eq!(matches!(ask.route(), Route::Watch(_)), ours, "{ask:?}: {}", ask.said());
+    }
+    for (query, ours) in [
+        ("resourceVersion=5", true),
+        ("resourceVersion=5&allowWatchBookmarks=1&timeoutSeconds=9&labelSelector=a%3Db", true),
+        ("resourceVersion=5&sendInitialEvents=false&resourceVersionMatch=NotOlderThan", true),
+        ("", false),
+        ("resourceVersion=0", false),
+        ("sendInitialEvents=false&resourceVersionMatch=NotOlderThan", false),
+        ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=5&allowWatchBookmarks=1", false),
+    ] {
+        let ask = get(format!("/api/v1/pods?watch=1&{query}")).accept(KUBECTL);
+        assert_eq!(matches!(ask.route(), Route::Watch(_)), ours, "{ask:?}: {}", ask.said());
+        assert!(ours || ask.reason() == Reason::Table, "{ask:?}");
+    }
+}
+
+#[test]
+fn yaml_is_made_upstream() {
     for uri in [POD, PODS, WIDGETS] {
         assert_eq!(get(uri).accept("application/yaml").reason(), Reason::Representation, "{uri}");
     }
@@ -148,6 +196,6 @@ fn half_a_wildcard_is_none_for_built_in_resources() {
 #[test]
 fn what_is_passed_through_for_its_form_may_have_any_parameters() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
-    assert_eq!(get("/api/v1/pods?limit=abc").accept(table).reason(), Reason::Representation);
+    assert_eq!(get("/api/v1/pods?limit=abc").accept(table).reason(), Reason::Table);
     assert_eq!(get("/api/v1/pods?labelSelector=a%20in").accept("text/plain").reason(), Reason::NotAcceptable);
 }

@@ -115,6 +115,7 @@ impl Stage {
             lease: self.lease.clone(),
             renderer: Renderer::verbatim(self.lease.reader.envelope()),
             opened,
+            row: None,
             terms,
             drain: self.watch.clone(),
             metrics: WatchMetrics::open(&self.lease.spec.key, Representation::Object(Form::Json), "h1"),

@@ -1,0 +1,93 @@
+//! The state that a Table watch of one object begins with: printed by upstream when it is asked for, as cells must be.
+
+use std::sync::Arc;
+
+use super::door::{Door, Visit};
+use super::feed::spec;
+use super::route::{Reason, WatchRead};
+use crate::kube::{Gvr, Query, WatchStart};
+use crate::upstream::{Error, Resource};
+use crate::wire::{Form, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
+
+/// Parameters that a watch has and a list has not, or that are ours to choose.
+const NOT_OF_LISTS: [&str; 6] =
+    ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
+
+impl Door {
+    /// Makes of a Table watch with a state one that goes on behind a list, and gives what the list says of its object.
+    ///
+    /// # Errors
+    /// Upstream does not answer as expected: then it is for upstream to say.
+    pub(super) async fn first_row(
+        &self,
+        visit: &Visit,
+        resource: &Resource,
+        read: &mut WatchRead,
+    ) -> Result<Option<Object>, Reason> {
+        if !matches!((read.representation, read.start), (Representation::Table(_), WatchStart::State { .. })) {
+            return Ok(None);
+        }
+        let namespace = if resource.namespaced { visit.info.namespace.as_str() } else { "" };
+        let path =
+            list_path(visit.request.uri().path(), namespace, &visit.query, &resource.gvr).ok_or(Reason::Table)?;
+        let ListPage { resource_version, continue_token, items, .. } =
+            self.rows(&path, resource).await.map_err(|error| {
+                tracing::debug!(%error, "the state of a Table watch could not be listed");
+                Reason::Table
+            })?;
+        if !continue_token.is_empty() || items.len() > 1 {
+            return Err(Reason::Table);
+        }
+        read.start = WatchStart::After(resource_version);
+        Ok(items.into_iter().next())
+    }
+
+    async fn rows(&self, path: &str, resource: &Resource) -> Result<ListPage, Error> {
+        let _place = self.admission.forward().map_err(|shed| Error::Form(shed.to_string()))?;
+        let (form, body) = self.client.fetch(path, TABLE_ACCEPT).await?;
+        if form != Some(Form::Table.encoding()) {
+            return Err(Error::Form(format!("asked for a Table, got {form:?}")));
+        }
+        let shape = spec(resource, None, Form::Table).shape;
+        Ok(ObjectReader::new(Form::Table, shape, Arc::default()).list(&body)?)
+    }
+}
+
+/// The list that a watch's state is, with whole objects. `None` for the deprecated paths of watches.
+fn list_path(path: &str, namespace: &str, query: &Query, gvr: &Gvr) -> Option<String> {
+    let collection = if namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(namespace) };
+    let of_lists = |pair: &&str| {
+        let pair = Query::parse(pair);
+        pair.pairs().first().is_some_and(|(name, _)| !NOT_OF_LISTS.contains(&name.as_str()))
+    };
+    let kept: Vec<_> = query.raw().split('&').filter(of_lists).chain(["includeObject=Object"]).collect();
+    (path == collection).then(|| format!("{path}?{}", kept.join("&")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_listed_with_the_same_selectors_and_version() {
+        let pods = Gvr::new("", "v1", "pods");
+        for (path, namespace, query, expected) in [
+            (
+                "/api/v1/namespaces/a/pods",
+                "a",
+                "fieldSelector=metadata.name%3Dp&resourceVersion=0&watch=true",
+                Some("fieldSelector=metadata.name%3Dp&resourceVersion=0&includeObject=Object"),
+            ),
+            (
+                "/api/v1/pods",
+                "",
+                "w%61tch=1&labelSelector=a+in+(b)&includeObject=None&timeoutSeconds=5&&resourceVersion=",
+                Some("labelSelector=a+in+(b)&resourceVersion=&includeObject=Object"),
+            ),
+            ("/api/v1/watch/namespaces/a/pods/p", "a", "resourceVersion=0", None),
+        ] {
+            let expected = expected.map(|query| format!("{path}?{query}"));
+            assert_eq!(list_path(path, namespace, &Query::parse(query), &pods), expected, "{path}?{query}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Table watches: rows as the apiserver prints them, from one stream whoever watches.
+
+use futures_util::future::{join_all, try_join_all};
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::bed::{self, Ask, Ended, Frame, Http, Plan, Plane, Protocol, Proxy, Target, eventually, say, unique};
+use crate::websocket;
+
+/// What kubectl accepts.
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
+                     application/json";
+/// How long the watches that are compared go on: the writes take a second or two.
+const LASTS: &str = "timeoutSeconds=15";
+const INCLUDES: [&str; 4] = ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"];
+
+/// How a watch is had.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    Http(Protocol),
+    WebSocket,
+}
+
+/// Watches that the apiserver itself counts as open.
+async fn open_upstream(plane: &Plane, resource: &str) -> i64 {
+    let labels = [("resource", resource), ("verb", "WATCH")];
+    plane.metrics().await.sum("apiserver_longrunning_requests", &labels)
+}
+
+/// The same, once earlier tests' watches are gone.
+async fn settled_upstream(plane: &Plane, resource: &str) -> i64 {
+    let mut seen = (-1, 0);
+    eventually("the apiserver's watches have settled", async || {
+        let open = open_upstream(plane, resource).await;
+        seen = if open == seen.0 { (open, seen.1 + 1) } else { (open, 0) };
+        (seen.1 == 20).then_some(open)
+    })
+    .await
+}
+
+/// A whole watch, as lines; it has been answered when this returns, and goes on until it ends by itself.
+async fn start(target: Target, way: Way, path: String) -> tokio::task::JoinHandle<Vec<String>> {
+    match way {
+        Way::Http(protocol) => {
+            let mut watch = Http::new(target, protocol).watch(Ask::get(&path).accept(TABLE)).await;
+            tokio::spawn(async move {
+                let mut lines = Vec::new();
+                while let Some(Frame::Json(line)) = watch.frame().await {
+                    lines.push(String::from_utf8(line.to_vec()).expect("JSON is text"));
+                }
+                lines
+            })
+        }
+        Way::WebSocket => {
+            let socket = websocket::open(&target, &path, TABLE).await;
+            tokio::spawn(async move {
+                let text = |message: Message| message.into_text().expect("JSON is text").to_string();
+                websocket::messages(socket).await.0.into_iter().map(text).collect()
+            })
+        }
+    }
+}
+
+/// An event's line without its columns and with its ages taken out, and the columns.
+fn taken_apart(line: &str) -> (String, String) {
+    const COLUMNS: &str = "\"columnDefinitions\":";
+    let event: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    let at = line.find(COLUMNS).unwrap_or_else(|| panic!("no Table: {line}")) + COLUMNS.len();
+    let rows = at + line[at..].find(",\"rows\":[{\"cells\":").unwrap_or_else(|| panic!("no rows: {line}"));
+    let (columns, mut rest) = (line[at..rows].to_owned(), line[rows..].to_owned());
+    for cell in event["object"]["rows"][0]["cells"].as_array().into_iter().flatten() {
+        let is_age = |text: &str| text.ends_with('s') && text[..text.len() - 1].parse::<u32>().is_ok();
+        if let Some(age) = cell.as_str().filter(|text| is_age(text)) {
+            rest = rest.replacen(&format!("\"{age}\""), "\"AGE\"", 1);
+        }
+    }
+    (format!("{}{rest}", &line[..at]), columns)
+}
+
+/// Opens each watch once directly and several times through the proxy, lets `write` happen, and compares all events.
+/// `open` is called when the proxied ones are open and the direct ones are not. How many events were compared.
+async fn compare(
+    plane: &Plane,
+    proxy: &Proxy,
+    paths: &[String],
+    ways: &[Way],
+    open: impl AsyncFnOnce(),
+    write: impl AsyncFnOnce(),
+) -> usize {
+    let start_all = |target: Target, ways: Vec<Way>| {
+        let watches = paths.iter().flat_map(move |path| ways.clone().into_iter().map(move |way| (path.clone(), way)));
+        join_all(watches.map(move |(path, way)| {
+            let target = target.clone();
+            async move { (path.clone(), way, start(target, way, path).await) }
+        }))
+    };
+    let through = start_all(proxy.target(), ways.to_vec()).await;
+    open().await;
+    let direct = start_all(plane.target(), vec![Way::Http(Protocol::H2)]).await;
+    write().await;
+    let mut expected = Vec::new();
+    for (path, _, lines) in direct {
+        expected.push((path, lines.await.expect("no panic")));
+    }
+    let mut compared = 0;
+    for (path, way, lines) in through {
+        let lines = lines.await.expect("no panic");
+        let (_, direct) = expected.iter().find(|(of, _)| *of == path).expect("opened twice");
+        let ours: Vec<_> = lines.iter().map(|line| taken_apart(line)).collect();
+        let theirs: Vec<_> = direct.iter().map(|line| taken_apart(line)).collect();
+        assert_eq!(ours.len(), theirs.len(), "{path} {way:?}: {lines:#?} {direct:#?}");
+        for (at, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            assert_eq!(ours.0, theirs.0, "{path} {way:?}");
+            // The apiserver may repeat them when several watch; alone it sends them once (encodings.md §6).
+            assert_eq!(ours.1, if at == 0 { &theirs.1 } else { "null" }, "{path} {way:?}");
+        }
+        compared += ours.len();
+    }
+    compared
+}
+
+fn pod(name: &str, app: &str) -> Value {
+    let spec = json!({"nodeName": "table-node", "containers": [{"name": "c", "image": "i"}]});
+    json!({"metadata": {"name": name, "labels": {"app": app}, "annotations": {"a": "<b>&"}}, "spec": spec})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more() {
+    let Some(bed) = bed::alone().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    client.create(&pods, pod("before", "x")).await;
+    let before = settled_upstream(&bed, "pods").await;
+    let version = client.version(&pods).await;
+    let selectors = ["", "labelSelector=app%3Dx", "fieldSelector=metadata.name%3Da", "labelSelector=app%20notin%20(x)"];
+    let paths: Vec<_> = selectors
+        .iter()
+        .flat_map(|selector| INCLUDES.map(|include| format!("{selector}{include}")))
+        .map(|query| format!("{pods}?watch=1&resourceVersion={version}&{LASTS}&{query}"))
+        .collect();
+    let ways = [Way::Http(Protocol::H1), Way::Http(Protocol::H2), Way::Http(Protocol::H2), Way::WebSocket];
+    let one_more = async || {
+        eventually("one feed is what the apiserver sees", async || {
+            (open_upstream(&bed, "pods").await == before + 1).then_some(())
+        })
+        .await;
+    };
+    let writes = async || {
+        let label = |app: &str| json!({"metadata": {"labels": {"app": app}}});
+        let named = |name: &str| format!("{pods}/{name}");
+        client.create(&pods, pod("a", "x")).await;
+        client.create(&pods, pod("b", "y")).await;
+        client.patch(&named("a"), label("y")).await;
+        client.patch(&named("before"), label("z")).await;
+        let waiting = json!({"waiting": {"reason": "ImagePullBackOff"}});
+        let container =
+            json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 3, "state": waiting});
+        let status = json!({"status": {"phase": "Pending", "containerStatuses": [container]}});
+        client.patch(&named("a/status"), status).await;
+        client.patch(&named("a"), label("x")).await;
+        client.patch(&named("b/status"), json!({"status": {"phase": "Succeeded"}})).await;
+        client.delete(&named("a")).await;
+        client.delete(&named("b")).await;
+    };
+    let compared = compare(&bed, &proxy, &paths, &ways, one_more, writes).await;
+    let watches = i64::try_from(paths.len() * ways.len()).expect("some");
+    let metrics = proxy.metrics().await;
+    let served = |label: &str| metrics.sum("kube_fanout_served_total", &[("verb", "watch"), ("representation", label)]);
+    assert_eq!(
+        [served("table"), served("table_none"), served("table_object")],
+        [watches / 2, watches / 4, watches / 4]
+    );
+    assert_eq!(metrics.sum("kube_fanout_representation_checks_total", &[("outcome", "different")]), 0);
+    assert!(metrics.sum("kube_fanout_representation_checks_total", &[("outcome", "equal")]) > 0);
+    say(&format!("{watches} Table watches, {compared} events equal to direct ones, one watch upstream"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_custom_resources_have_their_own_columns() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let (client, namespace, group) = (bed.direct(), bed.namespace("tables").await, unique("table") + ".example.com");
+    let column = |name: &str, kind: &str, path: &str| json!({"name": name, "type": kind, "jsonPath": path});
+    let columns = [
+        column("Color", "string", ".spec.color"),
+        column("Size", "integer", ".spec.size"),
+        column("Since", "date", ".metadata.creationTimestamp"),
+    ];
+    let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    let served = json!({"name": "v1", "served": true, "storage": true, "schema": schema,
+        "additionalPrinterColumns": columns});
+    let names = json!({"plural": "widgets", "singular": "widget", "kind": "Widget"});
+    let definition = json!({"metadata": {"name": format!("widgets.{group}")},
+        "spec": {"group": group, "scope": "Namespaced", "versions": [served], "names": names}});
+    client.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await;
+    let widgets = format!("/apis/{group}/v1/namespaces/{namespace}/widgets");
+    for http in [&client, &proxy.client()] {
+        eventually("the custom resource is served", async || {
+            (http.get(&format!("{widgets}?resourceVersion=0")).await.status == 200).then_some(())
+        })
+        .await;
+    }
+    let definition = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.{group}");
+    let widget = |name: &str, color: &str| {
+        json!({"apiVersion": format!("{group}/v1"), "kind": "Widget",
+            "metadata": {"name": name, "labels": {"color": "red"}}, "spec": {"color": color, "size": 3}})
+    };
+    client.create(&widgets, widget("first", "red")).await;
+    let version = client.version(&widgets).await;
+    let paths: Vec<_> = ["", "labelSelector=color%3Dred"]
+        .iter()
+        .flat_map(|selector| INCLUDES.map(|include| format!("{selector}{include}&allowWatchBookmarks=false")))
+        .map(|query| format!("{widgets}?watch=1&resourceVersion={version}&{LASTS}&{query}"))
+        .collect();
+    let writes = async || {
+        client.create(&widgets, widget("second", "re\"d,\\\"object\":{}")).await;
+        let green = json!({"metadata": {"labels": {"color": "green"}}, "spec": {"color": "green", "size": 4}});
+        client.patch(&format!("{widgets}/first"), green).await;
+        client.patch(&format!("{widgets}/first"), json!({"metadata": {"labels": {"color": "red"}}})).await;
+        client.delete(&format!("{widgets}/first")).await;
+    };
+    let ways = [Way::Http(Protocol::H2), Way::WebSocket];
+    let compared = compare(&bed, &proxy, &paths, &ways, async || {}, writes).await;
+    assert!(compared > 0);
+    say(&format!("{compared} events of custom resources equal to direct ones"));
+
+    // Other columns are another history: the watch ends, and the next one has them.
+    let version = client.version(&widgets).await;
+    let ask = Ask::get(&format!("{widgets}?watch=1&resourceVersion={version}")).accept(TABLE);
+    let (watch, mut manifest) = (proxy.client().watch(ask.clone()).await, client.json(&definition).await);
+    manifest["spec"]["versions"][0]["additionalPrinterColumns"][0]["name"] = json!("Hue");
+    client.patch(&definition, json!({"spec": {"versions": manifest["spec"]["versions"]}})).await;
+    let mut watch = watch;
+    assert_eq!(watch.rest().await, (Vec::new(), Ended::Clean));
+    let lists_the_new = async || {
+        let list = client.ask(Ask::get(&widgets).accept(TABLE)).await.text();
+        list.contains("\"Hue\"").then_some(())
+    };
+    eventually("the apiserver prints by the new definition", lists_the_new).await;
+    let mut watch = proxy.client().watch(ask).await;
+    client.create(&widgets, widget("third", "blue")).await;
+    let event = watch.change().await;
+    assert_eq!((&event.object["columnDefinitions"][1]["name"], event.version() > version), (&json!("Hue"), true));
+}
+
+/// Printers differ in what they do with nothing: every kind's list and bookmark must be understood, or its watches
+/// would cost one stream each.
+#[tokio::test]
+async fn every_resource_has_rows_that_are_read() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let (direct, through) = (bed.direct(), proxy.client());
+    let mut collections = Vec::new();
+    let own = ["apps/v1", "batch/v1", "policy/v1", "autoscaling/v2"];
+    let domains = ["apiextensions", "coordination", "discovery", "networking", "rbac.authorization", "storage"];
+    let groups = own.map(str::to_owned).into_iter().chain(domains.map(|group| format!("{group}.k8s.io/v1")));
+    for group in groups.map(|group| format!("/apis/{group}")).chain(["/api/v1".to_owned()]) {
+        for resource in direct.json(&group).await["resources"].as_array().expect("resources") {
+            if resource["verbs"].as_array().expect("verbs").contains(&json!("watch")) {
+                collections.push(format!("{group}/{}", resource["name"].as_str().expect("a name")));
+            }
+        }
+    }
+    for some in collections.chunks(8) {
+        join_all(some.iter().map(async |collection| {
+            let version = direct.version(collection).await;
+            join_all(INCLUDES.map(async |include| {
+                let path = format!("{collection}?watch=1&resourceVersion={version}&timeoutSeconds=1{include}");
+                let answer = through.ask(Ask::get(&path).accept(TABLE)).await;
+                assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{path}: {}", answer.text());
+            }))
+            .await;
+        }))
+        .await;
+    }
+    say(&format!("{} resources have Table watches", collections.len()));
+}
+
+/// What kubectl asks for when it watches one object: its state first.
+#[tokio::test]
+async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_one_stream() {
+    let Some(bed) = bed::alone().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    client.create(&maps, json!({"metadata": {"name": "a"}})).await;
+    client.create(&maps, json!({"metadata": {"name": "b"}})).await;
+    let before = settled_upstream(&bed, "configmaps").await;
+    let starts = ["resourceVersion=0", "resourceVersion=", "resourceVersion=0&labelSelector=none"];
+    let names = ["a", "b", "missing"].map(|name| format!("fieldSelector=metadata.name%3D{name}"));
+    let queries = starts.iter().flat_map(|start| names.iter().map(move |name| format!("{start}&{name}")));
+    let queries = queries.flat_map(|query| INCLUDES.map(|include| format!("{query}{include}")));
+    let paths: Vec<_> = queries.map(|query| format!("{maps}?watch=1&{LASTS}&{query}")).collect();
+    let one_more = async || {
+        eventually("one feed is what the apiserver sees", async || {
+            (open_upstream(&bed, "configmaps").await == before + 1).then_some(())
+        })
+        .await;
+    };
+    let writes = async || {
+        client.patch(&format!("{maps}/a"), json!({"data": {"k": "v"}})).await;
+        client.delete(&format!("{maps}/b")).await;
+        client.create(&maps, json!({"metadata": {"name": "missing"}})).await;
+    };
+    let ways = [Way::Http(Protocol::H1), Way::Http(Protocol::H2)];
+    let compared = compare(&bed, &proxy, &paths, &ways, one_more, writes).await;
+    assert_eq!(compared, 2 * 4 * 2 * (2 + 2 + 1), "states and events");
+    say(&format!("{} Table watches of one object, {compared} events equal to direct ones", 2 * paths.len()));
+}
+
+/// What cannot be had from one stream is what it was: upstream's own.
+#[tokio::test]
+async fn table_watches_from_a_state_or_from_before_the_feed_are_upstreams() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let old = client.version(&maps).await;
+    client.create(&maps, json!({"metadata": {"name": "a"}})).await;
+    let created = client.create(&maps, json!({"metadata": {"name": "b"}})).await;
+    let events = async |http: Http, query: String| {
+        let answer = http.ask(Ask::get(&format!("{maps}?watch=1&timeoutSeconds=2&{query}")).accept(TABLE)).await;
+        assert_eq!(answer.status, 200, "{query}");
+        let lines: Vec<_> = answer.text().lines().map(|line| taken_apart(line).0).collect();
+        (lines, answer.is_cached())
+    };
+    // The feed begins here.
+    let now = bed::version_of(&created);
+    let (none, cached) = events(proxy.client(), format!("resourceVersion={now}")).await;
+    assert_eq!((none.len(), cached), (0, true));
+    for (query, count) in
+        [(format!("resourceVersion={old}"), 2), (String::new(), 3), ("resourceVersion=0".to_owned(), 3)]
+    {
+        let both = [bed.direct(), proxy.client()].map(async |http| Ok::<_, ()>(events(http, query.clone()).await));
+        let both = try_join_all(both).await.expect("two answers");
+        assert_eq!((&both[1].0, both[1].1), (&both[0].0, false), "{query}");
+        assert!(both[0].0.len() >= count - 1, "{query}: {both:?}");
+    }
+    let forwarded = proxy.forwarded().await;
+    assert!(forwarded.contains(&("reason=\"too_old\"".to_owned(), 1)), "{forwarded:?}");
+    assert!(forwarded.contains(&("reason=\"table\"".to_owned(), 2)), "{forwarded:?}");
+}

@@ -1,0 +1,60 @@
+//! Tables: lists are upstream's, alike ones asked together; watches share one stream.
+
+use futures_util::future::join_all;
+use http::Method;
+use kube_fanout::demo;
+
+use crate::direct::{self, Client, PODS, Protocol};
+
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+
+async fn table(client: Client, query: &'static str) -> String {
+    let call = client.request(Method::GET, &format!("{PODS}{query}")).header("accept", TABLE);
+    let answer = call.send().await;
+    assert_eq!((answer.status, answer.is_cached()), (200, false), "{}", answer.text());
+    answer.text()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn identical_pages_that_are_asked_for_together_share_an_answer() {
+    let up = demo::upstream().pods(7).run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let lists = || up.counts().lists.of("pods");
+    let before = lists();
+    up.faults().hold_lists();
+    let first = tokio::spawn(table((*app).clone(), "?limit=500"));
+    up.faults().lists_waiting(1).await;
+    // The question under way is not for them; nor is theirs for who asks otherwise.
+    let later: Vec<_> = (0..30).map(|_| tokio::spawn(table((*app).clone(), "?limit=500"))).collect();
+    let other = tokio::spawn(table((*app).clone(), "?limit=3"));
+    up.faults().lists_waiting(2).await;
+    up.faults().release_lists();
+    let first = first.await.expect("no failure");
+    for answer in join_all(later).await {
+        assert_eq!(answer.expect("no failure"), first);
+    }
+    assert_ne!(other.await.expect("no failure"), first, "a shorter page");
+    assert!((3..20).contains(&(lists() - before)), "{} questions for 32 requests", lists() - before);
+    // What has no bound is not read whole.
+    assert_eq!(table((*app).clone(), "").await.matches("\"cells\"").count(), 7);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn table_watches_share_a_stream_and_outlive_its_end() {
+    let up = demo::upstream().pods(20).seed(5).run().await;
+    let app = direct::app(&up).run().await;
+    let from = up.revision();
+    let open = (0..30).map(|n| app.watch(PODS).from(from).accept(TABLE).over(Protocol::ALL[n % 3]).into_future());
+    let watches = join_all(open).await;
+    up.churn(40).await;
+    up.faults().end_watches();
+    up.churn(40).await;
+    up.faults().reset_watches();
+    let last = up.churn(40).await;
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    let expected = watches[0].events();
+    assert_eq!(expected.len(), 120);
+    assert!(watches.iter().all(|watch| watch.events() == expected), "the same bytes");
+    assert_eq!(up.counts().watches_open.of("pods"), 1);
+}
