@@ -32,7 +32,8 @@ pub struct Event {
 /// that are derived. Made at first need, once for everybody, and gone with the event.
 #[derive(Debug)]
 struct Alternates {
-    frames: [OnceLock<Bytes>; Representation::PLACES * EVENT_TYPES],
+    /// Each with the release that it was written for.
+    frames: [OnceLock<(u32, Bytes)>; Representation::PLACES * EVENT_TYPES],
     /// Bytes of all alternates of the feed: the ring makes room for them.
     held: Arc<AtomicUsize>,
 }
@@ -79,7 +80,7 @@ impl Event {
             return Ok(self.frame.clone());
         }
         let alternates = self.alternates.get_or_init(|| Box::new(Alternates::new(held)));
-        alternates.get_or_make(renderer.representation(), event_type, || match (event_type, &self.previous) {
+        alternates.get_or_make(renderer, event_type, || match (event_type, &self.previous) {
             // The object left the selector: its previous content, at this change's version (semantics.md §4.2).
             (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
                 renderer.frame(event_type, &previous.restamped(self.rv))
@@ -109,7 +110,7 @@ impl Alternates {
     /// A lost race costs one frame made twice; nobody waits under a lock.
     fn get_or_make(
         &self,
-        representation: Representation,
+        renderer: &Renderer,
         event_type: EventType,
         make: impl FnOnce() -> Result<Bytes, Refused>,
     ) -> Result<Bytes, Refused> {
@@ -118,20 +119,20 @@ impl Alternates {
             EventType::Modified => 1,
             _ => 2,
         };
-        let cell = &self.frames[representation.place() * EVENT_TYPES + place];
-        if let Some(frame) = cell.get() {
+        let cell = &self.frames[renderer.representation().place() * EVENT_TYPES + place];
+        if let Some((_, frame)) = cell.get().filter(|(release, _)| *release == renderer.release()) {
             return Ok(frame.clone());
         }
         let made = make()?;
         let len = made.len();
-        if cell.set(made.clone()).is_ok() {
+        if cell.set((renderer.release(), made.clone())).is_ok() {
             self.held.fetch_add(len, Ordering::Relaxed);
         }
         Ok(made)
     }
 
     fn bytes(&self) -> usize {
-        self.frames.iter().filter_map(OnceLock::get).map(Bytes::len).sum()
+        self.frames.iter().filter_map(OnceLock::get).map(|(_, frame)| frame.len()).sum()
     }
 }
 

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -54,6 +54,8 @@ pub struct Feed {
     settled: Option<Instant>,
     /// The oldest version that somebody wants to go on from, while the feed starts.
     resume: Mutex<Option<ResourceVersion>>,
+    /// How far another feed of the resource was when this one began: its clients are not to see it older again.
+    shown: AtomicU64,
 }
 
 /// Keeps a feed from being idle.
@@ -148,6 +150,7 @@ impl Feeds {
         let renderings = self.renderings_of(&spec.key, &feeds);
         let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
         let (writer, feed) = Feed::new(spec.clone(), self.shared.config.clone(), renderings, settled);
+        feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
         if self.shared.demand.try_send(Demand { feed: feed.clone(), writer }).is_err() {
@@ -268,8 +271,11 @@ impl Feed {
         let currency = Currency::default();
         let last_used = Mutex::new(Instant::now());
         let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
-        let columns = Columns::default();
-        (writer, Self { spec, reader, currency, renderings, columns, leases, last_used, retired, settled, resume })
+        let (columns, shown) = (Columns::default(), AtomicU64::new(0));
+        (
+            writer,
+            Self { spec, reader, currency, renderings, columns, leases, last_used, retired, settled, resume, shown },
+        )
     }
 
     /// Completes when the feed is to end, because what it reads no longer fits the resource.
@@ -298,6 +304,16 @@ impl Feed {
         *self.resume.lock()
     }
 
+    /// How far another feed of the resource was when this one began: nothing older is to be shown.
+    pub fn shown_before(&self) -> ResourceVersion {
+        ResourceVersion(self.shown.load(Ordering::Relaxed))
+    }
+
+    /// That version does not come: upstream may have been restored from a backup.
+    pub fn forget_shown(&self) {
+        self.shown.store(0, Ordering::Relaxed);
+    }
+
     fn note_resume(&self, rv: Option<ResourceVersion>) {
         if let (Some(rv), State::Syncing) = (rv, self.reader.state()) {
             let mut oldest = self.resume.lock();
@@ -314,6 +330,12 @@ impl Feed {
     pub fn readers(&self) -> usize {
         self.leases.load(Ordering::Relaxed)
     }
+}
+
+/// How far the other feeds of a resource are that are live.
+fn shown(key: &FeedKey, feeds: &HashMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
+    let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == State::Live);
+    others.map(|feed| feed.reader.progress().rv).max().unwrap_or_default()
 }
 
 impl Lease {

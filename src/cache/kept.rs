@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::wire::Object;
+use crate::wire::{Object, Renderer};
 
 /// Derived JSON of objects, kept with them so that it is made once and not for every reader: bounded, the oldest go
 /// first.
@@ -27,13 +27,17 @@ struct Queue {
 const BYTES_MAX: usize = 64 << 20;
 
 impl Kept {
-    /// Keeps `body` with its object.
-    pub(super) fn keep(&self, object: &Arc<Object>, body: Bytes) {
+    /// Keeps `body`, which `renderer` made, with its object.
+    pub(super) fn keep(&self, object: &Arc<Object>, body: Bytes, renderer: &Renderer) {
         let len = body.len();
-        if len > BYTES_MAX || object.keep_json(Some(body)) {
+        if len > BYTES_MAX {
             return;
         }
         let mut queue = self.queue.lock();
+        // Under the lock: what is revoked before everything is let go leaves nothing behind.
+        if renderer.is_revoked() || object.keep_json(Some(body)) {
+            return;
+        }
         queue.objects.push_back(Arc::downgrade(object));
         queue.sizes.push_back(len);
         queue.bytes += len;

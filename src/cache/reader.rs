@@ -290,7 +290,7 @@ impl CacheReader {
         let body = renderer.body(object.body())?;
         object.note_written(renderer.representation());
         if keeps {
-            self.shared.kept.keep(object, body.clone());
+            self.shared.kept.keep(object, body.clone(), renderer);
         }
         Ok(body)
     }

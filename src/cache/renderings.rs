@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
@@ -19,6 +20,8 @@ pub struct Renderings {
 #[derive(Debug)]
 struct Shared {
     modes: RwLock<HashMap<Representation, Mode>>,
+    /// The minor of the release that the modes were found with; 0 while none was.
+    release: AtomicU32,
     changes: watch::Sender<u64>,
 }
 
@@ -48,7 +51,13 @@ pub enum Reason {
 
 impl Default for Renderings {
     fn default() -> Self {
-        Self { shared: Arc::new(Shared { modes: RwLock::default(), changes: watch::Sender::new(0) }) }
+        Self {
+            shared: Arc::new(Shared {
+                modes: RwLock::default(),
+                release: AtomicU32::new(0),
+                changes: watch::Sender::new(0),
+            }),
+        }
     }
 }
 
@@ -119,10 +128,23 @@ impl Renderings {
     pub fn refuse(&self, representation: Representation, reason: Reason) -> bool {
         let before = self.shared.modes.write().insert(representation, Mode::Refused(reason));
         if let Some(Mode::Derived(renderer)) = &before {
+            if reason == Reason::Mismatch {
+                renderer.disprove();
+            }
             renderer.revoke();
         }
         self.shared.changes.send_modify(|changes| *changes += 1);
         !matches!(before, Some(Mode::Refused(_)))
+    }
+
+    /// The minor of the release that upstream was when what is known was found.
+    pub fn release(&self) -> Option<u32> {
+        Some(self.shared.release.load(Ordering::Relaxed)).filter(|release| *release != 0)
+    }
+
+    /// What is found from now on is found with this release.
+    pub fn set_release(&self, minor: u32) {
+        self.shared.release.store(minor, Ordering::Relaxed);
     }
 
     /// What was proven holds no longer, and neither does what was refused: upstream is of another release.

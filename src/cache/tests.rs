@@ -13,6 +13,7 @@ mod lanes;
 mod model;
 mod paging;
 mod random;
+mod releases;
 mod siblings;
 mod threads;
 mod truth;

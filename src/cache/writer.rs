@@ -121,6 +121,7 @@ impl CacheWriter {
             self.shared.held.lock().clear();
             self.shared.segments.clear();
         }
+        self.shared.kept.clear();
         self.shared.progress.send_modify(|progress| progress.rv = rv);
         wake_all(wake);
     }

@@ -29,9 +29,7 @@ pub(super) struct Qualifier {
 /// What is known of the derivations so far.
 #[derive(Debug, Default)]
 struct Known {
-    /// The release that they were qualified for.
-    minor: Option<u32>,
-    /// Another one that upstream said it was, the last time it was asked.
+    /// Another release than before that upstream said it was, the last time it was asked.
     other_minor: Option<u32>,
     /// Objects that were compared.
     compared: usize,
@@ -44,8 +42,10 @@ enum Verdict {
     Different,
     /// It cannot be derived.
     Refused,
-    /// Upstream did not answer, or no longer has that state.
+    /// Upstream did not answer.
     Unanswered,
+    /// It no longer has that state.
+    Forgotten,
     /// Upstream does not write it either.
     NotOffered,
 }
@@ -54,7 +54,8 @@ enum Verdict {
 const QUALIFYING_OBJECTS: usize = 20;
 /// Between two samples.
 const SAMPLE_EVERY: Duration = Duration::from_secs(60);
-/// The same, until as many objects were compared as qualify: there may not have been that many.
+/// The same, until as many objects were compared as qualify: there may not have been that many. And until it is clear
+/// which release upstream is of.
 const SAMPLE_SOON: Duration = Duration::from_secs(5);
 /// After a question failed.
 const RETRY: Duration = Duration::from_millis(500);
@@ -80,11 +81,14 @@ impl Qualifier {
                     sleep(RETRY).await;
                 }
             }
-            let wait = if known.compared < QUALIFYING_OBJECTS { SAMPLE_SOON } else { SAMPLE_EVERY };
             let derives = !self.feed.renderings.derived().is_empty();
+            let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other_minor.is_some();
+            let wait = if soon { SAMPLE_SOON } else { SAMPLE_EVERY };
+            // Of what is refused nothing is compared, but upstream may become one of which it is not.
+            let decided = !self.feed.renderings.all().is_empty();
             tokio::select! {
                 _ = changes.changed() => {}
-                () = sleep_until(Instant::now() + wait), if derives => self.sample(&mut known).await,
+                () = sleep_until(Instant::now() + wait), if decided => self.sample(&mut known).await,
             }
         }
     }
@@ -99,14 +103,19 @@ impl Qualifier {
 
     /// Decides about one representation; false if upstream did not help, and it is to be tried again.
     async fn qualify(&self, wanted: Representation, known: &mut Known) -> bool {
-        let minor = match self.minor().await {
-            Ok(minor) => minor,
+        let minor = match self.release(known).await {
+            Ok(Some(minor)) => minor,
+            Ok(None) => return false,
+            // Without it nothing can be derived, and asking again would not help.
+            Err(error) if matches!(error, Error::Form(_)) || matches!(error.code(), Some(403 | 404)) => {
+                self.feed.refuse(wanted, Reason::NotComparable, &error);
+                return true;
+            }
             Err(error) => {
                 tracing::debug!(feed = %self.feed.spec.key, %error, "upstream's release could not be asked");
                 return false;
             }
         };
-        (known.minor, known.other_minor) = (Some(minor), None);
         let Some(renderer) = Renderer::derived(wanted, self.feed.reader.envelope(), minor) else {
             let kind = &self.feed.spec.kind;
             self.feed.refuse(wanted, Reason::NotInTable, &format_args!("{kind} of release 1.{minor}"));
@@ -123,8 +132,16 @@ impl Qualifier {
             return true;
         }
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
-        let path = format!("{}?limit={QUALIFYING_OBJECTS}&{}", self.feed.spec.key.path(), exact(snapshot.rv));
-        match self.compare(&renderer, &path, &objects).await {
+        let path = format!("{}?limit={QUALIFYING_OBJECTS}", self.feed.spec.key.path());
+        let verdict = match self.compare(&renderer, &format!("{path}&{}", exact(snapshot.rv)), &objects).await {
+            // Compacted: nothing has happened here for long, or nothing was told. Then the most recent state may do.
+            Verdict::Forgotten => match self.compare(&renderer, &path, &objects).await {
+                Verdict::Different => Verdict::Unanswered,
+                verdict => verdict,
+            },
+            verdict => verdict,
+        };
+        match verdict {
             Verdict::Equal => {
                 known.compared += objects.len();
                 let (feed, compared) = (&self.feed.spec.key, objects.len());
@@ -134,7 +151,7 @@ impl Qualifier {
             Verdict::Different => self.feed.refuse(wanted, Reason::Mismatch, &DIFFERENT),
             Verdict::Refused => self.feed.refuse(wanted, Reason::Unrenderable, &"one object"),
             Verdict::NotOffered => self.feed.refuse(wanted, Reason::NotComparable, &"upstream does not write it"),
-            Verdict::Unanswered => return false,
+            Verdict::Unanswered | Verdict::Forgotten => return false,
         }
         true
     }
@@ -155,15 +172,8 @@ impl Qualifier {
         if self.feed.readers() == 0 {
             return;
         }
-        if self.is_other_release(known).await {
-            let (feed, was) = (&self.feed.spec.key, known.minor);
-            tracing::warn!(%feed, ?was, now = ?known.other_minor, "upstream is of another release; qualifying anew");
-            *known = Known::default();
-            self.feed.renderings.start_over();
-            self.feed.reader.forget_derived();
-            self.feed.reader.nudge();
-            return;
-        }
+        // One that may be another is not compared with.
+        let Ok(Some(_)) = self.release(known).await else { return };
         self.shadow();
         let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
         for renderer in self.feed.renderings.derived().into_iter().filter(includes_objects) {
@@ -177,19 +187,29 @@ impl Qualifier {
                 Verdict::Equal => known.compared += 1,
                 Verdict::Different => self.feed.refuse(renderer.representation(), Reason::Mismatch, &DIFFERENT),
                 Verdict::Refused => self.feed.refuse(renderer.representation(), Reason::Unrenderable, &"one object"),
-                Verdict::Unanswered | Verdict::NotOffered => {}
+                Verdict::Unanswered | Verdict::Forgotten | Verdict::NotOffered => {}
             }
         }
     }
 
-    /// Whether upstream has said twice in a row that it is of another release: behind one address there may be several
-    /// servers while they are upgraded.
-    async fn is_other_release(&self, known: &mut Known) -> bool {
-        let Ok(minor) = self.minor().await else { return false };
-        let other = Some(minor).filter(|_| known.minor.is_some() && known.minor != Some(minor));
-        let again = other.is_some() && known.other_minor == other;
-        known.other_minor = other;
-        again
+    /// Upstream's release; `None` while it may be another than the one that what is known was found with. Everything
+    /// starts over when it has said so twice in a row: behind one address there may be several servers while they are
+    /// upgraded.
+    async fn release(&self, known: &mut Known) -> Result<Option<u32>, Error> {
+        let (minor, was) = (self.minor().await?, self.feed.renderings.release());
+        if was.is_some_and(|was| was != minor) {
+            if known.other_minor.replace(minor) != Some(minor) {
+                return Ok(None);
+            }
+            tracing::warn!(feed = %self.feed.spec.key, ?was, now = minor, "upstream is of another release");
+            known.compared = 0;
+            self.feed.renderings.start_over();
+            self.feed.reader.forget_derived();
+            self.feed.reader.nudge();
+        }
+        known.other_minor = None;
+        self.feed.renderings.set_release(minor);
+        Ok(Some(minor))
     }
 
     /// While both forms are held, each object that both have is compared: it costs upstream nothing.
@@ -226,7 +246,9 @@ impl Qualifier {
                 Ok(false) => Verdict::Different,
                 Err(_) => Verdict::Refused,
             },
+            Err(Error::Form(_)) => Verdict::NotOffered,
             Err(error) if matches!(error.code(), Some(406 | 415)) => Verdict::NotOffered,
+            Err(error) if error.is_expired() => Verdict::Forgotten,
             Err(error) => {
                 tracing::debug!(feed = %self.feed.spec.key, %error, "nothing to compare with");
                 Verdict::Unanswered
@@ -286,6 +308,7 @@ impl Qualifier {
             Verdict::Different => "different",
             Verdict::Refused => "refused",
             Verdict::Unanswered => "unanswered",
+            Verdict::Forgotten => "forgotten",
             Verdict::NotOffered => "not_offered",
         };
         metrics::compared(&self.feed.spec.key, representation, outcome);

@@ -149,7 +149,13 @@ impl Door {
         let untold = is_uncached(&lease.spec.key.gvr);
         let deadline = Instant::now() + if untold { UNTOLD_MAX } else { FRESH_MAX };
         match version {
-            VersionMatch::Any | VersionMatch::Exact(_) => Ok(()),
+            VersionMatch::Exact(_) => Ok(()),
+            VersionMatch::Any => {
+                if timeout_at(deadline, self.reached(lease, lease.shown_before())).await.is_err() {
+                    lease.forget_shown();
+                }
+                Ok(())
+            }
             VersionMatch::NotOlderThan(rv) => match timeout_at(deadline, self.reached(lease, rv)).await {
                 Ok(()) => Ok(()),
                 Err(_) if untold => Err(Unready::Forward(Reason::NoProof)),

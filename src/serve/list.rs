@@ -78,13 +78,13 @@ impl Page {
         }
         let frame = renderer.list(&meta, objects.len());
         // A JSON head says nothing of lengths.
-        let items_len = match representation.form() {
-            Form::Json | Form::Table => 0,
-            Form::Protobuf => {
-                let lens = objects.iter().map(|object| Ok(frame.item_len(reader.body(object, renderer)?.len())));
-                lens.sum::<Result<_, Refused>>()?
+        let mut items_len = 0;
+        for (index, object) in objects.iter().enumerate().filter(|_| representation.form() == Form::Protobuf) {
+            items_len += frame.item_len(reader.body(object, renderer)?.len());
+            if index % DERIVED_AT_A_TIME == 0 && !renderer.is_verbatim() {
+                tokio::task::yield_now().await;
             }
-        };
+        }
         let (head, tail) = (Some(frame.head(objects.len(), items_len)), Some(frame.tail()));
         Ok(ListBody { reader, renderer: renderer.clone(), frame, objects, next: 0, head, tail })
     }
@@ -178,7 +178,7 @@ impl ListBody {
         let parts = || self.objects[run.clone()].iter().map(|object| (&object.key, object.rv));
         let whole = |seed: u64| {
             let mut hasher = DefaultHasher::new();
-            (seed, self.renderer.representation(), run.len()).hash(&mut hasher);
+            (seed, self.renderer.representation(), self.renderer.release(), run.len()).hash(&mut hasher);
             parts().for_each(|part| part.hash(&mut hasher));
             hasher.finish()
         };

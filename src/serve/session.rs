@@ -270,7 +270,12 @@ impl WatchSession {
 
     /// Whether the watch ends now: its time is up, or the proxy drains.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
-        let end = if self.cursor.renderer().is_revoked() {
+        let end = if self.cursor.renderer().is_disproven() {
+            // What this client holds may be wrong: going on from here would leave it so.
+            let status = Status::too_old(self.told.0, self.lease.reader.progress().rv.0);
+            self.end_with(&status, End::Underivable);
+            return true;
+        } else if self.cursor.renderer().is_revoked() {
             End::Underivable
         } else if self.clock.deadline <= Instant::now() {
             End::Timeout

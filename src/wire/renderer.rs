@@ -18,8 +18,17 @@ pub struct Renderer {
     /// Of what is written.
     envelope: Envelope,
     means: Means,
+    /// The minor of the release that it writes for; 0 where that does not matter.
+    release: u32,
     /// Shared by every clone.
-    revoked: Arc<AtomicBool>,
+    verdict: Arc<Verdict>,
+}
+
+/// What came of it.
+#[derive(Default)]
+struct Verdict {
+    revoked: AtomicBool,
+    disproven: AtomicBool,
 }
 
 #[derive(Clone, Copy)]
@@ -40,7 +49,7 @@ impl Renderer {
     /// Bodies of `feed`'s form as they are.
     pub fn verbatim(feed: &Envelope) -> Self {
         let representation = Representation::verbatim(feed.form());
-        Self { representation, envelope: feed.clone(), means: Means::Verbatim, revoked: Arc::default() }
+        Self { representation, envelope: feed.clone(), means: Means::Verbatim, release: 0, verdict: Arc::default() }
     }
 
     /// Another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
@@ -72,7 +81,7 @@ impl Renderer {
                 (Means::Metadata(metadata, feed.form()), envelope)
             }
         };
-        Some(Self { representation, envelope, means, revoked: Arc::default() })
+        Some(Self { representation, envelope, means, release: minor, verdict: Arc::default() })
     }
 
     /// What it writes.
@@ -90,13 +99,27 @@ impl Renderer {
         matches!(self.means, Means::Verbatim)
     }
 
-    /// Somebody has found that it is not exact: nobody is to use it, or a clone of it, any longer.
+    /// What one release is written as says nothing of another: whoever keeps what was written keeps this with it.
+    pub fn release(&self) -> u32 {
+        self.release
+    }
+
+    /// Nobody is to use it, or a clone of it, any longer.
     pub fn revoke(&self) {
-        self.revoked.store(true, Ordering::Release);
+        self.verdict.revoked.store(true, Ordering::Release);
     }
 
     pub fn is_revoked(&self) -> bool {
-        self.revoked.load(Ordering::Acquire)
+        self.verdict.revoked.load(Ordering::Acquire)
+    }
+
+    /// Upstream writes otherwise, so what was written may have been wrong for a while. Before it is revoked.
+    pub fn disprove(&self) {
+        self.verdict.disproven.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_disproven(&self) -> bool {
+        self.verdict.disproven.load(Ordering::Relaxed)
     }
 
     /// The body in this representation, in the normal form of [`wire`](super). Shares `body`'s bytes where it can.

@@ -6,7 +6,7 @@ use crate::bed::{self, Ask, Ended, Pair, Plane, normal, say};
 use crate::websocket;
 
 /// Compacts etcd up to `version`, as the apiserver does every five minutes.
-async fn compact(plane: &Plane, version: u64) {
+pub async fn compact(plane: &Plane, version: u64) {
     let settings = std::fs::read_to_string(plane.dir.join("settings.json")).expect("the test bed's settings");
     let settings: Value = serde_json::from_str(&settings).expect("JSON");
     let url = format!("http://127.0.0.1:{}", settings["etcdPort"]);

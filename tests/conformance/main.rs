@@ -19,6 +19,7 @@ mod kubectl;
 mod lists;
 mod proxy_restart;
 mod representations;
+mod representations_hard;
 mod restarts;
 mod rows;
 mod tables;

@@ -67,13 +67,8 @@ fn taken_apart(line: &str) -> (String, String) {
     let event: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     let at = line.find(COLUMNS).unwrap_or_else(|| panic!("no Table: {line}")) + COLUMNS.len();
     let rows = at + line[at..].find(",\"rows\":[{\"cells\":").unwrap_or_else(|| panic!("no rows: {line}"));
-    let (columns, mut rest) = (line[at..rows].to_owned(), line[rows..].to_owned());
-    for cell in event["object"]["rows"][0]["cells"].as_array().into_iter().flatten() {
-        let is_age = |text: &str| text.ends_with('s') && text[..text.len() - 1].parse::<u32>().is_ok();
-        if let Some(age) = cell.as_str().filter(|text| is_age(text)) {
-            rest = rest.replacen(&format!("\"{age}\""), "\"AGE\"", 1);
-        }
-    }
+    let columns = line[at..rows].to_owned();
+    let rest = bed::normal::without_ages(&line[rows..], &event["object"]);
     (format!("{}{rest}", &line[..at]), columns)
 }
 

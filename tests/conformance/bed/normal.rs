@@ -5,6 +5,7 @@
 //! - the same version inside of its continue token, and in the bookmark that ends initial events;
 //! - the slash that a continue token of a cache begins with and one of etcd does not (semantics.md §2.6);
 //! - bookmarks in between: when they come is up to the server;
+//! - ages in the rows of a Table that is watched: they are of the moment when a row was printed;
 //! - the version that a server says it has, in `Too large resource version` and `too old resource version`.
 
 use serde_json::Value;
@@ -182,6 +183,7 @@ pub fn event(frame: &Frame) -> Option<String> {
                     last.then(|| without_version(&text, object))
                 }
                 Some("ERROR") => Some(without_versions(&text)),
+                _ if object["kind"] == "Table" => Some(without_ages(&text, object)),
                 _ => Some(text),
             }
         }
@@ -202,6 +204,28 @@ pub fn event(frame: &Frame) -> Option<String> {
             }
         }
     }
+}
+
+/// A Table's event without the cells that say how long ago something was: `7m12s`, `2 (3s ago)`.
+pub fn without_ages(text: &str, table: &Value) -> String {
+    let Some((head, rows)) = text.split_once(",\"rows\":[") else { return text.to_owned() };
+    let mut rows = rows.to_owned();
+    for cell in table["rows"].as_array().into_iter().flatten().filter_map(|row| row["cells"].as_array()).flatten() {
+        let Some(text) = cell.as_str().filter(|text| is_age(text) || text.ends_with(" ago)")) else { continue };
+        let kept = text.split_once(" (").map_or("", |(kept, _)| kept);
+        rows = rows.replacen(&format!("\"{text}\""), &format!("\"{kept} AGE\""), 1);
+    }
+    format!("{head},\"rows\":[{rows}")
+}
+
+/// A duration as kubectl prints it: `21s`, `7m12s`, `3h5m`, `2d`, `1y20d`.
+fn is_age(text: &str) -> bool {
+    let parts = text.split_inclusive(|c: char| c.is_ascii_alphabetic());
+    let is_part = |part: &str| {
+        let (digits, unit) = part.split_at(part.len() - 1);
+        !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) && "smhdy".contains(unit)
+    };
+    !text.is_empty() && text.is_ascii() && parts.into_iter().all(is_part)
 }
 
 fn without_version(text: &str, object: &Value) -> String {

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -22,7 +22,8 @@ use super::http::{Ask, Http, Protocol};
 use super::plane::Plane;
 
 pub struct Planter {
-    plants: Arc<AtomicBool>,
+    plants: Arc<AtomicU32>,
+    minor: Arc<AtomicU32>,
     kubeconfig: PathBuf,
     server: tokio::task::JoinHandle<()>,
 }
@@ -30,10 +31,17 @@ pub struct Planter {
 #[derive(Clone)]
 struct Way {
     upstream: Http,
-    plants: Arc<AtomicBool>,
+    plants: Arc<AtomicU32>,
+    /// The release that it says it is; 0 for the truth.
+    minor: Arc<AtomicU32>,
 }
 
 type Body = BoxBody<Bytes, hyper::Error>;
+
+/// Where the field is planted.
+const NOTHING: u32 = 0;
+const JSON: u32 = 1;
+const EVERYTHING: u32 = 2;
 
 impl Planter {
     /// Number 5000, `"yes"`.
@@ -51,8 +59,10 @@ impl Planter {
             "contexts": [{"name": "p", "context": {"cluster": "p", "user": "p"}}],
         });
         std::fs::write(&kubeconfig, document.to_string()).expect("a file");
-        let plants = Arc::new(AtomicBool::new(false));
-        let way = Way { upstream: Http::new(plane.target(), Protocol::H2), plants: plants.clone() };
+        let plants = Arc::new(AtomicU32::new(NOTHING));
+        let minor = Arc::new(AtomicU32::new(0));
+        let upstream = Http::new(plane.target(), Protocol::H2);
+        let way = Way { upstream, plants: plants.clone(), minor: minor.clone() };
         let server = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let way = way.clone();
@@ -66,7 +76,7 @@ impl Planter {
                 });
             }
         });
-        Self { plants, kubeconfig, server }
+        Self { plants, minor, kubeconfig, server }
     }
 
     pub fn kubeconfig(&self) -> PathBuf {
@@ -75,7 +85,20 @@ impl Planter {
 
     /// From now on.
     pub fn plant(&self) {
-        self.plants.store(true, Ordering::SeqCst);
+        self.plants.store(EVERYTHING, Ordering::SeqCst);
+    }
+
+    /// In JSON alone: protobuf does not show that there is something.
+    pub fn plant_json(&self) {
+        self.plants.store(JSON, Ordering::SeqCst);
+    }
+
+    /// No release at all.
+    pub const UNKNOWN: u32 = u32::MAX;
+
+    /// From now on it says that it is of release `1.minor`; the truth, if that is 0.
+    pub fn say_release(&self, minor: u32) {
+        self.minor.store(minor, Ordering::SeqCst);
     }
 }
 
@@ -96,6 +119,13 @@ impl Way {
         }
         let ask = Ask { method: request.method().clone(), path: path.clone(), headers, body: Bytes::new() };
         let (mut head, body) = self.upstream.send(ask).await.into_parts();
+        let minor = self.minor.load(Ordering::SeqCst);
+        if path == "/version" && minor != 0 {
+            let minor = if minor == Planter::UNKNOWN { String::new() } else { minor.to_string() };
+            let whole = serde_json::json!({"major": "1", "minor": minor}).to_string();
+            head.headers.remove("content-length");
+            return Response::from_parts(head, Full::from(whole).map_err(|never| match never {}).boxed());
+        }
         let content_type = head.headers.get("content-type").and_then(|value| value.to_str().ok());
         let form = content_type.and_then(Form::from_content_type);
         let is_converted = request.headers().get("accept").is_some_and(|accept| accept.as_bytes().contains(&b';'));
@@ -115,23 +145,22 @@ impl Way {
 /// Where the field goes.
 struct Soil {
     form: Form,
-    plants: Arc<AtomicBool>,
+    plants: Arc<AtomicU32>,
     reader: ObjectReader,
     envelope: Envelope,
 }
 
 impl Soil {
-    fn new(form: Form, plants: Arc<AtomicBool>) -> Self {
+    fn new(form: Form, plants: Arc<AtomicU32>) -> Self {
         let reader = ObjectReader::new(form, Shape::BuiltIn, Arc::new(FieldTable::default()));
         Self { form, plants, reader, envelope: Envelope::new(form, "v1", "ConfigMap", Shape::BuiltIn) }
     }
 
     fn planted(&self, body: &[u8]) -> Vec<u8> {
-        match self.form {
-            _ if !self.plants.load(Ordering::SeqCst) => body.to_vec(),
-            Form::Table => body.to_vec(),
-            Form::Json => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
-            Form::Protobuf => [body, Planter::FIELD].concat(),
+        match (self.plants.load(Ordering::SeqCst), self.form) {
+            (NOTHING, _) | (JSON, Form::Protobuf) | (_, Form::Table) => body.to_vec(),
+            (_, Form::Json) => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
+            (_, Form::Protobuf) => [body, Planter::FIELD].concat(),
         }
     }
 

@@ -1,0 +1,53 @@
+//! What was written for one release of upstream is not shown for another.
+
+use bytes::Bytes;
+
+use super::fixture::{POD, added, listed, ring, rv};
+use crate::cache::{CacheReader, Mode, Reason, Renderings, Start, View};
+use crate::kube::MetaVersion;
+use crate::wire::{Form, Renderer, Representation};
+
+const METADATA: Representation = Representation::Metadata(Form::Json, MetaVersion::V1);
+
+fn renderer(reader: &CacheReader, minor: u32) -> Renderer {
+    Renderer::derived(METADATA, reader.envelope(), minor).expect("metadata of every kind")
+}
+
+fn frames(reader: &CacheReader, renderer: Renderer) -> Vec<Bytes> {
+    let opened = reader.open(Start::After(rv(10)), View::everything()).expect("it is in the ring");
+    let mut frames = Vec::new();
+    opened.cursor.rendered_by(renderer).pull(usize::MAX, None, &mut frames);
+    frames
+}
+
+#[tokio::test]
+async fn an_events_frame_is_written_anew_for_another_release() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    writer.apply(added(&POD, 11)).expect("in order");
+    // Until 1.33 a time that is not there was printed as null.
+    let is_null = |frame: &Bytes| frame.windows(24).any(|part| part == br#""creationTimestamp":null"#);
+    for (minor, null) in [(33, true), (34, false), (33, true)] {
+        let written = frames(&reader, renderer(&reader, minor));
+        assert_eq!(written.iter().map(is_null).collect::<Vec<_>>(), [null], "1.{minor}: {written:?}");
+    }
+    let derived = reader.stats().derived_bytes;
+    assert_eq!(derived, frames(&reader, renderer(&reader, 33))[0].len(), "one of them is kept");
+}
+
+#[tokio::test]
+async fn what_was_refused_says_for_which_release_and_what_was_wrong_says_so() {
+    let (_writer, reader) = listed(ring(10), 10, &[]);
+    let renderings = Renderings::default();
+    assert_eq!(renderings.release(), None);
+    renderings.set_release(36);
+    for (reason, wrong) in [(Reason::Unrenderable, false), (Reason::Mismatch, true)] {
+        renderings.start_over();
+        let used = renderer(&reader, 36);
+        renderings.qualify(used.clone());
+        assert!(renderings.refuse(METADATA, reason));
+        assert_eq!((used.is_revoked(), used.is_disproven()), (true, wrong), "{reason:?}");
+    }
+    renderings.begin();
+    assert!(matches!(renderings.mode(METADATA), Some(Mode::Refused(Reason::Mismatch))));
+    assert_eq!(renderings.release(), Some(36), "refusals stay, and so does what they were found with");
+}

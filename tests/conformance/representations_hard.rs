@@ -1,0 +1,369 @@
+//! Derived representations when upstream, its clients or its history do not make it easy.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+use crate::bed::{self, Ask, Ended, Event, Frame, Http, Pair, Plan, Planter, Proxy, eventually, say, version_of};
+use crate::expired;
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+fn map(name: &str, app: &str) -> Value {
+    json!({"metadata": {"name": name, "labels": {"app": app}}, "data": {"k": "v"}})
+}
+
+async fn mode(proxy: &Proxy, resource: &str, mode: &str) -> i64 {
+    let labels = [("resource", resource), ("representation", "json"), ("mode", mode)];
+    proxy.metrics().await.sum("kube_fanout_representation_mode", &labels)
+}
+
+/// What an informer does, from `version` on: it goes on where it was when its watch ends, and lists again when it is
+/// told to. Ends with the event of `last`.
+struct Informer {
+    client: Http,
+    path: String,
+    query: String,
+    version: u64,
+    events: Vec<(String, String, u64)>,
+    planted: Vec<bool>,
+    watches: usize,
+    lists: usize,
+}
+
+impl Informer {
+    async fn run(mut self, last: &str) -> Self {
+        loop {
+            let ask = Ask::get(&format!("{}?watch=1&resourceVersion={}{}", self.path, self.version, self.query));
+            let mut watch = self.client.watch(ask).await;
+            self.watches += 1;
+            while let Some(event) = watch.event().await {
+                if event.kind == "ERROR" {
+                    assert_eq!(event.object["code"], 410, "{}", event.line);
+                    self.list().await;
+                    break;
+                }
+                self.take(&event);
+                if event.name() == last {
+                    return self;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, event: &Event) {
+        assert!(event.version() > self.version || event.kind == "BOOKMARK", "{} after {}", event.line, self.version);
+        self.version = self.version.max(event.version());
+        if event.kind != "BOOKMARK" {
+            self.events.push((event.kind.clone(), event.name().to_owned(), event.version()));
+            self.planted.push(event.object["planted"] == "yes");
+        }
+    }
+
+    async fn list(&mut self) {
+        self.lists += 1;
+        let path = format!("{}?resourceVersion={}&resourceVersionMatch=NotOlderThan", self.path, self.version);
+        let list = self.client.json(&path).await;
+        assert!(version_of(&list) >= self.version, "a list that is older: {list}");
+        self.version = version_of(&list);
+    }
+}
+
+/// Objects come, enter and leave the selection, and go; halfway they get their field. The version from which they have.
+async fn churn(direct: &Http, path: &str, planter: &Planter) -> u64 {
+    let mut planted_from = 0;
+    for at in 0..300 {
+        if at == 160 {
+            planter.plant();
+        }
+        let (name, one) = (format!("m{}", at % 20), format!("{path}/m{}", at % 20));
+        let labelled = |app: &str| json!({"metadata": {"labels": {"app": app}}});
+        let changed = match at / 20 % 4 {
+            0 => direct.create(path, map(&name, if at % 3 == 0 { "y" } else { "x" })).await,
+            1 => direct.patch(&one, labelled("y")).await,
+            2 => direct.patch(&one, labelled("x")).await,
+            _ => direct.delete(&one).await,
+        };
+        if at == 160 {
+            planted_from = version_of(&changed);
+        }
+    }
+    planted_from
+}
+
+/// Two hundred informers with two selectors, while objects come, change, leave the selection and go.
+#[tokio::test]
+async fn no_informer_misses_or_repeats_an_event_when_its_representation_is_refused() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let planter = Planter::start(&bed).await;
+    let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
+    let (namespace, direct) = (bed.namespace("flip").await, bed.direct());
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let start = version_of(&direct.create(&path, map("first", "x")).await);
+    let queries = ["", "&labelSelector=app%3Dx", "&allowWatchBookmarks=true"];
+    let informers: Vec<_> = (0..210)
+        .map(|at| {
+            let informer = Informer {
+                client: proxy.client(),
+                path: path.clone(),
+                query: queries[at % queries.len()].to_owned(),
+                version: start,
+                events: Vec::new(),
+                planted: Vec::new(),
+                watches: 0,
+                lists: 0,
+            };
+            tokio::spawn(informer.run("last"))
+        })
+        .collect();
+    eventually("all watch", async || {
+        let open = proxy.metrics().await.sum("kube_fanout_watches_open", &[("resource", "configmaps.v1")]);
+        (open >= 210).then_some(())
+    })
+    .await;
+    let planted_from = churn(&direct, &path, &planter).await;
+    direct.create(&path, map("last", "x")).await;
+    let done: Vec<Informer> = join_all(informers).await.into_iter().map(|done| done.expect("no panic")).collect();
+    // What the apiserver itself tells each kind of them.
+    for (at, query) in queries.iter().enumerate() {
+        let mut watch = direct.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={start}{query}"))).await;
+        let mut expected = Vec::new();
+        while expected.last().is_none_or(|(_, name, _): &(String, String, u64)| name != "last") {
+            let event = watch.change().await;
+            expected.push((event.kind.clone(), event.name().to_owned(), event.version()));
+        }
+        for informer in done.iter().skip(at).step_by(queries.len()) {
+            if informer.lists == 0 {
+                assert_eq!(informer.events, expected, "{query}");
+            }
+        }
+    }
+    for informer in &done {
+        for ((kind, name, version), planted) in informer.events.iter().zip(&informer.planted) {
+            // What leaves a selection is shown as it was before.
+            let before = *version < planted_from || kind == "DELETED";
+            assert!(*planted || before, "{name} at {version} without its field");
+        }
+    }
+    let sum = |of: fn(&Informer) -> usize| done.iter().map(of).sum::<usize>();
+    say(&format!("{} watches, {} lists", sum(|one| one.watches), sum(|one| one.lists)));
+    assert_eq!(mode(&proxy, "configmaps.v1", "unrenderable").await, 1);
+    assert_eq!(sum(|one| one.lists), 0, "all of them could go on");
+}
+
+/// The feed that takes over starts where the slowest client was, and a list must not show that.
+#[tokio::test]
+async fn a_list_is_not_older_than_the_one_before_when_another_feed_takes_over() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let planter = Planter::start(&bed).await;
+    let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
+    let (namespace, direct, through) = (bed.namespace("travel").await, bed.direct(), proxy.client());
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let first = version_of(&direct.create(&path, map("first", "x")).await);
+    let slow = Ask::get(&format!("{path}?watch=1&resourceVersion={first}&labelSelector=app%3Dx"));
+    let mut watch = through.watch(slow.clone()).await;
+    for at in 0..30 {
+        direct.create(&path, map(&format!("m{at}"), "y")).await;
+    }
+    let seen = version_of(&through.json(&path).await);
+    let mut all = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={seen}"))).await;
+    planter.plant();
+    direct.create(&path, map("last", "y")).await;
+    assert_eq!(all.event().await, None, "no event without the field");
+    assert_eq!(watch.event().await, None, "nothing of its own");
+    let any = format!("{path}?resourceVersion=0");
+    let lists = (0..8).map(|_| {
+        let (client, any) = (proxy.client(), any.clone());
+        async move { version_of(&client.json(&any).await) }
+    });
+    let ((), versions) = tokio::join!(
+        async {
+            let _open = through.watch(slow).await;
+        },
+        join_all(lists)
+    );
+    say(&format!("seen {seen}, then {versions:?}; the slowest was at {first}"));
+    assert!(versions.iter().all(|version| *version >= seen), "older than before: {versions:?} after {seen}");
+}
+
+/// It is there before the proxy is, in a namespace that nobody asks for; a metadata client does not care.
+#[tokio::test]
+async fn a_field_planted_elsewhere_before_the_start_refuses_json_and_not_metadata() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let planter = Planter::start(&bed).await;
+    planter.plant();
+    let (elsewhere, here) = (bed.namespace("elsewhere").await, bed.namespace("here").await);
+    let at = |namespace: &str| format!("/api/v1/namespaces/{namespace}/configmaps");
+    bed.direct().create(&at(&elsewhere), map("a", "x")).await;
+    let version = version_of(&bed.direct().create(&at(&here), map("b", "x")).await);
+    let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
+    let through = proxy.client();
+    let list = through.json(&format!("{}?resourceVersion={version}", at(&here))).await;
+    assert_eq!(list["items"][0]["planted"], "yes", "{list}");
+    let one = through.json(&format!("{}/b?resourceVersion={version}", at(&here))).await;
+    assert_eq!(one["planted"], "yes", "{one}");
+    let metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+    let ask = Ask::get(&format!("{}?resourceVersion={version}", at(&here))).accept(metadata);
+    let (ours, theirs) = (through.ask(ask.clone()).await, bed.direct().ask(ask).await);
+    assert!(ours.is_cached());
+    assert_eq!(ours.value()["items"], theirs.value()["items"]);
+    let modes: BTreeMap<_, _> = [
+        ("unrenderable", mode(&proxy, "configmaps.v1", "unrenderable").await),
+        ("derived", mode(&proxy, "configmaps.v1", "derived").await),
+    ]
+    .into();
+    assert_eq!(modes, [("derived", 0), ("unrenderable", 1)].into());
+}
+
+/// Of events upstream has no cache, so nothing tells how far a quiet stream is, and that state is compacted after a
+/// while: there is nothing of its version to compare with.
+#[tokio::test]
+async fn json_is_qualified_on_a_resource_that_is_quiet_for_longer_than_history_lasts() {
+    let Some(bed) = bed::quiet("quiet-events").await else { return };
+    let proxy = Plan::plain().start(&bed).await;
+    let (direct, through) = (bed.direct(), proxy.client());
+    let path = "/api/v1/namespaces/default/events";
+    let event = json!({
+        "metadata": {"name": "one"}, "reason": "Tested", "type": "Normal",
+        "involvedObject": {"kind": "Namespace", "name": "default", "namespace": "default"},
+    });
+    direct.create(path, event).await;
+    let watch = through.watch(Ask::get("/api/v1/events?watch=1").accept(PROTOBUF));
+    let mut watch = watch.await;
+    assert!(matches!(watch.frame().await, Some(Frame::Protobuf(_))));
+    for name in ["a", "b", "c"] {
+        bed.namespace(name).await;
+    }
+    expired::compact(&bed, direct.version("/api/v1/namespaces").await).await;
+    let list = through.get(&format!("{path}?resourceVersion=0")).await;
+    assert_eq!(list.value()["items"].as_array().map(Vec::len), Some(1), "{}", list.text());
+    assert!(list.is_cached(), "not within the time that a feed may take");
+    assert_eq!(mode(&proxy, "events.v1", "derived").await, 1);
+}
+
+/// It is found by comparing, after a while in which clients were shown what was wrong: they are to list again.
+#[tokio::test]
+async fn who_was_shown_what_upstream_writes_otherwise_is_told_to_list_again() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let planter = Planter::start(&bed).await;
+    let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
+    let (namespace, direct, through) = (bed.namespace("wrong").await, bed.direct(), proxy.client());
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let version = version_of(&direct.create(&path, map("a", "x")).await);
+    let mut watch = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
+    planter.plant_json();
+    let (events, ended) = watch.rest().await;
+    let codes: Vec<_> = events.iter().map(|event| (event.kind.as_str(), event.object["code"].clone())).collect();
+    assert_eq!((codes, ended), (vec![("ERROR", json!(410))], Ended::Clean));
+    let list = through.json(&path).await;
+    assert_eq!(list["items"][0]["planted"], "yes", "{list}");
+}
+
+/// Some builds do not say what they are. Then nothing is derived, and JSON is fetched as such.
+#[tokio::test]
+async fn a_server_that_does_not_say_its_release_is_served_all_the_same() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let planter = Planter::start(&bed).await;
+    planter.say_release(Planter::UNKNOWN);
+    let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
+    let path = format!("/api/v1/namespaces/{}/configmaps", bed.namespace("unsaid").await);
+    let version = version_of(&bed.direct().create(&path, map("a", "x")).await);
+    let list = proxy.client().get(&format!("{path}?resourceVersion={version}")).await;
+    assert!(list.is_cached(), "{}", list.text());
+    assert_eq!(mode(&proxy, "configmaps.v1", "not_comparable").await, 1);
+}
+
+/// Behind one address, while it is upgraded: the old server says what it is, and the new one writes the objects.
+#[tokio::test]
+async fn what_was_refused_for_one_release_is_tried_again_for_the_next() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let planter = Planter::start(&bed).await;
+    // It wrote `creationTimestamp: null` into templates.
+    planter.say_release(33);
+    let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
+    let (namespace, direct, through) = (bed.namespace("upgrade").await, bed.direct(), proxy.client());
+    let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments");
+    let labels = json!({"app": "x"});
+    let template = json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let spec = json!({"selector": {"matchLabels": labels}, "template": template});
+    let version = version_of(&direct.create(&path, json!({"metadata": {"name": "d"}, "spec": spec})).await);
+    let _protobuf =
+        through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={version}")).accept(PROTOBUF)).await;
+    let ask = Ask::get(&format!("{path}?resourceVersion={version}"));
+    let same = async || {
+        let (ours, theirs) = (through.ask(ask.clone()).await, direct.ask(ask.clone()).await);
+        assert_eq!(ours.value()["items"], theirs.value()["items"]);
+    };
+    same().await;
+    assert_eq!(mode(&proxy, "deployments.v1.apps", "mismatch").await, 1);
+    planter.say_release(0);
+    eventually("it is derived", async || {
+        same().await;
+        (mode(&proxy, "deployments.v1.apps", "derived").await == 1).then_some(())
+    })
+    .await;
+}
+
+/// Metadata is watched by selectors as the objects are, whatever upstream hides of it; compressed lists of what changes
+/// meanwhile are what they are without compression.
+#[tokio::test]
+async fn metadata_enters_and_leaves_a_selection_and_lists_are_compressed_while_objects_change() {
+    let Some(pair) = Pair::new().await else { return };
+    let path = format!("/apis/apps/v1/namespaces/{}/daemonsets", pair.namespace);
+    let daemon = |name: &str| {
+        let template =
+            json!({"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        let spec = json!({"selector": {"matchLabels": {"app": "x"}}, "template": template});
+        let long = json!({"a": "b".repeat(9000)});
+        json!({"metadata": {"name": name, "labels": {"app": "x"}, "annotations": long}, "spec": spec})
+    };
+    let start = version_of(&pair.direct.create(&path, daemon("d0")).await);
+    let watch = |accept: &str| {
+        Ask::get(&format!("{path}?watch=1&resourceVersion={start}&labelSelector=app%3Dx")).accept(accept)
+    };
+    let metadata = "as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    let accepts =
+        [format!("application/json;{metadata}"), format!("{PROTOBUF};{metadata}"), "application/json".to_owned()];
+    let mut watches = Vec::new();
+    for accept in &accepts {
+        watches.push((pair.through.watch(watch(accept)).await, pair.direct.watch(watch(accept)).await, 0));
+    }
+    for at in 1..40 {
+        pair.direct.create(&path, daemon(&format!("d{at}"))).await;
+        for app in ["y", "x"] {
+            let body = json!({"metadata": {"labels": {"app": app}, "annotations": {"n": at.to_string()}}});
+            pair.direct.patch(&format!("{path}/d{}", at / 2), body).await;
+        }
+        if at % 4 == 0 {
+            pair.direct.delete(&format!("{path}/d{}", at / 4)).await;
+            pair.direct.create(&path, daemon(&format!("d{}", at / 4))).await;
+        }
+        let version = pair.direct.version(&path).await;
+        let exact = format!("{path}?resourceVersion={version}&resourceVersionMatch=NotOlderThan");
+        for accept in ["application/json", PROTOBUF] {
+            let ask = Ask::get(&exact).accept(accept);
+            let compressed = pair.through.ask(ask.clone().header(http::header::ACCEPT_ENCODING, "gzip")).await;
+            let (ours, theirs) = (pair.through.ask(ask.clone()).await, pair.direct.ask(ask).await);
+            let plain = if compressed.header("content-encoding") == "gzip" {
+                bed::gunzip(&compressed.body)
+            } else {
+                compressed.body
+            };
+            assert!(plain == ours.body && ours.body == theirs.body, "{accept} at {version}");
+        }
+    }
+    pair.direct.create(&path, daemon("last")).await;
+    for ((mut ours, mut theirs, mut seen), accept) in watches.into_iter().zip(&accepts) {
+        loop {
+            let frames = (ours.frame().await, theirs.frame().await);
+            assert_eq!(frames.0, frames.1, "{accept}, after {seen}");
+            let Some(Frame::Json(bytes) | Frame::Protobuf(bytes)) = frames.0 else { panic!("it goes on") };
+            seen += 1;
+            if bytes.windows(4).any(|part| part == b"last") {
+                break;
+            }
+        }
+        say(&format!("{seen} events equal as {accept}"));
+    }
+}
