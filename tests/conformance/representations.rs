@@ -189,6 +189,28 @@ async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
     say(line);
 }
 
+/// Upstream makes metadata of the object before its conversion, which hides some annotations: one that it shows must not
+/// turn everybody's metadata away (encodings.md §2.4).
+#[tokio::test]
+async fn metadata_has_the_annotations_that_upstream_shows() {
+    let Some(pair) = Pair::new().await else { return };
+    let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let spec = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
+    for (resource, annotation) in [
+        ("deployments", "deprecated.deployment.rollback.revision"),
+        ("daemonsets", "deprecated.daemonset.template.generation"),
+    ] {
+        let path = format!("/apis/apps/v1/namespaces/{}/{resource}", pair.namespace);
+        let object = json!({"metadata": {"name": "x", "annotations": {annotation: "3", "b": "c"}}, "spec": spec});
+        let version = version_of(&pair.direct.create(&path, object).await);
+        let path = format!("{path}?resourceVersion={version}&resourceVersionMatch=Exact");
+        for media_type in [JSON, PROTOBUF] {
+            let answer = pair.same(Ask::get(&path).accept(&metadata(media_type, true))).await;
+            assert!(answer.is_cached(), "{path} as {media_type}");
+        }
+    }
+}
+
 /// Above 128 KiB, for those who name gzip; one member, which every client can read.
 #[tokio::test]
 async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {

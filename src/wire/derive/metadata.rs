@@ -32,7 +32,7 @@ impl Metadata {
         let minors = Facts::minors();
         let nearest = minor.clamp(*minors.start(), *minors.end());
         let facts = Facts::of(nearest).unwrap_or_else(Facts::newest);
-        Self { facts, annotations: Annotations::of(api_version, kind) }
+        Self { facts, annotations: Annotations::of(minor, api_version, kind) }
     }
 
     /// In protobuf, from a protobuf body: its beginning, and no copy of it, unless an annotation is to be left out.
@@ -108,11 +108,11 @@ impl Metadata {
 impl Annotations {
     /// Upstream makes metadata of the object before it is converted to the version that is asked for
     /// (encodings.md §2.4; pkg/apis/{apps,autoscaling}/v1/conversion.go).
-    fn of(api_version: &str, kind: &str) -> Self {
+    fn of(minor: u32, api_version: &str, kind: &str) -> Self {
         let (hidden, doubtful): (&[_], &[_]) = match (api_version, kind) {
             ("apps/v1", "DaemonSet") => (&["deprecated.daemonset.template.generation"], &[]),
-            // By its source hidden as well; but 1.37.1 shows it.
-            ("apps/v1", "Deployment") => (&[], &["deprecated.deployment.rollback.revision"]),
+            // By its source hidden as well; but 1.37.1 shows it, and older ones were not seen.
+            ("apps/v1", "Deployment") if minor < 37 => (&[], &["deprecated.deployment.rollback.revision"]),
             ("autoscaling/v1", "HorizontalPodAutoscaler") => (
                 &[
                     "autoscaling.alpha.kubernetes.io/behavior",

@@ -86,9 +86,11 @@ fn annotations_of_the_conversion_are_left_out() {
     assert_eq!(printed(Metadata::for_server(37, "apps/v1", "DaemonSet")), json(&["a", "z"]));
 
     let doubtful = json(&["deprecated.deployment.rollback.revision"]);
-    let deployment = Metadata::for_server(37, "apps/v1", "Deployment");
-    assert!(deployment.protobuf_from_json(doubtful.as_bytes()).is_err());
-    assert!(deployment.protobuf(&gadget().protobuf_from_json(doubtful.as_bytes()).unwrap()).is_err());
+    let body = gadget().protobuf_from_json(doubtful.as_bytes()).unwrap();
+    let of = |minor| Metadata::for_server(minor, "apps/v1", "Deployment");
+    assert!(of(36).protobuf_from_json(doubtful.as_bytes()).is_err());
+    assert!(of(36).protobuf(&body).is_err());
+    assert_eq!(of(37).protobuf(&body).unwrap(), body);
 }
 
 #[test]
