@@ -202,7 +202,10 @@ async fn metadata_has_the_annotations_that_upstream_shows() {
     ] {
         let path = format!("/apis/apps/v1/namespaces/{}/{resource}", pair.namespace);
         let object = json!({"metadata": {"name": "x", "annotations": {annotation: "3", "b": "c"}}, "spec": spec});
+        // A feed that is there before the object, and has it, knows that version, whatever others write meanwhile.
+        pair.through.json(&format!("{path}?resourceVersion=0")).await;
         let version = version_of(&pair.direct.create(&path, object).await);
+        pair.through.json(&format!("{path}?resourceVersion={version}")).await;
         let path = format!("{path}?resourceVersion={version}&resourceVersionMatch=Exact");
         for media_type in [JSON, PROTOBUF] {
             let answer = pair.same(Ask::get(&path).accept(&metadata(media_type, true))).await;
