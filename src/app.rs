@@ -4,14 +4,16 @@
 
 pub mod demo;
 mod discovery;
+mod identity;
 mod ops;
+mod policy;
 mod preload;
 
 use std::io;
 use std::sync::Arc;
 
 use crate::admin::{self, Pages};
-use crate::auth::Gate;
+use crate::auth::{self, Gate, Hosts};
 use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
 use crate::cache::Feeds;
 use crate::config::{Serve, TlsSource};
@@ -25,6 +27,7 @@ pub struct Bound {
     listeners: Vec<(Listener, Option<Tls>)>,
     admin: Option<ops::Admin>,
     door: Arc<Door>,
+    gate: Gate,
     catalog: Catalog,
     feeds: Feeds,
     tasks: Tasks,
@@ -44,6 +47,8 @@ pub enum StartError {
     Bind { address: Address, source: io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: std::path::PathBuf, source: io::Error },
+    #[error("{path}: {reason}")]
+    Authorities { path: std::path::PathBuf, reason: String },
     #[error("metrics: {0}")]
     Metrics(String),
 }
@@ -54,7 +59,7 @@ impl Bound {
     /// # Errors
     /// See [`StartError`].
     pub async fn bind(config: Serve) -> Result<Self, StartError> {
-        let exporter = admin::exporter(serve::describe).map_err(StartError::Metrics)?;
+        let exporter = admin::exporter(describe).map_err(StartError::Metrics)?;
         let client = Client::connect(&config.upstream).await?;
         let tls = tls(&config)?;
         let mut listeners = Vec::new();
@@ -80,17 +85,22 @@ impl Bound {
         let catalog = Catalog::new(client.clone());
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), config.reflect.clone(), tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
-        let gate = Gate::new(config.auth, config.allowed_hosts.clone());
+        let gate = identity::gate(&config, &client, &tasks)?;
+        let forwarder = identity::forwarder(&config, &client).await?;
         let door = Door::new(
             config.door.clone(),
-            client,
-            catalog.clone(),
-            feeds.clone(),
-            gate,
-            tasks.clone(),
-            drain.1.clone(),
+            serve::Parts {
+                client,
+                forwarder,
+                catalog: catalog.clone(),
+                feeds: feeds.clone(),
+                gate: gate.clone(),
+                hosts: Hosts::new(config.allowed_hosts.clone()),
+                tasks: tasks.clone(),
+                drain: drain.1.clone(),
+            },
         );
-        Ok(Self { listeners, admin, door: Arc::new(door), catalog, feeds, tasks, drain, ready, config })
+        Ok(Self { listeners, admin, door: Arc::new(door), gate, catalog, feeds, tasks, drain, ready, config })
     }
 
     /// Every address that clients can use, as a URL or `unix:PATH`.
@@ -116,13 +126,16 @@ impl Bound {
     /// Accepts and serves until `shutdown` completes, then drains: no new connections, running watches end spread over
     /// the drain time, the rest is cut.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let Self { listeners, admin, door, catalog, feeds, tasks, drain: (trigger, watch), ready, config } = self;
+        let Self { listeners, admin, door, gate, catalog, feeds, tasks, drain: (trigger, watch), ready, config } = self;
         let starting = ready.register("discovery");
         let known = discovery::Discovery { catalog, feeds, tasks: tasks.clone() };
         let (preload, waits) = (config.preload.clone(), ready.clone());
         tasks.spawn("discovery", async move {
             known.learn().await;
             preload::start(preload, &known, &waits);
+            if !gate.is_open() {
+                policy::listen(&known.catalog, &known.feeds, &gate, &known.tasks);
+            }
             known.keep_up(starting).await;
         });
         for (listener, tls) in listeners {
@@ -145,6 +158,12 @@ impl Bound {
             admin.stop();
         }
     }
+}
+
+/// What everybody counts.
+fn describe() {
+    serve::describe();
+    auth::describe();
 }
 
 fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {

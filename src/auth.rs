@@ -1,101 +1,90 @@
 //! Who is asking, and what they may read.
 //!
+//! ```text
+//! headers, certificate ─► Credential ─► Judge::identify ─► Caller ─► Judge::accesses ─► Grant ─► the cache
+//!                                        (TokenReview,                (SubjectAccess-     │
+//!                                         authorities)                 Review)            └► Lease, asserted again
+//! ```
+//!
 //! **Invariants.** No byte of a cached object leaves without a [`Grant`], and only this module can make one. What is
-//! not certain is refused.
+//! not certain is refused. Upstream decides, always: there is no rule about anybody's rights in here. Answers are
+//! remembered for seconds and never shared between two callers or two requests that differ in anything a right may
+//! depend on. Tokens are in no message, log line or metric.
 
-use crate::kube::RequestInfo;
+mod accesses;
+mod affected;
+mod certificate;
+mod credential;
+mod gate;
+mod grant;
+mod hosts;
+mod impersonation;
+mod judge;
+mod lease;
+mod metrics;
+mod policy;
+mod refused;
+mod tokens;
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+pub use affected::{Affected, Subjects};
+pub use certificate::{Authorities, AuthoritiesError};
+pub use credential::Chain;
+pub use gate::{Caller, Delegated, Gate, Known, Sender};
+pub use grant::Grant;
+pub use hosts::{Hosts, WrongHost};
+pub use impersonation::{Headless, Impersonation};
+pub use judge::{FrontProxy, Trusted};
+pub use metrics::describe;
+pub use policy::{Change, Policy, PolicyKind};
+pub use refused::Refused;
 
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The caller is the proxy's own identity, as with `kubectl proxy`: for sockets that only this machine can reach.
     None,
+    /// Upstream is asked: who the caller is, and whether it may.
+    Delegated,
 }
 
-/// Who is asking.
+/// How upstream is asked about callers (reliability.md §3.3, §3.4).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Caller {
-    /// Whoever can reach the socket acts as the proxy itself.
-    Ourselves,
+pub struct Config {
+    /// What tokens must be meant for; empty: whatever upstream takes.
+    pub audiences: Vec<String>,
+    /// How long an answer about a token is remembered.
+    pub token_ttl: Duration,
+    /// How long a yes is.
+    pub allowed_ttl: Duration,
+    /// How long a no is.
+    pub denied_ttl: Duration,
+    /// How long open watches go on when nobody can tell whether they may.
+    pub outage_grace: Duration,
+    /// Whether those without a credential may read from the cache what upstream lets them read.
+    pub anonymous: bool,
+    /// Unknown tokens that upstream is asked about in a second, all in all.
+    pub reviews: NonZeroU32,
+    /// The same from one address, in the long run and at once.
+    pub reviews_per_source: NonZeroU32,
+    pub reviews_burst_per_source: NonZeroU32,
 }
 
-/// Permission to read what one request asks for: verb, resource, namespace, name and selectors.
-///
-/// Its fields are private, so only [`Gate::grant`] makes one; reads from the cache require one by type.
-#[derive(Debug, Clone)]
-pub struct Grant {
-    caller: Caller,
-}
-
-/// Decides.
-#[derive(Debug, Clone)]
-pub struct Gate {
-    mode: Mode,
-    hosts: Vec<String>,
-}
-
-/// The Host header names a machine that this socket is not for: somebody's web page reaches for a local port
-/// (reliability.md T17).
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("host {host:?} is not served here")]
-pub struct WrongHost {
-    pub host: String,
-}
-
-impl Gate {
-    /// `hosts`: names besides the loopback ones that a Host header may carry.
-    pub fn new(mode: Mode, hosts: Vec<String>) -> Self {
-        Self { mode, hosts }
-    }
-
-    /// Checks the Host header of a TCP request. `kubectl proxy` has the same rule.
-    pub fn check_host(&self, host: &str) -> Result<(), WrongHost> {
-        let name = without_port(host);
-        let known = matches!(name, "localhost" | "127.0.0.1" | "[::1]") || self.hosts.iter().any(|h| h == name);
-        if known { Ok(()) } else { Err(WrongHost { host: host.to_owned() }) }
-    }
-
-    pub fn authenticate(&self) -> Caller {
-        match self.mode {
-            Mode::None => Caller::Ourselves,
-        }
-    }
-
-    /// The caller's permission for this request.
-    ///
-    /// Upstream has let the proxy's identity read the feed, and here the caller is that identity.
-    pub fn grant(&self, caller: &Caller, _request: &RequestInfo) -> Grant {
-        match (self.mode, caller) {
-            (Mode::None, Caller::Ourselves) => Grant { caller: caller.clone() },
-        }
-    }
-}
-
-impl Grant {
-    pub fn caller(&self) -> &Caller {
-        &self.caller
-    }
-}
-
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.ends_with(':') => name,
-        _ => host,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_this_machines_names_are_hosts() {
-        let gate = Gate::new(Mode::None, vec!["proxy.internal".to_owned()]);
-        for host in ["localhost", "localhost:8001", "127.0.0.1:8001", "[::1]:8001", "[::1]", "proxy.internal:443"] {
-            assert_eq!(gate.check_host(host), Ok(()), "{host}");
-        }
-        for host in ["evil.example", "evil.example:8001", "localhost.evil.example", "127.0.0.1.nip.io:80", ""] {
-            assert!(gate.check_host(host).is_err(), "{host}");
+impl Default for Config {
+    fn default() -> Self {
+        let number = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
+        Self {
+            audiences: Vec::new(),
+            token_ttl: Duration::from_secs(10),
+            allowed_ttl: Duration::from_secs(10),
+            denied_ttl: Duration::from_secs(5),
+            outage_grace: Duration::from_secs(300),
+            anonymous: false,
+            reviews: number(500),
+            reviews_per_source: number(20),
+            reviews_burst_per_source: number(200),
         }
     }
 }

@@ -4,12 +4,14 @@
 //! reported at once. Unknown keys are errors.
 
 mod arguments;
+mod delegated;
 mod file;
 mod problems;
 #[cfg(test)]
 mod tests;
 
 pub use arguments::{Arguments, Command, ServeArguments};
+pub use delegated::Delegated;
 pub use problems::Problems;
 
 use std::path::PathBuf;
@@ -30,6 +32,7 @@ pub struct Serve {
     pub admin: Option<Address>,
     pub tls: Option<TlsSource>,
     pub auth: Mode,
+    pub delegated: Delegated,
     pub allowed_hosts: Vec<String>,
     pub preload: Vec<String>,
     pub door: serve::Config,
@@ -79,6 +82,7 @@ impl Serve {
             admin: Some(anywhere),
             tls: None,
             auth: Mode::None,
+            delegated: Delegated::default(),
             allowed_hosts: Vec::new(),
             preload: Vec::new(),
             door: serve::Config::default(),

@@ -7,6 +7,7 @@
 //! **Invariant:** nothing here opens a socket, reads a clock or knows that a cache exists.
 
 mod accept;
+mod access;
 mod attributes;
 mod builtin_fields;
 mod continue_token;
@@ -23,9 +24,11 @@ mod request_info;
 mod selector;
 mod status;
 mod timeout;
+mod user;
 mod version;
 
 pub use accept::{Choice, Conversion, MediaType, MetaVersion, Offers, negotiate, pretty, router_accepts};
+pub use access::{Access, ResourceTarget, Target};
 pub use attributes::Attributes;
 pub use continue_token::{ContinueAt, ContinueError, ContinueToken};
 pub use event_type::EventType;
@@ -40,4 +43,5 @@ pub use request_info::{RequestInfo, RequestInfoError, Verb};
 pub use selector::{SELECTOR_BYTES_MAX, Selector, SelectorError};
 pub use status::{NotAStatus, Status, StatusCause, StatusDetails, StatusMetadata};
 pub use timeout::check_timeout;
+pub use user::User;
 pub use version::{NotAVersion, ResourceVersion};

@@ -29,6 +29,6 @@ mod websocket;
 
 pub use admission::Limits;
 pub use body::ReplyBody;
-pub use door::{Config, Consistency, Door};
+pub use door::{Config, Consistency, Door, Parts};
 pub use feed::spec as feed_spec;
 pub use metrics::describe;

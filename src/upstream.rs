@@ -4,22 +4,29 @@
 //! for somebody's bad credential, must not end a watch (reliability.md §0, findings 6 and 7). Redirects are never
 //! followed. A request that is not a read is sent at most once.
 
+mod behalf;
 mod client;
 mod credentials;
 mod discovery;
+mod dress;
 mod error;
 mod forward;
 mod pool;
 mod refusal;
+mod review;
+mod strangers;
 
+pub use behalf::{Behalf, CredentialId};
 pub(crate) use client::form_of;
 pub use client::{Client, Question};
-pub use credentials::{CredentialError, Source, is_impersonation, names_identity};
+pub use credentials::{CredentialError, Source};
 pub use discovery::{Catalog, Origin, Resource};
+pub use dress::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use error::Error;
-pub use forward::{Lane, strip_hop_by_hop};
+pub use forward::{Forwarder, Lane, strip_hop_by_hop};
 pub use pool::{Body, ResponseBody};
 pub use refusal::{set_retry_after, status_from_code};
+pub use review::{AccessVerdict, TokenVerdict};
 
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.
 pub const BODY_BYTES_MAX: usize = 512 << 20;

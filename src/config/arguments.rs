@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use super::file::File;
-use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, Log, Problems, Serve, TlsSource};
+use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsSource};
 use crate::auth::Mode;
 use crate::net::Address;
 use crate::serve::Consistency;
@@ -52,7 +52,10 @@ Examples:
   A sidecar or a workstation, on loopback, with the credentials of a kubeconfig:
     kube-fanout serve --kubeconfig ~/.kube/config --listen 127.0.0.1:8001
     kubectl --server=http://127.0.0.1:8001 get pods --watch
-  The same in a pod, on a socket that a neighbour container mounts:
+  A central proxy for everybody who has an account in the cluster:
+    kube-fanout serve --kubeconfig proxy.kubeconfig --listen 0.0.0.0:8443 --tls-cert tls.crt --tls-key tls.key \
+      --auth delegated --client-ca ca.crt --impersonator-kubeconfig impersonator.kubeconfig
+  The same as the first in a pod, on a socket that a neighbour container mounts:
     kube-fanout serve --listen unix:/run/kube-fanout/api.sock --preload pods,nodes
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, 64 wrong usage, 78 wrong configuration, 1 anything else.";
@@ -83,9 +86,16 @@ pub struct ServeArguments {
     /// Write that certificate here, for clients to trust
     #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
     tls_self_signed_out: Option<PathBuf>,
-    /// Who may ask: "none" takes every caller for the proxy itself, on loopback and unix sockets only [default: none]
+    /// Who may ask: "none" takes every caller for the proxy itself, on loopback and unix sockets only; "delegated" asks
+    /// upstream who a caller is and what it may read [default: none]
     #[arg(long, value_name = "MODE")]
     auth: Option<String>,
+    /// Authorities whose client certificates are taken, PEM; read again when it changes (with --auth delegated)
+    #[arg(long, value_name = "FILE")]
+    client_ca: Option<PathBuf>,
+    /// Credentials that may impersonate and nothing else, for requests of certificate holders that are passed through
+    #[arg(long, value_name = "FILE")]
+    impersonator_kubeconfig: Option<PathBuf>,
     /// Reads without a resourceVersion: "strict" proves that the cache is current, "bounded" does not [default: strict]
     #[arg(long, value_name = "MODE")]
     consistency: Option<String>,
@@ -120,6 +130,8 @@ impl ServeArguments {
             tls_self_signed,
             tls_self_signed_out,
             auth,
+            client_ca,
+            impersonator_kubeconfig,
             consistency,
             preload,
         } = self;
@@ -138,11 +150,15 @@ impl ServeArguments {
         };
         let auth = match auth.or(file.auth).as_deref().unwrap_or("none") {
             "none" => Some(Mode::None),
+            "delegated" => Some(Mode::Delegated),
             other => {
-                problems.add(format!("auth: {other:?} is not known; this version has \"none\""));
+                problems.add(format!("auth: {other:?} is neither \"none\" nor \"delegated\""));
                 None
             }
         };
+        let mut delegated = file.delegated;
+        delegated.client_ca = client_ca.or(delegated.client_ca);
+        delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
         let mut door = file.door;
         match consistency.or(file.consistency).as_deref().unwrap_or("strict") {
             "strict" => door.consistency = Consistency::Strict,
@@ -155,6 +171,7 @@ impl ServeArguments {
             admin,
             tls,
             auth: auth?,
+            delegated,
             allowed_hosts: file.allowed_hosts,
             preload: if preload.is_empty() { file.preload } else { preload },
             door,
@@ -173,12 +190,24 @@ impl Serve {
     /// Combinations that are refused (reliability.md §3.2).
     fn check(&self, problems: &mut Problems) {
         for address in self.listen.iter().filter(|address| !address.is_local()) {
-            match self.auth {
-                Mode::None => problems.add(format!(
+            match (self.auth, &self.tls) {
+                (Mode::None, _) => problems.add(format!(
                     "listen: {address} can be reached from other machines, and with auth none whoever reaches it acts \
-                     with the proxy's own rights; listen on loopback or on a unix socket"
+                     with the proxy's own rights; listen on loopback or on a unix socket, or use auth delegated"
                 )),
+                (Mode::Delegated, None) => problems.add(format!(
+                    "listen: {address} can be reached from other machines, and without TLS so can the tokens that \
+                     clients send; give tls.certificate and tls.key, or tls.selfSigned"
+                )),
+                (Mode::Delegated, Some(_)) => {}
             }
+        }
+        self.delegated.check(problems);
+        if self.auth == Mode::None && self.delegated != Delegated::default() {
+            problems.add("delegated: its settings mean nothing with auth none");
+        }
+        if self.delegated.client_ca.is_some() && self.tls.is_none() {
+            problems.add("delegated.clientCA: client certificates are shown in TLS, which no listener speaks");
         }
         if let Some(admin) = self.admin.as_ref().filter(|admin| !admin.is_local()) {
             problems.add(format!("admin: {admin} can be reached from other machines; use loopback or a unix socket"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{Log, Problems, TlsSource};
+use super::{Delegated, Log, Problems, TlsSource};
 use crate::{cache, net, reflect, serve};
 
 /// The configuration file, section by section. Every key is listed in docs/CONFIG.md and in config/example.yaml.
@@ -15,6 +15,7 @@ pub(super) struct File {
     pub(super) admin: Option<String>,
     pub(super) tls: Option<TlsSource>,
     pub(super) auth: Option<String>,
+    pub(super) delegated: Delegated,
     pub(super) allowed_hosts: Vec<String>,
     pub(super) consistency: Option<String>,
     pub(super) preload: Vec<String>,
@@ -34,6 +35,7 @@ impl Default for File {
             admin: None,
             tls: None,
             auth: None,
+            delegated: Delegated::default(),
             allowed_hosts: Vec::new(),
             consistency: None,
             preload: Vec::new(),
@@ -48,7 +50,7 @@ impl Default for File {
 }
 
 /// A mapping of the file whose keys are taken out one by one; what is left at the end is unknown.
-struct Section<'a> {
+pub(super) struct Section<'a> {
     name: &'static str,
     keys: Map<String, Value>,
     problems: &'a mut Problems,
@@ -81,6 +83,7 @@ impl File {
         top.put_duration("drain", &mut file.drain);
         top.within("upstream", |upstream| upstream.put_some("kubeconfig", &mut file.kubeconfig));
         top.within("tls", |tls| file.tls = tls.tls());
+        top.within("delegated", |delegated| file.delegated.read(delegated));
         top.within("window", |window| {
             let mut mebibytes = file.cache.window_bytes_max >> 20;
             window.put_bounded("mebibytes", &mut mebibytes, 1, 1 << 20);
@@ -102,6 +105,7 @@ impl File {
             limits.put_bounded("forwards", &mut file.door.limits.forwards_max, 1, 1_000_000);
             limits.put_bounded("streams", &mut file.door.limits.streams_max, 1, 1_000_000);
             limits.put_bounded("unreadyForwards", &mut file.door.limits.unready_forwards_max, 0, 1_000_000);
+            limits.put_bounded("anonymousForwards", &mut file.door.limits.anonymous_forwards_max, 0, 1_000_000);
             limits.put_bounded("connections", &mut file.connections.connections_max, 1, 1_000_000);
         });
         top.within("log", |log| {
@@ -142,19 +146,19 @@ impl<'a> Section<'a> {
         self.problems.check(&path, serde_json::from_value(value))
     }
 
-    fn put<T: DeserializeOwned>(&mut self, key: &str, into: &mut T) {
+    pub(super) fn put<T: DeserializeOwned>(&mut self, key: &str, into: &mut T) {
         if let Some(value) = self.take(key) {
             *into = value;
         }
     }
 
-    fn put_some<T: DeserializeOwned>(&mut self, key: &str, into: &mut Option<T>) {
+    pub(super) fn put_some<T: DeserializeOwned>(&mut self, key: &str, into: &mut Option<T>) {
         if let Some(value) = self.take(key) {
             *into = Some(value);
         }
     }
 
-    fn put_bounded(&mut self, key: &str, into: &mut usize, min: usize, max: usize) {
+    pub(super) fn put_bounded(&mut self, key: &str, into: &mut usize, min: usize, max: usize) {
         match self.take::<usize>(key) {
             Some(value) if (min..=max).contains(&value) => *into = value,
             Some(value) => self.problems.add(format!("{}: {value} is not within {min}..={max}", self.path(key))),
@@ -163,7 +167,7 @@ impl<'a> Section<'a> {
     }
 
     /// `90s`, `10m`, `1h 30m`.
-    fn put_duration(&mut self, key: &str, into: &mut Duration) {
+    pub(super) fn put_duration(&mut self, key: &str, into: &mut Duration) {
         if let Some(text) = self.take::<String>(key) {
             let path = self.path(key);
             if let Some(duration) = self.problems.check(&path, humantime::parse_duration(&text)) {
@@ -187,7 +191,7 @@ impl<'a> Section<'a> {
     }
 
     /// Reads a section below this one.
-    fn within(&mut self, name: &'static str, read: impl FnOnce(&mut Section<'_>)) {
+    pub(super) fn within(&mut self, name: &'static str, read: impl FnOnce(&mut Section<'_>)) {
         let Some(value) = self.keys.remove(name) else { return };
         if let Some(mut section) = Section::of(name, value, self.problems) {
             read(&mut section);

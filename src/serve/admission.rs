@@ -13,11 +13,19 @@ pub struct Limits {
     pub streams_max: usize,
     /// Reads that are passed through because their feed is not ready.
     pub unready_forwards_max: usize,
+    /// Requests of nobody in particular that are passed through.
+    pub anonymous_forwards_max: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { watches_max: 100_000, forwards_max: 600, streams_max: 2_000, unready_forwards_max: 16 }
+        Self {
+            watches_max: 100_000,
+            forwards_max: 600,
+            streams_max: 2_000,
+            unready_forwards_max: 16,
+            anonymous_forwards_max: 32,
+        }
     }
 }
 
@@ -28,6 +36,7 @@ pub(super) struct Admission {
     forwards: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     unready: Arc<Semaphore>,
+    anonymous: Arc<Semaphore>,
 }
 
 /// A place; given back on drop.
@@ -46,6 +55,7 @@ impl Admission {
             forwards: room(limits.forwards_max),
             streams: room(limits.streams_max),
             unready: room(limits.unready_forwards_max),
+            anonymous: room(limits.anonymous_forwards_max),
         }
     }
 
@@ -63,6 +73,10 @@ impl Admission {
 
     pub(super) fn unready(&self) -> Result<Place, Shed> {
         take(&self.unready, "reads of resources that are not ready")
+    }
+
+    pub(super) fn anonymous(&self) -> Result<Place, Shed> {
+        take(&self.anonymous, "requests without a credential")
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::base::Tasks;
+use crate::upstream::Behalf;
 
 /// An answer of upstream that several requests share.
 #[derive(Debug, Clone)]
@@ -39,6 +40,8 @@ type Waiting = HashMap<Key, Askers>;
 /// Everything about a request that decides its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
+    /// Nobody gets an answer to another one's question.
+    pub(super) behalf: Behalf,
     pub(super) path_and_query: String,
     pub(super) accept: Option<String>,
     pub(super) accept_encoding: Option<String>,
@@ -111,7 +114,13 @@ mod tests {
     use super::*;
 
     fn key() -> Key {
-        Key { path_and_query: "/api/v1/pods".into(), accept: None, accept_encoding: None, user_agent: None }
+        Key {
+            behalf: Behalf::Ours,
+            path_and_query: "/api/v1/pods".into(),
+            accept: None,
+            accept_encoding: None,
+            user_agent: None,
+        }
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HOST;
-use http::{Request, Response};
+use http::header::{HOST, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
@@ -13,12 +13,12 @@ use super::coalesce::Coalesced;
 use super::feed::{Need, Unready};
 use super::metrics;
 use super::route::{Asked, Reason, Route, route};
-use crate::auth::Gate;
+use crate::auth::{Caller, Gate, Grant, Hosts, Refused, Sender};
 use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
-use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status};
+use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout};
 use crate::net::Peer;
-use crate::upstream::{Catalog, Client, Resource, is_impersonation, names_identity, status_from_code};
+use crate::upstream::{Catalog, Client, Forwarder, Resource, inspect, is_impersonation, status_from_code};
 use crate::wire::Representation;
 
 /// How requests are answered.
@@ -57,12 +57,27 @@ pub struct Door {
     pub(super) coalesced: Coalesced,
     pub(super) tasks: Tasks,
     pub(super) drain: DrainWatch,
-    gate: Gate,
+    pub(super) forwarder: Arc<Forwarder>,
+    pub(super) gate: Gate,
+    hosts: Hosts,
+}
+
+/// What the door stands between.
+pub struct Parts {
+    pub client: Client,
+    pub forwarder: Forwarder,
+    pub catalog: Catalog,
+    pub feeds: Feeds,
+    pub gate: Gate,
+    pub hosts: Hosts,
+    pub tasks: Tasks,
+    pub drain: DrainWatch,
 }
 
 /// A read on its way: the request, and what was understood of it.
 pub(super) struct Visit {
     pub(super) request: Request<Incoming>,
+    pub(super) caller: Caller,
     pub(super) info: RequestInfo,
     pub(super) query: Query,
     pub(super) manner: Manner,
@@ -71,14 +86,15 @@ pub(super) struct Visit {
 
 impl Visit {
     /// What this read needs of a feed.
-    pub(super) fn need(
-        &self,
+    pub(super) fn need<'a>(
+        &'a self,
+        grant: &'a Grant,
         resource: &Resource,
         representation: Representation,
         resume: Option<ResourceVersion>,
-    ) -> Need<'_> {
+    ) -> Need<'a> {
         let namespace = (resource.namespaced && !self.info.namespace.is_empty()).then_some(&*self.info.namespace);
-        Need { namespace, representation, received: self.received, resume }
+        Need { grant, namespace, representation, received: self.received, resume }
     }
 }
 
@@ -88,17 +104,11 @@ const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
 const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 
 impl Door {
-    pub fn new(
-        config: Config,
-        client: Client,
-        catalog: Catalog,
-        feeds: Feeds,
-        gate: Gate,
-        tasks: Tasks,
-        drain: DrainWatch,
-    ) -> Self {
-        let admission = Admission::new(&config.limits);
-        Self { config, client, catalog, feeds, admission, coalesced: Coalesced::default(), tasks, gate, drain }
+    pub fn new(config: Config, parts: Parts) -> Self {
+        let Parts { client, forwarder, catalog, feeds, gate, hosts, tasks, drain } = parts;
+        let (admission, forwarder) = (Admission::new(&config.limits), Arc::new(forwarder));
+        let coalesced = Coalesced::default();
+        Self { config, client, catalog, feeds, admission, coalesced, tasks, drain, forwarder, gate, hosts }
     }
 
     /// Answers one request.
@@ -110,17 +120,21 @@ impl Door {
             return *response;
         }
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let response = match RequestInfo::parse(request.method().as_str(), request.uri().path(), &query) {
-            Ok(info) => self.dispatch(Visit { request, info, query, manner, received }).await,
-            // Upstream has its own words for a path that means nothing.
-            Err(RequestInfoError::NoResource(_)) => {
-                self.forward(request, None, &query, &manner, Reason::Spelling).await
+        let info = RequestInfo::parse(method.as_str(), &path, &query);
+        let caller = self.gate.authenticate(sender(&peer), request.headers()).await;
+        let response = match (info, caller) {
+            (Ok(info), Ok(caller)) => self.dispatch(Visit { request, caller, info, query, manner, received }).await,
+            // Upstream has its own words for a path that means nothing, and has them for everybody.
+            (Err(RequestInfoError::NoResource(_)), caller) => {
+                let caller = caller.unwrap_or(Caller::Anonymous);
+                self.forward(request, &caller, None, &query, &manner, Reason::Spelling).await
             }
             // And none at all for one that is none: it would break our connection off.
-            Err(RequestInfoError::BadEscape) => {
+            (Err(RequestInfoError::BadEscape), _) => {
                 metrics::refused(400);
                 malformed(request.version())
             }
+            (Ok(info), Err(refused)) => turned_away(&manner, "", &info, &query, &refused),
         };
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
@@ -128,21 +142,20 @@ impl Door {
         response
     }
 
-    /// Whether the request is for us at all.
+    /// Whether the request is for us at all, and can be read in one way only.
     fn admit(&self, peer: &Peer, request: &Request<Incoming>, manner: &Manner) -> Result<(), Box<Response<ReplyBody>>> {
         self.check_hops(request.headers()).map_err(|status| Box::new(manner.status(&status)))?;
-        if let Some(name) = names_identity(request.headers()) {
+        if let Err(ambiguous) = inspect(request.headers()) {
             metrics::refused(400);
-            let why = format!("the Connection header names {name}, which would drop it on its way");
-            return Err(Box::new(manner.status(&Status::bad_request(why))));
+            return Err(Box::new(manner.status(&Status::bad_request(ambiguous.to_string()))));
         }
-        if matches!(peer, Peer::Unix) {
+        if matches!(peer, Peer::Unix) || !self.gate.is_open() {
             return Ok(());
         }
         let named = request.uri().authority().map(http::uri::Authority::as_str);
         let header = request.headers().get(HOST).and_then(|value| value.to_str().ok());
         let host = named.or(header).unwrap_or_default();
-        self.gate.check_host(host).map_err(|wrong| {
+        self.hosts.check(host).map_err(|wrong| {
             metrics::refused(403);
             Box::new(manner.status(&status_from_code(403, &wrong.to_string())))
         })
@@ -165,7 +178,19 @@ impl Door {
                 _ => self.pass(visit, Reason::Unknown).await,
             };
         };
-        let grant = self.gate.grant(&self.gate.authenticate(), &visit.info);
+        let route = match route {
+            Route::Forward(reason) => return self.pass(visit, reason).await,
+            _ if !self.gate.serves(&visit.caller) => return self.pass(visit, Reason::Anonymous).await,
+            route => route,
+        };
+        // Who may not read learns nothing of what else is wrong with the request.
+        let grant = match self.grant(&visit).await {
+            Ok(grant) => grant,
+            Err(refused) => {
+                let Visit { manner, info, query, caller, .. } = &visit;
+                return turned_away(manner, caller.name(), info, query, &refused);
+            }
+        };
         match route {
             Route::Forward(reason) => self.pass(visit, reason).await,
             Route::Refuse(status) => {
@@ -176,6 +201,10 @@ impl Door {
             Route::List(read) => self.list(visit, &grant, &resource, read).await,
             Route::Watch(read) => self.watch(visit, grant, &resource, read).await,
         }
+    }
+
+    async fn grant(&self, visit: &Visit) -> Result<Grant, Refused> {
+        self.gate.grant(&visit.caller, &visit.info).await
     }
 
     /// What discovery knows of the request's resource; asks again when it knows nothing.
@@ -197,8 +226,8 @@ impl Door {
     }
 
     pub(super) async fn pass(&self, visit: Visit, reason: Reason) -> Response<ReplyBody> {
-        let Visit { request, info, query, manner, .. } = visit;
-        self.forward(request, Some(&info), &query, &manner, reason).await
+        let Visit { request, caller, info, query, manner, .. } = visit;
+        self.forward(request, &caller, Some(&info), &query, &manner, reason).await
     }
 
     pub(super) async fn unready(&self, visit: Visit, why: Unready) -> Response<ReplyBody> {
@@ -210,4 +239,33 @@ impl Door {
             }
         }
     }
+}
+
+fn sender(peer: &Peer) -> Sender<'_> {
+    let address = match peer {
+        Peer::Tcp(address) => Some(address.ip()),
+        Peer::Unix => None,
+    };
+    Sender { certificates: None, address }
+}
+
+/// What somebody is told who gets nothing. A bad `timeout` comes first, whoever sends it (semantics.md §1.5).
+fn turned_away(
+    manner: &Manner,
+    user: &str,
+    info: &RequestInfo,
+    query: &Query,
+    refused: &Refused,
+) -> Response<ReplyBody> {
+    let long_running = matches!(info.verb, Verb::Watch | Verb::Proxy);
+    let status = match check_timeout(query) {
+        Err(status) if !long_running => status,
+        _ => refused.status(user, info),
+    };
+    metrics::refused(status.http_code());
+    let mut response = manner.status(&status);
+    if response.status() == StatusCode::FORBIDDEN {
+        response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    }
+    response
 }

@@ -7,6 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::door::{Consistency, Door};
 use super::route::{Reason, is_uncached};
+use crate::auth::Grant;
 use crate::cache::{End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, State, Unavailable};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Origin, Resource};
@@ -15,6 +16,8 @@ use crate::wire::{Form, Refused, Renderer, Representation, Shape};
 /// What a request needs of a feed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need<'a> {
+    /// Without one there is no feed for anybody.
+    pub(super) grant: &'a Grant,
     /// The namespace that the path names.
     pub(super) namespace: Option<&'a str>,
     pub(super) representation: Representation,
@@ -57,6 +60,9 @@ impl Door {
     /// A feed that covers the request, has a complete state and can write what is asked for; started and waited for if
     /// need be.
     pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<Source, Unready> {
+        if !need.grant.covers(&resource.gvr, resource.namespaced, need.namespace) {
+            return Err(Unready::Forward(Reason::Ungranted));
+        }
         let mut why = Unready::Forward(Reason::Underivable);
         for form in forms(resource, need.representation) {
             match self.source_from(resource, need, *form).await {
@@ -121,10 +127,14 @@ impl Door {
     /// A running feed for a read of one object, which is not worth starting one for.
     pub(super) fn running_source(
         &self,
+        grant: &Grant,
         resource: &Resource,
         namespace: Option<&str>,
         wanted: Representation,
     ) -> Option<Source> {
+        if !grant.covers(&resource.gvr, resource.namespaced, namespace) {
+            return None;
+        }
         let running = |form: Form| {
             let found = [None, namespace].into_iter().find_map(|scope| self.feeds.find(&key(resource, scope, form)));
             found.filter(|lease| lease.reader.state() != State::Syncing)

@@ -1,5 +1,7 @@
 //! Pass-through: everything that the cache does not answer, streaming in both directions.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -17,8 +19,9 @@ use super::feed::unavailable;
 use super::metrics;
 use super::route::Reason;
 use super::websocket;
+use crate::auth::{Caller, Impersonation, Refused};
 use crate::kube::{Query, RequestInfo, Status, Verb};
-use crate::upstream::{Body, Client, Error, HOPS, Lane, status_from_code};
+use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, status_from_code};
 
 /// Longest chain of proxies.
 const HOPS_MAX: usize = 16;
@@ -30,6 +33,7 @@ impl Door {
     pub(super) async fn forward(
         &self,
         request: Request<Incoming>,
+        caller: &Caller,
         info: Option<&RequestInfo>,
         query: &Query,
         manner: &Manner,
@@ -37,28 +41,32 @@ impl Door {
     ) -> Response<ReplyBody> {
         metrics::forwarded(reason);
         let lane = lane_of(request.headers(), request.method(), info, query);
-        let place = match self.place(lane, reason) {
+        let behalf = match self.behalf(caller, request.headers(), info).await {
+            Ok(behalf) => behalf,
+            Err(status) => return manner.status(&status),
+        };
+        let place = match self.place(lane, &behalf, reason) {
             Ok(place) => place,
             Err(shed) => return manner.status(&too_many(shed)),
         };
         if lane == Lane::Tunnel {
-            return self.tunnel(request, manner, place).await;
+            return self.tunnel(request, &behalf, manner, place).await;
         }
         let alike = match reason {
             Reason::ConsistentGet | Reason::NoProof => true,
             Reason::Table => is_short_table(info, query),
             _ => false,
         };
-        let shared = alike && lane == Lane::Short && request.body().is_end_stream();
+        let shared = alike && lane == Lane::Short && behalf != Behalf::Nobody && request.body().is_end_stream();
         if shared {
-            return self.shared(&request, manner).await;
+            return self.shared(&request, behalf, manner).await;
         }
         let repeatable = request.method().is_safe();
-        let request = match self.outgoing(request) {
+        let request = match self.outgoing(request, &behalf) {
             Ok(request) => request.map(|body| body.map_err(Into::into).boxed_unsync()),
             Err(status) => return manner.status(&status),
         };
-        match self.client.forward(lane, request).await {
+        match self.forwarder.forward(&behalf, lane, request).await {
             Ok(response) => response.map(|body| ReplyBody::forwarded(body, place)),
             Err(error) if !repeatable && error.may_have_been_carried_out() => manner.status(&unknown(&error)),
             Err(error) => manner.status(&unreachable(&error)),
@@ -66,10 +74,11 @@ impl Door {
     }
 
     /// A read that identical ones wait for too; read whole, so that it can be shared.
-    async fn shared(&self, request: &Request<Incoming>, manner: &Manner) -> Response<ReplyBody> {
+    async fn shared(&self, request: &Request<Incoming>, behalf: Behalf, manner: &Manner) -> Response<ReplyBody> {
         let path_and_query = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
         let key = Key {
+            behalf: behalf.clone(),
             path_and_query: path_and_query.clone(),
             accept: manner.accept.clone(),
             accept_encoding: encoding.map(str::to_owned),
@@ -79,8 +88,14 @@ impl Door {
         if self.add_hop(&mut headers).is_err() {
             return manner.status(&loop_detected());
         }
-        let client = self.client.clone();
-        let ask = move || ask(client.clone(), path_and_query.clone(), headers.clone());
+        if !keeps_token(&behalf) {
+            websocket::drop_bearer(&mut headers);
+        }
+        let (client, forwarder) = (self.client.clone(), self.forwarder.clone());
+        let ask = move || {
+            let question = (path_and_query.clone(), headers.clone());
+            ask(client.clone(), forwarder.clone(), behalf.clone(), question)
+        };
         match self.coalesced.ask(key, &self.tasks, ask).await {
             Some(Ok(Answer { status, headers, body })) => {
                 let mut response = Response::new(ReplyBody::full(body));
@@ -94,14 +109,20 @@ impl Door {
     }
 
     /// An upgrade: bytes flow both ways once upstream has agreed, and not before (reliability.md P3).
-    async fn tunnel(&self, mut request: Request<Incoming>, manner: &Manner, place: Place) -> Response<ReplyBody> {
+    async fn tunnel(
+        &self,
+        mut request: Request<Incoming>,
+        behalf: &Behalf,
+        manner: &Manner,
+        place: Place,
+    ) -> Response<ReplyBody> {
         let downstream = hyper::upgrade::on(&mut request);
-        let request = match self.outgoing(request) {
+        let request = match self.outgoing(request, behalf) {
             Ok(request) => without_body(request),
             Err(status) => return manner.status(&status),
         };
         let held = self.drain.hold();
-        let mut response = match self.client.forward(Lane::Tunnel, request).await {
+        let mut response = match self.forwarder.forward(behalf, Lane::Tunnel, request).await {
             Ok(response) => response,
             Err(error) => return manner.status(&unreachable(&error)),
         };
@@ -121,17 +142,44 @@ impl Door {
         response.map(|_| ReplyBody::empty())
     }
 
-    fn place(&self, lane: Lane, reason: Reason) -> Result<Place, Shed> {
+    /// With whose rights a request goes on.
+    ///
+    /// # Errors
+    /// A caller whose credential cannot be passed on wants to be taken for somebody else, and may not.
+    async fn behalf(&self, caller: &Caller, headers: &HeaderMap, info: Option<&RequestInfo>) -> Result<Behalf, Status> {
+        let behalf = self.gate.behalf(caller).await;
+        if !matches!(behalf, Behalf::User(_)) {
+            return Ok(behalf);
+        }
+        let Some(impersonation) = Impersonation::of(headers).map_err(|why| Status::bad_request(why.to_string()))?
+        else {
+            return Ok(behalf);
+        };
+        match self.gate.impersonation(caller, &impersonation.wanted).await {
+            Ok(()) => Ok(Behalf::User(Arc::new(impersonation.user))),
+            Err(Refused::Denied(_)) => {
+                let asked = &impersonation.user.name;
+                let why = format!("User {:?} cannot impersonate {asked:?}", caller.name());
+                Err(status_from_code(403, &why))
+            }
+            Err(refused) => Err(info.map_or_else(Status::unauthorized, |info| refused.status(caller.name(), info))),
+        }
+    }
+
+    fn place(&self, lane: Lane, behalf: &Behalf, reason: Reason) -> Result<Place, Shed> {
         match (lane, reason) {
+            _ if *behalf == Behalf::Nobody => self.admission.anonymous(),
             (_, Reason::Syncing) => self.admission.unready(),
             (Lane::Short, _) => self.admission.forward(),
             (Lane::Stream | Lane::Tunnel, _) => self.admission.stream(),
         }
     }
 
-    fn outgoing(&self, mut request: Request<Incoming>) -> Result<Request<Incoming>, Status> {
+    fn outgoing(&self, mut request: Request<Incoming>, behalf: &Behalf) -> Result<Request<Incoming>, Status> {
         self.add_hop(request.headers_mut())?;
-        websocket::drop_bearer(request.headers_mut());
+        if !keeps_token(behalf) {
+            websocket::drop_bearer(request.headers_mut());
+        }
         Ok(request)
     }
 
@@ -166,12 +214,22 @@ fn hops(headers: &HeaderMap) -> Vec<&str> {
     hops.split(',').map(str::trim).filter(|hop| !hop.is_empty()).collect()
 }
 
-async fn ask(client: Client, path_and_query: String, headers: HeaderMap) -> Result<Answer, Error> {
+/// Whether the token of a request is for upstream, and not for us alone.
+fn keeps_token(behalf: &Behalf) -> bool {
+    matches!(behalf, Behalf::Bearer(_) | Behalf::Nobody)
+}
+
+async fn ask(
+    client: Client,
+    forwarder: Arc<Forwarder>,
+    behalf: Behalf,
+    (path_and_query, headers): (String, HeaderMap),
+) -> Result<Answer, Error> {
     let body: Body = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut request = Request::new(body);
     *request.uri_mut() = path_and_query.parse().map_err(|error| Error::Form(format!("{error}")))?;
     *request.headers_mut() = headers;
-    let response = client.forward(Lane::Short, request).await?;
+    let response = forwarder.forward(&behalf, Lane::Short, request).await?;
     let (status, mut headers) = (response.status(), response.headers().clone());
     let body: Bytes = client.read(response).await?;
     headers.remove(CONTENT_LENGTH);

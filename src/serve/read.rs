@@ -35,12 +35,12 @@ impl Door {
     pub(super) async fn get(
         &self,
         visit: Visit,
-        _grant: &Grant,
+        grant: &Grant,
         resource: &Resource,
         read: GetRead,
     ) -> Response<ReplyBody> {
         let namespace = Some(read.key.namespace()).filter(|namespace| !namespace.is_empty());
-        let Some(source) = self.running_source(resource, namespace, read.representation) else {
+        let Some(source) = self.running_source(grant, resource, namespace, read.representation) else {
             return self.pass(visit, Reason::NotCached).await;
         };
         let lease = &source.lease;
@@ -73,7 +73,7 @@ impl Door {
         resource: &Resource,
         read: ListRead,
     ) -> Response<ReplyBody> {
-        let source = match self.source(resource, &visit.need(resource, read.representation, None)).await {
+        let source = match self.source(resource, &visit.need(grant, resource, read.representation, None)).await {
             Ok(source) => source,
             Err(why) => return self.unready(visit, why).await,
         };
@@ -119,7 +119,7 @@ impl Door {
             WatchStart::After(rv) => Some(rv),
             _ => None,
         };
-        let source = match self.source(resource, &visit.need(resource, read.representation, resume)).await {
+        let source = match self.source(resource, &visit.need(&grant, resource, read.representation, resume)).await {
             Ok(source) => source,
             // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
             // being filled (semantics.md §3.3).

@@ -38,6 +38,10 @@ pub(super) enum Reason {
     Spelling,
     /// The caller asks to be taken for somebody else: whether it may, and what that one may read, upstream decides.
     Impersonation,
+    /// Nobody in particular asks: with no rights but those that upstream gives to everybody.
+    Anonymous,
+    /// The caller's permission is not for the collection that would be read.
+    Ungranted,
     /// Not known from discovery.
     Unknown,
     /// Served by another server behind the aggregation layer.
@@ -312,6 +316,8 @@ impl Reason {
             Self::Subresource => "subresource",
             Self::Spelling => "spelling",
             Self::Impersonation => "impersonation",
+            Self::Anonymous => "anonymous",
+            Self::Ungranted => "ungranted",
             Self::Unknown => "unknown_resource",
             Self::Aggregated => "aggregated",
             Self::NotWatchable => "not_watchable",

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::admission::Place;
 use super::metrics::WatchMetrics;
@@ -33,7 +34,9 @@ pub(super) struct WatchSession {
     /// Of a Table: for the first event, and for that one alone.
     columns: Option<Columns>,
     metrics: WatchMetrics,
-    _grant: Grant,
+    grant: Grant,
+    /// Wakes the watch when its grant is over.
+    revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     _place: Place,
 }
 
@@ -67,6 +70,8 @@ pub(super) enum End {
     FeedEnded,
     /// What it shows can no longer be derived: the client goes on from another feed.
     Underivable,
+    /// Its client may not read any more: 403 or 401.
+    Revoked,
     /// The proxy is going away.
     Drained,
     /// The client went away.
@@ -138,7 +143,8 @@ impl WatchSession {
             drain: Box::pin(drain.my_slot()),
             columns,
             metrics,
-            _grant: grant,
+            revocation: grant.over().map(|over| Box::pin(over.cancelled_owned())),
+            grant,
             _place: place,
         }
     }
@@ -151,6 +157,7 @@ impl WatchSession {
         batch: &mut Vec<Bytes>,
     ) -> Poll<Option<()>> {
         loop {
+            self.check_grant();
             match &self.phase {
                 Phase::Ended => return Poll::Ready(None),
                 Phase::Last(..) => {
@@ -195,6 +202,16 @@ impl WatchSession {
             if matches!(self.phase, Phase::Live) && self.parked(cx) {
                 return Poll::Pending;
             }
+        }
+    }
+
+    /// Whatever was to come, nothing does once the client may not read it (reliability.md A4).
+    fn check_grant(&mut self) {
+        if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
+            return;
+        }
+        if let Some(status) = self.grant.revoked().cloned() {
+            self.end_with(&status, End::Revoked);
         }
     }
 
@@ -305,7 +322,8 @@ impl WatchSession {
 
     /// Arms the timer; true when there is nothing to do until a wake-up.
     fn parked(&mut self, cx: &mut Context<'_>) -> bool {
-        self.clock.timer.as_mut().poll(cx).is_pending()
+        let is_revoked = self.revocation.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready());
+        self.clock.timer.as_mut().poll(cx).is_pending() && !is_revoked
     }
 
     /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
@@ -364,6 +382,7 @@ impl End {
             Self::TooLarge => "too_large",
             Self::FeedEnded => "feed_ended",
             Self::Underivable => "underivable",
+            Self::Revoked => "revoked",
             Self::Drained => "drained",
             Self::Closed => "closed",
         }

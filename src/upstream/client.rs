@@ -2,13 +2,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, USER_AGENT};
-use http::{HeaderValue, Method, Request, Response, Uri};
-use http_body_util::{BodyExt, Empty};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
+use http::{Method, Request, Response, Uri};
+use http_body_util::{BodyExt, Full};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::credentials::{Credentials, is_impersonation, put_all};
+use super::credentials::{Credentials, put_all};
+use super::dress::{drop_asserted, is_impersonation};
 use super::pool::{Body, Pool, Protocol, ResponseBody};
 use super::{BODY_BYTES_MAX, CredentialError, Error, Source, set_retry_after, status_from_code};
 use crate::kube::Status;
@@ -89,16 +90,30 @@ impl Client {
         path_and_query: &str,
         accept: &str,
     ) -> Result<Response<ResponseBody>, Error> {
-        let mut request = Request::builder()
-            .method(Method::GET)
+        let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
+        self.ask(kind, path_and_query, request, Bytes::new()).await
+    }
+
+    /// A POST of ours, in JSON both ways.
+    pub(super) async fn post(&self, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
+        const JSON: &str = "application/json";
+        let request = Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
+        self.read(self.ask(Question::Short, path, request, body.into()).await?).await
+    }
+
+    async fn ask(
+        &self,
+        kind: Question,
+        path_and_query: &str,
+        request: http::request::Builder,
+        body: Bytes,
+    ) -> Result<Response<ResponseBody>, Error> {
+        let mut request = request
             .uri(self.uri(path_and_query)?)
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
-            .body(Empty::new().map_err(|never| match never {}).boxed_unsync())
+            .header(super::HOPS, self.instance())
+            .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
             .map_err(|error| Error::Form(error.to_string()))?;
-        let accept = HeaderValue::from_str(accept).map_err(|error| Error::Form(error.to_string()))?;
-        request.headers_mut().insert(ACCEPT, accept);
-        let instance = HeaderValue::from_str(self.instance()).map_err(|error| Error::Form(error.to_string()))?;
-        request.headers_mut().insert(super::HOPS, instance);
         put_all(request.headers_mut(), self.shared.credentials.headers().await?);
         let pool = match kind {
             Question::Watch => &self.shared.watches,
@@ -127,14 +142,14 @@ impl Client {
         read_whole(response.into_body(), BODY_BYTES_MAX).await
     }
 
-    /// Sends somebody's request as it is, with our credentials in place of whatever identity it named.
+    /// Sends somebody's request with our credentials in place of its own. An impersonation that it asks for stands: it
+    /// is upstream's to judge whether we may.
     pub(super) async fn send(
         &self,
         lane: super::Lane,
         mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Error> {
-        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-        *request.uri_mut() = self.uri(path)?;
+        self.readdress(&mut request)?;
         let ours = self.shared.credentials.headers().await?;
         let headers = request.headers_mut();
         if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
@@ -142,20 +157,29 @@ impl Client {
             let why = "this proxy impersonates already, and impersonation does not nest";
             return Err(Error::Refused(Box::new(status_from_code(403, why))));
         }
-        let theirs: Vec<_> = headers.keys().filter(|name| Credentials::owns(name)).cloned().collect();
-        theirs.iter().for_each(|name| drop(headers.remove(name)));
+        drop_asserted(headers);
+        headers.remove(AUTHORIZATION);
         put_all(headers, ours);
         let pool = match lane {
             super::Lane::Short => &self.shared.forwards,
             super::Lane::Stream => &self.shared.long,
             super::Lane::Tunnel => &self.shared.tunnels,
         };
-        let response = pool.send(request).await?;
-        self.note_answer();
-        Ok(response)
+        pool.send(request).await
     }
 
-    fn note_answer(&self) {
+    /// Points a request at upstream.
+    pub(super) fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        *request.uri_mut() = self.uri(path)?;
+        Ok(())
+    }
+
+    pub(super) fn credentials(&self) -> &Credentials {
+        &self.shared.credentials
+    }
+
+    pub(super) fn note_answer(&self) {
         if self.shared.answered.receiver_count() > 0 {
             self.shared.answered.send_modify(|answers| *answers = answers.wrapping_add(1));
         }

@@ -1,9 +1,9 @@
 use std::path::PathBuf;
 
-use http::header::{AUTHORIZATION, CONNECTION};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
-use kube_client::config::{KubeConfigOptions, Kubeconfig};
+use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -35,13 +35,16 @@ pub enum CredentialError {
     Invalid(String),
 }
 
-type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Box<dyn std::error::Error + Send + Sync>>;
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Failure>;
 
 /// Everything that a request to upstream needs besides itself.
 #[derive(Clone)]
 pub(super) struct Credentials {
     pub(super) base: Uri,
     pub(super) tls: rustls::ClientConfig,
+    /// The same without a client certificate.
+    anonymous_tls: rustls::ClientConfig,
     pub(super) server_name: Option<String>,
     headers: HeaderService,
 }
@@ -73,22 +76,24 @@ impl Credentials {
     }
 
     fn from_config(config: &kube_client::Config) -> Result<Self, CredentialError> {
-        let tls = config.rustls_client_config().map_err(|error| CredentialError::Tls(error.to_string()))?;
+        let tls_of = |config: &kube_client::Config| {
+            config.rustls_client_config().map_err(|error| CredentialError::Tls(error.to_string()))
+        };
+        let tls = tls_of(config)?;
+        let mut anonymous = config.clone();
+        anonymous.auth_info = AuthInfo::default();
+        let anonymous_tls = tls_of(&anonymous)?;
         let invalid = |error: kube_client::Error| CredentialError::Invalid(error.to_string());
-        // The innermost service only hands the headers back, so that kube-client's layers (static tokens, rotating
-        // token files, exec plugins) decorate them.
-        let echo = service_fn(|request: Request<String>| async move {
-            let mut response = Response::new(String::new());
-            *response.headers_mut() = request.into_parts().0.headers;
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(response)
-        });
+        // Around what only hands the headers back, so that kube-client's layers (static tokens, rotating token files,
+        // exec plugins) decorate them.
+        let echo = echo();
         let extra = config.extra_headers_layer().map_err(invalid)?;
         let headers = match config.auth_layer().map_err(invalid)? {
             Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo))),
             None => BoxCloneSyncService::new(extra.layer(echo)),
         };
         let server_name = config.tls_server_name.clone();
-        Ok(Self { base: config.cluster_url.clone(), tls, server_name, headers })
+        Ok(Self { base: config.cluster_url.clone(), tls, anonymous_tls, server_name, headers })
     }
 
     /// The headers that make a request ours: the current token, refreshed when due, and configured extras.
@@ -106,11 +111,21 @@ impl Credentials {
         Ok(headers)
     }
 
-    /// Whether a header of this name is ours to set, so that a caller's must not pass. A caller that is ourselves may
-    /// ask to be taken for somebody else: upstream decides whether we may.
-    pub(super) fn owns(name: &HeaderName) -> bool {
-        *name == AUTHORIZATION || name.as_str().starts_with("x-remote-")
+    /// The way to upstream, without anything that says who we are.
+    pub(super) fn without_identity(&self) -> Self {
+        Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo()), ..self.clone() }
     }
+}
+
+/// A service that hands a request's headers back.
+fn echo()
+-> impl tower::Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync
+{
+    service_fn(|request: Request<String>| async move {
+        let mut response = Response::new(String::new());
+        *response.headers_mut() = request.into_parts().0.headers;
+        Ok::<_, Failure>(response)
+    })
 }
 
 impl std::fmt::Debug for Credentials {
@@ -118,19 +133,6 @@ impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("base", &self.base).finish_non_exhaustive()
     }
-}
-
-/// Whether a header asks for another identity than the caller's.
-pub fn is_impersonation(name: &HeaderName) -> bool {
-    name.as_str().starts_with("impersonate-")
-}
-
-/// An identity header that `Connection` names, so that the first proxy would drop it and with it the restriction that
-/// it means: the way to more rights that has been found in one proxy after another (reliability.md T1).
-pub fn names_identity(headers: &HeaderMap) -> Option<HeaderName> {
-    let listed = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    let mut names = listed.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse::<HeaderName>().ok());
-    names.find(|name| is_impersonation(name) || Credentials::owns(name))
 }
 
 /// Puts `ours` into `headers`, replacing what is there.

@@ -1,8 +1,11 @@
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 
+use super::behalf::Behalf;
+use super::dress::{self, dress_as, drop_asserted, undress};
 use super::pool::{Body, ResponseBody};
-use super::{Client, Error, HOPS};
+use super::strangers::Strangers;
+use super::{Client, CredentialError, Error, HOPS, status_from_code};
 
 /// Which connections a passed-through request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,24 +18,61 @@ pub enum Lane {
     Tunnel,
 }
 
-impl Client {
-    /// Passes a request on with our credentials, streaming both ways.
+/// Passes requests on.
+#[derive(Debug)]
+pub struct Forwarder {
+    ours: Client,
+    strangers: Strangers,
+    /// Connected with an identity that may impersonate and nothing else: if the headers that say whom were lost, the
+    /// request would have no rights.
+    impersonator: Option<Client>,
+}
+
+impl Forwarder {
+    pub fn new(ours: Client, impersonator: Option<Client>) -> Result<Self, CredentialError> {
+        let strangers = Strangers::new(ours.credentials())?;
+        Ok(Self { ours, strangers, impersonator })
+    }
+
+    /// Whether requests can be sent for users whose credential cannot be passed on.
+    pub fn impersonates(&self) -> bool {
+        self.impersonator.is_some()
+    }
+
+    /// Passes a request on, streaming both ways, with the rights of `behalf` and no others.
     ///
-    /// Only for callers that *are* our identity (`--auth none`): whatever identity their headers name is removed.
-    /// Hop-by-hop headers do not cross; for a [`Lane::Tunnel`] the upgrade itself does.
-    pub async fn forward(&self, lane: Lane, mut request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
-        let upgrade = (lane == Lane::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
-        // The way a request has come is not for its `Connection` header to forget.
-        let hops = request.headers_mut().remove(HOPS);
-        strip_hop_by_hop(request.headers_mut());
-        request.headers_mut().extend(hops.map(|hops| (HOPS, hops)));
-        request.headers_mut().remove(HOST);
-        *request.version_mut() = http::Version::HTTP_11;
-        if let Some(protocol) = upgrade {
-            request.headers_mut().insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-            request.headers_mut().insert(UPGRADE, protocol);
-        }
-        let mut response = self.send(lane, request).await?;
+    /// Hop-by-hop headers do not cross; for a [`Lane::Tunnel`] the upgrade itself does. A request that may be read in
+    /// two ways has been refused before ([`inspect`](super::inspect)).
+    ///
+    /// # Errors
+    /// Besides what upstream does: [`Behalf::User`] without an impersonator, or of a user that no header can carry.
+    pub async fn forward(
+        &self,
+        behalf: &Behalf,
+        lane: Lane,
+        mut request: Request<Body>,
+    ) -> Result<Response<ResponseBody>, Error> {
+        cross(lane, &mut request);
+        let mut response = match behalf {
+            Behalf::Ours => self.ours.send(lane, request).await?,
+            Behalf::Bearer(credential) => {
+                self.ours.readdress(&mut request)?;
+                drop_asserted(request.headers_mut());
+                self.strangers.send(*credential, lane, request).await?
+            }
+            Behalf::Nobody => {
+                self.ours.readdress(&mut request)?;
+                drop_asserted(request.headers_mut());
+                self.strangers.send_once(request).await?
+            }
+            Behalf::User(user) => {
+                let impersonator = self.impersonator.as_ref().ok_or_else(no_impersonator)?;
+                undress(request.headers_mut());
+                dress_as(request.headers_mut(), user).map_err(|_| unspeakable())?;
+                impersonator.send(lane, request).await?
+            }
+        };
+        self.ours.note_answer();
         if response.status() != http::StatusCode::SWITCHING_PROTOCOLS {
             strip_hop_by_hop(response.headers_mut());
         }
@@ -40,17 +80,35 @@ impl Client {
     }
 }
 
+/// What crosses from one connection to the next.
+fn cross(lane: Lane, request: &mut Request<Body>) {
+    let upgrade = (lane == Lane::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
+    // The way a request has come is not for its `Connection` header to forget.
+    let hops = request.headers_mut().remove(HOPS);
+    strip_hop_by_hop(request.headers_mut());
+    request.headers_mut().extend(hops.map(|hops| (HOPS, hops)));
+    request.headers_mut().remove(HOST);
+    *request.version_mut() = http::Version::HTTP_11;
+    if let Some(protocol) = upgrade {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+        request.headers_mut().insert(UPGRADE, protocol);
+    }
+}
+
+fn no_impersonator() -> Error {
+    let why = "this proxy has no identity to pass requests of certificate holders on with (auth.impersonator)";
+    Error::Refused(Box::new(status_from_code(403, why)))
+}
+
+fn unspeakable() -> Error {
+    Error::Refused(Box::new(status_from_code(403, "the user has a name or a group that no header can carry")))
+}
+
 /// Removes what belongs to one connection: the names that `Connection` lists, then the known ones (RFC 9110 §7.6.1).
 ///
 /// `TE: trailers` is kept: it is how a client says that it reads trailers, and HTTP/2 allows just that.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let listed: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
+    let listed: Vec<HeaderName> = dress::listed(headers).collect();
     for name in listed {
         headers.remove(name);
     }

@@ -29,7 +29,12 @@ pub(super) enum Protocol {
     Multiplexed,
     /// HTTP/1.1: one request a connection at a time.
     Single,
+    /// The same, and a connection is not used twice.
+    Once,
 }
+
+/// Connections that one pool keeps for the next request.
+const IDLE_CONNECTIONS_MAX: usize = 64;
 
 /// Connections of one kind of traffic.
 ///
@@ -106,7 +111,7 @@ impl Pool {
         }
         let connector = match self.protocol {
             Protocol::Multiplexed => tls.enable_all_versions().wrap_connector(tcp),
-            Protocol::Single => tls.enable_http1().wrap_connector(tcp),
+            Protocol::Single | Protocol::Once => tls.enable_http1().wrap_connector(tcp),
         };
         let connections = legacy::Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -118,6 +123,7 @@ impl Pool {
             .http2_initial_connection_window_size(Self::CONNECTION_WINDOW)
             .http2_max_header_list_size(1 << 20)
             .retry_canceled_requests(false)
+            .pool_max_idle_per_host(if self.protocol == Protocol::Once { 0 } else { IDLE_CONNECTIONS_MAX })
             .build(connector);
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)) })
     }

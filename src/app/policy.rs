@@ -1,0 +1,144 @@
+//! RBAC as it changes: what makes open watches ask again whether they may, within seconds.
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::auth::{Affected, Change, Gate, Policy, PolicyKind};
+use crate::base::Tasks;
+use crate::cache::{Cursor, Feeds, Lease, Pull, Start, State, View};
+use crate::kube::{EventType, Gvr};
+use crate::serve::feed_spec;
+use crate::upstream::Catalog;
+use crate::wire::{Form, Representation};
+
+/// Listens to one kind of RBAC's objects. Its feed is one like any other.
+struct Listener {
+    kind: PolicyKind,
+    catalog: Catalog,
+    feeds: Feeds,
+    heard: Arc<Heard>,
+}
+
+/// What all listeners know together.
+struct Heard {
+    gate: Gate,
+    policy: Mutex<Policy>,
+    kinds: Mutex<Vec<PolicyKind>>,
+}
+
+/// When there is no feed, or it has ended.
+const AGAIN: Duration = Duration::from_secs(30);
+/// Bytes pulled at a time.
+const ROOM: usize = 256 << 10;
+
+/// Listens from now on.
+pub(super) fn listen(catalog: &Catalog, feeds: &Feeds, gate: &Gate, tasks: &Tasks) {
+    let heard = Heard { gate: gate.clone(), policy: Mutex::default(), kinds: Mutex::default() };
+    heard.gate.hears_policy(false);
+    let heard = Arc::new(heard);
+    for kind in PolicyKind::ALL {
+        let listener = Listener { kind, catalog: catalog.clone(), feeds: feeds.clone(), heard: heard.clone() };
+        tasks.spawn("policy", listener.run());
+    }
+}
+
+impl Listener {
+    async fn run(self) {
+        let mut is_told = false;
+        loop {
+            if let Some(lease) = self.lease() {
+                self.listen(&lease).await;
+            }
+            self.hear(false);
+            if !std::mem::replace(&mut is_told, true) {
+                let resource = self.kind.resource();
+                tracing::warn!(resource, "changes of RBAC are not heard of: open watches are checked once a minute");
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    fn lease(&self) -> Option<Lease> {
+        let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
+        let resource = self.catalog.find(&gvr).filter(|resource| resource.watchable)?;
+        self.feeds.lease(&feed_spec(&resource, None, resource.form), None).ok()
+    }
+
+    /// Returns when the feed has ended.
+    async fn listen(&self, lease: &Lease) {
+        let mut state = lease.reader.watch_state();
+        loop {
+            let Ok(now) = state.wait_for(|state| *state != State::Syncing).await.map(|state| *state) else { return };
+            if matches!(now, State::Ended(_)) {
+                return;
+            }
+            let Some(mut cursor) = self.begin(lease).await else { return };
+            let mut frames = Vec::new();
+            while pull(&mut cursor, &mut frames).await {
+                frames.drain(..).for_each(|frame| self.take(&frame));
+            }
+            // Another history, or none: what happened between the two is not known.
+            self.hear(false);
+        }
+    }
+
+    /// Takes in what there is. `None`: it cannot be read as JSON.
+    async fn begin(&self, lease: &Lease) -> Option<Cursor> {
+        let json = Representation::Object(Form::Json);
+        let renderer = if lease.spec.key.form == Form::Json {
+            crate::wire::Renderer::verbatim(lease.reader.envelope())
+        } else {
+            lease.renderings.settled(json).await.ok()?
+        };
+        let opened = lease.reader.open(Start::Current, View::everything()).ok()?;
+        self.heard.policy.lock().forget(self.kind);
+        let snapshot = opened.snapshot?;
+        let cursor = opened.cursor.rendered_by(renderer);
+        for object in snapshot.select(&View::everything(), lease.reader.namespaced(), None) {
+            let body = lease.reader.body(object, cursor.renderer()).ok()?;
+            let frame = cursor.renderer().envelope().frame(EventType::Added, &body);
+            if let Ok(change) = serde_json::from_slice::<Change>(&frame) {
+                self.heard.policy.lock().apply(self.kind, change);
+            }
+        }
+        self.hear(true);
+        self.heard.gate.policy_changed(&Affected::Everyone);
+        Some(cursor)
+    }
+
+    fn take(&self, frame: &Bytes) {
+        let affected = match serde_json::from_slice::<Change>(frame) {
+            Ok(change) => self.heard.policy.lock().apply(self.kind, change),
+            Err(error) => {
+                tracing::warn!(%error, resource = self.kind.resource(), "an object of RBAC cannot be read");
+                Some(Affected::Everyone)
+            }
+        };
+        if let Some(affected) = affected {
+            self.heard.gate.policy_changed(&affected);
+        }
+    }
+
+    fn hear(&self, is_heard: bool) {
+        let mut kinds = self.heard.kinds.lock();
+        kinds.retain(|kind| *kind != self.kind);
+        if is_heard {
+            kinds.push(self.kind);
+        }
+        self.heard.gate.hears_policy(kinds.len() == PolicyKind::ALL.len());
+    }
+}
+
+/// Completes with the next frames; false if the history that they belong to is lost.
+async fn pull(cursor: &mut Cursor, frames: &mut Vec<Bytes>) -> bool {
+    std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
+        Pull::Frames { .. } => Poll::Ready(true),
+        Pull::CaughtUp { .. } => Poll::Pending,
+        Pull::Expired { .. } | Pull::Refused(_) => Poll::Ready(false),
+    })
+    .await
+}

@@ -1,0 +1,133 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use moka::Expiry;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use super::{Affected, Config, Refused, metrics};
+use crate::kube::{Access, User};
+use crate::upstream::Client;
+
+/// Asks who may do what, and remembers the answer for seconds.
+///
+/// An answer belongs to one user, with all that upstream knows of it, and to one access, with all that a right may
+/// depend on; nothing is shared between two that differ. One question at a time for each; errors are not remembered.
+pub(super) struct Accesses {
+    client: Client,
+    decisions: moka::future::Cache<Question, Decision>,
+    slots: Semaphore,
+}
+
+/// Who wants what.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Question {
+    user: Arc<User>,
+    access: Arc<Access>,
+}
+
+#[derive(Debug, Clone)]
+struct Decision {
+    /// The question was put to upstream behind this moment.
+    asked: Instant,
+    /// `Err`: denied, in the authorizer's words.
+    allowed: Result<(), Arc<str>>,
+}
+
+/// How long decisions are good for.
+struct Ages {
+    allowed: Duration,
+    denied: Duration,
+}
+
+/// Bytes that remembered questions may take.
+const DECISIONS_BYTES_MAX: u64 = 64 << 20;
+/// A question's own size, beside its texts.
+const QUESTION_BYTES: usize = 512;
+/// Questions with more text than this are asked each time (apiserver's webhook authorizer has the same rule).
+const QUESTION_TEXT_MAX: usize = 10_000;
+/// Questions that wait for upstream at a time.
+const IN_FLIGHT_MAX: usize = 64;
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+impl Accesses {
+    pub(super) fn new(client: Client, config: &Config) -> Self {
+        let ages = Ages { allowed: config.allowed_ttl, denied: config.denied_ttl };
+        let weight = |question: &Question, _: &Decision| {
+            u32::try_from(QUESTION_BYTES + question.access.len_bytes()).unwrap_or(u32::MAX)
+        };
+        let decisions = moka::future::Cache::builder()
+            .max_capacity(DECISIONS_BYTES_MAX)
+            .weigher(weight)
+            .expire_after(ages)
+            .support_invalidation_closures()
+            .build();
+        Self { client, decisions, slots: Semaphore::new(IN_FLIGHT_MAX) }
+    }
+
+    /// Whether the user may. `since`: an answer to an older question will not do.
+    pub(super) async fn decide(
+        &self,
+        user: &Arc<User>,
+        access: &Arc<Access>,
+        since: Option<Instant>,
+    ) -> Result<(), Refused> {
+        let question = Question { user: user.clone(), access: access.clone() };
+        if access.len_bytes() > QUESTION_TEXT_MAX {
+            return self.ask(&question).await?.into_result();
+        }
+        loop {
+            if let (Some(since), Some(decision)) = (since, self.decisions.get(&question).await)
+                && decision.asked < since
+            {
+                self.decisions.invalidate(&question).await;
+            }
+            let decision = self.decisions.try_get_with_by_ref(&question, self.ask(&question)).await;
+            let decision = decision.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
+            if since.is_none_or(|since| decision.asked >= since) {
+                return decision.into_result();
+            }
+        }
+    }
+
+    /// Forgets what may no longer be so.
+    pub(super) fn forget(&self, affected: &Affected) {
+        let affected = affected.clone();
+        if self.decisions.invalidate_entries_if(move |question, _| affected.contains(&question.user)).is_err() {
+            self.decisions.invalidate_all();
+        }
+    }
+
+    async fn ask(&self, question: &Question) -> Result<Decision, Refused> {
+        let asking = async {
+            let _slot = self.slots.acquire().await;
+            let asked = Instant::now();
+            (asked, self.client.review_access(&question.user, &question.access).await)
+        };
+        let unavailable = |why: &str| Refused::Unavailable(why.to_owned());
+        let (asked, verdict) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
+            metrics::reviewed("access", "timeout");
+            unavailable("whether this is allowed could not be found out in time")
+        })?;
+        let verdict = verdict.map_err(|error| {
+            metrics::reviewed("access", "error");
+            tracing::warn!(%error, "an access could not be reviewed");
+            unavailable("whether this is allowed cannot be found out")
+        })?;
+        metrics::reviewed("access", if verdict.allowed { "allowed" } else { "denied" });
+        let allowed = if verdict.allowed { Ok(()) } else { Err(verdict.reason.into()) };
+        Ok(Decision { asked, allowed })
+    }
+}
+
+impl Decision {
+    fn into_result(self) -> Result<(), Refused> {
+        self.allowed.map_err(Refused::Denied)
+    }
+}
+
+impl Expiry<Question, Decision> for Ages {
+    fn expire_after_create(&self, _: &Question, decision: &Decision, _: std::time::Instant) -> Option<Duration> {
+        Some(if decision.allowed.is_ok() { self.allowed } else { self.denied })
+    }
+}

@@ -1,0 +1,229 @@
+//! What a request shows of its sender, before anybody judges it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use http::header::{AUTHORIZATION, HeaderName, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::{HeaderMap, HeaderValue};
+use rustls::pki_types::CertificateDer;
+use zeroize::Zeroizing;
+
+use crate::kube::User;
+
+/// A certificate chain, leaf first. Its sender has its key; nothing else is known.
+pub type Chain = Arc<[CertificateDer<'static>]>;
+
+/// A bearer token. It shows nowhere and leaves no trace in memory that is given back.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Token(Arc<Zeroizing<String>>);
+
+/// What somebody is known by, and can be asked about again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Credential {
+    /// Nothing at all.
+    Nobody,
+    Token(Token),
+    Certificate(Chain),
+    /// The word of a proxy whose certificate we trust for that.
+    Asserted(Chain, Arc<User>),
+}
+
+/// A credential that cannot be one: 401, as upstream says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Malformed {
+    #[error("several bearer tokens among the WebSocket protocols")]
+    SeveralTokens,
+    #[error("a bearer token among the WebSocket protocols that is not base64url")]
+    NotBase64,
+    #[error("a bearer token as the only WebSocket protocol")]
+    NoProtocol,
+}
+
+/// Longest token that is asked about.
+pub(super) const TOKEN_BYTES_MAX: usize = 16 << 10;
+/// A subprotocol that carries a bearer token, for browsers, which cannot set headers (semantics.md §6).
+const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
+const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
+const REMOTE_GROUP: HeaderName = HeaderName::from_static("x-remote-group");
+const REMOTE_EXTRA: &str = "x-remote-extra-";
+
+impl Token {
+    pub(super) fn new(text: &str) -> Self {
+        Self(Arc::new(Zeroizing::new(text.to_owned())))
+    }
+
+    pub(super) fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// When it ends by its own word, in seconds since 1970, if it is a JWT. To be believed only of a token that upstream
+    /// has found to be somebody's.
+    pub(super) fn expires(&self) -> Option<u64> {
+        #[derive(serde::Deserialize)]
+        struct Claims {
+            exp: Option<f64>,
+        }
+        let claims = self.0.split('.').nth(1)?;
+        let claims = Zeroizing::new(BASE64_URL_SAFE_NO_PAD.decode(claims.trim_end_matches('=')).ok()?);
+        let claims: Claims = serde_json::from_slice(&claims).ok()?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float is cut to what fits")]
+        claims.exp.map(|seconds| seconds as u64)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// The token that a request carries, by the rules of apiserver's authenticators `bearertoken` and `websocket`.
+///
+/// # Errors
+/// Only of a WebSocket's, where being malformed is an error; a malformed `Authorization` header is none at all.
+pub(super) fn token_of(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
+    if let Some(token) = bearer(headers) {
+        return Ok(Some(token));
+    }
+    let is_websocket = text(headers.get(UPGRADE)).is_some_and(|to| to.eq_ignore_ascii_case("websocket"));
+    if is_websocket { websocket_token(headers) } else { Ok(None) }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<Token> {
+    let mut words = text(headers.get(AUTHORIZATION))?.trim().splitn(3, ' ');
+    let (scheme, token) = (words.next()?, words.next()?);
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| Token::new(token))
+}
+
+fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| text(Some(value)));
+    let offered = offered.flat_map(|value| value.split(',')).map(str::trim);
+    let (tokens, others): (Vec<_>, Vec<_>) = offered.partition(|protocol| protocol.starts_with(BEARER_PROTOCOL));
+    let encoded = match tokens.as_slice() {
+        [] => return Ok(None),
+        [only] => &only[BEARER_PROTOCOL.len()..],
+        _ => return Err(Malformed::SeveralTokens),
+    };
+    let decoded = BASE64_URL_SAFE_NO_PAD.decode(encoded).map_err(|_| Malformed::NotBase64)?;
+    let token = Zeroizing::new(String::from_utf8(decoded).map_err(|_| Malformed::NotBase64)?);
+    if others.is_empty() {
+        return Err(Malformed::NoProtocol);
+    }
+    Ok((!token.is_empty()).then(|| Token::new(&token)))
+}
+
+/// The user that a proxy in front of us names, by the header names that every apiserver is given.
+pub(super) fn asserted(headers: &HeaderMap) -> Option<User> {
+    let name = text(headers.get(REMOTE_USER)).filter(|name| !name.is_empty())?.to_owned();
+    let uid = text(headers.get(REMOTE_UID)).unwrap_or_default().to_owned();
+    let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(|value| text(Some(value)));
+    let mut user = User { name, uid, groups: groups.map(str::to_owned).collect(), ..User::default() };
+    for (header, value) in headers {
+        let key = header.as_str().strip_prefix(REMOTE_EXTRA).filter(|key| !key.is_empty());
+        if let (Some(key), Some(value)) = (key, text(Some(value))) {
+            user.extra.entry(unescaped(key)).or_default().push(value.to_owned());
+        }
+    }
+    Some(user.authenticated())
+}
+
+/// An extra's key out of a header's name; one that is badly escaped stays as it is.
+pub(super) fn unescaped(key: &str) -> String {
+    let mut bytes = Vec::with_capacity(key.len());
+    let mut rest = key.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let Some(byte) = tail.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok())
+        else {
+            return key.to_owned();
+        };
+        bytes.push(byte);
+        rest = &tail[2..];
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| key.to_owned())
+}
+
+fn text(value: Option<&HeaderValue>) -> Option<&str> {
+    value.and_then(|value| std::str::from_utf8(value.as_bytes()).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    #[test]
+    fn tokens_are_read_as_the_apiserver_reads_them() {
+        for (value, expected) in [
+            ("Bearer abc", Some("abc")),
+            ("bearer abc", Some("abc")),
+            ("  BEARER abc def ", Some("abc")),
+            ("Bearer", None),
+            ("Bearer ", None),
+            ("Bearer  abc", None),
+            ("Basic abc", None),
+            ("", None),
+        ] {
+            let token = token_of(&headers(&[("authorization", value)])).expect("no WebSocket");
+            assert_eq!(token.as_ref().map(Token::reveal), expected, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_websockets_token_is_one_protocol_among_others() {
+        let read = |protocols| {
+            let lines = [("upgrade", "websocket"), ("sec-websocket-protocol", protocols)];
+            token_of(&headers(&lines)).map(|token| token.map(|token| token.reveal().to_owned()))
+        };
+        assert_eq!(read("base64url.bearer.authorization.k8s.io.YWJj, v4"), Ok(Some("abc".to_owned())));
+        assert_eq!(read("v4"), Ok(None));
+        assert_eq!(read("base64url.bearer.authorization.k8s.io.YWJj"), Err(Malformed::NoProtocol));
+        assert_eq!(read("base64url.bearer.authorization.k8s.io.Y=, v4"), Err(Malformed::NotBase64));
+        let two = "base64url.bearer.authorization.k8s.io.YWJj, base64url.bearer.authorization.k8s.io.YWJj, v4";
+        assert_eq!(read(two), Err(Malformed::SeveralTokens));
+        let elsewhere = [("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.YWJj, v4")];
+        assert_eq!(token_of(&headers(&elsewhere)), Ok(None), "without an upgrade it is no WebSocket");
+    }
+
+    #[test]
+    fn a_token_tells_when_it_ends_and_nothing_else() {
+        let token = |claims: &str| Token::new(&format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims)));
+        assert_eq!(token(r#"{"exp":1700000000,"sub":"a"}"#).expires(), Some(1_700_000_000));
+        assert_eq!(token(r#"{"sub":"a"}"#).expires(), None);
+        assert_eq!(token("[]").expires(), None);
+        assert_eq!(Token::new("opaque").expires(), None);
+        assert_eq!(format!("{:?}", Token::new("secret")), "Token(…)");
+    }
+
+    #[test]
+    fn a_proxy_in_front_names_a_whole_user() {
+        let user = asserted(&headers(&[
+            ("x-remote-user", "ada"),
+            ("x-remote-group", "dev"),
+            ("x-remote-group", "ops"),
+            ("x-remote-extra-example.com%2fscopes", "a"),
+        ]));
+        let expected = User {
+            name: "ada".to_owned(),
+            uid: String::new(),
+            groups: ["dev", "ops", User::AUTHENTICATED].map(str::to_owned).to_vec(),
+            extra: [("example.com/scopes".to_owned(), vec!["a".to_owned()])].into(),
+        };
+        assert_eq!(user, Some(expected));
+        assert_eq!(asserted(&headers(&[("x-remote-group", "dev")])), None);
+    }
+}

@@ -1,0 +1,269 @@
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use tokio::sync::OnceCell;
+
+use super::credential::{Chain, Credential, asserted, token_of};
+use super::judge::{FrontProxy, Identity, Judge, Trusted};
+use super::lease::{Claim, Leases};
+use super::{Affected, Config, Grant, Refused, metrics};
+use crate::base::Tasks;
+use crate::kube::{Access, RequestInfo, User, Verb};
+use crate::upstream::{Behalf, Client, CredentialId};
+
+/// Decides who somebody is and what they may.
+#[derive(Clone)]
+pub struct Gate {
+    delegated: Option<Arc<Shared>>,
+}
+
+struct Shared {
+    config: Config,
+    judge: Arc<Judge>,
+    leases: Arc<Leases>,
+    tasks: Tasks,
+    client: Client,
+    /// Whom upstream takes us for.
+    ourselves: OnceCell<User>,
+}
+
+/// What delegation needs besides its configuration.
+pub struct Delegated {
+    /// With our own identity: it may create TokenReviews and SubjectAccessReviews.
+    pub client: Client,
+    pub client_authorities: Option<Trusted>,
+    pub front_proxy: Option<FrontProxy>,
+    pub tasks: Tasks,
+}
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct Sender<'a> {
+    /// Its key is the sender's; who issued it is for us to see.
+    pub certificates: Option<&'a Chain>,
+    /// Who pays for questions about it.
+    pub address: Option<IpAddr>,
+}
+
+/// Who is asking.
+#[derive(Debug, Clone)]
+pub enum Caller {
+    /// Whoever can reach the socket acts as the proxy itself.
+    Ourselves,
+    /// Nobody in particular.
+    Anonymous,
+    Known(Arc<Known>),
+}
+
+/// Somebody upstream knows, by what they have shown.
+#[derive(Debug)]
+pub struct Known {
+    id: CredentialId,
+    credential: Credential,
+    user: Arc<User>,
+}
+
+impl Gate {
+    /// Whoever reaches a socket is us.
+    pub fn open() -> Self {
+        Self { delegated: None }
+    }
+
+    /// Upstream is asked about everybody.
+    pub fn delegated(config: Config, parts: Delegated) -> Self {
+        let Delegated { client, client_authorities, front_proxy, tasks } = parts;
+        let judge = Arc::new(Judge::new(&client, &config, client_authorities, front_proxy));
+        let (leases, ourselves) = (Arc::default(), OnceCell::new());
+        Self { delegated: Some(Arc::new(Shared { config, judge, leases, tasks, client, ourselves })) }
+    }
+
+    /// Whether the socket alone says who somebody is.
+    pub fn is_open(&self) -> bool {
+        self.delegated.is_none()
+    }
+
+    /// Whether those who show no credential may read from the cache what upstream lets them.
+    pub fn serves(&self, caller: &Caller) -> bool {
+        match (caller, &self.delegated) {
+            (Caller::Anonymous, Some(shared)) => shared.config.anonymous,
+            _ => true,
+        }
+    }
+
+    /// Who sends a request, by the first of its credentials that is somebody's, in the apiserver's order: a proxy's
+    /// word, a certificate, a token.
+    ///
+    /// # Errors
+    /// It carries credentials, and none of them is somebody's; or that cannot be found out.
+    pub async fn authenticate(&self, sender: Sender<'_>, headers: &HeaderMap) -> Result<Caller, Refused> {
+        let Some(shared) = &self.delegated else { return Ok(Caller::Ourselves) };
+        let caller = shared.authenticate(sender, headers).await;
+        if let Err(refused) = &caller {
+            metrics::refused(refused.as_str());
+        }
+        caller
+    }
+
+    /// The caller's permission for this request. That of a watch is asserted again as long as it is held.
+    ///
+    /// # Errors
+    /// It has none, or that cannot be found out.
+    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<Grant, Refused> {
+        let access = Arc::new(Access::of(info));
+        let Some(shared) = &self.delegated else { return Ok(Grant::new(access, None)) };
+        let grant = shared.grant(caller, info, access).await;
+        if let Err(refused) = &grant {
+            metrics::refused(refused.as_str());
+        }
+        grant
+    }
+
+    /// With whose rights the caller's requests go upstream.
+    pub async fn behalf(&self, caller: &Caller) -> Behalf {
+        match (caller, &self.delegated) {
+            (Caller::Ourselves, _) | (_, None) => Behalf::Ours,
+            (Caller::Anonymous, Some(_)) => Behalf::Nobody,
+            (Caller::Known(known), Some(shared)) => match &known.credential {
+                Credential::Nobody => Behalf::Nobody,
+                Credential::Token(_) => Behalf::Bearer(known.id),
+                // Who has our certificate has our rights as it is.
+                Credential::Certificate(_) if shared.is_us(&known.user).await => Behalf::Ours,
+                Credential::Certificate(_) | Credential::Asserted(..) => Behalf::User(known.user.clone()),
+            },
+        }
+    }
+
+    /// Whether a user may be taken for another one: what upstream checks of `Impersonate-*` headers, which a caller
+    /// that we impersonate cannot have it check (semantics.md §10.4).
+    ///
+    /// # Errors
+    /// It may not, or that cannot be found out.
+    pub async fn impersonation(&self, caller: &Caller, wanted: &[Access]) -> Result<(), Refused> {
+        let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else { return Err(Refused::denied()) };
+        for access in wanted {
+            shared.judge.accesses.decide(&known.user, &Arc::new(access.clone()), None).await?;
+        }
+        Ok(())
+    }
+
+    /// Rights have changed, as we have seen it; upstream's authorizers see it a moment earlier or later.
+    pub fn policy_changed(&self, affected: &Affected) {
+        let Some(shared) = self.delegated.clone() else { return };
+        shared.judge.accesses.forget(affected);
+        shared.leases.doubt(affected);
+        let affected = affected.clone();
+        shared.tasks.clone().spawn("policy", async move {
+            for wait in Leases::rounds() {
+                tokio::time::sleep(wait).await;
+                shared.judge.accesses.forget(&affected);
+            }
+        });
+    }
+
+    /// Whether changes of policy are heard of.
+    pub fn hears_policy(&self, is_heard: bool) {
+        metrics::policy_watched(is_heard);
+    }
+}
+
+impl Shared {
+    async fn authenticate(&self, sender: Sender<'_>, headers: &HeaderMap) -> Result<Caller, Refused> {
+        let mut refused = None;
+        for credential in shown(&self.judge, sender, headers)? {
+            let id = self.judge.id(&credential);
+            match self.judge.identify(id, &credential, None, sender.address).await {
+                Ok(Identity { user, .. }) => return Ok(Caller::Known(Arc::new(Known { id, credential, user }))),
+                Err(why) => refused = Some(why),
+            }
+        }
+        refused.map_or(Ok(Caller::Anonymous), Err)
+    }
+
+    async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, Refused> {
+        let known = match caller {
+            Caller::Ourselves => return Ok(Grant::new(access, None)),
+            Caller::Anonymous if !self.config.anonymous => return Err(Refused::Unauthenticated),
+            Caller::Anonymous => {
+                let credential = Credential::Nobody;
+                let user = Arc::new(super::judge::anonymous());
+                Arc::new(Known { id: self.judge.id(&credential), credential, user })
+            }
+            Caller::Known(known) => known.clone(),
+        };
+        let lease = (info.verb == Verb::Watch).then(|| {
+            let claim = Claim {
+                id: known.id,
+                credential: known.credential.clone(),
+                user: known.user.clone(),
+                access: access.clone(),
+                info: info.clone(),
+            };
+            self.leases.hold(claim, &self.judge, self.config.outage_grace, &self.tasks)
+        });
+        self.judge.accesses.decide(&known.user, &access, None).await?;
+        Ok(Grant::new(access, lease))
+    }
+
+    async fn is_us(&self, user: &User) -> bool {
+        let ourselves = self.ourselves.get_or_try_init(|| self.client.who_am_i()).await;
+        ourselves.is_ok_and(|ourselves| ourselves.is_same_as(user))
+    }
+}
+
+/// What a request shows, in the order in which it is believed.
+fn shown(judge: &Judge, sender: Sender<'_>, headers: &HeaderMap) -> Result<Vec<Credential>, Refused> {
+    let mut shown = Vec::new();
+    if let Some(chain) = sender.certificates {
+        if let Some(user) = asserted(headers).filter(|_| judge.is_front_proxy(chain)) {
+            shown.push(Credential::Asserted(chain.clone(), Arc::new(user)));
+        }
+        shown.push(Credential::Certificate(chain.clone()));
+    }
+    match token_of(headers) {
+        Ok(token) => shown.extend(token.map(Credential::Token)),
+        Err(_) if !shown.is_empty() => {}
+        Err(why) => {
+            tracing::debug!(%why, "a malformed credential");
+            return Err(Refused::Unauthenticated);
+        }
+    }
+    Ok(shown)
+}
+
+impl Caller {
+    /// For the words of a refusal.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Ourselves => "",
+            Self::Anonymous => "system:anonymous",
+            Self::Known(known) => &known.user.name,
+        }
+    }
+
+    pub fn user(&self) -> Option<&User> {
+        match self {
+            Self::Ourselves | Self::Anonymous => None,
+            Self::Known(known) => Some(&known.user),
+        }
+    }
+
+    /// A token's bearer, whose requests upstream judges itself.
+    pub fn is_bearer(&self) -> bool {
+        matches!(self, Self::Known(known) if matches!(known.credential, Credential::Token(_)))
+    }
+
+    /// What tells this caller's questions from others'.
+    pub fn id(&self) -> Option<CredentialId> {
+        match self {
+            Self::Ourselves | Self::Anonymous => None,
+            Self::Known(known) => Some(known.id),
+        }
+    }
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").field("open", &self.is_open()).finish_non_exhaustive()
+    }
+}

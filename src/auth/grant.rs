@@ -1,0 +1,40 @@
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::lease::Lease;
+use crate::kube::{Access, Gvr, Status, Target};
+
+/// Permission to read what one request asks for: verb, resource, namespace, name and selectors.
+///
+/// Its fields are private, so only [`Gate::grant`](super::Gate::grant) makes one; reads from the cache require one by
+/// type. That of a watch is over when upstream would no longer give it.
+#[derive(Debug, Clone)]
+pub struct Grant {
+    access: Arc<Access>,
+    lease: Option<Arc<Lease>>,
+}
+
+impl Grant {
+    pub(super) fn new(access: Arc<Access>, lease: Option<Arc<Lease>>) -> Self {
+        Self { access, lease }
+    }
+
+    /// Whether it is for this collection: that of a namespace is for no other, and for no more.
+    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
+        let Target::Resource(target) = &self.access.target else { return false };
+        let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
+        let within = !namespaced || target.namespace == namespace.unwrap_or_default();
+        same && within && target.subresource.is_empty()
+    }
+
+    /// Why it is over, once it is: nothing may be sent any more but this.
+    pub fn revoked(&self) -> Option<&Status> {
+        self.lease.as_ref()?.revoked()
+    }
+
+    /// Completes when it is over; `None` if that never happens.
+    pub fn over(&self) -> Option<CancellationToken> {
+        self.lease.as_ref().map(|lease| lease.over())
+    }
+}

@@ -1,0 +1,256 @@
+//! Open watches and the decisions they stand on.
+//!
+//! A watch registers its lease first, then its right is asserted, and only then it streams: a change between the two
+//! finds the lease (reliability.md §3.4, M21). One lease for all watches of one credential that want the same.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::credential::Credential;
+use super::judge::{Judge, Trusted};
+use super::{Affected, Refused, metrics};
+use crate::base::Tasks;
+use crate::kube::{Access, RequestInfo, Status, User};
+use crate::upstream::CredentialId;
+
+/// What an open watch stands on.
+#[derive(Debug)]
+pub struct Lease {
+    /// Why it is over.
+    revoked: OnceLock<Box<Status>>,
+    over: CancellationToken,
+    shared: Arc<Standing>,
+    _keeper: DropGuard,
+}
+
+/// What a lease and its keeper know of each other.
+#[derive(Debug)]
+struct Standing {
+    id: CredentialId,
+    credential: Credential,
+    access: Arc<Access>,
+    user: Arc<User>,
+    /// For the words of a refusal.
+    info: RequestInfo,
+    /// The policy has changed in a way that may matter here.
+    dirty: Notify,
+}
+
+/// The leases there are.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    held: Mutex<HashMap<LeaseKey, Weak<Lease>>>,
+    /// How many go on although nobody can tell whether they may.
+    in_doubt: Mutex<usize>,
+}
+
+type LeaseKey = (CredentialId, Arc<Access>);
+
+/// Asserts a lease again and again.
+struct Keeper {
+    judge: Arc<Judge>,
+    leases: Arc<Leases>,
+    lease: Weak<Lease>,
+    standing: Arc<Standing>,
+    grace: Duration,
+    in_doubt: bool,
+}
+
+/// Somebody who has been found to be allowed, for the moment.
+pub(super) struct Claim {
+    pub(super) id: CredentialId,
+    pub(super) credential: Credential,
+    pub(super) user: Arc<User>,
+    pub(super) access: Arc<Access>,
+    pub(super) info: RequestInfo,
+}
+
+/// Rights that are not RBAC's, and tokens, tell nobody of their end: asked about so often, give or take a fifth.
+const PERIOD: Duration = Duration::from_secs(60);
+/// After a change of policy that we have seen: upstream's authorizers see it at their own pace.
+const ROUNDS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(3)];
+/// When nobody could tell.
+const AGAIN: Duration = Duration::from_secs(5);
+
+impl Leases {
+    /// The lease for a claim: one that is there, or a new one with its keeper.
+    pub(super) fn hold(
+        self: &Arc<Self>,
+        claim: Claim,
+        judge: &Arc<Judge>,
+        grace: Duration,
+        tasks: &Tasks,
+    ) -> Arc<Lease> {
+        let key = (claim.id, claim.access.clone());
+        let mut held = self.held.lock();
+        if let Some(lease) = held.get(&key).and_then(Weak::upgrade).filter(|lease| lease.revoked.get().is_none()) {
+            return lease;
+        }
+        let Claim { id, credential, user, access, info } = claim;
+        let standing = Arc::new(Standing { id, credential, access, user, info, dirty: Notify::new() });
+        let ended = CancellationToken::new();
+        let lease = Arc::new(Lease {
+            revoked: OnceLock::new(),
+            over: CancellationToken::new(),
+            shared: standing.clone(),
+            _keeper: ended.clone().drop_guard(),
+        });
+        held.insert(key.clone(), Arc::downgrade(&lease));
+        metrics::leases(held.len());
+        drop(held);
+        let keeper = Keeper {
+            judge: judge.clone(),
+            leases: self.clone(),
+            lease: Arc::downgrade(&lease),
+            standing,
+            grace,
+            in_doubt: false,
+        };
+        let leases = self.clone();
+        tasks.spawn("lease", async move {
+            tokio::select! {
+                () = keeper.run() => {}
+                () = ended.cancelled() => {}
+            }
+            leases.forget(&key);
+        });
+        lease
+    }
+
+    /// Makes the keepers of those whose rights may have changed look again.
+    pub(super) fn doubt(&self, affected: &Affected) {
+        for lease in self.held.lock().values().filter_map(Weak::upgrade) {
+            if affected.contains(&lease.shared.user) {
+                lease.shared.dirty.notify_one();
+            }
+        }
+    }
+
+    /// When to ask again behind a change of policy, each from the one before.
+    pub(super) fn rounds() -> impl Iterator<Item = Duration> {
+        ROUNDS.windows(2).map(|pair| pair[1] - pair[0])
+    }
+
+    fn forget(&self, key: &LeaseKey) {
+        let mut held = self.held.lock();
+        // Another lease may have taken the place of one that was revoked.
+        if held.get(key).is_some_and(|lease| lease.strong_count() == 0) {
+            held.remove(key);
+        }
+        metrics::leases(held.len());
+    }
+
+    fn count_doubt(&self, more: bool) {
+        let mut in_doubt = self.in_doubt.lock();
+        *in_doubt = if more { *in_doubt + 1 } else { in_doubt.saturating_sub(1) };
+        metrics::outage(*in_doubt);
+    }
+}
+
+impl Lease {
+    /// Why the watch must end, once it must. One atomic load.
+    pub(super) fn revoked(&self) -> Option<&Status> {
+        self.revoked.get().map(AsRef::as_ref)
+    }
+
+    /// Completes when it must.
+    pub(super) fn over(&self) -> CancellationToken {
+        self.over.clone()
+    }
+
+    fn revoke(&self, status: Status) {
+        let _ = self.revoked.set(Box::new(status));
+        self.over.cancel();
+    }
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        let mut good = Instant::now();
+        let mut rounds: &[Duration] = &[];
+        let mut changed = Instant::now();
+        let mut due = good + period();
+        let mut authorities = self.judge.authorities(&self.standing.credential);
+        loop {
+            tokio::select! {
+                () = sleep_until(due) => {}
+                () = self.standing.dirty.notified() => {
+                    changed = Instant::now();
+                    rounds = &ROUNDS[1..];
+                }
+                () = replaced(&mut authorities) => {}
+            }
+            let asserted = Instant::now();
+            let Standing { id, credential, access, .. } = &*self.standing;
+            let outcome = self.judge.judge(*id, credential, access, asserted).await;
+            match outcome {
+                Ok(identity) => {
+                    self.doubt(false);
+                    good = asserted;
+                    due = good + period();
+                    if let Some(left) = identity.until.map(remaining) {
+                        due = due.min(asserted + left);
+                    }
+                    if let Some((next, rest)) = rounds.split_first() {
+                        due = due.min(changed + *next);
+                        rounds = rest;
+                    }
+                }
+                Err(why @ (Refused::Unavailable(_) | Refused::TooMany { .. })) => {
+                    self.doubt(true);
+                    if good.elapsed() >= self.grace {
+                        return self.revoke(&why);
+                    }
+                    due = Instant::now() + AGAIN.min(self.grace);
+                }
+                Err(why) => return self.revoke(&why),
+            }
+        }
+    }
+
+    fn doubt(&mut self, in_doubt: bool) {
+        if self.in_doubt != in_doubt {
+            self.in_doubt = in_doubt;
+            self.leases.count_doubt(in_doubt);
+        }
+    }
+
+    fn revoke(&self, why: &Refused) {
+        metrics::revoked(why.as_str());
+        if let Some(lease) = self.lease.upgrade() {
+            lease.revoke(why.status(&self.standing.user.name, &self.standing.info));
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.doubt(false);
+    }
+}
+
+/// Completes when other certificates are accepted than before; never, if that does not matter or cannot happen.
+async fn replaced(authorities: &mut Option<Trusted>) {
+    let replaced = match authorities {
+        Some(trusted) => trusted.changed().await.is_ok(),
+        None => false,
+    };
+    if !replaced {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn period() -> Duration {
+    PERIOD.mul_f64(0.8 + 0.4 * fastrand::f64())
+}
+
+/// Time until a credential is over by the clock on the wall; a moment more, so that then it is over.
+fn remaining(until: SystemTime) -> Duration {
+    until.duration_since(SystemTime::now()).unwrap_or_default() + Duration::from_millis(10)
+}

@@ -1,0 +1,35 @@
+use metrics::{counter, describe_counter, describe_gauge, gauge};
+
+/// Registers what this module counts.
+pub fn describe() {
+    describe_counter!("kube_fanout_auth_reviews_total", "Questions about callers, by kind and result");
+    describe_counter!("kube_fanout_auth_refused_total", "Requests refused by authentication or authorization");
+    describe_counter!("kube_fanout_auth_revoked_total", "Leases of open watches that ended, by why");
+    describe_gauge!("kube_fanout_auth_leases", "Decisions that open watches stand on");
+    describe_gauge!("kube_fanout_auth_outage_serving", "1 while watches go on although their rights cannot be checked");
+    describe_gauge!("kube_fanout_auth_policy_watched", "1 while changes of RBAC are seen as they happen");
+}
+
+pub(super) fn reviewed(kind: &'static str, result: &'static str) {
+    counter!("kube_fanout_auth_reviews_total", "kind" => kind, "result" => result).increment(1);
+}
+
+pub(super) fn refused(why: &'static str) {
+    counter!("kube_fanout_auth_refused_total", "reason" => why).increment(1);
+}
+
+pub(super) fn revoked(why: &'static str) {
+    counter!("kube_fanout_auth_revoked_total", "reason" => why).increment(1);
+}
+
+pub(super) fn leases(count: usize) {
+    gauge!("kube_fanout_auth_leases").set(count as f64);
+}
+
+pub(super) fn outage(leases: usize) {
+    gauge!("kube_fanout_auth_outage_serving").set(if leases == 0 { 0.0 } else { 1.0 });
+}
+
+pub(super) fn policy_watched(is_watched: bool) {
+    gauge!("kube_fanout_auth_policy_watched").set(if is_watched { 1.0 } else { 0.0 });
+}

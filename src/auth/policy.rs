@@ -1,0 +1,191 @@
+//! What RBAC's objects say about whom: enough to tell whose rights a change of one of them may touch.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::{Affected, Subjects};
+
+/// The kinds of RBAC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PolicyKind {
+    Role,
+    ClusterRole,
+    RoleBinding,
+    ClusterRoleBinding,
+}
+
+/// Which bindings there are.
+#[derive(Debug, Default)]
+pub struct Policy {
+    bindings: HashMap<(PolicyKind, String), Binding>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Binding {
+    role: (PolicyKind, String),
+    subjects: Subjects,
+}
+
+/// One event of a watch.
+#[derive(Debug, Deserialize)]
+pub struct Change {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Object,
+}
+
+#[derive(Debug, Deserialize)]
+struct Object {
+    #[serde(default)]
+    metadata: Metadata,
+    #[serde(default, rename = "roleRef")]
+    role: Reference,
+    #[serde(default)]
+    subjects: Vec<Subject>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Reference {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Subject {
+    kind: String,
+    name: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+impl PolicyKind {
+    pub const ALL: [Self; 4] = [Self::Role, Self::ClusterRole, Self::RoleBinding, Self::ClusterRoleBinding];
+
+    /// The resource's plural in `rbac.authorization.k8s.io`.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::Role => "roles",
+            Self::ClusterRole => "clusterroles",
+            Self::RoleBinding => "rolebindings",
+            Self::ClusterRoleBinding => "clusterrolebindings",
+        }
+    }
+}
+
+impl Policy {
+    /// Takes a change in, and tells whose rights it may touch. `None`: it is about nobody.
+    pub fn apply(&mut self, kind: PolicyKind, change: Change) -> Option<Affected> {
+        let Change { kind: event, object } = change;
+        let key = (kind, format!("{}/{}", object.metadata.namespace, object.metadata.name));
+        let mut subjects = Subjects::default();
+        match kind {
+            PolicyKind::Role | PolicyKind::ClusterRole => {
+                let bound = self.bindings.values().filter(|binding| binding.role == key);
+                bound.for_each(|binding| subjects.add(&binding.subjects));
+            }
+            PolicyKind::RoleBinding | PolicyKind::ClusterRoleBinding => {
+                let before = self.bindings.remove(&key);
+                before.iter().for_each(|binding| subjects.add(&binding.subjects));
+                if event != "DELETED" {
+                    let after = Binding::of(&object);
+                    subjects.add(&after.subjects);
+                    self.bindings.insert(key, after);
+                }
+            }
+        }
+        (subjects != Subjects::default()).then(|| Affected::Only(Arc::new(subjects)))
+    }
+
+    /// Starts over: what came meanwhile is not known.
+    pub fn forget(&mut self, kind: PolicyKind) {
+        self.bindings.retain(|(of, _), _| *of != kind);
+    }
+}
+
+impl Binding {
+    fn of(object: &Object) -> Self {
+        let role = match object.role.kind.as_str() {
+            "ClusterRole" => (PolicyKind::ClusterRole, format!("/{}", object.role.name)),
+            _ => (PolicyKind::Role, format!("{}/{}", object.metadata.namespace, object.role.name)),
+        };
+        let mut subjects = Subjects::default();
+        for Subject { kind, name, namespace } in &object.subjects {
+            match kind.as_str() {
+                "Group" => subjects.groups.insert(name.clone()),
+                "ServiceAccount" => {
+                    let namespace = if namespace.is_empty() { &object.metadata.namespace } else { namespace };
+                    subjects.users.insert(format!("system:serviceaccount:{namespace}:{name}"))
+                }
+                _ => subjects.users.insert(name.clone()),
+            };
+        }
+        Self { role, subjects }
+    }
+}
+
+impl Subjects {
+    fn add(&mut self, others: &Self) {
+        self.users.extend(others.users.iter().cloned());
+        self.groups.extend(others.groups.iter().cloned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn change(event: &str, object: Value) -> Change {
+        serde_json::from_value(json!({"type": event, "object": object})).expect("a change")
+    }
+
+    fn named(affected: Option<Affected>) -> Vec<String> {
+        let Some(Affected::Only(subjects)) = affected else { return Vec::new() };
+        let groups = subjects.groups.iter().map(|group| format!("group {group}"));
+        let mut names: Vec<_> = subjects.users.iter().cloned().chain(groups).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_change_touches_the_subjects_before_and_after_it() {
+        let mut policy = Policy::default();
+        let binding = |name: &str, role: &str, subjects: Value| {
+            let role = json!({"kind": role, "name": "r"});
+            json!({"metadata": {"name": name, "namespace": "t1"}, "roleRef": role, "subjects": subjects})
+        };
+        let role = || json!({"metadata": {"name": "r", "namespace": "t1"}});
+        let cluster_role = || json!({"metadata": {"name": "r"}});
+        let ada = json!([{"kind": "User", "name": "ada"}]);
+        let others = json!([{"kind": "Group", "name": "dev"}, {"kind": "ServiceAccount", "name": "sa"},
+            {"kind": "ServiceAccount", "name": "sa", "namespace": "t2"}]);
+        let all = ["group dev", "system:serviceaccount:t1:sa", "system:serviceaccount:t2:sa"];
+        use PolicyKind::{ClusterRole, Role, RoleBinding};
+
+        assert_eq!(named(policy.apply(Role, change("ADDED", role()))), [""; 0], "bound to nobody");
+        let first = change("ADDED", binding("a", "Role", ada));
+        assert_eq!(named(policy.apply(RoleBinding, first)), ["ada"]);
+        assert_eq!(named(policy.apply(Role, change("MODIFIED", role()))), ["ada"]);
+        assert_eq!(named(policy.apply(ClusterRole, change("MODIFIED", cluster_role()))), [""; 0], "of the same name");
+        let second = change("MODIFIED", binding("a", "ClusterRole", others));
+        assert_eq!(named(policy.apply(RoleBinding, second)), ["ada", all[0], all[1], all[2]]);
+        assert_eq!(named(policy.apply(Role, change("DELETED", role()))), [""; 0]);
+        assert_eq!(named(policy.apply(ClusterRole, change("DELETED", cluster_role()))), all);
+        let last = change("DELETED", binding("a", "ClusterRole", json!([])));
+        assert_eq!(named(policy.apply(RoleBinding, last)), all);
+        assert_eq!(named(policy.apply(ClusterRole, change("ADDED", cluster_role()))), [""; 0]);
+    }
+}

@@ -1,0 +1,140 @@
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use super::credential::{TOKEN_BYTES_MAX, Token};
+use super::{Config, Refused, metrics};
+use crate::kube::User;
+use crate::upstream::{Client, CredentialId};
+
+/// Asks whose a token is, and remembers the answer for seconds.
+///
+/// One question a token at a time, however many wait for it. Errors are not remembered. Tokens themselves are not
+/// kept: an answer is found by the token's HMAC.
+pub(super) struct Tokens {
+    client: Client,
+    audiences: Vec<String>,
+    answers: moka::future::Cache<CredentialId, Answer>,
+    slots: Semaphore,
+    sources: DefaultKeyedRateLimiter<IpAddr>,
+    budget: DefaultDirectRateLimiter,
+}
+
+/// Somebody's token, or nobody's.
+#[derive(Debug, Clone)]
+struct Answer {
+    /// The question was put to upstream behind this moment.
+    asked: Instant,
+    user: Option<Arc<User>>,
+    /// By the token's own word.
+    until: Option<SystemTime>,
+}
+
+/// A token's bearer, until then.
+#[derive(Debug, Clone)]
+pub(super) struct Bearer {
+    pub(super) user: Arc<User>,
+    pub(super) until: Option<SystemTime>,
+}
+
+/// Answers are few bytes each; so many tokens are remembered.
+const ANSWERS_MAX: u64 = 32_768;
+/// Questions that wait for upstream at a time.
+const IN_FLIGHT_MAX: usize = 64;
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// When somebody may come again who has asked for too much.
+const RETRY_AFTER_SECONDS: u32 = 1;
+/// Sources are forgotten by and by: whenever there are so many of them.
+const SOURCES_MAX: usize = 100_000;
+
+impl Tokens {
+    pub(super) fn new(client: Client, config: &Config) -> Self {
+        let answers = moka::future::Cache::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build();
+        let per_source = Quota::per_second(config.reviews_per_source).allow_burst(config.reviews_burst_per_source);
+        Self {
+            client,
+            audiences: config.audiences.clone(),
+            answers,
+            slots: Semaphore::new(IN_FLIGHT_MAX),
+            sources: RateLimiter::keyed(per_source),
+            budget: RateLimiter::direct(Quota::per_second(config.reviews)),
+        }
+    }
+
+    /// Whose token this is. `since`: an answer to an older question will not do. `source`: who pays for a question out
+    /// of its budget; `None` for questions of our own.
+    pub(super) async fn bearer(
+        &self,
+        id: CredentialId,
+        token: &Token,
+        since: Option<Instant>,
+        source: Option<IpAddr>,
+    ) -> Result<Bearer, Refused> {
+        if token.reveal().len() > TOKEN_BYTES_MAX {
+            return Err(Refused::Unauthenticated);
+        }
+        loop {
+            if let (Some(since), Some(answer)) = (since, self.answers.get(&id).await)
+                && answer.asked < since
+            {
+                self.answers.invalidate(&id).await;
+            }
+            let answer = self.answers.try_get_with(id, self.ask(token, source)).await;
+            let answer = answer.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
+            if since.is_some_and(|since| answer.asked < since) {
+                // Somebody's question was under way that began too early.
+                continue;
+            }
+            let user = answer.user.ok_or(Refused::Unauthenticated)?;
+            // Upstream grants a token some time beyond its own word; here it ends with that.
+            if answer.until.is_some_and(|until| until <= SystemTime::now()) {
+                return Err(Refused::Unauthenticated);
+            }
+            return Ok(Bearer { user, until: answer.until });
+        }
+    }
+
+    async fn ask(&self, token: &Token, source: Option<IpAddr>) -> Result<Answer, Refused> {
+        if let Some(source) = source {
+            self.spend(source)?;
+        }
+        let unavailable = |why: &str| Refused::Unavailable(why.to_owned());
+        let asking = async {
+            let _slot = self.slots.acquire().await;
+            let asked = Instant::now();
+            (asked, self.client.review_token(token.reveal(), &self.audiences).await)
+        };
+        let (asked, verdict) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
+            metrics::reviewed("token", "timeout");
+            unavailable("whose the token is could not be found out in time")
+        })?;
+        let verdict = verdict.map_err(|error| {
+            metrics::reviewed("token", "error");
+            tracing::warn!(%error, "a token could not be reviewed");
+            unavailable("whose the token is cannot be found out")
+        })?;
+        let meant = self.audiences.is_empty() || verdict.audiences.iter().any(|of| self.audiences.contains(of));
+        let user = verdict.user.filter(|_| meant);
+        metrics::reviewed("token", if user.is_some() { "authenticated" } else { "unauthenticated" });
+        let until = token.expires().filter(|_| user.is_some());
+        let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+        Ok(Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until })
+    }
+
+    /// Unknown tokens cost upstream a question each: so many a second, from one source and from all.
+    fn spend(&self, source: IpAddr) -> Result<(), Refused> {
+        if self.sources.len() > SOURCES_MAX {
+            self.sources.retain_recent();
+        }
+        let allowed = self.sources.check_key(&source).is_ok() && self.budget.check().is_ok();
+        if allowed {
+            return Ok(());
+        }
+        metrics::reviewed("token", "over_budget");
+        Err(Refused::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS })
+    }
+}

@@ -1,0 +1,74 @@
+use super::RequestInfo;
+
+/// What authorization is asked about one request: the attributes of a SubjectAccessReview (semantics.md §10.1).
+///
+/// Two requests with equal attributes get equal answers; nothing else may be shared between them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Access {
+    pub verb: String,
+    pub target: Target,
+}
+
+/// What is to be accessed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Target {
+    Path(String),
+    Resource(Box<ResourceTarget>),
+}
+
+/// A resource, with everything that a right may depend on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct ResourceTarget {
+    pub group: String,
+    pub version: String,
+    pub resource: String,
+    pub subresource: String,
+    /// Empty for all namespaces and at cluster scope.
+    pub namespace: String,
+    /// Empty for all names.
+    pub name: String,
+    /// As on the wire: upstream reads them, and ignores what it cannot read, as it does with the request's own.
+    pub field_selector: String,
+    pub label_selector: String,
+}
+
+impl Access {
+    pub fn of(info: &RequestInfo) -> Self {
+        let verb = info.verb.as_str().to_owned();
+        if !info.is_resource {
+            return Self { verb, target: Target::Path(info.path.clone()) };
+        }
+        let target = ResourceTarget {
+            group: info.group.clone(),
+            version: info.version.clone(),
+            resource: info.resource.clone(),
+            subresource: info.subresource.clone(),
+            namespace: info.namespace.clone(),
+            name: info.name.clone(),
+            field_selector: info.field_selector.clone().unwrap_or_default(),
+            label_selector: info.label_selector.clone().unwrap_or_default(),
+        };
+        Self { verb, target: Target::Resource(Box::new(target)) }
+    }
+
+    /// Bytes of it that its caller has chosen.
+    pub fn len_bytes(&self) -> usize {
+        self.verb.len()
+            + match &self.target {
+                Target::Path(path) => path.len(),
+                Target::Resource(of) => [
+                    &of.group,
+                    &of.version,
+                    &of.resource,
+                    &of.subresource,
+                    &of.namespace,
+                    &of.name,
+                    &of.field_selector,
+                    &of.label_selector,
+                ]
+                .into_iter()
+                .map(String::len)
+                .sum(),
+            }
+    }
+}

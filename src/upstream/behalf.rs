@@ -1,0 +1,34 @@
+use std::fmt;
+use std::sync::Arc;
+
+use crate::kube::User;
+
+/// A credential's name within this process, from which the credential cannot be had back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CredentialId([u8; 32]);
+
+/// With whose rights a request goes upstream.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Behalf {
+    /// With ours: the caller is who we are.
+    Ours,
+    /// With the bearer token that the request carries.
+    Bearer(CredentialId),
+    /// With none: whatever the request carries is not known to be anybody's.
+    Nobody,
+    /// With those of a user whose credential cannot be passed on, by impersonation.
+    User(Arc<User>),
+}
+
+impl CredentialId {
+    pub fn new(tag: [u8; 32]) -> Self {
+        Self(tag)
+    }
+}
+
+impl fmt::Debug for CredentialId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, ..] = self.0;
+        write!(f, "{a:02x}{b:02x}{c:02x}{d:02x}")
+    }
+}

@@ -1,0 +1,190 @@
+//! Questions about callers: who holds a token, and who may do what. Always asked anew; caching is `auth`'s.
+
+use k8s_openapi::api::authentication::v1::{
+    SelfSubjectReview, TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
+};
+use k8s_openapi::api::authorization::v1::{
+    FieldSelectorAttributes, LabelSelectorAttributes, NonResourceAttributes, ResourceAttributes, SubjectAccessReview,
+    SubjectAccessReviewSpec,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Client, Error};
+use crate::kube::{Access, ResourceTarget, Target, User};
+
+/// What upstream says of a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenVerdict {
+    /// `None`: it is nobody's.
+    pub user: Option<User>,
+    /// Those of the audiences asked for that the token is meant for. Empty from authenticators that know no audiences.
+    pub audiences: Vec<String>,
+}
+
+/// What upstream says of an access.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessVerdict {
+    pub allowed: bool,
+    /// The authorizer's words, which may be none.
+    pub reason: String,
+}
+
+const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+
+impl Client {
+    /// Whose token this is.
+    pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenVerdict, Error> {
+        let spec = TokenReviewSpec {
+            token: Some(token.to_owned()),
+            audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
+        };
+        let asked = TokenReview { spec, ..TokenReview::default() };
+        let answered: TokenReview = self.create(TOKEN_REVIEWS, &asked).await?;
+        Ok(token_verdict(answered.status.unwrap_or_default()))
+    }
+
+    /// Whether `user` may do this.
+    pub async fn review_access(&self, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
+        let asked = SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() };
+        let answered: SubjectAccessReview = self.create(SUBJECT_ACCESS_REVIEWS, &asked).await?;
+        let status = answered.status.unwrap_or_default();
+        // Both at once, or an answer that is none: no.
+        let allowed = status.allowed && status.denied != Some(true);
+        Ok(AccessVerdict { allowed, reason: status.reason.unwrap_or_default() })
+    }
+
+    /// Whom upstream takes us for.
+    pub async fn who_am_i(&self) -> Result<User, Error> {
+        let answered: SelfSubjectReview = self.create(SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
+        let info = answered.status.and_then(|status| status.user_info);
+        Ok(info.map(user).unwrap_or_default())
+    }
+
+    async fn create<Q: Serialize, A: DeserializeOwned>(&self, path: &str, asked: &Q) -> Result<A, Error> {
+        // Errors of serde could quote what they read, which here are credentials.
+        let body = serde_json::to_vec(asked).map_err(|_| Error::Form("a review could not be written".to_owned()))?;
+        let answer = self.post(path, body).await?;
+        serde_json::from_slice(&answer).map_err(|_| Error::Form(format!("{path}: the answer is no review")))
+    }
+}
+
+/// Only `authenticated: true` with a name is somebody: an answer that lacks either is not to be believed
+/// (CVE-2023-48312).
+fn token_verdict(status: TokenReviewStatus) -> TokenVerdict {
+    let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
+    let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
+    TokenVerdict { user, audiences: status.audiences.unwrap_or_default() }
+}
+
+fn user(info: UserInfo) -> User {
+    User {
+        name: info.username.unwrap_or_default(),
+        uid: info.uid.unwrap_or_default(),
+        groups: info.groups.unwrap_or_default(),
+        extra: info.extra.unwrap_or_default(),
+    }
+}
+
+/// The whole question: whatever is left out would be answered for more than is asked (reliability.md M20).
+fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
+    let (resource_attributes, non_resource_attributes) = match &access.target {
+        Target::Path(path) => {
+            let attributes = NonResourceAttributes { path: Some(path.clone()), verb: Some(access.verb.clone()) };
+            (None, Some(attributes))
+        }
+        Target::Resource(target) => (Some(resource_attributes(&access.verb, target)), None),
+    };
+    SubjectAccessReviewSpec {
+        user: Some(user.name.clone()),
+        uid: some(&user.uid),
+        groups: (!user.groups.is_empty()).then(|| user.groups.clone()),
+        extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
+        resource_attributes,
+        non_resource_attributes,
+    }
+}
+
+/// Selectors go as they are: upstream reads them as it would have read the request's own (semantics.md §10.2).
+fn resource_attributes(verb: &str, target: &ResourceTarget) -> ResourceAttributes {
+    let field_selector = some(&target.field_selector)
+        .map(|raw| FieldSelectorAttributes { raw_selector: Some(raw), ..FieldSelectorAttributes::default() });
+    let label_selector = some(&target.label_selector)
+        .map(|raw| LabelSelectorAttributes { raw_selector: Some(raw), ..LabelSelectorAttributes::default() });
+    ResourceAttributes {
+        verb: some(verb),
+        group: some(&target.group),
+        version: some(&target.version),
+        resource: some(&target.resource),
+        subresource: some(&target.subresource),
+        namespace: some(&target.namespace),
+        name: some(&target.name),
+        field_selector,
+        label_selector,
+    }
+}
+
+fn some(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A2 of reliability.md: everything that a right may depend on is in the question.
+    #[test]
+    fn the_question_carries_every_attribute() {
+        let user = User {
+            name: "ada".to_owned(),
+            uid: "7".to_owned(),
+            groups: vec!["dev".to_owned()],
+            extra: [("scopes".to_owned(), vec!["a".to_owned()])].into(),
+        };
+        let target = ResourceTarget {
+            group: "apps".to_owned(),
+            version: "v1".to_owned(),
+            resource: "deployments".to_owned(),
+            namespace: "t1".to_owned(),
+            name: "web".to_owned(),
+            field_selector: "metadata.name=web".to_owned(),
+            label_selector: "a in (b)".to_owned(),
+            ..ResourceTarget::default()
+        };
+        let access = Access { verb: "watch".to_owned(), target: Target::Resource(Box::new(target)) };
+        let spec = serde_json::to_value(access_spec(&user, &access)).expect("JSON");
+        let expected = json!({
+            "user": "ada", "uid": "7", "groups": ["dev"], "extra": {"scopes": ["a"]},
+            "resourceAttributes": {
+                "verb": "watch", "group": "apps", "version": "v1", "resource": "deployments", "namespace": "t1",
+                "name": "web", "fieldSelector": {"rawSelector": "metadata.name=web"},
+                "labelSelector": {"rawSelector": "a in (b)"},
+            },
+        });
+        assert_eq!(spec, expected);
+    }
+
+    #[test]
+    fn a_token_is_somebodys_only_if_upstream_says_so_plainly() {
+        let ada = UserInfo { username: Some("ada".to_owned()), ..UserInfo::default() };
+        let says = |authenticated, error: Option<&str>, user| {
+            let error = error.map(str::to_owned);
+            token_verdict(TokenReviewStatus { authenticated, error, user, audiences: None }).user
+        };
+        assert!(says(Some(true), None, Some(ada.clone())).is_some());
+        assert!(says(Some(true), Some(""), Some(ada.clone())).is_some());
+        for (authenticated, error, user) in [
+            (None, None, Some(ada.clone())),
+            (Some(false), None, Some(ada.clone())),
+            (Some(true), Some("webhook failed"), Some(ada)),
+            (Some(true), None, None),
+            (Some(true), None, Some(UserInfo::default())),
+        ] {
+            assert_eq!(says(authenticated, error, user), None);
+        }
+    }
+}
