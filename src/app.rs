@@ -17,7 +17,7 @@ use crate::auth::{self, Gate, Hosts};
 use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
 use crate::cache::Feeds;
 use crate::config::{Serve, TlsSource};
-use crate::net::{self, Address, Listener, Tls, TlsError};
+use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
 use crate::serve::{self, Door};
 use crate::upstream::{Catalog, Client, CredentialError};
@@ -47,8 +47,8 @@ pub enum StartError {
     Bind { address: Address, source: io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: std::path::PathBuf, source: io::Error },
-    #[error("{path}: {reason}")]
-    Authorities { path: std::path::PathBuf, reason: String },
+    #[error("authorities: {0}")]
+    Authorities(String),
     #[error("metrics: {0}")]
     Metrics(String),
 }
@@ -60,7 +60,7 @@ impl Bound {
     /// See [`StartError`].
     pub async fn bind(config: Serve) -> Result<Self, StartError> {
         let exporter = admin::exporter(describe).map_err(StartError::Metrics)?;
-        let client = Client::connect(&config.upstream).await?;
+        let client = Client::connect(&config.upstream)?;
         let tls = tls(&config)?;
         let mut listeners = Vec::new();
         for address in &config.listen {
@@ -81,12 +81,16 @@ impl Bound {
             }
             None => None,
         };
+        tasks.spawn("upstream credentials", client.clone().keep_up(config.look_every));
+        if let Some(tls) = tls {
+            tasks.spawn("listener certificate", tls.keep_up(config.look_every));
+        }
         let drain = DrainTrigger::new();
         let catalog = Catalog::new(client.clone());
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), config.reflect.clone(), tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
         let gate = identity::gate(&config, &client, &tasks)?;
-        let forwarder = identity::forwarder(&config, &client).await?;
+        let forwarder = identity::forwarder(&config, &client, &tasks)?;
         let door = Door::new(
             config.door.clone(),
             serve::Parts {
@@ -167,9 +171,11 @@ fn describe() {
 }
 
 fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {
+    let takes_certificates = config.delegated.client_ca.is_some() || config.delegated.front_proxy_ca.is_some();
+    let certificates = if takes_certificates { ClientCertificates::Requested } else { ClientCertificates::Ignored };
     Ok(match &config.tls {
         None => None,
-        Some(TlsSource::Files { certificate, key }) => Some(Tls::from_files(certificate, key)?),
+        Some(TlsSource::Files { certificate, key }) => Some(Tls::from_files(certificate, key, certificates)?),
         Some(TlsSource::SelfSigned { out }) => {
             let mut names: Vec<_> = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).collect();
             names.extend(config.allowed_hosts.iter().cloned());
@@ -179,7 +185,7 @@ fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {
             }));
             names.sort();
             names.dedup();
-            let tls = Tls::self_signed(names)?;
+            let tls = Tls::self_signed(names, certificates)?;
             if let (Some(path), Some(pem)) = (out, tls.self_signed_pem()) {
                 std::fs::write(path, pem).map_err(|source| StartError::Write { path: path.clone(), source })?;
             }

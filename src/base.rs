@@ -2,10 +2,13 @@
 
 mod backoff;
 mod drain;
+mod metrics;
 mod ready;
+mod reloaded;
 mod tasks;
 
 pub use backoff::{Backoff, Waits};
 pub use drain::{DrainTrigger, DrainWatch, Draining};
 pub use ready::{NotReady, Ready};
+pub use reloaded::{LOOK_EVERY, LoadError, Reloaded};
 pub use tasks::Tasks;

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::auth::Mode;
+use crate::base::LOOK_EVERY;
 use crate::cache;
 use crate::net::{Address, Limits as ConnectionLimits};
 use crate::reflect;
@@ -39,6 +40,8 @@ pub struct Serve {
     pub cache: cache::Config,
     pub reflect: reflect::Config,
     pub connections: ConnectionLimits,
+    /// How often certificates, keys and credentials in files are looked at.
+    pub look_every: Duration,
     pub drain: Duration,
     pub log: Log,
 }
@@ -89,6 +92,7 @@ impl Serve {
             cache: cache::Config::default(),
             reflect: reflect::Config::default(),
             connections: ConnectionLimits::default(),
+            look_every: LOOK_EVERY,
             drain: Duration::from_secs(20),
             log: Log::default(),
         }

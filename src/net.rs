@@ -1,11 +1,15 @@
 //! Sockets, TLS and HTTP connections. Knows no Kubernetes.
 
 mod address;
+mod client_certificates;
 mod listener;
+mod metrics;
+mod peer;
 mod serve;
 mod tls;
 
 pub use address::{Address, AddressError};
-pub use listener::{Listener, Peer, bind_unix};
+pub use listener::{Listener, bind_unix};
+pub use peer::{Connection, Peer, PeerAddress};
 pub use serve::{Limits, serve};
-pub use tls::{Tls, TlsError};
+pub use tls::{ClientCertificates, Tls, TlsError};

@@ -11,6 +11,7 @@ mod discovery;
 mod dress;
 mod error;
 mod forward;
+mod link;
 mod pool;
 mod refusal;
 mod review;

@@ -2,7 +2,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::accesses::Accesses;
@@ -10,14 +9,15 @@ use super::certificate::{Authorities, Holder};
 use super::credential::{Chain, Credential};
 use super::tokens::Tokens;
 use super::{Config, Refused};
+use crate::base::Reloaded;
 use crate::kube::{Access, User};
 use crate::upstream::{Client, CredentialId};
 
 /// Certificates that are accepted, as of now: their file may change.
-pub type Trusted = watch::Receiver<Arc<Authorities>>;
+pub type Trusted = Reloaded<Authorities>;
 
 /// Proxies whose word about a caller is taken: those with a certificate of an authority that is there for nothing else.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct FrontProxy {
     pub authorities: Trusted,
     /// Common names; empty: any.
@@ -98,7 +98,7 @@ impl Judge {
     /// Whether this chain is one of a proxy whose word we take.
     pub(super) fn is_front_proxy(&self, chain: &Chain) -> bool {
         let Some(front) = &self.front_proxy else { return false };
-        let authorities = front.authorities.borrow().clone();
+        let authorities = front.authorities.current();
         match authorities.verify(chain, SystemTime::now()) {
             Ok(Holder { user, .. }) => front.names.is_empty() || front.names.contains(&user.name),
             Err(_) => false,
@@ -131,7 +131,7 @@ impl Judge {
     }
 
     fn holder(&self, id: CredentialId, chain: &Chain) -> Result<Holder, Refused> {
-        let authorities = self.client_authorities.as_ref().ok_or(Refused::Unauthenticated)?.borrow().clone();
+        let authorities = self.client_authorities.as_ref().ok_or(Refused::Unauthenticated)?.current();
         let now = SystemTime::now();
         let known = self.holders.get(&(id, authorities.edition())).filter(|holder| now <= holder.until);
         if let Some(holder) = known {
@@ -158,7 +158,7 @@ impl Judge {
         Ok(identity)
     }
 
-    /// Completes when certificates have to be looked at again.
+    /// What a credential's certificates are verified by, if it has some.
     pub(super) fn authorities(&self, credential: &Credential) -> Option<Trusted> {
         match credential {
             Credential::Nobody | Credential::Token(_) => None,

@@ -237,12 +237,9 @@ impl Drop for Keeper {
 
 /// Completes when other certificates are accepted than before; never, if that does not matter or cannot happen.
 async fn replaced(authorities: &mut Option<Trusted>) {
-    let replaced = match authorities {
-        Some(trusted) => trusted.changed().await.is_ok(),
-        None => false,
-    };
-    if !replaced {
-        std::future::pending::<()>().await;
+    match authorities {
+        Some(trusted) => trusted.changed().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use super::file::File;
 use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsSource};
 use crate::auth::Mode;
+use crate::base::LOOK_EVERY;
 use crate::net::Address;
 use crate::serve::Consistency;
 use crate::upstream::Source;
@@ -178,6 +179,7 @@ impl ServeArguments {
             cache: file.cache,
             reflect: file.reflect,
             connections: file.connections,
+            look_every: LOOK_EVERY,
             drain: file.drain,
             log: Log { ..file.log },
         };

@@ -107,6 +107,7 @@ impl File {
             limits.put_bounded("unreadyForwards", &mut file.door.limits.unready_forwards_max, 0, 1_000_000);
             limits.put_bounded("anonymousForwards", &mut file.door.limits.anonymous_forwards_max, 0, 1_000_000);
             limits.put_bounded("connections", &mut file.connections.connections_max, 1, 1_000_000);
+            limits.put_duration("connectionAge", &mut file.connections.connection_age_max);
         });
         top.within("log", |log| {
             log.put("level", &mut file.log.level);

@@ -1,5 +1,4 @@
 use std::io;
-use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
@@ -11,7 +10,8 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::Address;
+use super::metrics::Failed;
+use super::{Address, PeerAddress};
 
 /// A bound socket.
 #[derive(Debug)]
@@ -21,14 +21,9 @@ pub enum Listener {
         listener: UnixListener,
         /// Removed when the listener is dropped.
         path: PathBuf,
+        /// Users that may connect; others are turned away whatever the file's permissions have become.
+        only_uids: Vec<u32>,
     },
-}
-
-/// Who is at the other end, as far as the socket tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Peer {
-    Tcp(SocketAddr),
-    Unix,
 }
 
 /// An accepted byte stream.
@@ -41,16 +36,28 @@ pub(super) enum Stream {
 /// Between two probes of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
+const ROOT: u32 = 0;
+
 impl Listener {
-    /// Binds; a socket file that a dead process left behind is replaced, one that answers is not.
+    /// Binds; a socket file that a dead process left behind is replaced, one that answers is not. A unix socket is for
+    /// our own user and for root.
     pub async fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
             Address::Unix(path) => {
                 let listener = UnixListener::from_std(bind_unix(path)?)?;
-                Ok(Self::Unix { listener, path: path.clone() })
+                Ok(Self::Unix { listener, path: path.clone(), only_uids: vec![own_uid()?, ROOT] })
             }
         }
+    }
+
+    /// The same for these users instead; a TCP listener cannot know them.
+    #[must_use]
+    pub fn for_uids(mut self, uids: Vec<u32>) -> Self {
+        if let Self::Unix { only_uids, .. } = &mut self {
+            *only_uids = uids;
+        }
+        self
     }
 
     /// The address as bound, with the port the system chose.
@@ -61,7 +68,7 @@ impl Listener {
         }
     }
 
-    pub(super) async fn accept(&self) -> io::Result<(Stream, Peer)> {
+    pub(super) async fn accept(&self) -> io::Result<(Stream, PeerAddress)> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
@@ -69,12 +76,17 @@ impl Listener {
                 // A peer that is gone without a word is noticed, also while nothing is sent.
                 let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
                 SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-                Ok((Stream::Tcp(stream), Peer::Tcp(peer)))
+                Ok((Stream::Tcp(stream), PeerAddress::Tcp(peer)))
             }
-            Self::Unix { listener, .. } => {
+            Self::Unix { listener, only_uids, .. } => loop {
                 let (stream, _) = listener.accept().await?;
-                Ok((Stream::Unix(stream), Peer::Unix))
-            }
+                let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+                if uid.is_some_and(|uid| only_uids.contains(&uid)) {
+                    return Ok((Stream::Unix(stream), PeerAddress::Unix { uid }));
+                }
+                Failed::ForeignUid.count();
+                tracing::debug!(uid, "turned away: the socket is not for this user");
+            },
         }
     }
 }
@@ -100,6 +112,12 @@ pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
     std::fs::rename(&fresh, path)?;
     Ok(listener)
+}
+
+/// Whom the kernel takes us for when we connect to somebody.
+fn own_uid() -> io::Result<u32> {
+    let (one, _other) = UnixStream::pair()?;
+    Ok(one.peer_cred()?.uid())
 }
 
 fn remove_stale(path: &Path) -> io::Result<()> {

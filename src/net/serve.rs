@@ -1,20 +1,24 @@
 use std::convert::Infallible;
+use std::future::pending;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::server::TlsStream;
 
 use super::listener::Stream;
-use super::{Listener, Peer, Tls};
+use super::metrics::{Failed, Open};
+use super::{Connection, Listener, Peer, PeerAddress, Tls};
 use crate::base::{DrainWatch, Tasks};
 
 /// What one connection may take (reliability.md §3.8).
@@ -31,6 +35,9 @@ pub struct Limits {
     pub streams_max: u32,
     /// Bytes that one HTTP/2 stream may hold back for a client that does not read.
     pub send_buffer_bytes_max: usize,
+    /// A connection is ended gracefully at this age, give or take a tenth, so that its client comes back with today's
+    /// certificates, and to another replica perhaps. What runs on it is not cut. Zero: never.
+    pub connection_age_max: Duration,
     /// Ping an HTTP/2 client after so long without a sign; it is gone if it does not answer for as long again.
     pub ping_after: Duration,
 }
@@ -45,6 +52,7 @@ impl Default for Limits {
             header_bytes_max: 64 << 10,
             streams_max: 250,
             send_buffer_bytes_max: 64 << 10,
+            connection_age_max: Duration::from_secs(3600),
             ping_after: Duration::from_secs(30),
         }
     }
@@ -52,6 +60,9 @@ impl Default for Limits {
 
 /// After an accept error that is not the peer's fault (no descriptors left): long enough for some to be given back.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Of the age at which a connection is ended, in both directions.
+const AGE_JITTER: f64 = 0.1;
 
 /// Accepts connections and serves requests on them until the drain starts; connections then finish what they do.
 pub async fn serve<S, F, B>(
@@ -78,7 +89,7 @@ pub async fn serve<S, F, B>(
             accepted = accepted => accepted,
             _held = &mut started => return,
         };
-        let (stream, peer) = match accepted {
+        let (stream, address) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 pause_after(&error).await;
@@ -87,7 +98,8 @@ pub async fn serve<S, F, B>(
         };
         let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
         tasks.spawn("connection", async move {
-            if let Err(error) = connection(stream, peer, tls, &limits, drain, handle).await {
+            let _open = Open::new();
+            if let Err(error) = connection(stream, address, tls, &limits, drain, handle).await {
                 tracing::debug!(%error, "connection ended");
             }
             drop(place);
@@ -107,7 +119,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn connection<S, F, B>(
     stream: Stream,
-    peer: Peer,
+    address: PeerAddress,
     tls: Option<Tls>,
     limits: &Limits,
     drain: DrainWatch,
@@ -119,13 +131,22 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Failure>,
 {
+    let peer = |certificates| Peer { address, certificates, connection: Connection::default() };
     match tls {
         Some(tls) => {
-            let stream = timeout(limits.handshake_max, tls.acceptor().accept(stream)).await??;
-            http(stream, peer, limits, drain, handle).await
+            let stream = handshake(&tls, stream, limits).await?;
+            let shown = stream.get_ref().1.peer_certificates();
+            let shown = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
+            http(stream, peer(shown), limits, drain, handle).await
         }
-        None => http(stream, peer, limits, drain, handle).await,
+        None => http(stream, peer(None), limits, drain, handle).await,
     }
+}
+
+async fn handshake(tls: &Tls, stream: Stream, limits: &Limits) -> Result<TlsStream<Stream>, Failure> {
+    let shaken = timeout(limits.handshake_max, tls.acceptor().accept(stream)).await;
+    let shaken = shaken.inspect_err(|_| Failed::HandshakeTimeout.count())?;
+    Ok(shaken.inspect_err(|_| Failed::Handshake.count())?)
 }
 
 async fn http<I, S, F, B>(io: I, peer: Peer, limits: &Limits, mut drain: DrainWatch, handle: S) -> Result<(), Failure>
@@ -137,33 +158,61 @@ where
     B::Error: Into<Failure>,
 {
     let spoken = Arc::new(Notify::new());
+    let this = peer.connection.clone();
     let service = service_fn({
         let spoken = spoken.clone();
-        move |request| {
+        move |request: Request<Incoming>| {
             spoken.notify_one();
+            let (version, this) = (request.version(), peer.connection.clone());
             let answer = handle(peer.clone(), request);
-            async move { Ok::<_, Infallible>(answer.await) }
+            async move {
+                let mut answer = answer.await;
+                if this.is_closing() {
+                    say_goodbye(version, &mut answer);
+                }
+                Ok::<_, Infallible>(answer)
+            }
         }
     });
     let builder = builder(limits);
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
     tokio::pin!(connection);
     // The codecs have limits of their own, but only from the moment they know which of them it is.
+    let silence = async {
+        if timeout(limits.first_request_max, spoken.notified()).await.is_ok() {
+            pending::<()>().await;
+        }
+    };
     tokio::select! {
         ended = connection.as_mut() => return ended,
-        _held = drain.started() => {}
-        first = timeout(limits.first_request_max, spoken.notified()) => if first.is_err() {
+        () = silence => {
+            Failed::Silent.count();
             return Err("no request came".into());
-        } else {
-            tokio::select! {
-                ended = connection.as_mut() => return ended,
-                _held = drain.started() => {}
-            }
-        },
+        }
+        _held = drain.started() => {}
+        () = this.closing() => {}
+        () = old_age(limits.connection_age_max) => {}
     }
-    // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment of the drain.
+    // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
+    this.close();
     connection.as_mut().graceful_shutdown();
     connection.await
+}
+
+/// Completes at a connection's own moment, so that those that came together do not come back together.
+async fn old_age(age_max: Duration) {
+    if age_max.is_zero() {
+        pending::<()>().await;
+    }
+    sleep(age_max.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fastrand::f64())).await;
+}
+
+/// Tells an HTTP/1 client that this is the last answer. HTTP/2 has GOAWAY for that, and an upgraded connection is not
+/// HTTP any more.
+fn say_goodbye<B>(version: Version, answer: &mut Response<B>) {
+    if version < Version::HTTP_2 && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
 }
 
 fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {

@@ -1,17 +1,34 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::ServerConfig;
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::NoServerSessionStorage;
 use tokio_rustls::TlsAcceptor;
 
-/// How a listener speaks TLS: 1.3 and 1.2, HTTP/2 and HTTP/1.1 by ALPN.
+use super::client_certificates::AnyIssuer;
+use crate::base::{LoadError, Reloaded};
+
+/// How a listener speaks TLS: 1.3 and 1.2, HTTP/2 and HTTP/1.1 by ALPN. Handshakes use the certificate that the files
+/// hold now; connections keep the one they began with.
 #[derive(Clone)]
 pub struct Tls {
-    acceptor: TlsAcceptor,
+    config: Reloaded<ServerConfig>,
     /// The certificate that clients are to trust, when we made it.
     self_signed_pem: Option<String>,
+}
+
+/// Whether clients are asked for a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientCertificates {
+    Ignored,
+    /// A client may show one, and must then prove that it has the key. Whoever issued it is accepted: that is for every
+    /// request to decide, by what is trusted then (reliability.md §3.3). Nothing is resumed, so each connection proves
+    /// it anew.
+    Requested,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -25,25 +42,27 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// From PEM files: a certificate chain and its key.
-    pub fn from_files(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
-        let fail = |path: &Path, reason: String| TlsError::File { path: path.to_owned(), reason };
-        let chain = CertificateDer::pem_file_iter(certificate)
-            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(|error| fail(certificate, error.to_string()))?;
-        if chain.is_empty() {
-            return Err(fail(certificate, "no certificate in it".to_owned()));
-        }
-        let key = PrivateKeyDer::from_pem_file(key).map_err(|error| fail(key, error.to_string()))?;
-        Self::from_parts(chain, key, None)
+    /// From PEM files: a certificate chain and its key. They are read again by [`keep_up`](Self::keep_up).
+    pub fn from_files(certificate: &Path, key: &Path, clients: ClientCertificates) -> Result<Self, TlsError> {
+        let paths = [certificate.to_owned(), key.to_owned()];
+        let read = {
+            let paths = paths.clone();
+            move |contents: &[Vec<u8>]| server_config(&paths, contents, clients)
+        };
+        let config = Reloaded::load("listener_certificate", paths.into(), read).map_err(|error| match error {
+            LoadError::File { path, source } => TlsError::File { path, reason: source.to_string() },
+            LoadError::Content(error) => error,
+        })?;
+        Ok(Self { config, self_signed_pem: None })
     }
 
     /// A certificate of our own for these names and addresses, made anew at every start.
-    pub fn self_signed(names: Vec<String>) -> Result<Self, TlsError> {
+    pub fn self_signed(names: Vec<String>, clients: ClientCertificates) -> Result<Self, TlsError> {
         let made = rcgen::generate_simple_self_signed(names)?;
-        let pem = made.cert.pem();
+        let self_signed_pem = Some(made.cert.pem());
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-        Self::from_parts(vec![made.cert.der().clone()], key.into(), Some(pem))
+        let config = from_parts(vec![made.cert.der().clone()], key.into(), clients)?;
+        Ok(Self { config: Reloaded::fixed(config), self_signed_pem })
     }
 
     /// The certificate of [`self_signed`](Self::self_signed), for clients to trust.
@@ -51,19 +70,52 @@ impl Tls {
         self.self_signed_pem.as_deref()
     }
 
-    pub(super) fn acceptor(&self) -> &TlsAcceptor {
-        &self.acceptor
+    /// Reads the files again whenever they change; to be spawned once.
+    pub async fn keep_up(self, every: Duration) {
+        self.config.keep_up(every).await;
     }
 
-    fn from_parts(
-        chain: Vec<CertificateDer<'static>>,
-        key: PrivateKeyDer<'static>,
-        self_signed_pem: Option<String>,
-    ) -> Result<Self, TlsError> {
-        let mut config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key)?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), self_signed_pem })
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.config.current())
     }
+}
+
+fn server_config(
+    [certificate, key]: &[PathBuf; 2],
+    contents: &[Vec<u8>],
+    clients: ClientCertificates,
+) -> Result<ServerConfig, TlsError> {
+    let [chain, secret] = contents else { unreachable!("two files were named") };
+    let fail = |path: &Path, reason: String| TlsError::File { path: path.to_owned(), reason };
+    let chain = CertificateDer::pem_slice_iter(chain)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| fail(certificate, error.to_string()))?;
+    if chain.is_empty() {
+        return Err(fail(certificate, "no certificate in it".to_owned()));
+    }
+    let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|error| fail(key, error.to_string()))?;
+    from_parts(chain, secret, clients)
+}
+
+fn from_parts(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    clients: ClientCertificates,
+) -> Result<ServerConfig, TlsError> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
+    let mut config = match clients {
+        ClientCertificates::Ignored => builder.with_no_client_auth().with_single_cert(chain, key)?,
+        ClientCertificates::Requested => {
+            let verifier = Arc::new(AnyIssuer::new(provider.signature_verification_algorithms));
+            let mut config = builder.with_client_cert_verifier(verifier).with_single_cert(chain, key)?;
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+            config
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
 }
 
 impl std::fmt::Debug for Tls {
@@ -71,3 +123,6 @@ impl std::fmt::Debug for Tls {
         f.debug_struct("Tls").field("self_signed", &self.self_signed_pem.is_some()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,4 @@
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::auth::{Caller, Gate, Grant, Hosts, Refused, Sender};
 use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
 use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout};
-use crate::net::Peer;
+use crate::net::{Peer, PeerAddress};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, inspect, is_impersonation, status_from_code};
 use crate::wire::Representation;
 
@@ -122,6 +123,10 @@ impl Door {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let info = RequestInfo::parse(method.as_str(), &path, &query);
         let caller = self.gate.authenticate(sender(&peer), request.headers()).await;
+        if matches!(caller, Ok(Caller::Anonymous) | Err(_)) {
+            // As upstream does with those it does not know: what they send next, they send on another connection.
+            peer.connection.close();
+        }
         let response = match (info, caller) {
             (Ok(info), Ok(caller)) => self.dispatch(Visit { request, caller, info, query, manner, received }).await,
             // Upstream has its own words for a path that means nothing, and has them for everybody.
@@ -149,7 +154,7 @@ impl Door {
             metrics::refused(400);
             return Err(Box::new(manner.status(&Status::bad_request(ambiguous.to_string()))));
         }
-        if matches!(peer, Peer::Unix) || !self.gate.is_open() {
+        if matches!(peer.address, PeerAddress::Unix { .. }) || !self.gate.is_open() {
             return Ok(());
         }
         let named = request.uri().authority().map(http::uri::Authority::as_str);
@@ -242,11 +247,12 @@ impl Door {
 }
 
 fn sender(peer: &Peer) -> Sender<'_> {
-    let address = match peer {
-        Peer::Tcp(address) => Some(address.ip()),
-        Peer::Unix => None,
+    let address = match peer.address {
+        PeerAddress::Tcp(address) => address.ip(),
+        // They share a budget, as if they came from one machine, which they do.
+        PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
     };
-    Sender { certificates: None, address }
+    Sender { certificates: peer.certificates.as_ref(), address: Some(address) }
 }
 
 /// What somebody is told who gets nothing. A bad `timeout` comes first, whoever sends it (semantics.md §1.5).

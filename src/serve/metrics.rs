@@ -87,6 +87,10 @@ pub(super) fn coalesced(requests: usize) {
 
 /// Names and meanings of every metric; docs/METRICS.md is the same list.
 pub fn describe() {
+    describe_gauge!("kube_fanout_connections_open", "connections of clients");
+    describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
+    describe_counter!("kube_fanout_reloads_total", "files that changed, by what became of it");
+    describe_gauge!("kube_fanout_reload_failing", "1 when files changed to what cannot be used");
     describe_gauge!("kube_fanout_upstream_watches", "watches open upstream");
     describe_counter!("kube_fanout_upstream_events_total", "changes received from upstream");
     describe_counter!("kube_fanout_upstream_bytes_total", Unit::Bytes, "bytes of those changes' frames");

@@ -8,9 +8,11 @@ use http_body_util::{BodyExt, Full};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::credentials::{Credentials, put_all};
+use super::behalf::CredentialId;
+use super::credentials::put_all;
 use super::dress::{drop_asserted, is_impersonation};
-use super::pool::{Body, Pool, Protocol, ResponseBody};
+use super::link::Links;
+use super::pool::{Body, ResponseBody};
 use super::{BODY_BYTES_MAX, CredentialError, Error, Source, set_retry_after, status_from_code};
 use crate::kube::Status;
 use crate::wire::Form;
@@ -23,16 +25,8 @@ pub struct Client {
 
 #[derive(Debug)]
 struct Shared {
-    credentials: Credentials,
-    watches: Pool,
-    /// Our own questions.
-    short: Pool,
-    /// Requests of others that are answered within seconds.
-    forwards: Pool,
-    /// Streams of others: followed logs, watches that are passed through. A connection each, so that one that is not
-    /// read can stall only itself.
-    long: Pool,
-    tunnels: Pool,
+    links: Links,
+    base: Uri,
     instance: String,
     /// Answers received: whoever waits for upstream to come back follows it.
     answered: watch::Sender<u64>,
@@ -51,24 +45,27 @@ pub enum Question {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Client {
-    pub async fn connect(source: &Source) -> Result<Self, CredentialError> {
-        let credentials = Credentials::load(source).await?;
+    /// Reads the credentials. Nothing is asked yet.
+    pub fn connect(source: &Source) -> Result<Self, CredentialError> {
+        let links = Links::load(source)?;
         let shared = Shared {
-            watches: Pool::new(&credentials, Protocol::Multiplexed)?,
-            short: Pool::new(&credentials, Protocol::Multiplexed)?,
-            forwards: Pool::new(&credentials, Protocol::Multiplexed)?,
-            long: Pool::new(&credentials, Protocol::Single)?,
-            tunnels: Pool::new(&credentials, Protocol::Single)?,
-            credentials,
+            base: links.current().credentials.base.clone(),
+            links,
             instance: format!("{:016x}", fastrand::u64(..)),
             answered: watch::Sender::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// Reads the credentials again whenever their files change; to be spawned once. Requests use the new ones, on new
+    /// connections; streams that run go on.
+    pub async fn keep_up(self, every: Duration) {
+        self.shared.links.clone().keep_up(every).await;
+    }
+
     /// The address we talk to, for people.
     pub fn url(&self) -> &Uri {
-        &self.shared.credentials.base
+        &self.shared.base
     }
 
     /// A name of this process, for recognizing its own requests.
@@ -114,10 +111,11 @@ impl Client {
             .header(super::HOPS, self.instance())
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
             .map_err(|error| Error::Form(error.to_string()))?;
-        put_all(request.headers_mut(), self.shared.credentials.headers().await?);
+        let link = self.shared.links.current();
+        put_all(request.headers_mut(), link.credentials.headers().await?);
         let pool = match kind {
-            Question::Watch => &self.shared.watches,
-            Question::Short => &self.shared.short,
+            Question::Watch => &link.watches,
+            Question::Short => &link.short,
         };
         let response =
             timeout(ANSWER_TIMEOUT, pool.send(request)).await.map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
@@ -150,7 +148,8 @@ impl Client {
         mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Error> {
         self.readdress(&mut request)?;
-        let ours = self.shared.credentials.headers().await?;
+        let link = self.shared.links.current();
+        let ours = link.credentials.headers().await?;
         let headers = request.headers_mut();
         if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
             // Parts of two identities would make a third.
@@ -161,22 +160,35 @@ impl Client {
         headers.remove(AUTHORIZATION);
         put_all(headers, ours);
         let pool = match lane {
-            super::Lane::Short => &self.shared.forwards,
-            super::Lane::Stream => &self.shared.long,
-            super::Lane::Tunnel => &self.shared.tunnels,
+            super::Lane::Short => &link.forwards,
+            super::Lane::Stream => &link.long,
+            super::Lane::Tunnel => &link.tunnels,
         };
         pool.send(request).await
     }
 
     /// Points a request at upstream.
-    pub(super) fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
+    fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
         *request.uri_mut() = self.uri(path)?;
         Ok(())
     }
 
-    pub(super) fn credentials(&self) -> &Credentials {
-        &self.shared.credentials
+    /// Sends somebody's request with the credential that it carries, on connections that only that credential uses; or,
+    /// without one that is known to be anybody's, on a connection that is not used again.
+    pub(super) async fn send_bare(
+        &self,
+        credential: Option<CredentialId>,
+        lane: super::Lane,
+        mut request: Request<Body>,
+    ) -> Result<Response<ResponseBody>, Error> {
+        self.readdress(&mut request)?;
+        drop_asserted(request.headers_mut());
+        let link = self.shared.links.current();
+        match credential {
+            Some(credential) => link.strangers.send(credential, lane, request).await,
+            None => link.strangers.send_once(request).await,
+        }
     }
 
     pub(super) fn note_answer(&self) {
@@ -186,7 +198,7 @@ impl Client {
     }
 
     fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
-        let base = &self.shared.credentials.base;
+        let base = &self.shared.base;
         let prefix = base.path().trim_end_matches('/');
         let mut parts = base.clone().into_parts();
         let joined = format!("{prefix}{path_and_query}");

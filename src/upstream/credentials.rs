@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
-use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube_client::config::{AuthInfo, Kubeconfig};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -20,6 +20,41 @@ pub enum Source {
     Anonymous(Uri),
 }
 
+impl Source {
+    /// The files that connections are made from: a kubeconfig and the certificates and keys that it names.
+    ///
+    /// Not files of tokens, which every request reads as they are; and none in a pod, where kube-client looks at the CA
+    /// every minute by itself.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        let Self::File(path) = self else { return Vec::new() };
+        let mut files = vec![path.clone()];
+        if let Ok(kubeconfig) = Kubeconfig::read_from(path) {
+            files.extend(named_by(&kubeconfig).unwrap_or_default());
+        }
+        files
+    }
+}
+
+/// What the current context refers to, if there is one. Data beside a file's name has precedence over the file.
+fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
+    let current = kubeconfig.current_context.as_ref()?;
+    let context = kubeconfig.contexts.iter().find(|named| named.name == *current)?.context.as_ref()?;
+    let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster);
+    let user = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == context.user.as_ref());
+    let (cluster, user) = (cluster.and_then(|named| named.cluster.as_ref()), user.and_then(|n| n.auth_info.as_ref()));
+    let mut files = Vec::new();
+    if let Some(cluster) = cluster.filter(|cluster| cluster.certificate_authority_data.is_none()) {
+        files.extend(cluster.certificate_authority.as_ref());
+    }
+    if let Some(user) = user.filter(|user| user.client_certificate_data.is_none()) {
+        files.extend(user.client_certificate.as_ref());
+    }
+    if let Some(user) = user.filter(|user| user.client_key_data.is_none()) {
+        files.extend(user.client_key.as_ref());
+    }
+    Some(files.into_iter().map(PathBuf::from).collect())
+}
+
 /// The credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
@@ -29,6 +64,8 @@ pub enum CredentialError {
     InCluster(String),
     #[error("upstream TLS verification is off (insecure-skip-tls-verify); name the cluster's CA instead")]
     Insecure,
+    #[error("the kubeconfig now names {named}; a restart is needed to talk to another upstream than {first}")]
+    Elsewhere { first: Uri, named: Uri },
     #[error("upstream TLS: {0}")]
     Tls(String),
     #[error("upstream credentials: {0}")]
@@ -50,14 +87,12 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    pub(super) async fn load(source: &Source) -> Result<Self, CredentialError> {
+    pub(super) fn load(source: &Source) -> Result<Self, CredentialError> {
         let config = match source {
             Source::File(path) => {
                 let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
                 let file = Kubeconfig::read_from(path).map_err(|error| fail(error.to_string()))?;
-                kube_client::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                    .await
-                    .map_err(|error| fail(error.to_string()))?
+                kube_client::Config::try_from(file).map_err(|error| fail(error.to_string()))?
             }
             Source::InCluster => {
                 kube_client::Config::incluster().map_err(|error| CredentialError::InCluster(error.to_string()))?

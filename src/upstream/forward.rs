@@ -2,10 +2,9 @@ use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE}
 use http::{HeaderMap, HeaderValue, Request, Response};
 
 use super::behalf::Behalf;
-use super::dress::{self, dress_as, drop_asserted, undress};
+use super::dress::{self, dress_as, undress};
 use super::pool::{Body, ResponseBody};
-use super::strangers::Strangers;
-use super::{Client, CredentialError, Error, HOPS, status_from_code};
+use super::{Client, Error, HOPS, status_from_code};
 
 /// Which connections a passed-through request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,16 +21,14 @@ pub enum Lane {
 #[derive(Debug)]
 pub struct Forwarder {
     ours: Client,
-    strangers: Strangers,
     /// Connected with an identity that may impersonate and nothing else: if the headers that say whom were lost, the
     /// request would have no rights.
     impersonator: Option<Client>,
 }
 
 impl Forwarder {
-    pub fn new(ours: Client, impersonator: Option<Client>) -> Result<Self, CredentialError> {
-        let strangers = Strangers::new(ours.credentials())?;
-        Ok(Self { ours, strangers, impersonator })
+    pub fn new(ours: Client, impersonator: Option<Client>) -> Self {
+        Self { ours, impersonator }
     }
 
     /// Whether requests can be sent for users whose credential cannot be passed on.
@@ -55,16 +52,8 @@ impl Forwarder {
         cross(lane, &mut request);
         let mut response = match behalf {
             Behalf::Ours => self.ours.send(lane, request).await?,
-            Behalf::Bearer(credential) => {
-                self.ours.readdress(&mut request)?;
-                drop_asserted(request.headers_mut());
-                self.strangers.send(*credential, lane, request).await?
-            }
-            Behalf::Nobody => {
-                self.ours.readdress(&mut request)?;
-                drop_asserted(request.headers_mut());
-                self.strangers.send_once(request).await?
-            }
+            Behalf::Bearer(credential) => self.ours.send_bare(Some(*credential), lane, request).await?,
+            Behalf::Nobody => self.ours.send_bare(None, lane, request).await?,
             Behalf::User(user) => {
                 let impersonator = self.impersonator.as_ref().ok_or_else(no_impersonator)?;
                 undress(request.headers_mut());

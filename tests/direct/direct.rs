@@ -9,6 +9,7 @@ mod event;
 mod frames;
 mod history;
 mod io;
+mod listening;
 mod stub;
 mod watch;
 
@@ -21,7 +22,8 @@ pub use app::{App, Plan, app, in_front_of};
 pub use client::{Answer, Client, Protocol, assert_alike};
 pub use event::{Ended, Event};
 pub use history::{History, assert_same};
-pub use io::{Dir, Place};
+pub use io::{Dir, Pair, Place, Trust, pair};
+pub use listening::Listening;
 pub use stub::{Reply, Stub, stub};
 pub use watch::{Watch, WatchPlan};
 

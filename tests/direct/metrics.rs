@@ -10,7 +10,8 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 26] = [
+const IN_SERVICE: [Metric; 27] = [
+    ("kube_fanout_connections_open", ""),
     ("kube_fanout_upstream_watches", "pods.v1"),
     ("kube_fanout_upstream_events_total", "pods.v1"),
     ("kube_fanout_upstream_bytes_total", "pods.v1"),
@@ -49,6 +50,10 @@ const BEHIND_IT: [Metric; 3] = [
     ("kube_fanout_feed_state", "live"),
 ];
 
+const AT_A_BROKEN_FILE: [Metric; 2] =
+    [("kube_fanout_reloads_total", "upstream_credentials"), ("kube_fanout_reload_failing", "upstream_credentials")];
+const AT_A_BAD_HANDSHAKE: [Metric; 1] = [("kube_fanout_connections_failed_total", "handshake")];
+
 async fn move_up(process: &Process, metrics: &[Metric]) {
     for (name, label) in metrics {
         let moved = || async { metric(&process.metrics().await, name, label) > 0.0 };
@@ -82,6 +87,8 @@ async fn every_metric_moves_when_what_it_counts_happens() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
     let process = Process::serve(&dir, &up.url(), &[]).await;
+    // What it was reading stays in force, so this harms nothing; it is noticed within ten seconds.
+    dir.file("kubeconfig", "half of");
     let open = serve_all_kinds(&up, &process.client()).await;
     move_up(&process, &IN_SERVICE).await;
     up.faults().down().await;
@@ -93,6 +100,16 @@ async fn every_metric_moves_when_what_it_counts_happens() {
     up.faults().up().await;
     assert_eq!(open.ended().await, Ended::Expired);
     move_up(&process, &BEHIND_IT).await;
+    move_up(&process, &AT_A_BROKEN_FILE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_handshake_is_counted() {
+    let up = demo::upstream().run().await;
+    let process = Process::serve(&Dir::new(), &up.url(), &["--tls-self-signed"]).await;
+    let plain = process.client().request(http::Method::GET, "/version").try_send().await;
+    assert!(plain.is_err(), "{plain:?}");
+    move_up(&process, &AT_A_BAD_HANDSHAKE).await;
 }
 
 #[test]
@@ -100,7 +117,8 @@ fn what_is_documented_is_what_moves() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/METRICS.md")).expect("the document");
     let names = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let documented: BTreeSet<_> = names.filter(|name| name.starts_with("kube_fanout_")).collect();
-    let moved = IN_SERVICE.iter().chain(&IN_AN_OUTAGE).chain(&BEHIND_IT);
+    let outage = IN_AN_OUTAGE.iter().chain(&BEHIND_IT);
+    let moved = IN_SERVICE.iter().chain(outage).chain(&AT_A_BROKEN_FILE).chain(&AT_A_BAD_HANDSHAKE);
     let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count")).collect();
     assert_eq!(documented, moved);
 }

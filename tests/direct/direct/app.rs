@@ -1,6 +1,7 @@
 //! The application under test: the real one, on a thread and a runtime of its own, and always shut down.
 
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ use super::io::{Dir, Place, Trust};
 pub struct Plan {
     config: Serve,
     dir: Arc<Dir>,
+    /// What clients trust, where there is TLS.
+    trusted: PathBuf,
 }
 
 /// A running application. Asked as its first listener's client: `app.get(..)`, `app.watch(..)`.
@@ -51,7 +54,9 @@ pub fn in_front_of(url: &str) -> Plan {
     let mut config = Serve::in_front_of(Source::Anonymous(url.parse().expect("a URL")));
     config.drain = Duration::from_millis(50);
     config.reflect.retry = Waits { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
-    Plan { config, dir: Arc::new(Dir::new()) }
+    config.look_every = Duration::from_millis(5);
+    let dir = Arc::new(Dir::new());
+    Plan { config, trusted: dir.join("ca.pem"), dir }
 }
 
 impl Plan {
@@ -92,8 +97,14 @@ impl Plan {
     }
 
     pub fn tls(self) -> Self {
-        let out = Some(self.dir.join("ca.pem"));
+        let out = Some(self.trusted.clone());
         self.with(|config| config.tls = Some(TlsSource::SelfSigned { out }))
+    }
+
+    /// With a certificate that signs itself, and its key.
+    pub fn tls_from(self, certificate: PathBuf, key: PathBuf) -> Self {
+        let plan = Self { trusted: certificate.clone(), ..self };
+        plan.with(|config| config.tls = Some(TlsSource::Files { certificate, key }))
     }
 
     /// On a unix socket besides.
@@ -110,13 +121,13 @@ impl Plan {
     }
 
     pub async fn try_run(self) -> Result<App, StartError> {
-        let Self { config, dir } = self;
+        let Self { config, dir, trusted } = self;
         let tls = config.tls.is_some();
         let (started, start) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || serve(config, started, stopped));
         let (addresses, admin) = start.await.expect("the application's thread lives")?;
-        let trust = tls.then(|| Trust::in_file(&dir.join("ca.pem")));
+        let trust = tls.then(|| Trust::in_file(&trusted));
         let reach = |url: &String| {
             let client = Client::to(Place::parse(url));
             if url.starts_with("https:") { client.trusting(trust.clone()) } else { client }

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -76,11 +77,30 @@ async fn tcp(address: SocketAddr, narrow: bool) -> std::io::Result<tokio::net::T
 
 impl Trust {
     pub fn in_file(path: &Path) -> Self {
+        Self::of(path, ConfigBuilder::<ClientConfig, _>::with_no_client_auth)
+    }
+
+    /// Trusts the certificate in a file, and shows one besides.
+    pub fn showing(path: &Path, shown: &Pair) -> Self {
+        let key = PrivatePkcs8KeyDer::from(shown.signing_key.serialize_der());
+        let chain = vec![shown.cert.der().clone()];
+        Self::of(path, |builder| builder.with_client_auth_cert(chain, key.into()).expect("a certificate and its key"))
+    }
+
+    fn of(path: &Path, finish: impl FnOnce(ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConfig) -> Self {
         let mut roots = RootCertStore::empty();
         let certificate = CertificateDer::from_pem_file(path).expect("the certificate was written");
         roots.add(certificate).expect("a usable certificate");
-        Self(Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth()))
+        Self(Arc::new(finish(ClientConfig::builder().with_root_certificates(roots))))
     }
+}
+
+/// A certificate that signs itself, and its key.
+pub type Pair = rcgen::CertifiedKey<rcgen::KeyPair>;
+
+/// A new one for the loopback address.
+pub fn pair() -> Pair {
+    rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate")
 }
 
 /// A directory of its own, gone with this value.

@@ -1,0 +1,36 @@
+//! What is reported of files that are read again when they change.
+
+use metrics::{Counter, Gauge, counter, gauge};
+
+/// The numbers of one [`Reloaded`](super::Reloaded).
+pub(super) struct Reloads {
+    replaced: Counter,
+    failed: Counter,
+    failing: Gauge,
+}
+
+impl Reloads {
+    pub(super) fn new(what: &'static str) -> Self {
+        let reloads = |outcome| counter!("kube_fanout_reloads_total", "what" => what, "outcome" => outcome);
+        let failing = gauge!("kube_fanout_reload_failing", "what" => what);
+        failing.set(0.0);
+        Self { replaced: reloads("replaced"), failed: reloads("failed"), failing }
+    }
+
+    /// There is a new value.
+    pub(super) fn replaced(&self) {
+        self.replaced.increment(1);
+        self.failing.set(0.0);
+    }
+
+    /// The files are as they were when the value was read.
+    pub(super) fn unchanged(&self) {
+        self.failing.set(0.0);
+    }
+
+    /// The files cannot be used.
+    pub(super) fn failed(&self) {
+        self.failed.increment(1);
+        self.failing.set(1.0);
+    }
+}

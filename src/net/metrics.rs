@@ -1,0 +1,50 @@
+//! What listeners report of their connections.
+
+use metrics::{Gauge, counter, gauge};
+
+/// Why a connection came to nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failed {
+    /// The TLS handshake went wrong: no version, certificate or signature that both accept.
+    Handshake,
+    /// It took too long.
+    HandshakeTimeout,
+    /// No request came in time.
+    Silent,
+    /// A user of this machine whom the unix socket is not for.
+    ForeignUid,
+}
+
+impl Failed {
+    pub(super) fn count(self) {
+        counter!("kube_fanout_connections_failed_total", "reason" => self.as_str()).increment(1);
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Handshake => "handshake",
+            Self::HandshakeTimeout => "handshake_timeout",
+            Self::Silent => "silent",
+            Self::ForeignUid => "foreign_uid",
+        }
+    }
+}
+
+/// Counts a connection as open until dropped.
+pub(super) struct Open {
+    connections: Gauge,
+}
+
+impl Open {
+    pub(super) fn new() -> Self {
+        let connections = gauge!("kube_fanout_connections_open");
+        connections.increment(1.0);
+        Self { connections }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.connections.decrement(1.0);
+    }
+}

@@ -1,0 +1,145 @@
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::sign::CertifiedKey;
+use rustls::version::{TLS12, TLS13};
+use rustls::{ClientConfig, HandshakeKind, RootCertStore, SignatureScheme, SupportedProtocolVersion};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::server::TlsStream;
+
+use super::*;
+
+type Pair = rcgen::CertifiedKey<rcgen::KeyPair>;
+
+const VERSIONS: [&SupportedProtocolVersion; 2] = [&TLS12, &TLS13];
+
+/// Shows a certificate, whether or not the key belongs to it.
+#[derive(Debug)]
+struct Shows(Arc<CertifiedKey>);
+
+impl ResolvesClientCert for Shows {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+fn pair() -> Pair {
+    rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap()
+}
+
+fn shows(certificate: &Pair, key: &Pair) -> Arc<Shows> {
+    let key = PrivatePkcs8KeyDer::from(key.signing_key.serialize_der());
+    let key = ring::sign::any_supported_type(&key.into()).unwrap();
+    Arc::new(Shows(Arc::new(CertifiedKey::new(vec![certificate.cert.der().clone()], key))))
+}
+
+fn client(server: &Tls, version: &'static SupportedProtocolVersion, shows: Option<Arc<Shows>>) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(server.self_signed_pem().unwrap().as_bytes()).unwrap()).unwrap();
+    let builder = ClientConfig::builder_with_protocol_versions(&[version]).with_root_certificates(roots);
+    let mut config = match shows {
+        Some(shows) => builder.with_client_cert_resolver(shows),
+        None => builder.with_no_client_auth(),
+    };
+    config.resumption = Resumption::in_memory_sessions(8);
+    Arc::new(config)
+}
+
+/// One connection, in memory: how the handshake went, and the server's end when it has gone well on both sides.
+async fn shake(
+    server: &Tls,
+    client: &Arc<ClientConfig>,
+) -> std::io::Result<(HandshakeKind, TlsStream<tokio::io::DuplexStream>)> {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let connect = async {
+        let mut near = TlsConnector::from(client.clone()).connect("localhost".try_into().unwrap(), near).await?;
+        // With TLS 1.3 tickets, and a refusal of the client's certificate, come behind the handshake.
+        near.read_u8().await?;
+        std::io::Result::Ok(near.get_ref().1.handshake_kind().unwrap())
+    };
+    let accept = async {
+        let mut far = server.acceptor().accept(far).await?;
+        far.write_u8(1).await?;
+        far.flush().await?;
+        std::io::Result::Ok(far)
+    };
+    let (kind, far) = tokio::join!(connect, accept);
+    Ok((kind?, far?))
+}
+
+fn shown(stream: &TlsStream<tokio::io::DuplexStream>) -> Option<&[CertificateDer<'static>]> {
+    stream.get_ref().1.peer_certificates()
+}
+
+fn server(clients: ClientCertificates) -> Tls {
+    Tls::self_signed(vec!["localhost".to_owned()], clients).unwrap()
+}
+
+#[tokio::test]
+async fn a_certificate_of_any_issuer_is_taken_and_none_is_required() {
+    let (server, pair) = (server(ClientCertificates::Requested), pair());
+    for version in VERSIONS {
+        let (_, stream) = shake(&server, &client(&server, version, Some(shows(&pair, &pair)))).await.unwrap();
+        assert_eq!(shown(&stream), Some(&[pair.cert.der().clone()][..]), "{version:?}");
+        let (_, stream) = shake(&server, &client(&server, version, None)).await.unwrap();
+        assert_eq!(shown(&stream), None, "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_without_its_key_is_refused() {
+    let (server, stolen, own) = (server(ClientCertificates::Requested), pair(), pair());
+    for version in VERSIONS {
+        let client = client(&server, version, Some(shows(&stolen, &own)));
+        assert!(shake(&server, &client).await.is_err(), "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn certificates_are_shown_anew_on_every_connection() {
+    let pair = pair();
+    for (clients, second) in
+        [(ClientCertificates::Requested, HandshakeKind::Full), (ClientCertificates::Ignored, HandshakeKind::Resumed)]
+    {
+        let server = server(clients);
+        for version in VERSIONS {
+            let client = client(&server, version, Some(shows(&pair, &pair)));
+            assert_eq!(shake(&server, &client).await.unwrap().0, HandshakeKind::Full, "{clients:?} {version:?}");
+            assert_eq!(shake(&server, &client).await.unwrap().0, second, "{clients:?} {version:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_asked_where_certificates_are_ignored() {
+    let (server, pair) = (server(ClientCertificates::Ignored), pair());
+    for version in VERSIONS {
+        let (_, stream) = shake(&server, &client(&server, version, Some(shows(&pair, &pair)))).await.unwrap();
+        assert_eq!(shown(&stream), None, "{version:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_what_it_should_be_is_named() {
+    let (one, other) = (pair(), pair());
+    let (chain, key) = (one.cert.pem().into_bytes(), one.signing_key.serialize_pem().into_bytes());
+    let paths = [PathBuf::from("tls.crt"), PathBuf::from("tls.key")];
+    let read = |contents: [&[u8]; 2]| {
+        let contents = contents.map(<[u8]>::to_vec);
+        server_config(&paths, &contents, ClientCertificates::Ignored).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(read([&chain, &key]), Ok(()));
+    for (contents, named) in [
+        ([&b""[..], &key[..]], "tls.crt: no certificate"),
+        ([&chain[..chain.len() / 2], &key[..]], "tls.crt: "),
+        ([&chain[..], &b""[..]], "tls.key: "),
+        ([&chain[..], &key[..key.len() / 2]], "tls.key: "),
+        ([&chain[..], other.signing_key.serialize_pem().as_bytes()], "certificate and key: "),
+    ] {
+        let error = read(contents).expect_err(named);
+        assert!(error.starts_with(named), "{error}");
+    }
+}

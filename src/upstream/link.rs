@@ -1,0 +1,88 @@
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use http::Uri;
+
+use super::credentials::Credentials;
+use super::pool::{Pool, Protocol};
+use super::strangers::Strangers;
+use super::{CredentialError, Source};
+use crate::base::{LoadError, Reloaded};
+
+/// Credentials, and the connections that were made with them.
+///
+/// When the files behind the credentials change there is a new link, which requests use from then on. What runs on the
+/// old one goes on until it ends, and its connections with it.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) credentials: Credentials,
+    pub(super) watches: Pool,
+    /// Our own questions.
+    pub(super) short: Pool,
+    /// Requests of others that are answered within seconds.
+    pub(super) forwards: Pool,
+    /// Streams of others: followed logs, watches that are passed through. A connection each, so that one that is not
+    /// read can stall only itself.
+    pub(super) long: Pool,
+    pub(super) tunnels: Pool,
+    /// Requests that carry a credential of their own.
+    pub(super) strangers: Strangers,
+}
+
+/// The link as the credentials are now.
+#[derive(Debug, Clone)]
+pub(super) struct Links {
+    current: Reloaded<Link>,
+}
+
+impl Links {
+    pub(super) fn load(source: &Source) -> Result<Self, CredentialError> {
+        if source.files().is_empty() {
+            return Ok(Self { current: Reloaded::fixed(Link::new(Credentials::load(source)?)?) });
+        }
+        let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
+        // kube-client reads the files once more. Should they have changed in between, the next look finds that out.
+        let read = move |_: &[Vec<u8>]| {
+            let credentials = Credentials::load(&read)?;
+            stay_at(&upstream, &credentials.base)?;
+            Link::new(credentials)
+        };
+        let current = Reloaded::load_listed("upstream_credentials", move || listed.files(), read);
+        let current = current.map_err(|error| match error {
+            LoadError::File { path, source } => CredentialError::Kubeconfig { path, reason: source.to_string() },
+            LoadError::Content(error) => error,
+        })?;
+        Ok(Self { current })
+    }
+
+    pub(super) fn current(&self) -> std::sync::Arc<Link> {
+        self.current.current()
+    }
+
+    pub(super) async fn keep_up(self, every: Duration) {
+        self.current.keep_up(every).await;
+    }
+}
+
+impl Link {
+    fn new(credentials: Credentials) -> Result<Self, CredentialError> {
+        Ok(Self {
+            watches: Pool::new(&credentials, Protocol::Multiplexed)?,
+            short: Pool::new(&credentials, Protocol::Multiplexed)?,
+            forwards: Pool::new(&credentials, Protocol::Multiplexed)?,
+            long: Pool::new(&credentials, Protocol::Single)?,
+            tunnels: Pool::new(&credentials, Protocol::Single)?,
+            strangers: Strangers::new(&credentials)?,
+            credentials,
+        })
+    }
+}
+
+/// Another address may be another cluster, whose versions mean something else than those that feeds and clients hold.
+fn stay_at(upstream: &OnceLock<Uri>, named: &Uri) -> Result<(), CredentialError> {
+    let first = upstream.get_or_init(|| named.clone());
+    if first == named {
+        return Ok(());
+    }
+    Err(CredentialError::Elsewhere { first: first.clone(), named: named.clone() })
+}

@@ -1,0 +1,96 @@
+//! The `net` layer alone: a listener behind a function that remembers who came.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream::poll_fn;
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use kube_fanout::base::{DrainTrigger, Tasks};
+use kube_fanout::net::{self, Address, Limits, Listener, Peer, Tls};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use super::{Client, Place};
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Answers everything. `/leave` ends its connection, `/stream` is told what to say by [`say`](Self::say).
+pub struct Listening {
+    address: Address,
+    seen: Arc<Seen>,
+    tasks: Tasks,
+    _drain: DrainTrigger,
+}
+
+#[derive(Default)]
+struct Seen {
+    peers: Mutex<Vec<(String, Peer)>>,
+    streams: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
+}
+
+impl Seen {
+    fn answer(&self, peer: Peer, request: &Request<Incoming>) -> Response<Body> {
+        let path = request.uri().path();
+        if path == "/leave" {
+            peer.connection.close();
+        }
+        self.peers.lock().push((path.to_owned(), peer));
+        if path != "/stream" {
+            return Response::new(Full::from("here").boxed_unsync());
+        }
+        let (sender, mut said) = mpsc::unbounded_channel();
+        self.streams.lock().push(sender);
+        let next = poll_fn(move |cx| said.poll_recv(cx).map(|text| text.map(|text| Ok(Frame::data(text)))));
+        Response::new(StreamBody::new(next).boxed_unsync())
+    }
+}
+
+impl Listening {
+    pub fn start(listener: Listener, tls: Option<Tls>, limits: Limits) -> Self {
+        let address = listener.local_address().expect("it is bound");
+        let (tasks, seen) = (Tasks::new(), Arc::<Seen>::default());
+        let (drain, watch) = DrainTrigger::new();
+        let here = seen.clone();
+        let handle = move |peer: Peer, request: Request<Incoming>| {
+            let answer = here.answer(peer, &request);
+            async { answer }
+        };
+        tasks.spawn("listener", net::serve(listener, tls, limits, tasks.clone(), watch, handle));
+        Self { address, seen, tasks, _drain: drain }
+    }
+
+    pub fn client(&self) -> Client {
+        Client::to(match &self.address {
+            Address::Tcp(address) => Place::Tcp(*address),
+            Address::Unix(path) => Place::Unix(path.clone()),
+        })
+    }
+
+    pub fn requests(&self) -> usize {
+        self.seen.peers.lock().len()
+    }
+
+    /// Who asked last for a path.
+    pub fn last_peer(&self, path: &str) -> Peer {
+        let peers = self.seen.peers.lock();
+        peers.iter().rev().find(|(asked, _)| asked == path).map(|(_, peer)| peer.clone()).expect("somebody came")
+    }
+
+    /// The certificate of whoever asked last for a path.
+    pub fn shown_at(&self, path: &str) -> Option<Vec<u8>> {
+        self.last_peer(path).certificates.map(|chain| chain[0].to_vec())
+    }
+
+    /// Says something on every open stream.
+    pub fn say(&self, text: &'static str) {
+        self.seen.streams.lock().iter().for_each(|stream| drop(stream.send(Bytes::from(text))));
+    }
+
+    pub async fn stop(self) {
+        self.tasks.join().await;
+    }
+}

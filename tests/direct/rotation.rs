@@ -1,0 +1,107 @@
+//! Certificates, keys and credentials are replaced in their files while everything runs (reliability.md §3.7).
+
+use std::path::PathBuf;
+
+use http::Method;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use kube_fanout::demo;
+use kube_fanout::net::{ClientCertificates, Limits, Listener, Tls};
+use kube_fanout::upstream::Source;
+
+use crate::direct::{self, App, Dir, Listening, Pair, Protocol, Trust, eventually, pair, within};
+use crate::process::metric;
+
+/// Writes a certificate and its key, one after the other, as people do.
+fn install(dir: &Dir, name: &str, pair: &Pair) -> (PathBuf, PathBuf) {
+    let certificate = dir.file(&format!("{name}.crt"), &pair.cert.pem());
+    (certificate, dir.file(&format!("{name}.key"), &pair.signing_key.serialize_pem()))
+}
+
+/// Spoils a file, and returns when the application has noticed.
+async fn spoil(app: &App, dir: &Dir, file: &str, text: &str, what: &str) {
+    let failed = || async {
+        let label = format!("what=\"{what}\",outcome=\"failed\"");
+        metric(&app.admin("/metrics").await.text(), "kube_fanout_reloads_total", &label)
+    };
+    // Of this process: other tests may have had their failures.
+    let before = failed().await;
+    dir.file(file, text);
+    eventually(&format!("{file} is found to be spoilt"), || async { failed().await > before }).await;
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_for_new_connections() {
+    let up = demo::upstream().run().await;
+    let (dir, old, new) = (Dir::new(), pair(), pair());
+    let (certificate, key) = install(&dir, "tls", &old);
+    let app = direct::app(&up).tls_from(certificate.clone(), key).run().await;
+    let held = app.multiplexed().await;
+    assert_eq!(held.get("/version").await.status, 200);
+    let half = new.cert.pem();
+    spoil(&app, &dir, "tls.crt", &half[..half.len() / 2], "listener_certificate").await;
+    assert_eq!(app.get("/version").await.status, 200, "the old one is still good");
+    spoil(&app, &dir, "tls.crt", &half, "listener_certificate").await;
+    assert_eq!(app.get("/version").await.status, 200, "its key has not come yet");
+    install(&dir, "tls", &new);
+    let trusting = app.over(Protocol::Http1).trusting(Some(Trust::in_file(&certificate)));
+    let renewed = || async { trusting.request(Method::GET, "/version").try_send().await.is_ok() };
+    eventually("the new certificate is shown", renewed).await;
+    let refused = app.over(Protocol::Http1).request(Method::GET, "/version").try_send().await;
+    assert!(refused.is_err(), "nobody is shown the old one any more");
+    assert_eq!(held.get("/version").await.status, 200, "a connection goes on with what it began with");
+}
+
+/// A kubeconfig whose files are named as kubeadm names them: relative to it.
+fn kubeconfig(address: &str) -> String {
+    let cluster = format!("{{server: 'https://{address}', certificate-authority: ca.pem}}");
+    let user = "{client-certificate: client.crt, client-key: client.key}";
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts:\n- {{name: x, context: {{cluster: c, user: u}}}}\n\
+         clusters:\n- {{name: c, cluster: {cluster}}}\nusers:\n- {{name: u, user: {user}}}\n"
+    )
+}
+
+async fn next(stream: &mut Incoming) -> String {
+    let frame = within("a piece of the stream", stream.frame()).await.expect("it goes on").expect("unbroken");
+    String::from_utf8(frame.into_data().expect("data").to_vec()).expect("text")
+}
+
+#[tokio::test]
+async fn new_credentials_are_for_new_requests() {
+    let (dir, old, new, newer) = (Dir::new(), pair(), pair(), pair());
+    let tls = Tls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Requested).expect("a certificate");
+    dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
+    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+    let address = listener.local_address().expect("it is bound").to_string();
+    let upstream = Listening::start(listener, Some(tls), Limits::default());
+    install(&dir, "client", &old);
+    let credentials = Source::File(dir.file("kubeconfig", &kubeconfig(&address)));
+    let app = direct::in_front_of("http://127.0.0.1:1").with(|config| config.upstream = credentials).run().await;
+    let asked_as = |pair: Pair| {
+        let (app, upstream) = (&app, &upstream);
+        let leaf = pair.cert.der().to_vec();
+        let ask = move || {
+            let leaf = leaf.clone();
+            async move { app.get("/version").await.status == 200 && upstream.shown_at("/version") == Some(leaf) }
+        };
+        async move { eventually("upstream is shown it", ask).await }
+    };
+    asked_as(old).await;
+    let mut stream = app.request(Method::GET, "/stream").open().await.expect("a stream").into_body();
+    upstream.say("one");
+    assert_eq!(next(&mut stream).await, "one");
+    install(&dir, "client", &new);
+    asked_as(new).await;
+    upstream.say("two");
+    assert_eq!(next(&mut stream).await, "two", "what ran goes on");
+    let shown = upstream.shown_at("/version");
+    for spoilt in ["apiVersion: v1\nkind: Conf", &kubeconfig("127.0.0.1:1")] {
+        spoil(&app, &dir, "kubeconfig", spoilt, "upstream_credentials").await;
+        assert_eq!(app.get("/version").await.status, 200);
+        assert_eq!(upstream.shown_at("/version"), shown, "the last good ones stay: {spoilt}");
+    }
+    dir.file("kubeconfig", &kubeconfig(&address));
+    install(&dir, "client", &newer);
+    asked_as(newer).await;
+}

@@ -1,0 +1,71 @@
+//! What a listener knows of its clients, and how it lets go of them: `net` alone, behind a function that remembers.
+
+use std::time::Duration;
+
+use http::Method;
+use kube_fanout::demo;
+use kube_fanout::net::{ClientCertificates, Limits, Listener, PeerAddress, Tls};
+
+use crate::direct::{self, Dir, Listening, PODS, Protocol, Trust, eventually, pair};
+
+async fn bind(address: &str) -> Listener {
+    Listener::bind(&address.parse().expect("an address")).await.expect("it can be bound")
+}
+
+#[tokio::test]
+async fn a_clients_certificate_comes_with_each_of_its_requests() {
+    let (dir, own) = (Dir::new(), pair());
+    let names = vec!["127.0.0.1".to_owned()];
+    let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
+    let ca = dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
+    let listening = Listening::start(bind("127.0.0.1:0").await, Some(tls), Limits::default());
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let nobody = listening.client().trusting(Some(Trust::in_file(&ca))).over(protocol);
+        assert_eq!(nobody.get("/").await.status, 200);
+        assert_eq!(listening.shown_at("/"), None);
+        let somebody = listening.client().trusting(Some(Trust::showing(&ca, &own))).over(protocol);
+        assert_eq!(somebody.get("/").await.status, 200);
+        assert_eq!(listening.shown_at("/"), Some(own.cert.der().to_vec()));
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_closed_gives_its_last_answer_first() {
+    let listening = Listening::start(bind("127.0.0.1:0").await, None, Limits::default());
+    let client = listening.client().multiplexed().await;
+    assert_eq!(client.get("/").await.status, 200);
+    assert_eq!(client.get("/leave").await.text(), "here");
+    let gone = || async { client.request(Method::GET, "/").try_send().await.is_err() };
+    eventually("it takes no more requests", gone).await;
+    let one = listening.client();
+    assert_eq!(one.get("/").await.header("connection"), None);
+    assert_eq!(one.get("/leave").await.header("connection"), Some("close"));
+}
+
+#[tokio::test]
+async fn a_unix_socket_is_for_its_own_users() {
+    let dir = Dir::new();
+    let path = format!("unix:{}", dir.join("api.sock").display());
+    let open = Listening::start(bind(&path).await, None, Limits::default());
+    assert_eq!(open.client().get("/").await.status, 200);
+    let PeerAddress::Unix { uid: Some(uid) } = open.last_peer("/").address else { panic!("the kernel knows") };
+    open.stop().await;
+    let shut = Listening::start(bind(&path).await.for_uids(vec![uid + 1]), None, Limits::default());
+    let refused = shut.client().request(Method::GET, "/").try_send().await;
+    assert!(refused.is_err() && shut.requests() == 0, "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_connection_ends_at_its_age_and_its_watch_goes_on() {
+    let up = demo::upstream().pods(2).run().await;
+    let age = Duration::from_secs(2);
+    let app = direct::app(&up).with(|config| config.connections.connection_age_max = age).run().await;
+    let client = app.multiplexed().await;
+    let watch = client.watch(PODS).from(up.revision()).await;
+    watch.reached(up.create_pod("default", "before")).await;
+    let gone = || async { client.request(Method::GET, "/version").try_send().await.is_err() };
+    eventually("it takes no more requests", gone).await;
+    watch.reached(up.create_pod("default", "after")).await;
+    assert!(watch.is_open(), "the watch is not cut");
+    assert!(app.over(Protocol::Http2).get("/version").await.status == 200, "others are welcome");
+}
