@@ -133,10 +133,10 @@ impl Bound {
         let Self { listeners, admin, door, gate, catalog, feeds, tasks, drain: (trigger, watch), ready, config } = self;
         let starting = ready.register("discovery");
         let known = discovery::Discovery { catalog, feeds, tasks: tasks.clone() };
-        let (preload, waits) = (config.preload.clone(), ready.clone());
+        let (preload, coverage, waits) = (config.preload.clone(), config.door.coverage.clone(), ready.clone());
         tasks.spawn("discovery", async move {
             known.learn().await;
-            preload::start(preload, &known, &waits);
+            preload::start(preload, &coverage, &known, &waits);
             if !gate.is_open() {
                 policy::listen(&known.catalog, &known.feeds, &gate, &known.tasks);
             }

@@ -14,6 +14,7 @@
 mod currency;
 mod cursor;
 mod event;
+mod feed_key;
 mod feeds;
 mod held;
 mod kept;
@@ -32,7 +33,8 @@ mod tests;
 pub use currency::Currency;
 pub use cursor::{Cursor, Pull};
 pub use event::{Event, seen_as};
-pub use feeds::{Demand, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Lease, Unavailable};
+pub use feed_key::{FeedKey, Scope};
+pub use feeds::{Demand, FEEDS_MAX, Feed, FeedSpec, Feeds, Lease, Unavailable};
 pub use reader::{CacheReader, CacheStats, End, Opened, Progress, Start, State, TooOld};
 pub use renderings::{Mode, Reason, Renderings};
 pub use segments::{Segment, Segments};

@@ -4,6 +4,7 @@
 //! reported at once. Unknown keys are errors.
 
 mod arguments;
+mod coverage;
 mod delegated;
 mod file;
 mod problems;

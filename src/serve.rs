@@ -14,6 +14,7 @@ mod admission;
 mod answer;
 mod body;
 mod coalesce;
+mod coverage;
 mod door;
 mod feed;
 mod forward;
@@ -29,6 +30,7 @@ mod websocket;
 
 pub use admission::Limits;
 pub use body::ReplyBody;
+pub use coverage::{Coverage, Sensitive, Uncovered};
 pub use door::{Config, Consistency, Door, Parts};
 pub use feed::spec as feed_spec;
 pub use metrics::describe;

@@ -13,6 +13,7 @@ use crate::cache::State as FeedState;
 pub(super) struct FeedPage {
     resource: String,
     namespace: Option<String>,
+    selector: Option<String>,
     form: &'static str,
     state: &'static str,
     stale_seconds: Option<u64>,
@@ -39,7 +40,8 @@ pub(super) async fn feeds(State(pages): State<Arc<Pages>>) -> Json<Vec<FeedPage>
         };
         FeedPage {
             resource: key.gvr.to_string(),
-            namespace: key.namespace.as_deref().map(str::to_owned),
+            namespace: key.scope.namespace().map(str::to_owned),
+            selector: key.scope.selector(),
             form: key.form.as_str(),
             state,
             stale_seconds,

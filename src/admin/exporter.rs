@@ -91,11 +91,7 @@ impl Exporter {
 }
 
 fn labels(key: &FeedKey) -> Vec<Label> {
-    vec![
-        Label::new("resource", key.gvr.to_string()),
-        Label::new("namespace", key.namespace.as_deref().unwrap_or_default().to_owned()),
-        Label::new("form", key.form.as_str()),
-    ]
+    key.labels().into_iter().map(|(name, value)| Label::new(name, value)).collect()
 }
 
 fn set(key: &FeedKey, name: &'static str, value: f64) {

@@ -110,7 +110,7 @@ impl Discovery {
         for feed in self.feeds.all() {
             let spec = &feed.spec;
             let fits = match self.catalog.find(&spec.key.gvr) {
-                Some(resource) => feed_spec(&resource, spec.key.namespace.as_deref(), spec.key.form) == *spec,
+                Some(resource) => feed_spec(&resource, spec.key.scope.clone(), spec.key.form) == *spec,
                 None => !self.catalog.is_gone(&spec.key.gvr),
             };
             // The types of the apiserver itself change with the apiserver, which its watches do not outlive.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::auth::{Affected, Change, Gate, Policy, PolicyKind};
 use crate::base::Tasks;
-use crate::cache::{Cursor, Feeds, Lease, Pull, Start, State, View};
+use crate::cache::{Cursor, Feeds, Lease, Pull, Scope, Start, State, View};
 use crate::kube::{EventType, Gvr};
 use crate::serve::feed_spec;
 use crate::upstream::Catalog;
@@ -65,7 +65,7 @@ impl Listener {
     fn lease(&self) -> Option<Lease> {
         let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
         let resource = self.catalog.find(&gvr).filter(|resource| resource.watchable)?;
-        self.feeds.lease(&feed_spec(&resource, None, resource.form), None).ok()
+        self.feeds.lease(&feed_spec(&resource, Scope::Cluster, resource.form), None).ok()
     }
 
     /// Returns when the feed has ended.

@@ -5,26 +5,29 @@ use std::time::Duration;
 use super::discovery::Discovery;
 use crate::base::{NotReady, Ready};
 use crate::cache::{Feeds, Lease, State};
-use crate::serve::feed_spec;
+use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
 
 /// When a preloaded feed could not start, or ended.
 const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
 /// Starts a feed for each of these names; not ready until all of them are complete.
-pub(super) fn start(names: Vec<String>, known: &Discovery, ready: &Ready) {
+pub(super) fn start(names: Vec<String>, coverage: &Coverage, known: &Discovery, ready: &Ready) {
     let Discovery { catalog, feeds, tasks } = known;
+    for name in coverage.resources.iter().filter(|name| catalog.find_by_name(name).is_none()) {
+        tracing::warn!(resource = name, "feeds.resources: upstream serves no such resource");
+    }
     for name in names {
         let guard = ready.register(format!("preload {name}"));
-        tasks.spawn("preload", keep(name, catalog.clone(), feeds.clone(), guard));
+        tasks.spawn("preload", keep(name, coverage.clone(), catalog.clone(), feeds.clone(), guard));
     }
 }
 
 /// Keeps one feed running; `guard` is held until it has been complete for the first time.
-async fn keep(name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
+async fn keep(name: String, coverage: Coverage, catalog: Catalog, feeds: Feeds, guard: NotReady) {
     let mut guard = Some(guard);
     loop {
-        match preloaded(&name, &catalog, &feeds) {
+        match preloaded(&name, &coverage, &catalog, &feeds) {
             Ok(lease) => {
                 let mut state = lease.reader.watch_state();
                 let settled = state.wait_for(|state| *state != State::Syncing).await.map(|state| *state);
@@ -39,7 +42,8 @@ async fn keep(name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
     }
 }
 
-fn preloaded(name: &str, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, String> {
+fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, String> {
     let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
-    feeds.lease(&feed_spec(&resource, None, resource.form), None).map_err(|why| format!("{why:?}"))
+    let scope = coverage.scope(&resource).map_err(|why| why.to_string())?;
+    feeds.lease(&feed_spec(&resource, scope, resource.form), None).map_err(|why| format!("{why:?}"))
 }

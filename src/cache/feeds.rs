@@ -10,18 +10,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::reader::End;
-use super::{CacheReader, CacheWriter, Config, Currency, Mode, Reason, Renderings, State};
-use crate::kube::{FieldTable, Gvr, ResourceVersion};
-use crate::wire::{Columns, Envelope, Form, Representation, Shape};
-
-/// What one feed fetches: a resource, a scope, a form.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FeedKey {
-    pub gvr: Gvr,
-    /// `None`: the whole cluster.
-    pub namespace: Option<Arc<str>>,
-    pub form: Form,
-}
+use super::{CacheReader, CacheWriter, Config, Currency, FeedKey, Mode, Reason, Renderings, State};
+use crate::kube::{FieldTable, ResourceVersion};
+use crate::wire::{Columns, Envelope, Representation, Shape};
 
 /// A feed and what is needed to read its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -365,31 +356,5 @@ impl FeedSpec {
     pub fn envelope(&self) -> Envelope {
         Envelope::new(self.key.form, &self.key.gvr.api_version(), &self.kind, self.shape)
             .with_list_kind(&self.list_kind)
-    }
-}
-
-impl FeedKey {
-    /// The collection's path upstream.
-    pub fn path(&self) -> String {
-        match &self.namespace {
-            Some(namespace) => self.gvr.namespaced_path(namespace),
-            None => self.gvr.path(),
-        }
-    }
-}
-
-impl fmt::Display for FeedKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.gvr)?;
-        if let Some(namespace) = &self.namespace {
-            write!(f, " in {namespace}")?;
-        }
-        write!(f, " ({})", self.form.as_str())
-    }
-}
-
-impl fmt::Debug for FeedKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }

@@ -7,6 +7,7 @@ mod boundary;
 mod currency;
 mod eviction;
 mod exhaustive;
+mod feed_key;
 mod feeds;
 mod fixture;
 mod lanes;

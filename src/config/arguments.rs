@@ -2,6 +2,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use super::coverage::Said;
 use super::file::File;
 use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsSource};
 use crate::auth::Mode;
@@ -103,6 +104,12 @@ pub struct ServeArguments {
     /// Resources to fetch at once: pods, deployments.apps, …
     #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
     preload: Vec<String>,
+    /// The node whose agents are served: of pods and of what else belongs to nodes, only its own is held
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node_name: Option<String>,
+    /// Sensitive kinds to hold all the same: secrets, configmaps
+    #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
+    cache_sensitive: Vec<String>,
 }
 
 impl ServeArguments {
@@ -135,6 +142,8 @@ impl ServeArguments {
             impersonator_kubeconfig,
             consistency,
             preload,
+            node_name,
+            cache_sensitive,
         } = self;
         let upstream = kubeconfig.or(file.kubeconfig).map_or(Source::InCluster, Source::File);
         let listen = if listen.is_empty() { file.listen } else { listen };
@@ -166,6 +175,12 @@ impl ServeArguments {
             "bounded" => door.consistency = Consistency::Bounded,
             other => problems.add(format!("consistency: {other:?} is neither \"strict\" nor \"bounded\"")),
         }
+        let coverage = Said {
+            node: node_name.or(file.node),
+            sensitive: if cache_sensitive.is_empty() { file.sensitive } else { cache_sensitive },
+            authorizes: auth.is_some_and(|mode| mode != Mode::None),
+        };
+        coverage.put(&mut door.coverage, problems);
         let serve = Serve {
             upstream,
             listen,

@@ -19,6 +19,8 @@ pub(super) struct File {
     pub(super) allowed_hosts: Vec<String>,
     pub(super) consistency: Option<String>,
     pub(super) preload: Vec<String>,
+    pub(super) node: Option<String>,
+    pub(super) sensitive: Vec<String>,
     pub(super) door: serve::Config,
     pub(super) cache: cache::Config,
     pub(super) reflect: reflect::Config,
@@ -39,6 +41,8 @@ impl Default for File {
             allowed_hosts: Vec::new(),
             consistency: None,
             preload: Vec::new(),
+            node: None,
+            sensitive: Vec::new(),
             door: serve::Config::default(),
             cache: cache::Config::default(),
             reflect: reflect::Config::default(),
@@ -80,6 +84,7 @@ impl File {
         top.put("allowedHosts", &mut file.allowed_hosts);
         top.put_some("consistency", &mut file.consistency);
         top.put("preload", &mut file.preload);
+        top.put_some("node", &mut file.node);
         top.put_duration("drain", &mut file.drain);
         top.within("upstream", |upstream| upstream.put_some("kubeconfig", &mut file.kubeconfig));
         top.within("tls", |tls| file.tls = tls.tls());
@@ -92,6 +97,8 @@ impl File {
             window.put_duration("age", &mut file.cache.window_age_max);
         });
         top.within("feeds", |feeds| {
+            feeds.put("resources", &mut file.door.coverage.resources);
+            feeds.put("sensitive", &mut file.sensitive);
             let mut mebibytes = file.cache.memory_bytes_max >> 20;
             feeds.put_bounded("memoryMebibytes", &mut mebibytes, 1, 1 << 24);
             file.cache.memory_bytes_max = mebibytes << 20;

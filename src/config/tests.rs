@@ -1,7 +1,8 @@
 use clap::Parser;
 
 use super::file::File;
-use super::{Arguments, Command, Problems, Serve};
+use super::{Arguments, Command, Delegated, Problems, Serve};
+use crate::serve::Sensitive;
 
 fn parse(text: &str) -> Vec<String> {
     let mut problems = Problems::default();
@@ -71,14 +72,58 @@ fn flags_override_defaults_and_keep_loopback() {
 }
 
 #[test]
-fn unsafe_combinations_are_refused_with_the_reason() {
-    let refused =
-        serve(&["--listen", "0.0.0.0:8001", "--admin", "10.1.1.1:9", "--auth", "delegated", "--consistency", "maybe"]);
-    let text = refused.expect_err("four problems").to_string();
-    for part in ["auth: \"delegated\"", "consistency: \"maybe\""] {
-        assert!(text.contains(part), "{part} is missing in {text}");
+fn a_node_and_what_is_sensitive_are_named_by_flags() {
+    let ok = serve(&["--kubeconfig", "/k", "--node-name", "n7", "--cache-sensitive", "secrets,configmaps"]);
+    let coverage = ok.expect("a valid configuration").door.coverage;
+    assert_eq!((coverage.node.as_deref(), coverage.sensitive), (Some("n7"), Sensitive::ALL.to_vec()));
+    let refused = serve(&["--node-name", "", "--cache-sensitive", "pods"]).expect_err("two problems").to_string();
+    for part in ["node: \"\" is no name of a node", "feeds.sensitive: \"pods\" is neither"] {
+        assert!(refused.contains(part), "{part} is missing in {refused}");
     }
-    let refused = serve(&["--listen", "0.0.0.0:8001", "--admin", "10.1.1.1:9"]).expect_err("two problems").to_string();
-    assert!(refused.contains("0.0.0.0:8001 can be reached from other machines"), "{refused}");
-    assert!(refused.contains("admin: 10.1.1.1:9 can be reached"), "{refused}");
+}
+
+#[test]
+fn unsafe_combinations_are_refused_with_the_reason() {
+    let refuse = |flags: &[&str]| serve(flags).expect_err("a problem").to_string();
+    let refused = refuse(&["--listen", "0.0.0.0:8001", "--admin", "10.1.1.1:9", "--consistency", "maybe"]);
+    for part in [
+        "0.0.0.0:8001 can be reached from other machines, and with auth none",
+        "admin: 10.1.1.1:9 can be reached",
+        "consistency: \"maybe\"",
+    ] {
+        assert!(refused.contains(part), "{part} is missing in {refused}");
+    }
+    let refused = refuse(&["--auth", "delegated", "--listen", "0.0.0.0:8001", "--client-ca", "/nowhere"]);
+    for part in ["without TLS so can the tokens", "delegated.clientCA: /nowhere", "which no listener speaks"] {
+        assert!(refused.contains(part), "{part} is missing in {refused}");
+    }
+    assert!(refuse(&["--auth", "delegate"]).contains("neither \"none\" nor \"delegated\""));
+    assert!(refuse(&["--impersonator-kubeconfig", "/k"]).contains("mean nothing with auth none"));
+}
+
+/// Who may say that it is somebody else must not be everybody (reliability.md §3.2).
+#[test]
+fn clients_and_front_proxies_have_authorities_of_their_own() {
+    let folder = std::env::temp_dir().join(format!("kube-fanout-authorities-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let authority = |name: &str| {
+        let path = folder.join(name);
+        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
+        std::fs::write(&path, made.cert.pem()).expect("written");
+        path
+    };
+    let (clients, proxies) = (authority("clients"), authority("proxies"));
+    let checked = |front: &std::path::Path| {
+        let mut problems = Problems::default();
+        let delegated = Delegated {
+            client_ca: Some(clients.clone()),
+            front_proxy_ca: Some(front.to_owned()),
+            ..Delegated::default()
+        };
+        delegated.check(&mut problems);
+        problems
+    };
+    assert!(checked(&proxies).is_empty(), "{}", checked(&proxies));
+    assert!(checked(&clients).to_string().contains("every client could say that it is somebody else"));
+    std::fs::remove_dir_all(&folder).expect("removed");
 }

@@ -5,7 +5,7 @@ use super::go_text::quote;
 use super::{Attributes, FieldTable, ObjectKey, SelectorError};
 
 /// The key whose value is the object's name, for every resource.
-const NAME_KEY: &str = "metadata.name";
+pub const NAME_KEY: &str = "metadata.name";
 const NAMESPACE_KEY: &str = "metadata.namespace";
 
 /// A field selector as the client wrote it: its grammar is checked, its keys are not (semantics.md §2.2).

@@ -2,7 +2,7 @@
 //!
 //! One question upstream serves every reader that came before it was sent:
 //!
-//! 1. **Position.** A streamed list of a name that cannot exist is answered by one bookmark: X, a version that no
+//! 1. **Position.** A streamed list of what cannot exist is answered by one bookmark: X, a version that no
 //!    completed write is newer than. It costs upstream no objects.
 //! 2. Our own stream reaches X by itself within milliseconds if the resource is busy. Otherwise nothing may have
 //!    happened to it at all, and that has to be proven:
@@ -134,8 +134,6 @@ const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
 /// How long ago, for each object: listing metadata costs upstream some 13 µs an object (encodings.md §5.2), so this
 /// spends little more than one percent of one of its cores.
 const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
-/// A name that no object can have: names are lower case.
-const NOBODY: &str = "NOBODY";
 const CATCH_UP_SECONDS: u64 = 3;
 /// Nobody waits longer for a proof.
 const WANTED_FOR: Duration = Duration::from_secs(5);
@@ -244,10 +242,9 @@ impl Prover {
 
     async fn ask_position(&self) -> Result<ResourceVersion, Ended> {
         let spec = &self.feed.spec;
-        let path = format!(
-            "{}?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true\
-             &fieldSelector=metadata.name%3D{NOBODY}&timeoutSeconds=5",
-            spec.key.path()
+        let path = spec.key.url_of_nothing(
+            "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true\
+             &timeoutSeconds=5",
         );
         match WatchStream::open(&self.client, &path, spec.key.form).await {
             Ok(mut stream) => loop {
@@ -260,7 +257,7 @@ impl Prover {
                 }
             },
             // A server without streamed lists.
-            Err(error) if matches!(error.code(), Some(400 | 422)) => Ok(self.list("?limit=1").await?.0),
+            Err(error) if matches!(error.code(), Some(400 | 422)) => Ok(self.list("limit=1").await?.0),
             Err(error) => Err(error.into()),
         }
     }
@@ -343,7 +340,7 @@ impl Prover {
     async fn list(&self, query: &str) -> Result<(ResourceVersion, BTreeMap<ObjectKey, ResourceVersion>), Error> {
         const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                                 application/json";
-        let path = format!("{}{query}", self.feed.spec.key.path());
+        let path = self.feed.spec.key.url(query);
         let response = self.client.open(Question::Short, &path, METADATA).await?;
         let form = crate::upstream::form_of(&response).unwrap_or(Form::Json);
         let body = self.client.read(response).await?;
@@ -362,10 +359,9 @@ impl Prover {
         self.metrics.asked(Asked::CatchUp);
         let spec = &self.feed.spec;
         let (history, from) = (self.feed.reader.history(), self.feed.reader.progress().rv);
-        let path = format!(
-            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}",
-            spec.key.path()
-        );
+        let path = spec.key.url(&format!(
+            "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}"
+        ));
         let mut stream = WatchStream::open(&self.client, &path, spec.key.form).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         let until = loop {

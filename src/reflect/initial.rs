@@ -1,7 +1,5 @@
 //! The first complete state of a feed, staged and handed over whole.
 
-use std::fmt::Write;
-
 use crate::cache::{FeedKey, FeedSpec, Feeds, Snapshot};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question};
@@ -45,11 +43,10 @@ impl Lister<'_> {
     /// `not_older_than: None` asks for the most recent state.
     pub(super) async fn watch_list(&self, not_older_than: Option<ResourceVersion>) -> Result<Initial, Ended> {
         let version = not_older_than.map_or_else(String::new, |rv| format!("&resourceVersion={rv}"));
-        let path = format!(
-            "{}?watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan{version}",
-            self.spec.key.path()
+        let query = format!(
+            "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan{version}"
         );
-        let mut stream = WatchStream::open(self.client, &path, self.spec.key.form).await?;
+        let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.form).await?;
         let mut staged = Staged::new(self.feeds, &self.spec.key);
         loop {
             match stream.next(self.reader).await? {
@@ -93,15 +90,8 @@ impl Lister<'_> {
 
     /// One object exactly as it was at `rv`, if it existed.
     pub(super) async fn object_at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
-        let base = match key.namespace() {
-            "" => self.spec.key.gvr.path(),
-            namespace => self.spec.key.gvr.namespaced_path(namespace),
-        };
-        // Names of RBAC objects may hold almost anything.
-        let name = escaped(key.name());
-        let path =
-            format!("{base}?fieldSelector=metadata.name%3D{name}&resourceVersion={rv}&resourceVersionMatch=Exact");
-        let page = self.page(&path).await?;
+        let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
+        let page = self.page(&self.spec.key.url_of(key, &exact)).await?;
         Ok(page.items.into_iter().find(|object| object.key == *key))
     }
 
@@ -109,7 +99,7 @@ impl Lister<'_> {
         let mut staged = Staged::new(self.feeds, &self.spec.key);
         let mut token = String::new();
         loop {
-            let page = self.page(&page_path(&self.spec.key.path(), at, limit, &token)).await?;
+            let page = self.page(&self.spec.key.url(&page_query(at, limit, &token))).await?;
             for object in page.items {
                 staged.push(object)?;
             }
@@ -129,23 +119,6 @@ impl Lister<'_> {
         let body = self.client.read(response).await?;
         Ok(self.reader.list(&body)?)
     }
-}
-
-/// A name as the value of a field selector inside of a query: selector escapes first, then the URL's.
-pub(super) fn escaped(name: &str) -> String {
-    let mut encoded = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        if matches!(byte, b'\\' | b',' | b'=') {
-            encoded.push_str("%5C");
-        }
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
-            _ => {
-                let _ = write!(encoded, "%{byte:02X}");
-            }
-        }
-    }
-    encoded
 }
 
 /// Objects of a state that is not complete yet, within the memory that feeds may take.
@@ -172,7 +145,7 @@ impl<'a> Staged<'a> {
     }
 }
 
-fn page_path(base: &str, at: At, limit: Option<usize>, token: &str) -> String {
+fn page_query(at: At, limit: Option<usize>, token: &str) -> String {
     let mut query = Vec::new();
     query.extend(limit.map(|limit| format!("limit={limit}")));
     if token.is_empty() {
@@ -185,7 +158,7 @@ fn page_path(base: &str, at: At, limit: Option<usize>, token: &str) -> String {
         // Tokens are base64url without padding: nothing in them needs escaping.
         query.push(format!("continue={token}"));
     }
-    if query.is_empty() { base.to_owned() } else { format!("{base}?{}", query.join("&")) }
+    query.join("&")
 }
 
 #[cfg(test)]
@@ -195,11 +168,8 @@ mod tests {
     #[test]
     fn a_first_page_names_the_version_and_a_later_one_only_its_token() {
         let exact = At::Exact(ResourceVersion(7));
-        assert_eq!(page_path("/api/v1/pods", At::Current, None, ""), "/api/v1/pods");
-        assert_eq!(
-            page_path("/api/v1/pods", exact, Some(500), ""),
-            "/api/v1/pods?limit=500&resourceVersion=7&resourceVersionMatch=Exact"
-        );
-        assert_eq!(page_path("/api/v1/pods", exact, Some(500), "abc"), "/api/v1/pods?limit=500&continue=abc");
+        assert_eq!(page_query(At::Current, None, ""), "");
+        assert_eq!(page_query(exact, Some(500), ""), "limit=500&resourceVersion=7&resourceVersionMatch=Exact");
+        assert_eq!(page_query(exact, Some(500), "abc"), "limit=500&continue=abc");
     }
 }

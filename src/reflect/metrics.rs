@@ -35,11 +35,7 @@ pub(super) enum Asked {
 
 impl FeedMetrics {
     pub(super) fn new(key: &FeedKey) -> Self {
-        let labels = vec![
-            Label::new("resource", key.gvr.to_string()),
-            Label::new("namespace", key.namespace.as_deref().unwrap_or_default().to_owned()),
-            Label::new("form", key.form.as_str()),
-        ];
+        let labels: Vec<_> = key.labels().into_iter().map(|(name, value)| Label::new(name, value)).collect();
         Self {
             events: counter!("kube_fanout_upstream_events_total", labels.clone()),
             bytes: counter!("kube_fanout_upstream_bytes_total", labels.clone()),

@@ -132,10 +132,11 @@ impl Qualifier {
             return true;
         }
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
-        let path = format!("{}?limit={QUALIFYING_OBJECTS}", self.feed.spec.key.path());
-        let verdict = match self.compare(&renderer, &format!("{path}&{}", exact(snapshot.rv)), &objects).await {
+        let (key, first) = (&self.feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
+        let then = key.url(&format!("{first}&{}", exact(snapshot.rv)));
+        let verdict = match self.compare(&renderer, &then, &objects).await {
             // Compacted: nothing has happened here for long, or nothing was told. Then the most recent state may do.
-            Verdict::Forgotten => match self.compare(&renderer, &path, &objects).await {
+            Verdict::Forgotten => match self.compare(&renderer, &key.url(&first), &objects).await {
                 Verdict::Different => Verdict::Unanswered,
                 verdict => verdict,
             },
@@ -182,7 +183,9 @@ impl Qualifier {
                 continue;
             }
             let Some(object) = snapshot.iter().nth(fastrand::usize(..snapshot.len())) else { continue };
-            let verdict = self.compare(&renderer, &self.path_of(object, snapshot.rv), &[object]).await;
+            // The list of one object, as it is at that version.
+            let path = self.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
+            let verdict = self.compare(&renderer, &path, &[object]).await;
             match verdict {
                 Verdict::Equal => known.compared += 1,
                 Verdict::Different => self.feed.refuse(renderer.representation(), Reason::Mismatch, &DIFFERENT),
@@ -218,7 +221,7 @@ impl Qualifier {
         let (ours, wanted) = (&self.feed.spec.key, (Form::Protobuf, Form::Json));
         let twin = self.feeds.all().into_iter().find(|feed| {
             let key = &feed.spec.key;
-            (ours.form, key.form) == wanted && key.gvr == ours.gvr && key.namespace == ours.namespace
+            (ours.form, key.form) == wanted && key.gvr == ours.gvr && key.scope == ours.scope
         });
         let derived = self.feed.renderings.derived().into_iter().find(|renderer| renderer.representation() == json);
         let (Some(twin), Some(renderer)) = (twin, derived) else { return };
@@ -281,20 +284,6 @@ impl Qualifier {
             Representation::Table(_) => same_rows(&bodies, theirs),
             _ => same_items(representation.form(), &list_of(renderer, &bodies), theirs),
         })
-    }
-
-    /// The list of one object, as it is at `rv`.
-    fn path_of(&self, object: &Object, rv: ResourceVersion) -> String {
-        let gvr = &self.feed.spec.key.gvr;
-        let collection = match object.key.namespace() {
-            "" => gvr.path(),
-            namespace => gvr.namespaced_path(namespace),
-        };
-        format!(
-            "{collection}?fieldSelector=metadata.name%3D{}&{}",
-            super::initial::escaped(object.key.name()),
-            exact(rv)
-        )
     }
 
     async fn minor(&self) -> Result<u32, Error> {

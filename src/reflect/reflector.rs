@@ -250,7 +250,7 @@ impl Reflector {
         // Events go by lease, many at one version: the stream may have broken among them. What came is known again.
         let among_siblings = &*spec.key.gvr.resource == "events" && self.means.feed.reader.is_at_event(at);
         let at = if among_siblings { ResourceVersion(at.0.saturating_sub(1)) } else { at };
-        let path = format!("{}?watch=true&allowWatchBookmarks=true&resourceVersion={at}", spec.key.path());
+        let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}"));
         WatchStream::open(&self.means.client, &path, spec.key.form).await.map_err(over)
     }
 

@@ -11,6 +11,7 @@ use super::admission::{Admission, Limits};
 use super::answer::{Manner, SERVED, malformed};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
+use super::coverage::Coverage;
 use super::feed::{Need, Unready};
 use super::metrics;
 use super::route::{Asked, Reason, Route, route};
@@ -26,6 +27,7 @@ use crate::wire::Representation;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     pub consistency: Consistency,
+    pub coverage: Coverage,
     /// How long a request waits for a feed that is being filled.
     pub sync_wait_max: Duration,
     pub limits: Limits,
@@ -43,7 +45,12 @@ pub enum Consistency {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { consistency: Consistency::Strict, sync_wait_max: Duration::from_secs(10), limits: Limits::default() }
+        Self {
+            consistency: Consistency::Strict,
+            coverage: Coverage::default(),
+            sync_wait_max: Duration::from_secs(10),
+            limits: Limits::default(),
+        }
     }
 }
 
@@ -176,7 +183,7 @@ impl Door {
             user_agent: visit.manner.user_agent.as_deref(),
             impersonates: visit.request.headers().keys().any(is_impersonation),
         };
-        let route = route(&asked, resource.as_deref());
+        let route = route(&asked, resource.as_deref(), &self.config.coverage);
         let Some(resource) = resource else {
             return match route {
                 Route::Forward(reason) => self.pass(visit, reason).await,

@@ -1,6 +1,5 @@
 //! From a request to a feed that can answer it: which one, ready, and as fresh as asked.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -8,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use super::door::{Consistency, Door};
 use super::route::{Reason, is_uncached};
 use crate::auth::Grant;
-use crate::cache::{End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, State, Unavailable};
+use crate::cache::{End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, Scope, State, Unavailable};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Refused, Renderer, Representation, Shape};
@@ -78,10 +77,11 @@ impl Door {
 
     async fn source_from(&self, resource: &Resource, need: &Need<'_>, form: Form) -> Result<Source, Unready> {
         let wanted = need.representation;
-        if self.feeds.underivable(&key(resource, None, form), wanted).is_some() {
+        let widest = self.config.coverage.scope(resource).map_err(|why| Unready::Forward(why.into()))?;
+        if self.feeds.underivable(&key(resource, widest.clone(), form), wanted).is_some() {
             return Err(Unready::Forward(Reason::Underivable));
         }
-        let lease = self.ready_feed(resource, need, form).await?;
+        let lease = self.ready_feed(resource, widest, need, form).await?;
         if wanted == Representation::verbatim(form) {
             let renderer = Renderer::verbatim(lease.reader.envelope());
             return Ok(Source { lease, renderer });
@@ -94,12 +94,17 @@ impl Door {
     }
 
     /// A feed of this form that covers the request and has a complete state.
-    async fn ready_feed(&self, resource: &Resource, need: &Need<'_>, form: Form) -> Result<Lease, Unready> {
-        // The cluster-wide feed serves every scope; if our identity may not list that, perhaps the namespace.
+    async fn ready_feed(
+        &self,
+        resource: &Resource,
+        widest: Scope,
+        need: &Need<'_>,
+        form: Form,
+    ) -> Result<Lease, Unready> {
         let mut refused = Reason::Unavailable;
-        for scope in [None, need.namespace] {
+        for scope in scopes(widest, need.namespace) {
             match self.synced(&spec(resource, scope, form), need).await {
-                Err(Unready::Forward(Reason::Forbidden)) if need.namespace.is_some() => refused = Reason::Forbidden,
+                Err(Unready::Forward(Reason::Forbidden)) => refused = Reason::Forbidden,
                 answer => return answer,
             }
         }
@@ -135,8 +140,10 @@ impl Door {
         if !grant.covers(&resource.gvr, resource.namespaced, namespace) {
             return None;
         }
+        let widest = self.config.coverage.scope(resource).ok()?;
         let running = |form: Form| {
-            let found = [None, namespace].into_iter().find_map(|scope| self.feeds.find(&key(resource, scope, form)));
+            let mut scopes = scopes(widest.clone(), namespace);
+            let found = scopes.find_map(|scope| self.feeds.find(&key(resource, scope, form)));
             found.filter(|lease| lease.reader.state() != State::Syncing)
         };
         forms(resource, wanted).iter().find_map(|form| {
@@ -213,6 +220,13 @@ fn forms(resource: &Resource, wanted: Representation) -> &'static [Form] {
     }
 }
 
+/// The scopes of which a feed may answer. The widest serves every request; if our identity may not list the cluster,
+/// perhaps it may the namespace.
+fn scopes(widest: Scope, namespace: Option<&str>) -> impl Iterator<Item = Scope> {
+    let narrower = namespace.filter(|_| widest == Scope::Cluster).map(|namespace| Scope::Namespace(namespace.into()));
+    std::iter::once(widest).chain(narrower)
+}
+
 /// A 503 that is to be tried again.
 pub(super) fn unavailable(message: &str) -> Status {
     let mut status = Status::service_unavailable(message);
@@ -221,11 +235,11 @@ pub(super) fn unavailable(message: &str) -> Status {
 }
 
 /// What the feed for this resource fetches.
-pub fn spec(resource: &Resource, namespace: Option<&str>, form: Form) -> FeedSpec {
+pub fn spec(resource: &Resource, scope: Scope, form: Form) -> FeedSpec {
     // Nodes' agents watch their own node's objects: the apiserver indexes the same field (semantics.md §8.2).
     let lane_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
     FeedSpec {
-        key: key(resource, namespace, form),
+        key: key(resource, scope, form),
         kind: resource.kind.clone(),
         list_kind: resource.list_kind.clone(),
         edition: resource.edition.clone(),
@@ -239,8 +253,8 @@ pub fn spec(resource: &Resource, namespace: Option<&str>, form: Form) -> FeedSpe
     }
 }
 
-fn key(resource: &Resource, namespace: Option<&str>, form: Form) -> FeedKey {
-    FeedKey { gvr: resource.gvr.clone(), namespace: namespace.map(Arc::from), form }
+fn key(resource: &Resource, scope: Scope, form: Form) -> FeedKey {
+    FeedKey { gvr: resource.gvr.clone(), scope, form }
 }
 
 impl From<Unavailable> for Reason {

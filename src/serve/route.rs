@@ -6,7 +6,8 @@ mod tests;
 
 use http::Method;
 
-use crate::cache::View;
+use super::coverage::{Coverage, Uncovered, covers};
+use crate::cache::{Scope, View};
 use crate::kube::{
     Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, Gvr, ListOptions, ListPlan, MediaType, MetaVersion,
     ObjectKey, Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
@@ -72,6 +73,12 @@ pub(super) enum Reason {
     Syncing,
     /// Our identity may not list it.
     Forbidden,
+    /// It is not among the resources that are held.
+    NotChosen,
+    /// It is of a sensitive kind, which is not held.
+    Sensitive,
+    /// It asks for more of the resource than is held.
+    OutOfScope,
     /// The feed cannot be kept: not served in this form, or not readable.
     Unavailable,
     /// The feed does not fit into the memory that feeds may take.
@@ -122,9 +129,9 @@ pub(super) struct Asked<'a> {
 }
 
 /// Decides. `resource` is what discovery knows under the request's group, version and plural.
-pub(super) fn route(asked: &Asked<'_>, resource: Option<&Resource>) -> Route {
-    match cacheable(asked, resource) {
-        Ok(resource) => match read(asked, resource) {
+pub(super) fn route(asked: &Asked<'_>, resource: Option<&Resource>, coverage: &Coverage) -> Route {
+    match cacheable(asked, resource).and_then(|resource| Ok((resource, covered(asked, resource, coverage)?))) {
+        Ok((resource, scope)) => match read(asked, resource, &scope) {
             Ok(route) => route,
             Err(status) => Route::Refuse(Box::new(status)),
         },
@@ -173,6 +180,12 @@ fn cacheable<'a>(asked: &Asked<'_>, resource: Option<&'a Resource>) -> Result<&'
     Ok(resource)
 }
 
+/// The scope in which the resource is held, if the request asks for nothing beyond it.
+fn covered(asked: &Asked<'_>, resource: &Resource, coverage: &Coverage) -> Result<Scope, Reason> {
+    let scope = coverage.scope(resource)?;
+    if covers(&scope, asked.info) { Ok(scope) } else { Err(Reason::OutOfScope) }
+}
+
 /// `/api/v1/namespaces/a/namespaces/a` reads like the Namespace's own request, and is no path of the API.
 fn is_inside_itself(info: &RequestInfo) -> bool {
     info.path.matches("/namespaces/").count() > 1
@@ -180,7 +193,7 @@ fn is_inside_itself(info: &RequestInfo) -> bool {
 
 /// What the read is, or the refusal that upstream would answer. The order of checks is the apiserver's
 /// (semantics.md §2.3).
-fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
+fn read(asked: &Asked<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Status> {
     let Asked { info, query, accept, user_agent, .. } = *asked;
     let watch = info.verb == Verb::Watch;
     let built_in = resource.origin == Origin::BuiltIn;
@@ -233,22 +246,31 @@ fn read(asked: &Asked<'_>, resource: &Resource) -> Result<Route, Status> {
         return Ok(Route::Forward(Reason::Continue));
     }
     let plan = options.list_plan()?;
+    if let Some(reason) = unheld(&options, &plan, &view, resource, scope) {
+        return Ok(Route::Forward(reason));
+    }
+    Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some() }))
+}
+
+/// Why a list cannot be had of what is held in `scope`, however fresh that is.
+fn unheld(options: &ListOptions, plan: &ListPlan, view: &View, resource: &Resource, scope: &Scope) -> Option<Reason> {
     let single = view.single(resource.namespaced).is_some();
     match (plan.version, &plan.start) {
         // What has no cache has no whole list that would be cheaper than a page of it.
-        (VersionMatch::Any, _) if options.limit > 0 && is_uncached(&resource.gvr) => {
-            return Ok(Route::Forward(Reason::Parameter));
-        }
+        (VersionMatch::Any, _) if options.limit > 0 && is_uncached(&resource.gvr) => Some(Reason::Parameter),
         // Continuing in the most recent state: only upstream knows what that is without a proof for every page.
-        (VersionMatch::Unset, Some(_)) => return Ok(Route::Forward(Reason::Continue)),
+        (VersionMatch::Unset, Some(_)) => Some(Reason::Continue),
         // A list of one name reads one key: it has no second page, and a version beside a limit is not an exact one.
-        (_, Some(_)) if single => return Ok(Route::Forward(Reason::Continue)),
+        (_, Some(_)) if single => Some(Reason::Continue),
         (VersionMatch::Exact(_), None) if single && options.resource_version_match.is_empty() => {
-            return Ok(Route::Forward(Reason::ExactVersion));
+            Some(Reason::ExactVersion)
         }
-        _ => {}
+        // Whether there is a further page depends on what the apiserver would have to scan, which is more than we hold.
+        (VersionMatch::Exact(_), _) if plan.limit.is_some() && !single && scope.selector().is_some() => {
+            Some(Reason::OutOfScope)
+        }
+        _ => None,
     }
-    Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some() }))
 }
 
 /// What a feed's objects can be written as. Of Tables watches alone, for their cells are as old as the events. A list's
@@ -308,6 +330,15 @@ fn narrow(fields: FieldMatcher, name: &str) -> Result<FieldMatcher, Status> {
     Ok(fields.narrowed_to(name)?)
 }
 
+impl From<Uncovered> for Reason {
+    fn from(why: Uncovered) -> Self {
+        match why {
+            Uncovered::NotChosen => Self::NotChosen,
+            Uncovered::Sensitive => Self::Sensitive,
+        }
+    }
+}
+
 impl Reason {
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -333,6 +364,9 @@ impl Reason {
             Self::NotCached => "not_cached",
             Self::Syncing => "syncing",
             Self::Forbidden => "forbidden",
+            Self::NotChosen => "not_chosen",
+            Self::Sensitive => "sensitive",
+            Self::OutOfScope => "out_of_scope",
             Self::Unavailable => "unavailable",
             Self::OverBudget => "over_budget",
             Self::NoProof => "no_proof",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::door::{Door, Visit};
 use super::feed::spec;
 use super::route::{Reason, WatchRead};
+use crate::cache::Scope;
 use crate::kube::{Gvr, Query, WatchStart};
 use crate::upstream::{Error, Resource};
 use crate::wire::{Form, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
@@ -48,7 +49,7 @@ impl Door {
         if form != Some(Form::Table.encoding()) {
             return Err(Error::Form(format!("asked for a Table, got {form:?}")));
         }
-        let shape = spec(resource, None, Form::Table).shape;
+        let shape = spec(resource, Scope::Cluster, Form::Table).shape;
         Ok(ObjectReader::new(Form::Table, shape, Arc::default()).list(&body)?)
     }
 }

@@ -36,6 +36,15 @@ pub struct Resource {
     pub edition: Option<Arc<str>>,
 }
 
+impl Resource {
+    /// Whether users may mean it by this name: `pods`, `deployments.apps`, `deployments.v1.apps`.
+    pub fn is_called(&self, name: &str) -> bool {
+        name == self.gvr.to_string()
+            || name == self.gvr.group_resource()
+            || (name == &*self.gvr.resource && self.origin == Origin::BuiltIn)
+    }
+}
+
 /// Who serves a resource: decides its forms, the layout of its JSON and whether it may be cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
@@ -120,15 +129,7 @@ impl Catalog {
     /// Resources known by a name as users give it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn find_by_name(&self, name: &str) -> Option<Arc<Resource>> {
         let served = self.shared.served.read();
-        let mut found: Vec<_> = served
-            .resources
-            .values()
-            .filter(|resource| {
-                name == resource.gvr.to_string()
-                    || name == resource.gvr.group_resource()
-                    || (name == &*resource.gvr.resource && resource.origin == Origin::BuiltIn)
-            })
-            .collect();
+        let mut found: Vec<_> = served.resources.values().filter(|resource| resource.is_called(name)).collect();
         // The core group first, as kubectl resolves short names; then stable versions before the others.
         found.sort_by_key(|resource| (resource.gvr.group.len(), resource.gvr.version.len(), resource.gvr.to_string()));
         found.first().map(|resource| (*resource).clone())

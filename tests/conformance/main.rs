@@ -17,6 +17,7 @@ mod gaps;
 mod informers;
 mod kubectl;
 mod lists;
+mod node_scope;
 mod proxy_restart;
 mod representations;
 mod representations_hard;

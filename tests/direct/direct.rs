@@ -34,6 +34,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const CHURNS_MAX: usize = 400;
 
 pub const PODS: &str = "/api/v1/pods";
+pub const NODES: &str = "/api/v1/nodes";
 pub const CONFIGMAPS: &str = "/api/v1/configmaps";
 pub const WIDGETS: &str = "/apis/demo.kube-fanout.io/v1/widgets";
 

@@ -19,6 +19,7 @@ mod idle;
 mod initial;
 mod lists;
 mod metrics;
+mod node;
 mod outage;
 mod process;
 mod refusals;

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::cache::{Cursor, Feeds, Lease, Pull, State, View};
+use crate::cache::{Cursor, Feeds, Lease, Pull, Scope, State, View};
 use crate::kube::Gvr;
 use crate::serve::feed_spec;
 use crate::upstream::Catalog;
@@ -47,7 +47,7 @@ impl Listener {
 
     fn lease(&self) -> Option<Lease> {
         let resource = self.catalog.find(&self.gvr).filter(|resource| resource.watchable)?;
-        self.feeds.lease(&feed_spec(&resource, None, resource.form), None).ok()
+        self.feeds.lease(&feed_spec(&resource, Scope::Cluster, resource.form), None).ok()
     }
 
     /// Returns when the feed has ended.

@@ -8,13 +8,14 @@ use tokio::sync::mpsc;
 use tokio::time::advance;
 
 use super::fixture::{POD, added, rv};
-use crate::cache::{Config, Demand, End, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, State, Unavailable};
+use crate::cache::{Config, Demand, End, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, State, Unavailable};
 use crate::kube::{FieldTable, Gvr};
 use crate::wire::{Form, Shape};
 
 fn spec(resource: &str, namespace: Option<&str>, form: Form) -> FeedSpec {
+    let scope = namespace.map_or(Scope::Cluster, |namespace| Scope::Namespace(namespace.into()));
     FeedSpec {
-        key: FeedKey { gvr: Gvr::new("", "v1", resource), namespace: namespace.map(Arc::from), form },
+        key: FeedKey { gvr: Gvr::new("", "v1", resource), scope, form },
         kind: "Pod".into(),
         list_kind: "PodList".into(),
         edition: None,
@@ -75,7 +76,7 @@ fn scopes_and_forms_are_feeds_of_their_own() {
         keys(&demanded(&mut demands)),
         ["pods.v1 (json)", "pods.v1 in a (json)", "pods.v1 (protobuf)", "nodes.v1 (json)"]
     );
-    let paths: Vec<_> = feeds.all().iter().map(|feed| feed.spec.key.path()).collect();
+    let paths: Vec<_> = feeds.all().iter().map(|feed| feed.spec.key.url("")).collect();
     assert_eq!(paths, ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods", "/api/v1/namespaces/a/pods"]);
 }
 

@@ -70,7 +70,7 @@ impl Plan {
         }
         let create = |path: &PathBuf| File::create(path).expect("a file");
         let log_level = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,kube_fanout=debug".to_owned());
-        command.env("RUST_LOG", log_level).env_remove("KUBECONFIG");
+        command.env("RUST_LOG", log_level).env_remove("KUBECONFIG").env_remove("NODE_NAME");
         command.stdout(create(&out)).stderr(create(&log));
         let mut process = Process::start("kube-fanout", &mut command);
         let (url, admin) = eventually("the proxy listens", async || {

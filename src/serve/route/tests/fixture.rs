@@ -9,6 +9,7 @@ use crate::cache::View;
 use crate::kube::{
     FieldSelector, FieldTable, Gvr, LabelSelector, Query, RequestInfo, Selector, VersionMatch, WatchStart,
 };
+use crate::serve::Coverage;
 use crate::serve::route::{Asked, Reason, Route, route};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Representation};
@@ -21,10 +22,18 @@ pub(super) struct Ask {
     accept: Option<&'static str>,
     user_agent: Option<&'static str>,
     impersonates: bool,
+    coverage: Coverage,
 }
 
 pub(super) fn get(uri: impl Into<String>) -> Ask {
-    Ask { method: "GET", uri: uri.into(), accept: None, user_agent: None, impersonates: false }
+    Ask {
+        method: "GET",
+        uri: uri.into(),
+        accept: None,
+        user_agent: None,
+        impersonates: false,
+        coverage: Coverage::default(),
+    }
 }
 
 impl Ask {
@@ -44,15 +53,20 @@ impl Ask {
         Self { impersonates: true, ..self }
     }
 
+    /// Of a proxy that holds only what is said there.
+    pub(super) fn covered_by(self, coverage: &Coverage) -> Self {
+        Self { coverage: coverage.clone(), ..self }
+    }
+
     /// The route in the small cluster.
     pub(super) fn route(&self) -> Route {
         let (path, query) = self.uri.split_once('?').unwrap_or((&self.uri, ""));
         let query = Query::parse(query);
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
-        let Self { accept, user_agent, impersonates, .. } = *self;
+        let Self { accept, user_agent, impersonates, ref coverage, .. } = *self;
         let asked = Asked { method: &method, info: &info, query: &query, accept, user_agent, impersonates };
-        route(&asked, resource(&info).as_ref())
+        route(&asked, resource(&info).as_ref(), coverage)
     }
 
     /// The route as a line of text.
@@ -112,6 +126,7 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
     let (kind, namespaced, origin) = match (info.group.as_str(), info.version.as_str(), info.resource.as_str()) {
         ("", "v1", "pods") => ("Pod", true, Origin::BuiltIn),
         ("", "v1", "configmaps") => ("ConfigMap", true, Origin::BuiltIn),
+        ("", "v1", "secrets") => ("Secret", true, Origin::BuiltIn),
         ("", "v1", "nodes") => ("Node", false, Origin::BuiltIn),
         ("", "v1", "namespaces") => ("Namespace", false, Origin::BuiltIn),
         ("" | "events.k8s.io", "v1", "events") => ("Event", true, Origin::BuiltIn),

@@ -3,6 +3,7 @@
 use super::fixture::{Ask, get};
 use crate::kube::{ContinueAt, ContinueToken};
 use crate::serve::route::Reason;
+use crate::serve::{Coverage, Sensitive};
 
 fn assert_reason(reason: Reason, asks: impl IntoIterator<Item = Ask>) {
     for ask in asks {
@@ -214,6 +215,61 @@ fn a_list_that_goes_on_at_whatever_is_current() {
     assert_reason(Reason::Continue, uris.map(get));
 }
 
+#[test]
+fn resources_that_are_not_held() {
+    let pods = Coverage { resources: vec!["pods".to_owned()], ..Coverage::default() };
+    let uris = ["/api/v1/configmaps?watch=1", "/api/v1/nodes/n?resourceVersion=0", "/apis/apps/v1/deployments?limit=x"];
+    assert_reason(Reason::NotChosen, uris.map(|uri| get(uri).covered_by(&pods)));
+    assert_eq!(get("/api/v1/pods?resourceVersion=0").covered_by(&pods).said(), "list json * any");
+}
+
+#[test]
+fn kinds_that_are_sensitive() {
+    let central = Coverage { authorizes: true, ..Coverage::default() };
+    let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+    let secrets = ["/api/v1/secrets?resourceVersion=0", "/api/v1/namespaces/a/secrets/s?resourceVersion=0"];
+    let maps = "/api/v1/namespaces/a/configmaps?fieldSelector=metadata.name%3Dc&watch=1";
+    for coverage in [&central, &node] {
+        assert_reason(Reason::Sensitive, secrets.map(|uri| get(uri).covered_by(coverage)));
+    }
+    assert_reason(Reason::Sensitive, [get(maps).covered_by(&node)]);
+    let named = Coverage { sensitive: Sensitive::ALL.to_vec(), ..node };
+    for (coverage, uri) in [(&central, maps), (&named, maps), (&named, secrets[0]), (&Coverage::default(), secrets[0])]
+    {
+        get(uri).covered_by(coverage).representation();
+    }
+}
+
+/// Upstream's authorizers come before its own checks, so nothing of such a request is refused here either.
+#[test]
+fn more_than_the_node_that_is_held() {
+    let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+    let uris = [
+        "/api/v1/pods?resourceVersion=0",
+        "/api/v1/pods?fieldSelector=spec.nodeName%3Dn8&watch=1",
+        "/api/v1/pods?fieldSelector=spec.host%3Dn7&watch=1",
+        "/api/v1/watch/pods?fieldSelector=spec.nodeName%3Dn7",
+        "/api/v1/pods?limit=x",
+        "/api/v1/namespaces/a/pods/p?resourceVersion=0",
+        "/api/v1/nodes?watch=1",
+        "/api/v1/nodes/n8?resourceVersion=0",
+        // Where its pages end depends on pods that are not held.
+        "/api/v1/pods?fieldSelector=spec.nodeName%3Dn7&resourceVersion=5&resourceVersionMatch=Exact&limit=2",
+    ];
+    assert_reason(Reason::OutOfScope, uris.map(|uri| get(uri).covered_by(&node)));
+    for (uri, expected) in [
+        ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7&resourceVersion=0", "list json * any"),
+        ("/api/v1/namespaces/a/pods?fieldSelector=spec.nodeName%3Dn7&limit=2", "list json a current limit 2"),
+        ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7&watch=1&resourceVersion=7", "watch json * >7"),
+        ("/api/v1/nodes/n7?resourceVersion=0", "get json n7 any"),
+        ("/api/v1/nodes?fieldSelector=metadata.name%3Dn7&watch=1&resourceVersion=7", "watch json */n7 >7"),
+        ("/api/v1/watch/nodes/n7?resourceVersion=7", "watch json */n7 >7"),
+        ("/apis/apps/v1/deployments?resourceVersion=0", "list json * any"),
+    ] {
+        assert_eq!(get(uri).covered_by(&node).said(), expected, "{uri}");
+    }
+}
+
 /// The first reason that holds is the one that is counted.
 #[test]
 fn of_two_reasons_the_first_in_the_order_of_checks_counts() {
@@ -252,6 +308,9 @@ fn every_reason_has_a_word_of_its_own() {
         Reason::NotCached,
         Reason::Syncing,
         Reason::Forbidden,
+        Reason::NotChosen,
+        Reason::Sensitive,
+        Reason::OutOfScope,
         Reason::Unavailable,
         Reason::OverBudget,
         Reason::NoProof,

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use crate::auth::{Caller, Gate};
 use crate::base::{DrainTrigger, DrainWatch};
 use crate::cache::{
-    CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Snapshot, Start, State, View,
+    CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Scope, Snapshot, Start, State, View,
 };
 use crate::kube::{EventType, FieldTable, Gvr, LabelSelector, Query, RequestInfo, ResourceVersion, Selector};
 use crate::serve::admission::{Admission, Limits, Place};
@@ -66,7 +66,7 @@ impl Stage {
     /// A feed that was listed at 10 with these objects, `name/app` at their versions.
     pub(super) fn new(config: Config, pods: &[(&str, &str, u64)]) -> Self {
         let (feeds, mut demands) = Feeds::new(config);
-        let lease = feeds.lease(&feed_spec(&pod_resource(), None, Form::Json), None).expect("there is room");
+        let lease = feeds.lease(&feed_spec(&pod_resource(), Scope::Cluster, Form::Json), None).expect("there is room");
         let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
         let objects = pods.iter().map(|(name, app, rv)| added(name, app, *rv).object);
         writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));

@@ -1,0 +1,76 @@
+//! What a feed asks upstream: the selector of its scope is in every question.
+
+use crate::cache::{FeedKey, Scope};
+use crate::kube::{Gvr, ObjectKey};
+use crate::wire::Form;
+
+fn key(resource: &str, scope: Scope) -> FeedKey {
+    FeedKey { gvr: Gvr::new("", "v1", resource), scope, form: Form::Json }
+}
+
+fn selected(field: &str, value: &str) -> Scope {
+    Scope::Selected { field: field.into(), value: value.into() }
+}
+
+#[test]
+fn the_selector_of_a_scope_is_in_every_question() {
+    let (pod, node) = (ObjectKey::new("a", "p"), ObjectKey::new("", "n1"));
+    for (key, object, expected) in [
+        (
+            key("pods", Scope::Cluster),
+            &pod,
+            [
+                "/api/v1/pods",
+                "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp",
+                "/api/v1/pods?fieldSelector=metadata.name%3DNOBODY",
+            ],
+        ),
+        (
+            key("pods", Scope::Namespace("a".into())),
+            &pod,
+            [
+                "/api/v1/namespaces/a/pods",
+                "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp",
+                "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3DNOBODY",
+            ],
+        ),
+        (
+            key("pods", selected("spec.nodeName", "n1")),
+            &pod,
+            [
+                "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1",
+                "/api/v1/namespaces/a/pods?fieldSelector=spec.nodeName%3Dn1,metadata.name%3Dp",
+                "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1,spec.nodeName%21%3Dn1",
+            ],
+        ),
+        (
+            key("nodes", selected("metadata.name", "n1")),
+            &node,
+            [
+                "/api/v1/nodes?fieldSelector=metadata.name%3Dn1",
+                "/api/v1/nodes?fieldSelector=metadata.name%3Dn1",
+                "/api/v1/nodes?fieldSelector=metadata.name%3Dn1,metadata.name%21%3Dn1",
+            ],
+        ),
+    ] {
+        let asked = [key.url(""), key.url_of(object, ""), key.url_of_nothing("")];
+        assert_eq!(asked, expected, "{key}");
+        let more = [key.url("limit=1"), key.url_of(object, "limit=1"), key.url_of_nothing("limit=1")];
+        let mark = |url: &str| if url.contains('?') { '&' } else { '?' };
+        assert_eq!(more, expected.map(|url| format!("{url}{}limit=1", mark(url))), "{key}");
+    }
+}
+
+#[test]
+fn scopes_have_names_for_people_and_for_metrics() {
+    for (scope, name, [namespace, selector]) in [
+        (Scope::Cluster, "pods.v1 (json)", ["", ""]),
+        (Scope::Namespace("a".into()), "pods.v1 in a (json)", ["a", ""]),
+        (selected("spec.nodeName", "n1"), "pods.v1 with spec.nodeName=n1 (json)", ["", "spec.nodeName=n1"]),
+    ] {
+        let key = key("pods", scope);
+        assert_eq!(key.to_string(), name);
+        let labels = [("resource", "pods.v1"), ("namespace", namespace), ("selector", selector), ("form", "json")];
+        assert_eq!(key.labels(), labels.map(|(label, value)| (label, value.to_owned())));
+    }
+}

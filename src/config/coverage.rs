@@ -1,0 +1,68 @@
+//! What feeds may hold: the node, and what is sensitive.
+
+use super::Problems;
+use crate::serve::{Coverage, Sensitive};
+
+/// What was said of coverage besides the list of resources.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    pub(super) node: Option<String>,
+    /// Names of sensitive kinds.
+    pub(super) sensitive: Vec<String>,
+    pub(super) authorizes: bool,
+}
+
+const NODE_NAME_MAX: usize = 253;
+
+impl Said {
+    pub(super) fn put(self, coverage: &mut Coverage, problems: &mut Problems) {
+        let Self { node, sensitive, authorizes } = self;
+        if let Some(name) = node.as_deref().filter(|name| !is_node_name(name)) {
+            problems.add(format!("node: {name:?} is no name of a node"));
+        }
+        coverage.node = node.map(Into::into);
+        coverage.authorizes = authorizes;
+        for name in sensitive {
+            match Sensitive::ALL.into_iter().find(|kind| kind.as_str() == name) {
+                Some(kind) => coverage.sensitive.push(kind),
+                None => {
+                    problems.add(format!("feeds.sensitive: {name:?} is neither \"secrets\" nor \"configmaps\""));
+                }
+            }
+        }
+    }
+}
+
+/// A DNS subdomain. An empty name, as of an environment variable that was not filled in, is none.
+fn is_node_name(name: &str) -> bool {
+    let letters = |label: &str| label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let is_label =
+        |label: &str| !label.is_empty() && letters(label) && !label.starts_with('-') && !label.ends_with('-');
+    name.len() <= NODE_NAME_MAX && name.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_has_a_name_that_a_node_can_have() {
+        for name in ["n1", "ip-10-0-0-1.eu-west-1.compute.internal", "a.b"] {
+            assert!(is_node_name(name), "{name}");
+        }
+        for name in ["", "N1", "n1,metadata.name!=x", "a..b", "-a", "a-", "a b", &"a".repeat(254)] {
+            assert!(!is_node_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn only_sensitive_kinds_are_named_as_such() {
+        let (mut coverage, mut problems) = (Coverage::default(), Problems::default());
+        let sensitive = ["secrets", "pods"].map(str::to_owned).to_vec();
+        Said { node: Some("n7".to_owned()), sensitive, authorizes: true }.put(&mut coverage, &mut problems);
+        assert_eq!(coverage.sensitive, [Sensitive::Secrets]);
+        assert_eq!((coverage.node.as_deref(), coverage.authorizes), (Some("n7"), true));
+        let problems: Vec<_> = problems.iter().collect();
+        assert_eq!(problems, ["feeds.sensitive: \"pods\" is neither \"secrets\" nor \"configmaps\""]);
+    }
+}

@@ -1,0 +1,70 @@
+use std::fmt;
+
+/// One term of a field selector as a query carries it: the selector's own escapes first, then the URL's.
+///
+/// What is read back from a query is a [`FieldSelector`](super::FieldSelector).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FieldTerm<'a> {
+    key: &'a str,
+    operator: &'static str,
+    value: &'a str,
+}
+
+impl<'a> FieldTerm<'a> {
+    /// `key=value`
+    pub fn is(key: &'a str, value: &'a str) -> Self {
+        Self { key, operator: "%3D", value }
+    }
+
+    /// `key!=value`
+    pub fn is_not(key: &'a str, value: &'a str) -> Self {
+        Self { key, operator: "%21%3D", value }
+    }
+}
+
+impl fmt::Display for FieldTerm<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, operator, value } = *self;
+        f.write_str(key)?;
+        f.write_str(operator)?;
+        // Names of RBAC objects may hold almost anything.
+        for byte in value.bytes() {
+            if matches!(byte, b'\\' | b',' | b'=') {
+                f.write_str("%5C")?;
+            }
+            if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+                write!(f, "{}", char::from(byte))?;
+            } else {
+                write!(f, "%{byte:02X}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FieldSelector, Query};
+    use super::*;
+
+    #[test]
+    fn a_term_is_written_as_the_apiserver_reads_it() {
+        for (term, text) in [
+            (FieldTerm::is("spec.nodeName", "n7"), "spec.nodeName%3Dn7"),
+            (FieldTerm::is_not("spec.nodeName", "n7"), "spec.nodeName%21%3Dn7"),
+            (FieldTerm::is("metadata.name", "system:a b"), "metadata.name%3Dsystem%3Aa%20b"),
+            (FieldTerm::is("metadata.name", r"a,b=c\d"), "metadata.name%3Da%5C%2Cb%5C%3Dc%5C%5Cd"),
+        ] {
+            assert_eq!(term.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_was_written_reads_as_what_was_meant() {
+        for value in ["n7", "", "a,b", "a=b", r"\", "%2C", "ü&x=1#"] {
+            let query = Query::parse(&format!("fieldSelector={}", FieldTerm::is("k", value)));
+            let read = FieldSelector::parse(query.first("fieldSelector").expect("it is there")).expect("a selector");
+            assert_eq!(read.requires_exact("k"), Some(value));
+        }
+    }
+}

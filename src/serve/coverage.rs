@@ -1,0 +1,251 @@
+use std::sync::Arc;
+
+use crate::cache::Scope;
+use crate::kube::{FieldSelector, NAME_KEY, RequestInfo};
+use crate::upstream::{Origin, Resource};
+
+/// What feeds may hold, as operators choose it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// Of what belongs to nodes, only this one's is held: the proxy serves its agents.
+    pub node: Option<Arc<str>>,
+    /// The only resources that are held, if any are named: `pods`, `deployments.apps`.
+    pub resources: Vec<String>,
+    /// Sensitive kinds that are held all the same.
+    pub sensitive: Vec<Sensitive>,
+    /// Callers are told apart: what the proxy may read is more than one of them may.
+    pub authorizes: bool,
+}
+
+/// Kinds whose objects are better not kept in one place (reliability.md §3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sensitive {
+    Secrets,
+    ConfigMaps,
+}
+
+/// Why nothing of a resource is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Uncovered {
+    #[error("it is not among feeds.resources")]
+    NotChosen,
+    #[error("it is of a sensitive kind, and feeds.sensitive does not name it")]
+    Sensitive,
+}
+
+/// What belongs to a node, and the field that says to which. These are what the Node authorizer looks for: a kubelet's
+/// own identity may list nothing wider (semantics.md §10.3).
+const OF_NODES: [(&str, &str, &str); 5] = [
+    ("", "pods", "spec.nodeName"),
+    ("", "nodes", NAME_KEY),
+    ("storage.k8s.io", "csinodes", NAME_KEY),
+    ("resource.k8s.io", "resourceslices", "spec.nodeName"),
+    ("certificates.k8s.io", "podcertificaterequests", "spec.nodeName"),
+];
+
+impl Coverage {
+    /// The widest scope in which the resource may be held.
+    ///
+    /// # Errors
+    /// None of it may be.
+    pub fn scope(&self, resource: &Resource) -> Result<Scope, Uncovered> {
+        if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.is_called(name)) {
+            return Err(Uncovered::NotChosen);
+        }
+        if let Some(kind) = Sensitive::of(resource)
+            && self.protects(kind)
+            && !self.sensitive.contains(&kind)
+        {
+            return Err(Uncovered::Sensitive);
+        }
+        Ok(match (&self.node, field_of_node(resource)) {
+            (Some(node), Some(field)) => Scope::Selected { field: field.into(), value: node.clone() },
+            _ => Scope::Cluster,
+        })
+    }
+
+    /// Where a caller is nobody but the proxy itself, it reads nothing here that it could not read upstream. A node's
+    /// proxy is for everybody on that node, and may be given more than each of them needs.
+    fn protects(&self, kind: Sensitive) -> bool {
+        match kind {
+            Sensitive::Secrets => self.authorizes || self.node.is_some(),
+            Sensitive::ConfigMaps => self.node.is_some(),
+        }
+    }
+}
+
+impl Sensitive {
+    pub const ALL: [Self; 2] = [Self::Secrets, Self::ConfigMaps];
+
+    /// The resource's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Secrets => "secrets",
+            Self::ConfigMaps => "configmaps",
+        }
+    }
+
+    fn of(resource: &Resource) -> Option<Self> {
+        let is_core = resource.gvr.group.is_empty();
+        Self::ALL.into_iter().find(|kind| is_core && *resource.gvr.resource == *kind.as_str())
+    }
+}
+
+/// Whether a request asks for nothing beyond `scope`, as upstream's authorizers read it: by the name and the selector
+/// as they are written. What they would not recognize they refuse, and so that is theirs to answer (semantics.md §8.4).
+pub(super) fn covers(scope: &Scope, request: &RequestInfo) -> bool {
+    match scope {
+        Scope::Cluster => true,
+        Scope::Namespace(namespace) => request.namespace == **namespace,
+        Scope::Selected { field, value } if **field == *NAME_KEY => request.name == **value,
+        Scope::Selected { field, value } => {
+            let selector = request.field_selector.as_deref().and_then(|text| FieldSelector::parse(text).ok());
+            selector.is_some_and(|selector| selector.requires_exact(field) == Some(value))
+        }
+    }
+}
+
+fn field_of_node(resource: &Resource) -> Option<&'static str> {
+    let (group, plural) = (&*resource.gvr.group, &*resource.gvr.resource);
+    let found = OF_NODES.into_iter().find(|of| (of.0, of.1) == (group, plural) && resource.origin == Origin::BuiltIn);
+    // An old version of the resource may lack the field.
+    found.map(|(.., field)| field).filter(|field| *field == NAME_KEY || resource.fields.position(field).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::{FieldTable, Gvr, Query};
+    use crate::wire::Form;
+
+    fn resource(group: &str, version: &str, plural: &str) -> Resource {
+        let gvr = Gvr::new(group, version, plural);
+        let custom = group.contains("example");
+        Resource {
+            fields: Arc::new(FieldTable::of_builtin(&gvr, true)),
+            gvr,
+            kind: "Any".into(),
+            list_kind: "AnyList".into(),
+            namespaced: true,
+            watchable: true,
+            origin: if custom { Origin::Custom } else { Origin::BuiltIn },
+            form: Form::Protobuf,
+            fields_unknown: false,
+            edition: None,
+        }
+    }
+
+    fn said(coverage: &Coverage, resource: &Resource) -> String {
+        match coverage.scope(resource) {
+            Ok(scope) => scope.selector().unwrap_or_else(|| "all".to_owned()),
+            Err(why) => format!("{why:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_held_follows_from_the_configuration_and_the_resource_alone() {
+        let [pods, secrets, maps] = ["pods", "secrets", "configmaps"].map(|plural| resource("", "v1", plural));
+        let (hidden, deployments) =
+            (resource("hidden.example", "v1", "secrets"), resource("apps", "v1", "deployments"));
+        let resources = [&pods, &secrets, &maps, &hidden, &deployments];
+        let open = Coverage::default();
+        let central = Coverage { authorizes: true, ..Coverage::default() };
+        let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+        let agents = Coverage { authorizes: true, ..node.clone() };
+        let with = |coverage: &Coverage, sensitive: &[Sensitive]| Coverage {
+            sensitive: sensitive.to_vec(),
+            ..coverage.clone()
+        };
+        let some = |names: &[&str]| Coverage {
+            resources: names.iter().map(|&name| name.to_owned()).collect(),
+            ..central.clone()
+        };
+        let (ours, left) = ("spec.nodeName=n7", "NotChosen");
+        for (coverage, expected) in [
+            (open, ["all", "all", "all", "all", "all"]),
+            (central.clone(), ["all", "Sensitive", "all", "all", "all"]),
+            (with(&central, &[Sensitive::Secrets]), ["all", "all", "all", "all", "all"]),
+            (node.clone(), [ours, "Sensitive", "Sensitive", "all", "all"]),
+            (agents.clone(), [ours, "Sensitive", "Sensitive", "all", "all"]),
+            (with(&agents, &[Sensitive::ConfigMaps]), [ours, "Sensitive", "all", "all", "all"]),
+            (with(&node, &Sensitive::ALL), [ours, "all", "all", "all", "all"]),
+            (some(&["pods", "deployments.apps"]), ["all", left, left, left, "all"]),
+            (some(&["deployments.v1.apps", "pods.v1"]), ["all", left, left, left, "all"]),
+            // To choose a sensitive kind is not to name it as one.
+            (some(&["secrets"]), [left, "Sensitive", left, left, left]),
+            (some(&["secrets.hidden.example"]), [left, left, left, "all", left]),
+        ] {
+            assert_eq!(resources.map(|resource| said(&coverage, resource)), expected, "{coverage:?}");
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_a_node_is_held_for_that_node() {
+        let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+        for ((group, version, plural), expected) in [
+            (("", "v1", "pods"), "spec.nodeName=n7"),
+            (("", "v1", "nodes"), "metadata.name=n7"),
+            (("storage.k8s.io", "v1", "csinodes"), "metadata.name=n7"),
+            (("resource.k8s.io", "v1", "resourceslices"), "spec.nodeName=n7"),
+            (("certificates.k8s.io", "v1beta1", "podcertificaterequests"), "spec.nodeName=n7"),
+            (("", "v1", "services"), "all"),
+            (("storage.k8s.io", "v1", "csidrivers"), "all"),
+            (("pods.example", "v1", "pods"), "all"),
+        ] {
+            assert_eq!(said(&node, &resource(group, version, plural)), expected, "{plural}.{version}.{group}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_covered_when_it_requires_what_the_feed_selects() {
+        let of = |field: &str| Scope::Selected { field: field.into(), value: "n7".into() };
+        let pods = of("spec.nodeName");
+        for (uri, covered) in [
+            ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7", true),
+            ("/api/v1/pods?fieldSelector=spec.nodeName==n7&watch=1", true),
+            ("/api/v1/pods?fieldSelector=status.phase!%3DFailed,spec.nodeName%3Dn7", true),
+            ("/api/v1/namespaces/a/pods?fieldSelector=spec.nodeName%3Dn7", true),
+            ("/api/v1/pods", false),
+            ("/api/v1/pods?fieldSelector=", false),
+            ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn77", false),
+            ("/api/v1/pods?fieldSelector=spec.nodeName!%3Dn7", false),
+            ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn8,spec.nodeName%3Dn9", false),
+            ("/api/v1/pods?fieldSelector=metadata.name%3Dn7", false),
+            ("/api/v1/pods?labelSelector=spec.nodeName%3Dn7", false),
+            // The Node authorizer does not know that it means the same.
+            ("/api/v1/pods?fieldSelector=spec.host%3Dn7", false),
+            ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7,nonsense", false),
+            // Only the first one counts.
+            ("/api/v1/pods?fieldSelector=&fieldSelector=spec.nodeName%3Dn7", false),
+            // Selectors of this form of path are not authorized by.
+            ("/api/v1/watch/pods?fieldSelector=spec.nodeName%3Dn7", false),
+            // A name says nothing of the node, nor does the selector of a GET say anything.
+            ("/api/v1/namespaces/a/pods/p", false),
+            ("/api/v1/namespaces/a/pods/n7?fieldSelector=spec.nodeName%3Dn7", false),
+        ] {
+            assert_eq!(covers(&pods, &info(uri)), covered, "{uri}");
+            assert!(covers(&Scope::Cluster, &info(uri)), "{uri}");
+        }
+        let nodes = of("metadata.name");
+        for (uri, covered) in [
+            ("/api/v1/nodes/n7", true),
+            ("/api/v1/nodes?fieldSelector=metadata.name%3Dn7", true),
+            ("/api/v1/nodes?fieldSelector=metadata.name%3Dn7&watch=1", true),
+            ("/api/v1/watch/nodes/n7", true),
+            ("/api/v1/nodes/n8", false),
+            ("/api/v1/nodes", false),
+            ("/api/v1/nodes?fieldSelector=metadata.name%3Dn8", false),
+            ("/api/v1/watch/nodes?fieldSelector=metadata.name%3Dn7", false),
+        ] {
+            assert_eq!(covers(&nodes, &info(uri)), covered, "{uri}");
+        }
+        let namespace = Scope::Namespace("a".into());
+        assert!(covers(&namespace, &info("/api/v1/namespaces/a/pods")));
+        assert!(!covers(&namespace, &info("/api/v1/pods")));
+    }
+
+    fn info(uri: &str) -> RequestInfo {
+        let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+        RequestInfo::parse("GET", path, &Query::parse(query)).expect("a path")
+    }
+}

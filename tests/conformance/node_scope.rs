@@ -1,0 +1,224 @@
+//! A proxy on a node, with that node's own credentials and the Node authorizer before it: what belongs to the node is
+//! held, by one watch with its selector; everything else is for the apiserver to answer, and to refuse.
+
+use futures_util::future::join;
+use http::HeaderName;
+use serde_json::{Value, json};
+
+use crate::bed::{self, Answer, Ask, Bed, Http, Plan, Plane, Proxy, eventually, normal, version_of};
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
+const NODE: HeaderName = HeaderName::from_static("impersonate-user");
+const NODES: HeaderName = HeaderName::from_static("impersonate-group");
+/// Pods of the node, as its kubelet selects them.
+const PODS: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1";
+const WATCH_LIST: &str =
+    "&watch=1&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1&resourceVersion=0";
+
+/// A control plane with two nodes, and a proxy on the first.
+struct Node {
+    bed: Bed<Box<Plane>>,
+    proxy: Proxy,
+    direct: Http,
+    through: Http,
+    namespace: String,
+}
+
+fn pod(name: &str, node: &str, of: &str) -> Value {
+    let volumes = json!([
+        {"name": "s", "secret": {"secretName": of}},
+        {"name": "c", "configMap": {"name": of}},
+    ]);
+    let containers = json!([{"name": "c", "image": "i"}]);
+    json!({"metadata": {"name": name}, "spec": {"nodeName": node, "containers": containers, "volumes": volumes}})
+}
+
+impl Node {
+    async fn new(bed: Option<Bed<Box<Plane>>>) -> Option<Self> {
+        let bed = bed?;
+        let direct = bed.direct();
+        let namespace = bed.namespace("node").await;
+        let inside = |resource: &str| format!("/api/v1/namespaces/{namespace}/{resource}");
+        for node in ["n1", "n2"] {
+            direct.create("/api/v1/nodes", json!({"metadata": {"name": node}})).await;
+            let named = json!({"metadata": {"name": node}, "data": {"k": "dmFsdWU="}});
+            direct.create(&inside("secrets"), named.clone()).await;
+            direct.create(&inside("configmaps"), named).await;
+            for n in 0..3 {
+                direct.create(&inside("pods"), pod(&format!("{node}-{n}"), node, node)).await;
+            }
+        }
+        let node = Plan::tls().upstream(&bed.dir.join("node-n1.kubeconfig")).config("node: n1\n");
+        let proxy = node.start(&bed).await;
+        let through = proxy.client();
+        let node = Self { bed, proxy, direct, through, namespace };
+        // The authorizer learns of pods from watches of its own.
+        let secret = node.inside("secrets/n1");
+        eventually("the node may read what its pods mount", async || {
+            (node.directly(Ask::get(&secret)).await.status == 200).then_some(())
+        })
+        .await;
+        Some(node)
+    }
+
+    fn inside(&self, rest: &str) -> String {
+        format!("/api/v1/namespaces/{}/{rest}", self.namespace)
+    }
+
+    fn as_node(ask: Ask) -> Ask {
+        ask.header(NODE, "system:node:n1").header(NODES, "system:nodes")
+    }
+
+    /// What the apiserver answers the node itself.
+    async fn directly(&self, ask: Ask) -> Answer {
+        self.direct.ask(Self::as_node(ask)).await
+    }
+
+    /// Asks both, and insists on the same answer; the proxy's.
+    async fn same(&self, ask: Ask) -> Answer {
+        let (direct, through) = join(self.directly(ask.clone()), self.through.ask(ask.clone())).await;
+        let of = |answer: &Answer| (answer.status, answer.content_type().to_owned(), normal::body(answer, false));
+        assert_eq!(of(&through), of(&direct), "{} {:?}", ask.path, ask.headers);
+        through
+    }
+
+    async fn held(&self, resource: &str) -> i64 {
+        self.proxy.metrics().await.sum("kube_fanout_feed_objects", &[("resource", resource)])
+    }
+}
+
+/// On a control plane that is quiet, so that the versions of two lists are the same.
+#[tokio::test]
+async fn node_scope_reads_are_answered_as_the_node_would_be() {
+    let Some(node) = Node::new(bed::quiet("node-reads").await).await else { return };
+    let own = ["", "&resourceVersion=0", "&limit=2", "&limit=500&resourceVersion=0", "&labelSelector=none"];
+    let mut held: Vec<_> = own.iter().map(|query| format!("{PODS}{query}")).collect();
+    held.extend([
+        node.inside("pods?fieldSelector=spec.nodeName%3Dn1"),
+        format!("{PODS},status.phase%3DPending"),
+        "/api/v1/nodes?fieldSelector=metadata.name%3Dn1".to_owned(),
+        "/api/v1/nodes/n1?resourceVersion=0".to_owned(),
+        "/api/v1/services?resourceVersion=0".to_owned(),
+        "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.nodeName%3Dn1".to_owned(),
+    ]);
+    let passed = [
+        "/api/v1/pods",
+        "/api/v1/pods?limit=x",
+        "/api/v1/pods?resourceVersion=0",
+        "/api/v1/pods?fieldSelector=spec.nodeName%3Dn2",
+        "/api/v1/pods?fieldSelector=spec.host%3Dn1",
+        "/api/v1/watch/pods?fieldSelector=spec.nodeName%3Dn1",
+        "/api/v1/nodes",
+        "/api/v1/nodes/n1",
+        "/api/v1/nodes/n2?resourceVersion=0",
+        "/apis/storage.k8s.io/v1/csinodes?fieldSelector=metadata.name%3Dn1",
+        "/apis/resource.k8s.io/v1/resourceslices",
+        "/api/v1/secrets",
+    ];
+    let mut passed: Vec<_> = passed.map(str::to_owned).to_vec();
+    for resource in ["secrets", "configmaps"] {
+        let paths = ["/n1", "/n1?resourceVersion=0", "/n2", "?fieldSelector=metadata.name%3Dn1", ""];
+        passed.extend(paths.map(|path| node.inside(&format!("{resource}{path}"))));
+    }
+    passed.extend(["pods/n1-0", "pods/n1-0?resourceVersion=0", "pods/n2-0"].map(|path| node.inside(path)));
+    for form in [PROTOBUF, "application/json"] {
+        for (paths, cached) in [(&held, true), (&passed, false)] {
+            for path in paths {
+                let answer = node.same(Ask::get(path).accept(form)).await;
+                assert_eq!(answer.is_cached(), cached, "{path} {form}");
+                assert!(!cached || answer.status == 200, "{path}: {}", answer.text());
+            }
+        }
+    }
+    let pods = node.proxy.metrics().await;
+    let of = [("resource", "pods.v1"), ("selector", "spec.nodeName=n1")];
+    assert_eq!(pods.sum("kube_fanout_upstream_watches", &of), 1, "one watch, with the selector");
+    assert_eq!(node.proxy.streams("pods.v1").await, 1, "and no other");
+    assert_eq!([node.held("pods.v1").await, node.held("nodes.v1").await], [3, 1], "nothing of other nodes");
+    for kind in ["secrets.v1", "configmaps.v1"] {
+        assert_eq!([node.held(kind).await, node.proxy.streams(kind).await], [0, 0], "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn node_scope_watches_show_what_happens_to_the_nodes_pods_alone() {
+    let Some(node) = Node::new(bed::quiet("node-watches").await).await else { return };
+    for form in [PROTOBUF, "application/json"] {
+        let ask = || Ask::get(&format!("{PODS}{WATCH_LIST}")).accept(form);
+        let (mut direct, mut through) = join(node.direct.watch(Node::as_node(ask())), node.through.watch(ask())).await;
+        for name in ["n1-9", "n2-9"] {
+            node.direct.create(&node.inside("pods"), pod(name, &name[..2], "n1")).await;
+            let labelled = json!({"metadata": {"labels": {"a": "b"}}});
+            node.direct.patch(&node.inside(&format!("pods/{name}")), labelled).await;
+            node.direct.delete(&node.inside(&format!("pods/{name}"))).await;
+        }
+        node.direct.create(&node.inside("pods"), pod("n1-end", "n1", "n1")).await;
+        node.direct.delete(&node.inside("pods/n1-end")).await;
+        // Three, the bookmark behind them, three that happen to one pod, and two to the last.
+        for number in 0..9 {
+            assert_eq!(through.frame().await, direct.frame().await, "{form}: frame {number}");
+        }
+    }
+    assert_eq!(node.proxy.streams("pods.v1").await, 1);
+}
+
+#[tokio::test]
+async fn node_scope_reads_have_every_write_before_them() {
+    let Some(node) = Node::new(bed::own("node-fresh").await).await else { return };
+    let (ours, theirs) = (node.inside("pods/n1-0"), node.inside("pods/n2-0"));
+    for n in 0..60 {
+        let labelled = json!({"metadata": {"labels": {"n": n.to_string()}}});
+        let written = version_of(&node.direct.patch(&ours, labelled.clone()).await);
+        // The cluster's version runs ahead of a stream that says nothing of it.
+        node.direct.patch(&theirs, labelled).await;
+        let read = node.through.ask(Ask::get(PODS)).await;
+        let found = read.value()["items"].as_array().expect("a list").iter().map(version_of).max();
+        assert_eq!((read.is_cached(), found), (true, Some(written)), "{}", read.text());
+        let of_nodes = node.through.ask(Ask::get("/api/v1/nodes?fieldSelector=metadata.name%3Dn1")).await;
+        assert!(of_nodes.is_cached(), "{}", of_nodes.text());
+    }
+    assert!(node.proxy.asked("position").await > 0);
+}
+
+/// What is asked to mend a gap is allowed to the node too: changes that only an apiserver told which is dead now, while
+/// the proxy could not listen.
+#[tokio::test]
+async fn node_scope_watches_are_told_what_a_dead_apiserver_alone_had_told() {
+    let Some(node) = Node::new(bed::own("node-gap").await).await else { return };
+    let mut watch = node.through.watch(Ask::get(&format!("{PODS}{WATCH_LIST}"))).await;
+    assert_eq!(watch.initial().await.len(), 4, "three pods and the bookmark");
+    node.proxy.stop();
+    node.bed.kill_apiserver().await;
+    node.bed.start_apiserver().await;
+    let direct = node.bed.direct();
+    let patch = async |name: &str, n: u32| {
+        let labelled = json!({"metadata": {"labels": {"n": n.to_string()}}});
+        version_of(&direct.patch(&node.inside(&format!("pods/{name}")), labelled).await)
+    };
+    let mut expected = Vec::new();
+    for n in 0..3 {
+        patch("n2-0", n).await;
+        expected.push(format!("MODIFIED n1-0 {}", patch("n1-0", n).await));
+    }
+    for name in ["n1-8", "n2-8"] {
+        let created = direct.create(&node.inside("pods"), pod(name, &name[..2], "n1")).await;
+        expected.extend(name.starts_with("n1").then(|| format!("ADDED {name} {}", version_of(&created))));
+    }
+    direct.delete(&node.inside("pods/n1-1")).await;
+    // Marked first, at a version that nobody says.
+    expected.push("MODIFIED n1-1 ".to_owned());
+    expected.push(format!("DELETED n1-1 {}", direct.version("/api/v1/pods").await));
+    node.bed.kill_apiserver().await;
+    node.bed.start_apiserver().await;
+    node.proxy.go_on();
+    expected.push(format!("MODIFIED n1-2 {}", patch("n1-2", 0).await));
+    for expected in expected {
+        let event = watch.change().await;
+        let told = format!("{} {} {}", event.kind, event.name(), event.version());
+        assert!(told.starts_with(&expected), "{told}, not {expected}");
+    }
+    let metrics = node.proxy.metrics().await;
+    let gaps =
+        |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("resource", "pods.v1"), ("outcome", outcome)]);
+    assert_eq!([gaps("mended"), gaps("new_history"), node.held("pods.v1").await], [1, 0, 3]);
+}

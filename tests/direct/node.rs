@@ -1,0 +1,147 @@
+//! A proxy on a node: what it holds, what it asks upstream for it, and what it leaves to upstream.
+
+use std::future::IntoFuture;
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Pod, Running};
+use serde_json::Value;
+
+use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alike, assert_same, straight};
+
+const OURS: &str = "spec.nodeName=node-1";
+
+fn on_node_1(up: &Running) -> Plan {
+    direct::app(up).with(|config| config.door.coverage.node = Some("node-1".into()))
+}
+
+fn is_ours(pod: &Value) -> bool {
+    pod.pointer("/spec/nodeName").and_then(Value::as_str) == Some("node-1")
+}
+
+fn pod(name: &str, node: &str, restarts: u64) -> Pod {
+    Pod::new("default", name).node(node).restarts(restarts)
+}
+
+/// Pods that come to the node, change there, leave it, come back and go; and others elsewhere.
+fn moves(up: &Running) -> u64 {
+    for (name, node, restarts) in [
+        ("a", "", 0),
+        ("b", "node-2", 0),
+        ("a", "node-1", 0),
+        ("b", "node-2", 1),
+        ("a", "node-1", 1),
+        ("b", "node-1", 1),
+    ] {
+        up.put_pod(&pod(name, node, restarts));
+    }
+    up.put_pod(&pod("b", "node-2", 2));
+    up.put_pod(&pod("b", "node-1", 3));
+    up.delete_pod("default", "b");
+    up.put_pod(&pod("end", "node-1", 0))
+}
+
+/// How many objects the feed of a resource holds.
+async fn held(app: &App, resource: &str) -> u64 {
+    app.feed(resource).await.expect("there is one")["objects"].as_u64().expect("a count")
+}
+
+#[tokio::test]
+async fn only_the_nodes_own_pods_are_asked_for_and_held() {
+    let up = demo::upstream().pods(60).seed(101).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = on_node_1(&up).preload("pods").run().await;
+    let open = Protocol::ALL.map(|protocol| app.watch(PODS).fields(OURS).from(history.from).over(protocol));
+    let watches = join_all(open.map(IntoFuture::into_future)).await;
+    let last = moves(&up);
+    let expected = history.upto(last).await.seen_by(is_ours);
+    for watch in &watches {
+        watch.received(expected.len()).await;
+        assert_same("the node's pods", &watch.events(), &expected);
+    }
+    let list = format!("{PODS}?fieldSelector=spec.nodeName%3Dnode-1");
+    let (ours, theirs) = (app.get(&list).await, straight(&up).get(&list).await);
+    assert!(ours.is_cached());
+    assert_alike("the list", &ours, &theirs);
+    assert_eq!(held(&app, "pods").await, theirs.items().len() as u64);
+    let feed = app.feed("pods").await.expect("it runs");
+    assert_eq!((&feed["selector"], &feed["namespace"]), (&"spec.nodeName=node-1".into(), &Value::Null));
+    for query in direct::asked_by_proxies(&up, PODS) {
+        assert!(query.starts_with("fieldSelector=spec.nodeName%3Dnode-1"), "{query}");
+    }
+}
+
+#[tokio::test]
+async fn a_read_right_behind_a_write_has_it_when_upstream_has_moved_on_elsewhere() {
+    let up = demo::upstream().pods(60).seed(102).run().await;
+    let app = on_node_1(&up).run().await;
+    let list = format!("{PODS}?fieldSelector=spec.nodeName%3Dnode-1");
+    for n in 0..30 {
+        let rv = up.put_pod(&pod("mine", "node-1", n));
+        // The selected stream says nothing of these, and so not how far it is either.
+        up.put_pod(&pod("other", "node-2", n));
+        let read = app.get(&list).await;
+        assert!(read.is_cached(), "{}", read.text());
+        let found = read.items().into_iter().find(|(key, _)| key == "default/mine");
+        assert_eq!(found, Some(("default/mine".to_owned(), rv)));
+    }
+}
+
+#[tokio::test]
+async fn what_is_asked_beyond_the_node_passes_through() {
+    let up = demo::upstream().pods(60).seed(103).run().await;
+    let app = on_node_1(&up).run().await;
+    for path in [
+        PODS.to_owned(),
+        format!("{PODS}?resourceVersion=0"),
+        format!("{PODS}?fieldSelector=spec.nodeName%3Dnode-2"),
+        format!("{PODS}?fieldSelector=spec.nodeName!%3Dnode-1"),
+        NODES.to_owned(),
+        format!("{NODES}/node-2?resourceVersion=0"),
+        "/api/v1/secrets".to_owned(),
+        direct::CONFIGMAPS.to_owned(),
+    ] {
+        let (ours, theirs) = (app.get(&path).await, straight(&up).get(&path).await);
+        assert!(!ours.is_cached(), "{path}");
+        assert_alike(&path, &ours, &theirs);
+    }
+    assert!(app.feed("pods").await.is_none(), "nothing of it is worth a feed");
+    let mine = format!("{NODES}?fieldSelector=metadata.name%3Dnode-1");
+    let (ours, theirs) = (app.get(&mine).await, straight(&up).get(&mine).await);
+    assert!(ours.is_cached());
+    assert_alike(&mine, &ours, &theirs);
+    assert_eq!(held(&app, "nodes").await, 1);
+    assert!(app.get(&format!("{NODES}/node-1?resourceVersion=0")).await.is_cached());
+    assert!(app.get("/api/v1/services").await.is_cached(), "what belongs to no node is held as elsewhere");
+}
+
+/// A gap is mended within the selector, by questions that a kubelet's credentials may ask.
+#[tokio::test]
+async fn what_happened_to_the_nodes_pods_while_upstream_was_away_is_read_back() {
+    let up = demo::upstream().pods(60).seed(104).run().await;
+    up.put_pod(&pod("a", "node-1", 0));
+    up.put_pod(&pod("leaves", "node-1", 0));
+    let mut history = History::begin(&up, PODS).await;
+    let app = on_node_1(&up).run().await;
+    let watch = app.watch(PODS).fields(OURS).from(history.from).await;
+    let last = up.put_pod(&pod("a", "node-1", 1));
+    watch.reached(last).await;
+    history.upto(last).await;
+    up.faults().down().await;
+    app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    up.put_pod(&pod("a", "node-1", 2));
+    up.put_pod(&pod("comes", "node-2", 0));
+    up.put_pod(&pod("comes", "node-1", 1));
+    up.put_pod(&pod("leaves", "node-2", 1));
+    up.put_pod(&pod("leaves", "node-2", 2));
+    up.faults().forget_window();
+    up.faults().up().await;
+    let last = up.put_pod(&pod("end", "node-1", 0));
+    watch.reached(last).await;
+    let expected = history.dig_upto(last).await.seen_by(is_ours);
+    assert_same("through the gap", &watch.events(), &expected);
+    for path in [PODS, "/api/v1/namespaces/default/pods"] {
+        for query in direct::asked_by_proxies(&up, path) {
+            assert!(query.starts_with("fieldSelector=spec.nodeName%3Dnode-1"), "{query}");
+        }
+    }
+}
