@@ -26,7 +26,6 @@ mod policy;
 mod refused;
 mod tokens;
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 pub use affected::{Affected, Subjects};
@@ -61,30 +60,33 @@ pub struct Config {
     pub allowed_ttl: Duration,
     /// How long a no is.
     pub denied_ttl: Duration,
+    /// How often open watches are asked about again, give or take a fifth: rights that are not RBAC's, and tokens, tell
+    /// nobody of their end.
+    pub recheck: Duration,
     /// How long open watches go on when nobody can tell whether they may.
     pub outage_grace: Duration,
     /// Whether those without a credential may read from the cache what upstream lets them read.
     pub anonymous: bool,
     /// Unknown tokens that upstream is asked about in a second, all in all.
-    pub reviews: NonZeroU32,
+    pub reviews: u32,
     /// The same from one address, in the long run and at once.
-    pub reviews_per_source: NonZeroU32,
-    pub reviews_burst_per_source: NonZeroU32,
+    pub reviews_per_source: u32,
+    pub reviews_burst_per_source: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        let number = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
         Self {
             audiences: Vec::new(),
             token_ttl: Duration::from_secs(10),
             allowed_ttl: Duration::from_secs(10),
             denied_ttl: Duration::from_secs(5),
+            recheck: Duration::from_secs(60),
             outage_grace: Duration::from_secs(300),
             anonymous: false,
-            reviews: number(500),
-            reviews_per_source: number(20),
-            reviews_burst_per_source: number(200),
+            reviews: 500,
+            reviews_per_source: 20,
+            reviews_burst_per_source: 200,
         }
     }
 }

@@ -104,15 +104,14 @@ impl Accesses {
             let asked = Instant::now();
             (asked, self.client.review_access(&question.user, &question.access).await)
         };
-        let unavailable = |why: &str| Refused::Unavailable(why.to_owned());
         let (asked, verdict) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
             metrics::reviewed("access", "timeout");
-            unavailable("whether this is allowed could not be found out in time")
+            Refused::Unavailable("whether this is allowed could not be found out in time".to_owned())
         })?;
         let verdict = verdict.map_err(|error| {
             metrics::reviewed("access", "error");
             tracing::warn!(%error, "an access could not be reviewed");
-            unavailable("whether this is allowed cannot be found out")
+            Refused::unanswered(&error, "whether this is allowed")
         })?;
         metrics::reviewed("access", if verdict.allowed { "allowed" } else { "denied" });
         let allowed = if verdict.allowed { Ok(()) } else { Err(verdict.reason.into()) };

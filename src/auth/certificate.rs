@@ -115,7 +115,7 @@ fn subject(leaf: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Option<Us
     let mut uids = subject.iter_attributes().filter(|attribute| is_uid(attribute.attr_type()));
     let uid = uids.next().and_then(|uid| uid.as_str().ok()).unwrap_or_default().to_owned();
     let digest = ring::digest::digest(&ring::digest::SHA256, leaf);
-    let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = digest.as_ref().iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
     let extra = [(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={digest}")])].into();
     Some(User { name, uid, groups, extra }.authenticated())
 }

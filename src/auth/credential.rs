@@ -59,8 +59,8 @@ impl Token {
         &self.0
     }
 
-    /// When it ends by its own word, in seconds since 1970, if it is a JWT. To be believed only of a token that upstream
-    /// has found to be somebody's.
+    /// When it ends by its own word, in seconds since 1970, if it is a JWT. To be believed only of a token that
+    /// upstream has found to be somebody's.
     pub(super) fn expires(&self) -> Option<u64> {
         #[derive(serde::Deserialize)]
         struct Claims {

@@ -1,12 +1,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use http::HeaderMap;
 use tokio::sync::OnceCell;
 
 use super::credential::{Chain, Credential, asserted, token_of};
 use super::judge::{FrontProxy, Identity, Judge, Trusted};
-use super::lease::{Claim, Leases};
+use super::lease::{Claim, Leases, Terms};
 use super::{Affected, Config, Grant, Refused, metrics};
 use crate::base::Tasks;
 use crate::kube::{Access, RequestInfo, User, Verb};
@@ -30,7 +31,7 @@ struct Shared {
 
 /// What delegation needs besides its configuration.
 pub struct Delegated {
-    /// With our own identity: it may create TokenReviews and SubjectAccessReviews.
+    /// With our own identity: it may create reviews of tokens and accesses.
     pub client: Client,
     pub client_authorities: Option<Trusted>,
     pub front_proxy: Option<FrontProxy>,
@@ -62,6 +63,7 @@ pub struct Known {
     id: CredentialId,
     credential: Credential,
     user: Arc<User>,
+    until: Option<SystemTime>,
 }
 
 impl Gate {
@@ -173,7 +175,10 @@ impl Shared {
         for credential in shown(&self.judge, sender, headers)? {
             let id = self.judge.id(&credential);
             match self.judge.identify(id, &credential, None, sender.address).await {
-                Ok(Identity { user, .. }) => return Ok(Caller::Known(Arc::new(Known { id, credential, user }))),
+                Ok(None) => {}
+                Ok(Some(Identity { user, until })) => {
+                    return Ok(Caller::Known(Arc::new(Known { id, credential, user, until })));
+                }
                 Err(why) => refused = Some(why),
             }
         }
@@ -187,7 +192,7 @@ impl Shared {
             Caller::Anonymous => {
                 let credential = Credential::Nobody;
                 let user = Arc::new(super::judge::anonymous());
-                Arc::new(Known { id: self.judge.id(&credential), credential, user })
+                Arc::new(Known { id: self.judge.id(&credential), credential, user, until: None })
             }
             Caller::Known(known) => known.clone(),
         };
@@ -196,10 +201,12 @@ impl Shared {
                 id: known.id,
                 credential: known.credential.clone(),
                 user: known.user.clone(),
+                until: known.until,
                 access: access.clone(),
                 info: info.clone(),
             };
-            self.leases.hold(claim, &self.judge, self.config.outage_grace, &self.tasks)
+            let terms = Terms { period: self.config.recheck, grace: self.config.outage_grace };
+            self.leases.hold(claim, &self.judge, terms, &self.tasks)
         });
         self.judge.accesses.decide(&known.user, &access, None).await?;
         Ok(Grant::new(access, lease))

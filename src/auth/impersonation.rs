@@ -23,6 +23,7 @@ pub struct Impersonation {
     pub wanted: Vec<Access>,
 }
 
+const AUTHENTICATION: &str = "authentication.k8s.io";
 const EXTRA: &str = "impersonate-extra-";
 
 impl Impersonation {
@@ -54,7 +55,6 @@ fn wanted(user: &User) -> Vec<Access> {
         None => target("", "users", "", "", &user.name),
     };
     let groups = user.groups.iter().map(|group| target("", "groups", "", "", group));
-    const AUTHENTICATION: &str = "authentication.k8s.io";
     let extra = user
         .extra
         .iter()

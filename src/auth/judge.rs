@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use tokio::time::Instant;
 
 use super::accesses::Accesses;
-use super::certificate::{Authorities, Holder};
+use super::certificate::{Authorities, Holder, Untrusted};
 use super::credential::{Chain, Credential};
 use super::tokens::Tokens;
 use super::{Config, Refused};
@@ -105,44 +105,52 @@ impl Judge {
         }
     }
 
-    /// Who somebody is. `since`: what was found out before that moment will not do.
+    /// Who somebody is; `None` if the credential says nothing of that. `since`: what was found out before that moment
+    /// will not do.
     pub(super) async fn identify(
         &self,
         id: CredentialId,
         credential: &Credential,
         since: Option<Instant>,
         source: Option<IpAddr>,
-    ) -> Result<Identity, Refused> {
-        match credential {
-            Credential::Nobody => Ok(Identity { user: Arc::new(anonymous()), until: None }),
+    ) -> Result<Option<Identity>, Refused> {
+        let identity = match credential {
+            Credential::Nobody => Identity { user: Arc::new(anonymous()), until: None },
             Credential::Token(token) => {
                 let bearer = self.tokens.bearer(id, token, since, source).await?;
-                Ok(Identity { user: bearer.user, until: bearer.until })
+                Identity { user: bearer.user, until: bearer.until }
             }
             Credential::Certificate(chain) => {
-                let holder = self.holder(id, chain)?;
-                Ok(Identity { user: Arc::new(holder.user), until: Some(holder.until) })
+                let Some(holder) = self.holder(id, chain)? else { return Ok(None) };
+                Identity { user: Arc::new(holder.user), until: Some(holder.until) }
             }
             Credential::Asserted(chain, user) if self.is_front_proxy(chain) => {
-                Ok(Identity { user: user.clone(), until: None })
+                Identity { user: user.clone(), until: None }
             }
-            Credential::Asserted(..) => Err(Refused::Unauthenticated),
-        }
+            Credential::Asserted(..) => return Err(Refused::Unauthenticated),
+        };
+        Ok(Some(identity))
     }
 
-    fn holder(&self, id: CredentialId, chain: &Chain) -> Result<Holder, Refused> {
+    /// `None`: it is trusted, and names nobody.
+    fn holder(&self, id: CredentialId, chain: &Chain) -> Result<Option<Holder>, Refused> {
         let authorities = self.client_authorities.as_ref().ok_or(Refused::Unauthenticated)?.current();
         let now = SystemTime::now();
         let known = self.holders.get(&(id, authorities.edition())).filter(|holder| now <= holder.until);
-        if let Some(holder) = known {
-            return Ok(holder);
+        if known.is_some() {
+            return Ok(known);
         }
-        let holder = authorities.verify(chain, now).map_err(|why| {
-            tracing::debug!(%why, "a client certificate is not trusted");
-            Refused::Unauthenticated
-        })?;
-        self.holders.insert((id, authorities.edition()), holder.clone());
-        Ok(holder)
+        match authorities.verify(chain, now) {
+            Ok(holder) => {
+                self.holders.insert((id, authorities.edition()), holder.clone());
+                Ok(Some(holder))
+            }
+            Err(Untrusted::Nameless) => Ok(None),
+            Err(why) => {
+                tracing::debug!(%why, "a client certificate is not trusted");
+                Err(Refused::Unauthenticated)
+            }
+        }
     }
 
     /// Whether somebody is still who they were and may still do what they do.
@@ -153,7 +161,7 @@ impl Judge {
         access: &Arc<Access>,
         since: Instant,
     ) -> Result<Identity, Refused> {
-        let identity = self.identify(id, credential, Some(since), None).await?;
+        let identity = self.identify(id, credential, Some(since), None).await?.ok_or(Refused::Unauthenticated)?;
         self.accesses.decide(&identity.user, access, Some(since)).await?;
         Ok(identity)
     }

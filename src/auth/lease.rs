@@ -58,8 +58,18 @@ struct Keeper {
     leases: Arc<Leases>,
     lease: Weak<Lease>,
     standing: Arc<Standing>,
-    grace: Duration,
+    terms: Terms,
+    until: Option<SystemTime>,
     in_doubt: bool,
+}
+
+/// How long a lease stands without being asserted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    /// Give or take a fifth.
+    pub(super) period: Duration,
+    /// When nobody can tell.
+    pub(super) grace: Duration,
 }
 
 /// Somebody who has been found to be allowed, for the moment.
@@ -67,32 +77,28 @@ pub(super) struct Claim {
     pub(super) id: CredentialId,
     pub(super) credential: Credential,
     pub(super) user: Arc<User>,
+    /// When the credential ends, if that is known.
+    pub(super) until: Option<SystemTime>,
     pub(super) access: Arc<Access>,
     pub(super) info: RequestInfo,
 }
 
-/// Rights that are not RBAC's, and tokens, tell nobody of their end: asked about so often, give or take a fifth.
-const PERIOD: Duration = Duration::from_secs(60);
 /// After a change of policy that we have seen: upstream's authorizers see it at their own pace.
 const ROUNDS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(3)];
+/// How long watches go on once upstream refuses us the questions: that is no outage (reliability.md §3.10).
+const DISOWNED_GRACE: Duration = Duration::from_secs(30);
 /// When nobody could tell.
 const AGAIN: Duration = Duration::from_secs(5);
 
 impl Leases {
     /// The lease for a claim: one that is there, or a new one with its keeper.
-    pub(super) fn hold(
-        self: &Arc<Self>,
-        claim: Claim,
-        judge: &Arc<Judge>,
-        grace: Duration,
-        tasks: &Tasks,
-    ) -> Arc<Lease> {
+    pub(super) fn hold(self: &Arc<Self>, claim: Claim, judge: &Arc<Judge>, terms: Terms, tasks: &Tasks) -> Arc<Lease> {
         let key = (claim.id, claim.access.clone());
         let mut held = self.held.lock();
         if let Some(lease) = held.get(&key).and_then(Weak::upgrade).filter(|lease| lease.revoked.get().is_none()) {
             return lease;
         }
-        let Claim { id, credential, user, access, info } = claim;
+        let Claim { id, credential, user, until, access, info } = claim;
         let standing = Arc::new(Standing { id, credential, access, user, info, dirty: Notify::new() });
         let ended = CancellationToken::new();
         let lease = Arc::new(Lease {
@@ -109,7 +115,8 @@ impl Leases {
             leases: self.clone(),
             lease: Arc::downgrade(&lease),
             standing,
-            grace,
+            terms,
+            until,
             in_doubt: false,
         };
         let leases = self.clone();
@@ -134,13 +141,14 @@ impl Leases {
 
     /// When to ask again behind a change of policy, each from the one before.
     pub(super) fn rounds() -> impl Iterator<Item = Duration> {
-        ROUNDS.windows(2).map(|pair| pair[1] - pair[0])
+        ROUNDS.windows(2).map(|pair| pair[1].saturating_sub(pair[0]))
     }
 
     fn forget(&self, key: &LeaseKey) {
         let mut held = self.held.lock();
         // Another lease may have taken the place of one that was revoked.
-        if held.get(key).is_some_and(|lease| lease.strong_count() == 0) {
+        let is_over = |lease: Arc<Lease>| lease.revoked.get().is_some();
+        if held.get(key).is_some_and(|lease| lease.upgrade().is_none_or(is_over)) {
             held.remove(key);
         }
         metrics::leases(held.len());
@@ -175,7 +183,7 @@ impl Keeper {
         let mut good = Instant::now();
         let mut rounds: &[Duration] = &[];
         let mut changed = Instant::now();
-        let mut due = good + period();
+        let mut due = self.due(good);
         let mut authorities = self.judge.authorities(&self.standing.credential);
         loop {
             tokio::select! {
@@ -193,25 +201,31 @@ impl Keeper {
                 Ok(identity) => {
                     self.doubt(false);
                     good = asserted;
-                    due = good + period();
-                    if let Some(left) = identity.until.map(remaining) {
-                        due = due.min(asserted + left);
-                    }
+                    self.until = identity.until;
+                    due = self.due(good);
                     if let Some((next, rest)) = rounds.split_first() {
                         due = due.min(changed + *next);
                         rounds = rest;
                     }
                 }
-                Err(why @ (Refused::Unavailable(_) | Refused::TooMany { .. })) => {
+                Err(why) if why.is_doubt() => {
                     self.doubt(true);
-                    if good.elapsed() >= self.grace {
+                    let grace =
+                        if why == Refused::Disowned { self.terms.grace.min(DISOWNED_GRACE) } else { self.terms.grace };
+                    if good.elapsed() >= grace {
                         return self.revoke(&why);
                     }
-                    due = Instant::now() + AGAIN.min(self.grace);
+                    due = (Instant::now() + AGAIN.min(self.terms.period)).min(good + grace);
                 }
                 Err(why) => return self.revoke(&why),
             }
         }
+    }
+
+    /// When to ask again if nothing happens.
+    fn due(&self, good: Instant) -> Instant {
+        let due = good + self.terms.period();
+        self.until.map_or(due, |until| due.min(Instant::now() + remaining(until)))
     }
 
     fn doubt(&mut self, in_doubt: bool) {
@@ -243,8 +257,10 @@ async fn replaced(authorities: &mut Option<Trusted>) {
     }
 }
 
-fn period() -> Duration {
-    PERIOD.mul_f64(0.8 + 0.4 * fastrand::f64())
+impl Terms {
+    fn period(&self) -> Duration {
+        self.period.mul_f64(0.8 + 0.4 * fastrand::f64())
+    }
 }
 
 /// Time until a credential is over by the clock on the wall; a moment more, so that then it is over.

@@ -146,9 +146,10 @@ impl Subjects {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::PolicyKind::{ClusterRole, Role, RoleBinding};
     use super::*;
 
-    fn change(event: &str, object: Value) -> Change {
+    fn change(event: &str, object: &Value) -> Change {
         serde_json::from_value(json!({"type": event, "object": object})).expect("a change")
     }
 
@@ -173,19 +174,18 @@ mod tests {
         let others = json!([{"kind": "Group", "name": "dev"}, {"kind": "ServiceAccount", "name": "sa"},
             {"kind": "ServiceAccount", "name": "sa", "namespace": "t2"}]);
         let all = ["group dev", "system:serviceaccount:t1:sa", "system:serviceaccount:t2:sa"];
-        use PolicyKind::{ClusterRole, Role, RoleBinding};
 
-        assert_eq!(named(policy.apply(Role, change("ADDED", role()))), [""; 0], "bound to nobody");
-        let first = change("ADDED", binding("a", "Role", ada));
+        assert_eq!(named(policy.apply(Role, change("ADDED", &role()))), [""; 0], "bound to nobody");
+        let first = change("ADDED", &binding("a", "Role", ada));
         assert_eq!(named(policy.apply(RoleBinding, first)), ["ada"]);
-        assert_eq!(named(policy.apply(Role, change("MODIFIED", role()))), ["ada"]);
-        assert_eq!(named(policy.apply(ClusterRole, change("MODIFIED", cluster_role()))), [""; 0], "of the same name");
-        let second = change("MODIFIED", binding("a", "ClusterRole", others));
+        assert_eq!(named(policy.apply(Role, change("MODIFIED", &role()))), ["ada"]);
+        assert_eq!(named(policy.apply(ClusterRole, change("MODIFIED", &cluster_role()))), [""; 0], "of the same name");
+        let second = change("MODIFIED", &binding("a", "ClusterRole", others));
         assert_eq!(named(policy.apply(RoleBinding, second)), ["ada", all[0], all[1], all[2]]);
-        assert_eq!(named(policy.apply(Role, change("DELETED", role()))), [""; 0]);
-        assert_eq!(named(policy.apply(ClusterRole, change("DELETED", cluster_role()))), all);
-        let last = change("DELETED", binding("a", "ClusterRole", json!([])));
+        assert_eq!(named(policy.apply(Role, change("DELETED", &role()))), [""; 0]);
+        assert_eq!(named(policy.apply(ClusterRole, change("DELETED", &cluster_role()))), all);
+        let last = change("DELETED", &binding("a", "ClusterRole", json!([])));
         assert_eq!(named(policy.apply(RoleBinding, last)), all);
-        assert_eq!(named(policy.apply(ClusterRole, change("ADDED", cluster_role()))), [""; 0]);
+        assert_eq!(named(policy.apply(ClusterRole, change("ADDED", &cluster_role()))), [""; 0]);
     }
 }

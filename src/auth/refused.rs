@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use crate::kube::{RequestInfo, Status};
-use crate::upstream::set_retry_after;
+use crate::upstream::{Error, set_retry_after};
 
 /// Why somebody gets nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +15,9 @@ pub enum Refused {
     /// Whether it may be cannot be found out now: 503, and never a yes.
     #[error("{0}")]
     Unavailable(String),
+    /// Upstream does not let us ask: 503, and soon the end of everything that stands on an answer.
+    #[error("upstream does not let this proxy ask about its callers")]
+    Disowned,
     /// Too many questions about callers that nobody knows: 429.
     #[error("too many requests with unknown credentials")]
     TooMany { retry_after_seconds: u32 },
@@ -24,6 +27,14 @@ pub enum Refused {
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl Refused {
+    /// There is no answer.
+    pub(super) fn unanswered(error: &Error, what: &str) -> Self {
+        match error.code() {
+            Some(401 | 403) => Self::Disowned,
+            _ => Self::Unavailable(format!("{what} cannot be found out")),
+        }
+    }
+
     /// Denied without a word.
     pub(super) fn denied() -> Self {
         Self::Denied(Arc::from(""))
@@ -35,8 +46,14 @@ impl Refused {
             Self::Unauthenticated => "unauthenticated",
             Self::Denied(_) => "denied",
             Self::Unavailable(_) => "unavailable",
+            Self::Disowned => "disowned",
             Self::TooMany { .. } => "too_many",
         }
+    }
+
+    /// Whether it only says that nobody could tell.
+    pub(super) fn is_doubt(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::Disowned | Self::TooMany { .. })
     }
 
     /// In the apiserver's words (semantics.md §7.4, §10.3).
@@ -44,8 +61,8 @@ impl Refused {
         match self {
             Self::Unauthenticated => Status::unauthorized(),
             Self::Denied(reason) => Status::forbidden(user, info, reason),
-            Self::Unavailable(why) => {
-                let mut status = Status::service_unavailable(why.clone());
+            Self::Unavailable(_) | Self::Disowned => {
+                let mut status = Status::service_unavailable(self.to_string());
                 set_retry_after(&mut status, RETRY_AFTER_SECONDS);
                 status
             }

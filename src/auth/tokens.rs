@@ -1,4 +1,5 @@
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -54,14 +55,16 @@ const SOURCES_MAX: usize = 100_000;
 impl Tokens {
     pub(super) fn new(client: Client, config: &Config) -> Self {
         let answers = moka::future::Cache::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build();
-        let per_source = Quota::per_second(config.reviews_per_source).allow_burst(config.reviews_burst_per_source);
+        let rate = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
+        let per_source = Quota::per_second(rate(config.reviews_per_source));
+        let per_source = per_source.allow_burst(rate(config.reviews_burst_per_source));
         Self {
             client,
             audiences: config.audiences.clone(),
             answers,
             slots: Semaphore::new(IN_FLIGHT_MAX),
             sources: RateLimiter::keyed(per_source),
-            budget: RateLimiter::direct(Quota::per_second(config.reviews)),
+            budget: RateLimiter::direct(Quota::per_second(rate(config.reviews))),
         }
     }
 
@@ -102,7 +105,6 @@ impl Tokens {
         if let Some(source) = source {
             self.spend(source)?;
         }
-        let unavailable = |why: &str| Refused::Unavailable(why.to_owned());
         let asking = async {
             let _slot = self.slots.acquire().await;
             let asked = Instant::now();
@@ -110,12 +112,12 @@ impl Tokens {
         };
         let (asked, verdict) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
             metrics::reviewed("token", "timeout");
-            unavailable("whose the token is could not be found out in time")
+            Refused::Unavailable("whose the token is could not be found out in time".to_owned())
         })?;
         let verdict = verdict.map_err(|error| {
             metrics::reviewed("token", "error");
             tracing::warn!(%error, "a token could not be reviewed");
-            unavailable("whose the token is cannot be found out")
+            Refused::unanswered(&error, "whose the token is")
         })?;
         let meant = self.audiences.is_empty() || verdict.audiences.iter().any(|of| self.audiences.contains(of));
         let user = verdict.user.filter(|_| meant);

@@ -158,14 +158,7 @@ impl ServeArguments {
             (_, _, true) => Some(TlsSource::SelfSigned { out: tls_self_signed_out }),
             _ => file.tls,
         };
-        let auth = match auth.or(file.auth).as_deref().unwrap_or("none") {
-            "none" => Some(Mode::None),
-            "delegated" => Some(Mode::Delegated),
-            other => {
-                problems.add(format!("auth: {other:?} is neither \"none\" nor \"delegated\""));
-                None
-            }
-        };
+        let auth = mode(auth.or(file.auth).as_deref(), problems);
         let mut delegated = file.delegated;
         delegated.client_ca = client_ca.or(delegated.client_ca);
         delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
@@ -200,6 +193,17 @@ impl ServeArguments {
         };
         serve.check(problems);
         Some(serve)
+    }
+}
+
+fn mode(said: Option<&str>, problems: &mut Problems) -> Option<Mode> {
+    match said.unwrap_or("none") {
+        "none" => Some(Mode::None),
+        "delegated" => Some(Mode::Delegated),
+        other => {
+            problems.add(format!("auth: {other:?} is neither \"none\" nor \"delegated\""));
+            None
+        }
     }
 }
 

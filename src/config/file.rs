@@ -1,3 +1,4 @@
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -82,6 +83,7 @@ impl File {
         top.put_some("admin", &mut file.admin);
         top.put_some("auth", &mut file.auth);
         top.put("allowedHosts", &mut file.allowed_hosts);
+        top.put("execOnLoopback", &mut file.door.exec_on_loopback);
         top.put_some("consistency", &mut file.consistency);
         top.put("preload", &mut file.preload);
         top.put_some("node", &mut file.node);
@@ -166,9 +168,12 @@ impl<'a> Section<'a> {
         }
     }
 
-    pub(super) fn put_bounded(&mut self, key: &str, into: &mut usize, min: usize, max: usize) {
-        match self.take::<usize>(key) {
-            Some(value) if (min..=max).contains(&value) => *into = value,
+    pub(super) fn put_bounded<T>(&mut self, key: &str, into: &mut T, min: T, max: T)
+    where
+        T: DeserializeOwned + PartialOrd + fmt::Display,
+    {
+        match self.take::<T>(key) {
+            Some(value) if (&min..=&max).contains(&&value) => *into = value,
             Some(value) => self.problems.add(format!("{}: {value} is not within {min}..={max}", self.path(key))),
             None => {}
         }

@@ -18,6 +18,7 @@ use super::object::Object;
 use super::path::{Route, route};
 use super::query::{ListOptions, Query, parse_rv};
 use super::respond::{Reply, Style};
+use super::reviews::Reviews;
 use super::selector::Selector;
 use super::shared::Shared;
 use super::status::Status;
@@ -35,6 +36,9 @@ pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> R
     shared.counts.note(|counts| counts.requests += 1);
     let query = Query::parse(head.uri.query().unwrap_or_default());
     let style = Style::of(&head.headers, &query);
+    if head.method == Method::POST && Reviews::are_at(head.uri.path()) {
+        return review(&shared, &style, head.uri.path(), body).await.unwrap_or_else(|status| style.status(&status));
+    }
     let call = Call { shared, style, query, method: head.method };
     let answer = match route(head.uri.path()) {
         Route::Collection { kind, namespace, forced_watch } if matches!(call.method, Method::GET | Method::HEAD) => {
@@ -195,6 +199,11 @@ impl Call {
             write::Outcome::Deleted(text) => Ok(self.style.json(StatusCode::OK, format!("{text}\n").into_bytes())),
         }
     }
+}
+
+async fn review(shared: &Shared, style: &Style, path: &str, body: Incoming) -> Result<Reply, Status> {
+    let (code, answer) = shared.reviews.answer(path, &read_body(body).await?)?;
+    Ok(style.json(code, answer))
 }
 
 async fn read_body(body: Incoming) -> Result<Bytes, Status> {

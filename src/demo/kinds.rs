@@ -87,7 +87,7 @@ const CORE: Kind = Kind {
     selectable: ONLY_METADATA,
 };
 
-pub(crate) static KINDS: [Kind; 11] = [
+pub(crate) static KINDS: [Kind; 15] = [
     Kind {
         plural: "pods",
         singular: "pod",
@@ -237,7 +237,26 @@ pub(crate) static KINDS: [Kind; 11] = [
         zero: r#","spec":{"groupPriorityMinimum":0,"versionPriority":0},"status":{}"#,
         ..CORE
     },
+    Kind { plural: "roles", singular: "role", name: "Role", ..ROLE },
+    Kind { plural: "clusterroles", singular: "clusterrole", name: "ClusterRole", namespaced: false, ..ROLE },
+    Kind { plural: "rolebindings", singular: "rolebinding", name: "RoleBinding", ..BINDING },
+    Kind {
+        plural: "clusterrolebindings",
+        singular: "clusterrolebinding",
+        name: "ClusterRoleBinding",
+        namespaced: false,
+        ..BINDING
+    },
 ];
+
+const ROLE: Kind = Kind {
+    group: "rbac.authorization.k8s.io",
+    layout: &["rules", "aggregationRule"],
+    zero: r#","rules":null"#,
+    ..CORE
+};
+const BINDING: Kind =
+    Kind { layout: &["subjects", "roleRef"], zero: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#, ..ROLE };
 
 const POD_FIELDS: &[(&str, &str, &str)] = &[
     ("spec.nodeName", "spec.nodeName", ""),

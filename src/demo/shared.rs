@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::counts::Counter;
 use super::faults::Switches;
+use super::reviews::Reviews;
 use super::store::Store;
 
 /// Requests that are remembered for tests to look at.
@@ -38,6 +39,7 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) settings: Settings,
     pub(crate) faults: Switches,
+    pub(crate) reviews: Reviews,
     pub(crate) counts: Counter,
     pub(crate) tasks: TaskTracker,
     pub(crate) stopping: CancellationToken,
@@ -55,6 +57,7 @@ impl Shared {
             store,
             settings,
             faults: Switches::new(),
+            reviews: Reviews::default(),
             counts: Counter::default(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),

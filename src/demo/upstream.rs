@@ -14,6 +14,7 @@ use super::faults::Faults;
 use super::kinds::{PODS, known};
 use super::listener::{Port, accept};
 use super::pods::{NODES, Pod};
+use super::reviews::Reviews;
 use super::seed;
 use super::shared::{Seen, Settings, Shared};
 use super::store::{Change, Store};
@@ -199,6 +200,11 @@ impl Running {
 
     pub fn faults(&self) -> Faults {
         Faults::new(self.shared.clone())
+    }
+
+    /// Who is known, and what they may.
+    pub fn reviews(&self) -> &Reviews {
+        &self.shared.reviews
     }
 
     /// Creates a running pod, or writes it anew if there is one of that name. Returns the revision, as all writes here.

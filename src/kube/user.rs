@@ -16,6 +16,7 @@ impl User {
     pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
     /// With the group that every authenticated user is in.
+    #[must_use]
     pub fn authenticated(mut self) -> Self {
         if !self.groups.iter().any(|group| group == Self::AUTHENTICATED) {
             self.groups.push(Self::AUTHENTICATED.to_owned());

@@ -28,6 +28,8 @@ use crate::wire::Representation;
 pub struct Config {
     pub consistency: Consistency,
     pub coverage: Coverage,
+    /// Whether `exec` and `attach` are passed on from a TCP socket that alone says who somebody is.
+    pub exec_on_loopback: bool,
     /// How long a request waits for a feed that is being filled.
     pub sync_wait_max: Duration,
     pub limits: Limits,
@@ -48,6 +50,7 @@ impl Default for Config {
         Self {
             consistency: Consistency::Strict,
             coverage: Coverage::default(),
+            exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),
             limits: Limits::default(),
         }
@@ -106,6 +109,8 @@ impl Visit {
     }
 }
 
+const NO_EXEC: &str = "exec and attach are not passed on from a port that every process of this machine can reach; \
+                       use a unix socket, or set execOnLoopback";
 /// How often an unknown resource makes us ask upstream what it serves.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
 /// How long a request waits for that.
@@ -135,6 +140,10 @@ impl Door {
             peer.connection.close();
         }
         let response = match (info, caller) {
+            (Ok(info), Ok(_)) if self.refuses_to_run(&peer, &info) => {
+                metrics::refused(403);
+                manner.status(&status_from_code(403, NO_EXEC))
+            }
             (Ok(info), Ok(caller)) => self.dispatch(Visit { request, caller, info, query, manner, received }).await,
             // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {
@@ -171,6 +180,14 @@ impl Door {
             metrics::refused(403);
             Box::new(manner.status(&status_from_code(403, &wrong.to_string())))
         })
+    }
+
+    /// Whether somebody wants to run something in a pod who is known by nothing but a local port: every process of this
+    /// machine can reach it, and `kubectl proxy` has the same rule.
+    fn refuses_to_run(&self, peer: &Peer, info: &RequestInfo) -> bool {
+        let runs = info.resource == "pods" && matches!(info.subresource.as_str(), "exec" | "attach");
+        let is_local = self.gate.is_open() && matches!(peer.address, PeerAddress::Tcp(_));
+        runs && is_local && !self.config.exec_on_loopback
     }
 
     async fn dispatch(&self, visit: Visit) -> Response<ReplyBody> {

@@ -28,7 +28,6 @@ impl CredentialId {
 
 impl fmt::Debug for CredentialId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, ..] = self.0;
-        write!(f, "{a:02x}{b:02x}{c:02x}{d:02x}")
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
 use kube_client::config::{AuthInfo, Kubeconfig};
 use tower::util::BoxCloneSyncService;
-use tower::{Layer, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::Error;
 
@@ -154,8 +154,7 @@ impl Credentials {
 
 /// A service that hands a request's headers back.
 fn echo()
--> impl tower::Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync
-{
+-> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
     service_fn(|request: Request<String>| async move {
         let mut response = Response::new(String::new());
         *response.headers_mut() = request.into_parts().0.headers;

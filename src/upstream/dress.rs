@@ -103,6 +103,8 @@ pub(super) fn dress_as(headers: &mut HeaderMap, user: &User) -> Result<(), http:
     Ok(())
 }
 
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
 /// An extra's key as a header can carry it: upstream lower-cases and percent-decodes it (semantics.md §10.4).
 fn escaped(key: &str) -> String {
     let mut text = String::with_capacity(key.len());
@@ -110,7 +112,8 @@ fn escaped(key: &str) -> String {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             text.push(char::from(byte));
         } else {
-            text.push_str(&format!("%{byte:02X}"));
+            text.push('%');
+            text.extend([byte >> 4, byte & 15].map(|digit| char::from(HEX[usize::from(digit)])));
         }
     }
     text

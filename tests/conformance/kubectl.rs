@@ -144,7 +144,7 @@ async fn kubectl_reads_alike() {
 #[tokio::test]
 async fn upgrades_that_upstream_refuses_are_refused_alike() {
     let Some(bed) = bed::beside_others().await else { return };
-    let proxy = Plan::tls().start(&bed).await;
+    let proxy = Plan::tls().config("execOnLoopback: true").start(&bed).await;
     let namespace = bed.namespace("upgrades").await;
     let file = manifest(&bed, PODS);
     run(kubectl(&bed, &bed.target(), &["apply", "-n", &namespace, "-f", &file])).await;

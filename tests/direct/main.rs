@@ -3,6 +3,7 @@
 mod direct;
 
 mod admin;
+mod callers;
 mod chaos;
 mod clock;
 mod cold;

@@ -54,6 +54,15 @@ const AT_A_BROKEN_FILE: [Metric; 2] =
     [("kube_fanout_reloads_total", "upstream_credentials"), ("kube_fanout_reload_failing", "upstream_credentials")];
 const AT_A_BAD_HANDSHAKE: [Metric; 1] = [("kube_fanout_connections_failed_total", "handshake")];
 
+const OF_CALLERS: [Metric; 4] = [
+    ("kube_fanout_auth_reviews_total", "authenticated"),
+    ("kube_fanout_auth_refused_total", "denied"),
+    ("kube_fanout_auth_leases", ""),
+    ("kube_fanout_auth_policy_watched", ""),
+];
+const OF_CALLERS_IN_DOUBT: [Metric; 2] =
+    [("kube_fanout_auth_outage_serving", ""), ("kube_fanout_auth_revoked_total", "unavailable")];
+
 async fn move_up(process: &Process, metrics: &[Metric]) {
     for (name, label) in metrics {
         let moved = || async { metric(&process.metrics().await, name, label) > 0.0 };
@@ -104,6 +113,24 @@ async fn every_metric_moves_when_what_it_counts_happens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_known_of_callers_is_counted() {
+    let up = demo::upstream().pods(5).run().await;
+    up.reviews().give("a", "ada");
+    up.reviews().allow("ada", "default");
+    let dir = Dir::new();
+    let file = dir.file("config", "delegated: {allowedTTL: 50ms, tokenTTL: 50ms, recheck: 50ms, outageGrace: 1s}");
+    let config = file.to_str().expect("a path");
+    let process = Process::serve(&dir, &up.url(), &["--auth", "delegated", "--config", config]).await;
+    let ada = process.client().bearing("a");
+    assert_eq!(ada.get(PODS).await.status, 403);
+    let watch = ada.watch("/api/v1/namespaces/default/pods").initial_events().await;
+    watch.listed().await;
+    move_up(&process, &OF_CALLERS).await;
+    up.reviews().refuse(Some(503));
+    move_up(&process, &OF_CALLERS_IN_DOUBT).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_handshake_is_counted() {
     let up = demo::upstream().run().await;
     let process = Process::serve(&Dir::new(), &up.url(), &["--tls-self-signed"]).await;
@@ -119,6 +146,7 @@ fn what_is_documented_is_what_moves() {
     let documented: BTreeSet<_> = names.filter(|name| name.starts_with("kube_fanout_")).collect();
     let outage = IN_AN_OUTAGE.iter().chain(&BEHIND_IT);
     let moved = IN_SERVICE.iter().chain(outage).chain(&AT_A_BROKEN_FILE).chain(&AT_A_BAD_HANDSHAKE);
+    let moved = moved.chain(&OF_CALLERS).chain(&OF_CALLERS_IN_DOUBT);
     let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count")).collect();
     assert_eq!(documented, moved);
 }

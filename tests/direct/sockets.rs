@@ -141,8 +141,24 @@ async fn tunnels() -> (Stub, App) {
         Ok(reply)
     })
     .await;
-    let app = direct::in_front_of(&upstream.url()).run().await;
+    let app = direct::in_front_of(&upstream.url()).with(|config| config.door.exec_on_loopback = true).run().await;
     (upstream, app)
+}
+
+/// reliability.md §3.2: who is known by nothing but a local port runs nothing in a pod.
+#[tokio::test]
+async fn a_loopback_port_does_not_run_commands_in_pods_unless_it_is_told_to() {
+    let upstream = stub(|_| async { Ok(Stub::reply(200, "ran")) }).await;
+    let app = direct::in_front_of(&upstream.url()).run().await;
+    for verb in ["exec", "attach"] {
+        let path = EXEC.replace("/exec", &format!("/{verb}"));
+        let answer = app.get(&path).await;
+        assert_eq!(answer.status, 403, "{verb}: {}", answer.text());
+        assert!(answer.text().contains("use a unix socket, or set execOnLoopback"), "{}", answer.text());
+        assert_eq!(upstream.seen("/api/v1/namespaces/default/pods/p/").len(), 0);
+    }
+    let answer = app.get(&EXEC.replace("/exec", "/log")).await;
+    assert_eq!((answer.status, answer.text().as_str()), (200, "ran"));
 }
 
 const EXEC: &str = "/api/v1/namespaces/default/pods/p/exec?command=sh&stdin=1";

@@ -40,6 +40,7 @@ pub struct Client {
     pub(super) protocol: Protocol,
     /// Takes little at a time, so that a client that stops reading is noticed soon.
     narrow: bool,
+    pub(super) token: Option<String>,
     shared: Option<http2::SendRequest<Body>>,
 }
 
@@ -66,7 +67,7 @@ const NARROW_WINDOW: u32 = 65_535;
 
 impl Client {
     pub fn to(place: Place) -> Self {
-        Self { place, trust: None, protocol: Protocol::Http1, narrow: false, shared: None }
+        Self { place, trust: None, protocol: Protocol::Http1, narrow: false, token: None, shared: None }
     }
 
     pub fn trusting(self, trust: Option<Trust>) -> Self {
@@ -75,6 +76,11 @@ impl Client {
 
     pub fn over(&self, protocol: Protocol) -> Self {
         Self { protocol, shared: None, ..self.clone() }
+    }
+
+    /// With a bearer token in every request.
+    pub fn bearing(&self, token: &str) -> Self {
+        Self { token: Some(token.to_owned()), ..self.clone() }
     }
 
     pub fn narrow(self) -> Self {
@@ -91,6 +97,9 @@ impl Client {
     pub fn request(&self, method: Method, path: &str) -> Call {
         let mut headers = HeaderMap::new();
         headers.insert("accept", http::HeaderValue::from_static("application/json"));
+        if let Some(token) = &self.token {
+            headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
+        }
         Call { client: self.clone(), method, path: path.to_owned(), host: None, headers, body: body("") }
     }
 

@@ -136,6 +136,9 @@ async fn upgrade(client: &Client, path: &str, accept: &str) -> Result<(HeaderMap
     let mut request = format!("ws://{}{path}", client.host()).into_client_request().expect("a handshake");
     request.headers_mut().insert("origin", HeaderValue::from_static("http://localhost"));
     request.headers_mut().insert("accept", HeaderValue::from_str(accept).expect("a media type"));
+    if let Some(token) = &client.token {
+        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a token"));
+    }
     let io = client.connect().await.expect("a connection");
     match within(path, tokio_tungstenite::client_async(request, io)).await {
         Ok((socket, response)) => Ok((response.into_parts().0.headers, Frames::Messages(Box::new(socket)))),

@@ -1,0 +1,105 @@
+//! Who holds which token and who may do what, as a test orders it: at first nobody and nothing.
+
+use std::collections::{HashMap, HashSet};
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::status::Status;
+
+/// What the upstream answers to reviews.
+#[derive(Debug, Default)]
+pub struct Reviews {
+    rules: Mutex<Rules>,
+}
+
+/// Reviews answered since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Asked {
+    pub tokens: u64,
+    pub accesses: u64,
+}
+
+#[derive(Debug, Default)]
+struct Rules {
+    holders: HashMap<String, String>,
+    /// User and namespace; `*` is every namespace and the whole cluster.
+    rights: HashSet<(String, String)>,
+    refusal: Option<u16>,
+    asked: Asked,
+}
+
+const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+const OURSELVES: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+/// Whom everybody is who asks.
+const ASKER: &str = "demo";
+
+impl Reviews {
+    /// From now on the token is the user's.
+    pub fn give(&self, token: &str, user: &str) {
+        self.rules.lock().holders.insert(token.to_owned(), user.to_owned());
+    }
+
+    /// The token is nobody's any more.
+    pub fn take(&self, token: &str) {
+        self.rules.lock().holders.remove(token);
+    }
+
+    /// The user may do everything in the namespace; everything at all for `*`.
+    pub fn allow(&self, user: &str, namespace: &str) {
+        self.rules.lock().rights.insert((user.to_owned(), namespace.to_owned()));
+    }
+
+    /// Takes that back.
+    pub fn deny(&self, user: &str, namespace: &str) {
+        self.rules.lock().rights.remove(&(user.to_owned(), namespace.to_owned()));
+    }
+
+    /// Reviews are answered with this code instead; `None` ends that.
+    pub fn refuse(&self, code: Option<u16>) {
+        self.rules.lock().refusal = code;
+    }
+
+    pub fn asked(&self) -> Asked {
+        self.rules.lock().asked
+    }
+
+    /// Whether the path is one of a review.
+    pub(crate) fn are_at(path: &str) -> bool {
+        [TOKENS, OURSELVES, ACCESSES].contains(&path)
+    }
+
+    pub(crate) fn answer(&self, path: &str, body: &[u8]) -> Result<(StatusCode, Vec<u8>), Status> {
+        let mut review: Value = serde_json::from_slice(body).map_err(|error| Status::bad_request(error.to_string()))?;
+        let mut rules = self.rules.lock();
+        match path {
+            TOKENS => rules.asked.tokens += 1,
+            ACCESSES => rules.asked.accesses += 1,
+            _ => {}
+        }
+        if let Some(code) = rules.refusal {
+            return Err(Status::ordered(code, None));
+        }
+        let text = |pointer: &str| review.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let status = match path {
+            TOKENS => match rules.holders.get(&text("/spec/token")) {
+                Some(user) => json!({"authenticated": true, "user": user_info(user)}),
+                None => json!({"user": {}}),
+            },
+            ACCESSES => {
+                let (user, namespace) = (text("/spec/user"), text("/spec/resourceAttributes/namespace"));
+                let may = |namespace: &str| rules.rights.contains(&(user.clone(), namespace.to_owned()));
+                json!({"allowed": may("*") || (!namespace.is_empty() && may(&namespace))})
+            }
+            _ => json!({"userInfo": user_info(ASKER)}),
+        };
+        review["status"] = status;
+        Ok((StatusCode::CREATED, review.to_string().into_bytes()))
+    }
+}
+
+fn user_info(name: &str) -> Value {
+    json!({"username": name, "groups": ["system:authenticated"]})
+}

@@ -1,0 +1,255 @@
+//! Who gets what with `auth: delegated`, and for how long. The upstream knows whom the test names, and no others.
+
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::Method;
+use kube_fanout::auth::Mode;
+use kube_fanout::config::Serve;
+use kube_fanout::demo::{self, Running};
+use serde_json::json;
+
+use crate::direct::{self, App, Client, Ended, PODS, Plan, Protocol, Watch};
+
+/// Answers are remembered for no longer than this, and leases asserted as often.
+const SOON: Duration = Duration::from_millis(50);
+/// Longer than a test takes.
+const LONG: Duration = Duration::from_secs(600);
+
+fn delegated(up: &Running) -> Plan {
+    direct::app(up).with(|config| {
+        config.auth = Mode::Delegated;
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (SOON, SOON, SOON, SOON);
+    })
+}
+
+/// Ada may do everything, Bob nothing.
+async fn ada_and_bob(up: &Running, change: impl FnOnce(&mut Serve)) -> (App, Client, Client) {
+    up.reviews().give("a", "ada");
+    up.reviews().give("b", "bob");
+    up.reviews().allow("ada", "*");
+    let app = delegated(up).with(change).run().await;
+    let (ada, bob) = (app.bearing("a"), app.bearing("b"));
+    (app, ada, bob)
+}
+
+async fn live_watch(up: &Running, client: &Client, protocol: Protocol) -> Watch {
+    let watch = client.watch(PODS).initial_events().over(protocol).await;
+    watch.listed().await;
+    watch.reached(up.create_pod("default", "live")).await;
+    watch
+}
+
+/// A1: a yes for this caller and this request, or nothing.
+#[tokio::test]
+async fn a1_without_a_yes_nothing_leaves_the_cache() {
+    let up = demo::upstream().pods(3).run().await;
+    let (app, ada, bob) = ada_and_bob(&up, |_| {}).await;
+    let answer = ada.get(PODS).await;
+    assert!(answer.is_cached() && answer.items().len() == 3, "{}", answer.text());
+    let refused = bob.get(PODS).await;
+    assert_eq!(refused.refusal(), (403, "Forbidden".to_owned()));
+    let words =
+        r#"pods is forbidden: User \"bob\" cannot list resource \"pods\" in API group \"\" at the cluster scope"#;
+    assert!(refused.text().contains(words), "{}", refused.text());
+    assert_eq!(refused.header("x-content-type-options"), Some("nosniff"));
+    let watch = bob.watch(PODS).open().await.err().expect("a refusal");
+    assert_eq!(watch.status, 403);
+    // Who may not read learns nothing of what else is wrong.
+    assert_eq!(bob.get(&format!("{PODS}?labelSelector=(")).await.status, 403);
+    assert_eq!(ada.get(&format!("{PODS}?labelSelector=(")).await.status, 400);
+    let nobody = app.bearing("x").get(PODS).await;
+    assert_eq!(nobody.refusal(), (401, "Unauthorized".to_owned()));
+    up.reviews().allow("bob", "default");
+    direct::eventually("a right that is given shows", || async {
+        bob.get("/api/v1/namespaces/default/pods").await.is_cached()
+    })
+    .await;
+    assert_eq!(bob.get(PODS).await.status, 403, "a namespace's right is not for all of them");
+}
+
+/// A request without a credential goes upstream as it is, and never onto a connection of somebody's.
+#[tokio::test]
+async fn nobody_in_particular_is_passed_through_with_nothing() {
+    let up = demo::upstream().pods(3).run().await;
+    let (app, ada, _) = ada_and_bob(&up, |_| {}).await;
+    ada.get(PODS).await;
+    let answer = app.request(Method::GET, PODS).header("x-remote-user", "root").send().await;
+    assert_eq!((answer.status, answer.is_cached()), (200, false));
+    let seen = up.requests().pop().expect("a request");
+    let names: Vec<_> = seen.headers.keys().map(http::HeaderName::as_str).collect();
+    assert!(!names.contains(&"authorization") && !names.contains(&"x-remote-user"), "{names:?}");
+}
+
+/// P: what passes through has the caller's own token, and no part of anybody else's identity.
+#[tokio::test]
+async fn a_token_is_passed_on_unchanged() {
+    let up = demo::upstream().pods(1).run().await;
+    let (_app, _, bob) = ada_and_bob(&up, |_| {}).await;
+    let path = "/api/v1/namespaces/default/pods/p/log";
+    bob.request(Method::GET, path).header("x-remote-group", "system:masters").send().await;
+    let seen = up.requests().into_iter().rfind(|seen| seen.uri.path() == path).expect("the request");
+    assert_eq!(seen.headers.get("authorization").map(http::HeaderValue::as_bytes), Some(b"Bearer b".as_slice()));
+    assert!(!seen.headers.contains_key("x-remote-group"));
+}
+
+/// A4: once the right is gone nothing more is sent but why.
+#[tokio::test]
+async fn a4_a_watch_ends_with_the_right_behind_it() {
+    let up = demo::upstream().pods(3).run().await;
+    let (_app, ada, _) = ada_and_bob(&up, |_| {}).await;
+    for protocol in Protocol::ALL {
+        let watch = live_watch(&up, &ada, protocol).await;
+        up.reviews().deny("ada", "*");
+        assert_eq!(watch.ended().await, Ended::Refused(403), "{protocol:?}");
+        let before = watch.changes().len();
+        up.create_pod("default", "secret");
+        assert_eq!(watch.changes().len(), before);
+        up.reviews().allow("ada", "*");
+        direct::eventually("the no is forgotten", || async { ada.watch(PODS).open().await.is_ok() }).await;
+        let watch = live_watch(&up, &ada, protocol).await;
+        up.reviews().take("a");
+        assert_eq!(watch.ended().await, Ended::Refused(401), "{protocol:?}");
+        up.reviews().give("a", "ada");
+        direct::eventually("the no is forgotten", || async { ada.watch(PODS).open().await.is_ok() }).await;
+    }
+}
+
+/// A token's own end is known to the second, whatever upstream would still say.
+#[tokio::test]
+async fn a4_a_watch_ends_with_its_token() {
+    let up = demo::upstream().pods(3).run().await;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
+    let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{}}}"#, now + 2)));
+    up.reviews().give(&token, "ada");
+    up.reviews().allow("ada", "*");
+    let app = delegated(&up).with(|config| config.delegated.auth.recheck = LONG).run().await;
+    let ada = app.bearing(&token);
+    let watch = live_watch(&up, &ada, Protocol::Http2).await;
+    assert_eq!(watch.ended().await, Ended::Refused(401));
+    assert_eq!(ada.get(PODS).await.status, 401);
+}
+
+/// A4: what RBAC says of somebody is heard of, and asked about at once.
+#[tokio::test]
+async fn a4_a_change_of_rbac_is_acted_on_at_once() {
+    let up = demo::upstream().pods(3).run().await;
+    let (_app, ada, _) = ada_and_bob(&up, |config| {
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl, auth.recheck) = (LONG, LONG, LONG);
+    })
+    .await;
+    let subjects = |name: &str| {
+        let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "r"});
+        let subjects = json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}]);
+        json!({"metadata": {"name": "b"}, "subjects": subjects, "roleRef": role})
+    };
+    up.put("clusterrolebindings", subjects("ada"));
+    let watch = live_watch(&up, &ada, Protocol::Http2).await;
+    direct::eventually("RBAC is listened to", || async {
+        let counts = up.counts();
+        counts.watches_open.of("clusterrolebindings") + counts.watches_open.of("roles") >= 2
+    })
+    .await;
+    up.reviews().deny("ada", "*");
+    up.put("clusterrolebindings", subjects("somebody else"));
+    assert_eq!(watch.ended().await, Ended::Refused(403));
+    direct::eventually("the yes is forgotten too", || async { ada.get(PODS).await.status == 403 }).await;
+}
+
+/// An authorizer that cannot be reached is no yes for anything new; what runs goes on for a while.
+#[tokio::test]
+async fn an_outage_of_reviews_is_never_a_yes() {
+    let up = demo::upstream().pods(3).run().await;
+    let (_app, ada, bob) = ada_and_bob(&up, |_| {}).await;
+    let watch = live_watch(&up, &ada, Protocol::Http2).await;
+    up.reviews().refuse(Some(503));
+    direct::eventually("what was remembered is forgotten", || async { ada.get(PODS).await.status == 503 }).await;
+    let refused = ada.get(PODS).await;
+    assert_eq!((refused.refusal().1.as_str(), refused.header("retry-after")), ("ServiceUnavailable", Some("1")));
+    assert_eq!(bob.get(PODS).await.status, 503);
+    watch.reached(up.create_pod("default", "meanwhile")).await;
+    up.reviews().refuse(None);
+    direct::eventually("answers are back", || async { ada.get(PODS).await.is_cached() }).await;
+    watch.reached(up.create_pod("default", "behind it")).await;
+    assert!(watch.is_open());
+}
+
+/// reliability.md §3.10: an outage ends somewhere, and so does our own right to ask.
+#[tokio::test]
+async fn a_watch_that_nobody_can_vouch_for_ends() {
+    let up = demo::upstream().pods(3).run().await;
+    let (_app, ada, _) = ada_and_bob(&up, |config| config.delegated.auth.outage_grace = SOON * 4).await;
+    for code in [503, 403] {
+        let watch = live_watch(&up, &ada, Protocol::Http1).await;
+        up.reviews().refuse(Some(code));
+        assert_eq!(watch.ended().await, Ended::Refused(503), "{code}");
+        up.reviews().refuse(None);
+        direct::eventually("answers are back", || async { ada.get(PODS).await.is_cached() }).await;
+    }
+}
+
+/// T13: a thousand callers with one question ask it once, and unknown tokens only so often.
+#[tokio::test]
+async fn t13_upstream_is_asked_little() {
+    let up = demo::upstream().pods(3).run().await;
+    let (app, ada, _) = ada_and_bob(&up, |config| {
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl, auth.recheck) = (LONG, LONG, LONG);
+        (auth.reviews_per_source, auth.reviews_burst_per_source) = (1, 10);
+    })
+    .await;
+    let before = up.reviews().asked();
+    let answers = (0..50).map(|_| ada.get(PODS));
+    assert!(futures_util::future::join_all(answers).await.iter().all(direct::Answer::is_cached));
+    let asked = up.reviews().asked();
+    assert_eq!((asked.tokens - before.tokens, asked.accesses - before.accesses), (1, 1));
+
+    let mut refused = [0; 2];
+    for number in 0..200 {
+        let answer = app.bearing(&format!("bad{number}")).get(PODS).await;
+        match answer.status {
+            401 => refused[0] += 1,
+            429 => refused[1] += 1,
+            other => panic!("{other}: {}", answer.text()),
+        }
+        if answer.status == 429 {
+            assert_eq!(answer.header("retry-after"), Some("1"));
+        }
+    }
+    let cost = up.reviews().asked().tokens - asked.tokens;
+    assert_eq!(cost, refused[0], "{refused:?}");
+    assert!(cost < 60 && refused[1] > 100, "{cost} questions, {refused:?}");
+    assert!(ada.get(PODS).await.is_cached(), "who is known is not touched");
+}
+
+/// A decision is for everything that it was asked about, and for nothing else (reliability.md M20).
+#[tokio::test]
+async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {
+    let up = demo::upstream().pods(3).run().await;
+    let (_app, ada, _) = ada_and_bob(&up, |config| {
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl) = (LONG, LONG);
+    })
+    .await;
+    ada.get(PODS).await;
+    let paths = [
+        "/api/v1/namespaces/default/pods",
+        "/api/v1/namespaces/other/pods",
+        "/api/v1/pods?labelSelector=a",
+        "/api/v1/pods?labelSelector=b",
+        "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1",
+        "/api/v1/pods?fieldSelector=metadata.name%3Da",
+        "/api/v1/namespaces/default/pods/a?resourceVersion=0",
+        "/api/v1/nodes",
+    ];
+    for path in paths {
+        let before = up.reviews().asked().accesses;
+        ada.get(path).await;
+        assert_eq!(up.reviews().asked().accesses - before, 1, "{path}");
+        ada.get(path).await;
+        assert_eq!(up.reviews().asked().accesses - before, 1, "{path} again");
+    }
+}
