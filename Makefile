@@ -14,7 +14,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: check
 check: fmt-check clippy tidy deny ## Format, lints, house rules, dependencies (DENY=1 installs cargo-deny)
@@ -58,6 +58,7 @@ test: ## Every test, with a real control plane and its clients if they can be ha
 e2e: ## Kubernetes' own specs, directly and through the proxy: the same ones pass (ten minutes; minutes more when cold)
 	@tests/e2e/run.sh $(ARGS)
 
+SEED ?= 1
 SEEDS ?= 5
 REQUESTS ?= 20000
 
@@ -66,6 +67,22 @@ differential: ## Random requests to proxy and apiserver, answered alike? (SEEDS=
 	@tests/kube/build.sh
 	DIFFERENTIAL_SEEDS=$(SEEDS) DIFFERENTIAL_REQUESTS=$(REQUESTS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture requests_drawn_from_the_grammar
+
+TRIPLES ?= 20000
+
+.PHONY: authorization
+authorization: ## Random callers, rules and questions: proxy and apiserver say the same? (TRIPLES=20000 SEED=1)
+	@tests/kube/build.sh
+	AUTHORIZATION_TRIPLES=$(TRIPLES) AUTHORIZATION_SEED=$(SEED) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture everybody_gets_what_the_apiserver_gives
+
+TRIALS ?= 500
+
+.PHONY: revocation
+revocation: ## How long a watch outlives the right to it, by what took the right away (TRIALS=500 of each)
+	@tests/kube/build.sh
+	REVOCATION_TRIALS=$(TRIALS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture whoever_loses_the_right_loses_the_watch
 
 .PHONY: testbed
 testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, client-go (minutes when cold)
@@ -90,7 +107,6 @@ release: ## target/release/kube-fanout
 	@ls -l target/release/kube-fanout
 
 COUNT ?= 100
-SEED ?= 1
 
 .PHONY: transcoder
 transcoder: ## Random objects of every kind and minor: JSON as Go prints it, or refused? (COUNT=100 SEED=1; network)

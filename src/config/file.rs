@@ -170,7 +170,7 @@ impl<'a> Section<'a> {
 
     pub(super) fn put_bounded<T>(&mut self, key: &str, into: &mut T, min: T, max: T)
     where
-        T: DeserializeOwned + PartialOrd + fmt::Display,
+        T: DeserializeOwned + PartialOrd + Copy + fmt::Display,
     {
         match self.take::<T>(key) {
             Some(value) if (&min..=&max).contains(&&value) => *into = value,

@@ -2,9 +2,11 @@
 //!
 //! Everything waits on something that can be observed, and nothing waits longer than [`PATIENCE`].
 
+mod certificate;
 mod drive;
 mod frames;
 mod http;
+mod identity;
 mod metrics;
 pub mod normal;
 mod pair;
@@ -13,6 +15,7 @@ mod planter;
 mod process;
 mod protobuf;
 mod proxy;
+pub mod rbac;
 mod watch;
 
 use std::any::Any;
@@ -23,9 +26,11 @@ use std::time::Duration;
 use tokio::sync::{OnceCell, RwLock};
 use tokio::time::{Instant, sleep, timeout};
 
+pub use certificate::{Authority, write_bundle};
 pub use drive::{Driving, Outcome, kubectl};
 pub use frames::{Frame, gunzip};
 pub use http::{Answer, Ask, Http, Protocol, Target, version_of};
+pub use identity::{Account, Identity};
 pub use pair::Pair;
 pub use plane::{BULK_PODS, Plane};
 pub use planter::Planter;
@@ -152,6 +157,11 @@ async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl Asy
 pub fn free_address() -> String {
     let mut addresses = std::iter::repeat_with(|| format!("127.0.0.1:{}", fastrand::u16(10_000..20_000)));
     addresses.find(|address| std::net::TcpListener::bind(address).is_ok()).expect("some port is free")
+}
+
+/// A number from the environment, for runs that are longer than usual.
+pub fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
 }
 
 /// A name that no other test of this run uses.

@@ -24,7 +24,7 @@ struct Told {
 
 fn kube_rs(target: &Target, namespace: &str) -> Api<ConfigMap> {
     let mut config = Config::new(target.url.parse().expect("a URL"));
-    config.auth_info.token = Some(target.token.clone().into());
+    config.auth_info.token = Some(target.identity.token.clone().into());
     config.root_cert = target.ca.as_ref().map(|path| {
         use rustls::pki_types::{CertificateDer, pem::PemObject};
         CertificateDer::pem_file_iter(path)
@@ -134,7 +134,7 @@ async fn the_python_client_reads_alike() {
     let read = async |target: Target| -> Value {
         let mut command = Command::new(&python);
         command.arg(repository().join("tests/python/reads.py"));
-        command.args(["--server", &target.url, "--token", &target.token]);
+        command.args(["--server", &target.url, "--token", &target.identity.token]);
         command.args(["--namespace", &namespace, "--since", &since]).arg("--ca").arg(target.ca.expect("TLS"));
         let run = tokio::task::spawn_blocking(move || command.output().expect("Python runs"));
         let output = run.await.expect("no panic");
@@ -160,7 +160,16 @@ fn javascript(bed: &Plane, target: &Target, namespace: &str, since: &str) -> (Pr
     command
         .args(["-c", "exec node --input-type=module - \"$@\" <\"$0\""])
         .arg(repository().join("tests/node/reads.js"));
-    command.args(["--server", &target.url, "--token", &target.token, "--namespace", namespace, "--since", since]);
+    command.args([
+        "--server",
+        &target.url,
+        "--token",
+        &target.identity.token,
+        "--namespace",
+        namespace,
+        "--since",
+        since,
+    ]);
     command.arg("--ca").arg(target.ca.as_ref().expect("TLS")).current_dir(repository().join("target/node"));
     let file = |path: &PathBuf| File::create(path).expect("a file");
     command.stdout(file(&out)).stderr(file(&log));

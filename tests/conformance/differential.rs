@@ -5,19 +5,18 @@
 //! `differential/compare.rs` (headers) and `bed/normal.rs` (versions, bookmarks in between). A difference is made
 //! smaller, and printed as something to type. `make differential SEEDS=5 REQUESTS=20000` runs more than `make test`.
 
-mod compare;
-mod grammar;
-mod probe;
+pub mod compare;
+pub mod grammar;
+pub mod probe;
 mod shrink;
 mod tally;
-
-mod world;
+pub mod world;
 
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 
-use crate::bed::{self, Pair, say};
+use crate::bed::{self, Pair, number, say};
 use compare::{Compared, Servers};
 use grammar::Grammar;
 use probe::Probe;
@@ -33,10 +32,6 @@ const REPORT_EVERY: Duration = Duration::from_secs(10);
 const TELLINGS_MAX: usize = 3;
 /// Differences that are made smaller and printed; the others are counted.
 const SHOWN_MAX: usize = 40;
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_drawn_from_the_grammar_are_answered_alike() {

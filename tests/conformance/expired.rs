@@ -10,7 +10,7 @@ pub async fn compact(plane: &Plane, version: u64) {
     let settings = std::fs::read_to_string(plane.dir.join("settings.json")).expect("the test bed's settings");
     let settings: Value = serde_json::from_str(&settings).expect("JSON");
     let url = format!("http://127.0.0.1:{}", settings["etcdPort"]);
-    let etcd = bed::Http::new(bed::Target { url, ca: None, token: "none".to_owned() }, bed::Protocol::H1);
+    let etcd = bed::Http::new(bed::Target { url, ca: None, identity: bed::Identity::anonymous() }, bed::Protocol::H1);
     etcd.create("/v3/kv/compaction", json!({"revision": version.to_string(), "physical": true})).await;
 }
 

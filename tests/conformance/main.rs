@@ -6,6 +6,7 @@
 
 mod bed;
 
+mod authorization;
 mod clients;
 mod custom;
 mod custom_life;
@@ -22,6 +23,7 @@ mod proxy_restart;
 mod representations;
 mod representations_hard;
 mod restarts;
+mod revocation;
 mod rows;
 mod tables;
 mod watches;

@@ -28,7 +28,7 @@ async fn connect(target: &Target) -> TlsStream<TcpStream> {
 fn request(target: &Target, path: &str, headers: &[(&'static str, &str)]) -> Request<()> {
     let url = format!("wss://{}{path}", target.host());
     let mut request = url.into_client_request().expect("a request");
-    let token = format!("Bearer {}", target.token);
+    let token = format!("Bearer {}", target.identity.token);
     for (name, value) in headers.iter().chain(&[("authorization", token.as_str())]) {
         request.headers_mut().insert(*name, value.parse().expect("a header"));
     }
@@ -141,7 +141,7 @@ async fn handshake(target: &Target, path: &str, headers: &[(&str, &str)]) -> (St
     let token = ("authorization", "Bearer PLAIN");
     let with_token = (!headers.iter().any(|(name, _)| *name == NO_TOKEN)).then_some(token);
     let lines = headers.iter().copied().chain(with_token).filter(|(name, _)| *name != NO_TOKEN).map(|(name, value)| {
-        let value = value.replace("PLAIN", &target.token).replace("TOKEN", &encoded(&target.token));
+        let value = value.replace("PLAIN", &target.identity.token).replace("TOKEN", &encoded(&target.identity.token));
         format!("{name}: {value}\r\n")
     });
     let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n{}", target.host(), lines.collect::<String>());

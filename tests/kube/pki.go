@@ -19,11 +19,11 @@ import (
 type keyPair struct{ cert, key []byte }
 
 // authority signs all certificates of one control plane: those of the server and
-// those of the users.
+// those of the users. Its key stays in the directory, so that tests can issue more.
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	pem  []byte
+	pem  keyPair
 }
 
 func newAuthority() (*authority, error) {
@@ -43,7 +43,11 @@ func newAuthority() (*authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse CA certificate: %w", err)
 	}
-	return &authority{cert, key, encodePEM("CERTIFICATE", der)}, nil
+	pair, err := encodePair(der, key)
+	if err != nil {
+		return nil, fmt.Errorf("encode CA key: %w", err)
+	}
+	return &authority{cert, key, pair}, nil
 }
 
 // issueServer makes the apiserver's certificate, valid for the names under which it
@@ -78,11 +82,19 @@ func (a *authority) issue(template *x509.Certificate) (keyPair, error) {
 	if err != nil {
 		return keyPair{}, fmt.Errorf("sign certificate of %s: %w", name, err)
 	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	pair, err := encodePair(der, key)
 	if err != nil {
 		return keyPair{}, fmt.Errorf("encode key of %s: %w", name, err)
 	}
-	return keyPair{encodePEM("CERTIFICATE", der), encodePEM("PRIVATE KEY", keyDER)}, nil
+	return pair, nil
+}
+
+func encodePair(cert []byte, key crypto.Signer) (keyPair, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return keyPair{}, err
+	}
+	return keyPair{encodePEM("CERTIFICATE", cert), encodePEM("PRIVATE KEY", der)}, nil
 }
 
 // newServiceAccountKey makes the key that signs service account tokens. cert holds

@@ -44,13 +44,49 @@ func createObjects(ctx context.Context, client kubernetes.Interface) error {
 	if err := ignoreExisting(err); err != nil {
 		return fmt.Errorf("bind role of alice: %w", err)
 	}
-	_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "viewer"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "viewer"}},
+	if err := bindClusterRole(ctx, client, "viewer", "view"); err != nil {
+		return err
+	}
+	for _, name := range []string{"proxy", "impersonator"} {
+		_, err := client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
+			ObjectMeta: metav1.ObjectMeta{Name: "testbed:" + name},
+			Rules:      proxyRules[name],
+		}, metav1.CreateOptions{})
+		if err := ignoreExisting(err); err != nil {
+			return fmt.Errorf("create role of %s: %w", name, err)
+		}
+		if err := bindClusterRole(ctx, client, name, "testbed:"+name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// proxyRules are the rights of a proxy that asks the apiserver who its callers are
+// and what they may: one identity reads and asks, and one can do nothing but become
+// somebody else.
+var proxyRules = map[string][]rbacv1.PolicyRule{
+	"proxy": {
+		{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"get", "list", "watch"}},
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}, Verbs: []string{"create"}},
+		{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
+	},
+	"impersonator": {
+		{APIGroups: []string{""}, Resources: []string{"users", "groups", "serviceaccounts"}, Verbs: []string{"impersonate"}},
+		// "userextras/*" would match that very name only: RBAC knows no such pattern.
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"impersonate"}},
+	},
+}
+
+// bindClusterRole gives a user, by a binding of the user's name, a cluster role everywhere.
+func bindClusterRole(ctx context.Context, client kubernetes.Interface, user, role string) error {
+	_, err := client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: user},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
 	}, metav1.CreateOptions{})
 	if err := ignoreExisting(err); err != nil {
-		return fmt.Errorf("bind role of viewer: %w", err)
+		return fmt.Errorf("bind role of %s: %w", user, err)
 	}
 	return nil
 }

@@ -27,6 +27,8 @@ var users = []user{
 	{file: "bob", name: "bob", token: true},
 	{file: "viewer", name: "viewer", cert: true},
 	{file: "node-n1", name: "system:node:n1", groups: []string{"system:nodes"}, cert: true},
+	{file: "proxy", name: "proxy", token: true},
+	{file: "impersonator", name: "impersonator", token: true},
 }
 
 // writeCredentials writes all keys, certificates, tokens and kubeconfigs of a new
@@ -36,7 +38,7 @@ func writeCredentials(l layout, server string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.write("ca.crt", ca.pem, 0o644); err != nil {
+	if err := l.writeKeyPair("ca", ca.pem); err != nil {
 		return err
 	}
 	serving, err := ca.issueServer()
@@ -95,7 +97,7 @@ func writeUser(l layout, ca *authority, server string, u user) (string, error) {
 	}
 	cluster := clientcmdapi.NewCluster()
 	cluster.Server = server
-	cluster.CertificateAuthorityData = ca.pem
+	cluster.CertificateAuthorityData = ca.pem.cert
 	context := clientcmdapi.NewContext()
 	context.Cluster, context.AuthInfo = "testbed", u.file
 	config := clientcmdapi.NewConfig()

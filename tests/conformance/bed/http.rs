@@ -10,11 +10,12 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
 
+use super::identity::Identity;
 use super::watch::Watch;
 use super::within;
 
@@ -23,7 +24,7 @@ use super::within;
 pub struct Target {
     pub url: String,
     pub ca: Option<PathBuf>,
-    pub token: String,
+    pub identity: Identity,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,11 +64,20 @@ impl Target {
         for certificate in self.ca.iter().flat_map(|path| CertificateDer::pem_file_iter(path).expect("a PEM file")) {
             roots.add(certificate.expect("a certificate")).expect("a trust anchor");
         }
-        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        let tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .expect("ring has them")
-            .with_root_certificates(roots)
-            .with_no_client_auth()
+            .with_root_certificates(roots);
+        let Some(own) = &self.identity.certificate else { return tls.with_no_client_auth() };
+        let chain =
+            CertificateDer::pem_file_iter(own).expect("a PEM file").map(|certificate| certificate.expect("one"));
+        let key = PrivateKeyDer::from_pem_file(own).expect("a key");
+        tls.with_client_auth_cert(chain.collect(), key).expect("they belong together")
+    }
+
+    /// The same server, asked by somebody.
+    pub fn by(&self, identity: &Identity) -> Self {
+        Self { identity: identity.clone(), ..self.clone() }
     }
 
     pub fn host(&self) -> &str {
@@ -131,8 +141,11 @@ impl Http {
         *request.method_mut() = ask.method;
         *request.uri_mut() = format!("{}{}", self.target.url, ask.path).parse().expect("a path");
         *request.headers_mut() = ask.headers;
-        let token = HeaderValue::from_str(&format!("Bearer {}", self.target.token)).expect("a token");
-        request.headers_mut().entry(AUTHORIZATION).or_insert(token);
+        let token = &self.target.identity.token;
+        if !token.is_empty() {
+            let token = HeaderValue::from_str(&format!("Bearer {token}")).expect("a token");
+            request.headers_mut().entry(AUTHORIZATION).or_insert(token);
+        }
         request
     }
 

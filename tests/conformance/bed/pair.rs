@@ -31,7 +31,11 @@ impl Pair {
 
 impl<P: Deref<Target = Plane>> Pair<P> {
     pub async fn on(bed: Bed<P>) -> Self {
-        let proxy = Plan::tls().start(&bed).await;
+        Self::with(Plan::tls(), bed).await
+    }
+
+    pub async fn with(plan: Plan, bed: Bed<P>) -> Self {
+        let proxy = plan.start(&bed).await;
         let (direct, through) = (bed.direct(), proxy.client());
         let namespace = bed.namespace("rows").await;
         let next = format!("{namespace}-a");

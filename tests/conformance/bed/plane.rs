@@ -16,7 +16,6 @@ pub struct Plane {
     pub binary: PathBuf,
     pub dir: PathBuf,
     url: String,
-    token: String,
     loaded: OnceCell<()>,
     /// An apiserver that was started again.
     again: Mutex<Option<Process>>,
@@ -51,13 +50,17 @@ impl Plane {
         })
         .await;
         say(&format!("control plane {name:?} up after {:.1} s", started.elapsed().as_secs_f64()));
-        let read = |name| fs::read_to_string(dir.join(name)).expect("the test bed writes it").trim().to_owned();
-        let (url, token) = (read("url"), read("admin.token"));
-        Self { binary, url, token, dir, loaded: OnceCell::new(), again: Mutex::new(None), up: Mutex::new(up) }
+        let url = fs::read_to_string(dir.join("url")).expect("the test bed writes it").trim().to_owned();
+        Self { binary, url, dir, loaded: OnceCell::new(), again: Mutex::new(None), up: Mutex::new(up) }
     }
 
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
+    }
+
+    /// The certificate of its CA.
+    pub fn ca(&self) -> PathBuf {
+        self.dir.join("ca.crt")
     }
 
     pub fn url(&self) -> &str {
@@ -66,7 +69,7 @@ impl Plane {
 
     /// The apiserver itself, as an administrator.
     pub fn target(&self) -> Target {
-        Target { url: self.url.clone(), ca: Some(self.dir.join("ca.crt")), token: self.token.clone() }
+        Target { url: self.url.clone(), ca: Some(self.ca()), identity: self.user("admin") }
     }
 
     pub fn direct(&self) -> Http {

@@ -51,7 +51,7 @@ impl Planter {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let kubeconfig = plane.file("planter.kubeconfig");
-        let token = plane.target().token;
+        let token = plane.target().identity.token;
         let document = serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "p",
             "clusters": [{"name": "p", "cluster": {"server": url}}],

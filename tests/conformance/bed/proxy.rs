@@ -4,6 +4,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
 
 use super::http::{Http, Protocol, Target};
+use super::identity::Identity;
 use super::metrics::Metrics;
 use super::plane::Plane;
 use super::process::Process;
@@ -17,6 +18,8 @@ pub struct Plan {
     config: Option<String>,
     /// Instead of the control plane's own.
     kubeconfig: Option<PathBuf>,
+    /// Callers are whom certificates by these and tokens say.
+    client_ca: Option<PathBuf>,
 }
 
 /// The proxy under test, as a process.
@@ -30,7 +33,7 @@ pub struct Proxy {
 impl Plan {
     /// HTTP/2 and HTTP/1.1 over TLS.
     pub fn tls() -> Self {
-        Self { tls: true, listen: "127.0.0.1:0".to_owned(), config: None, kubeconfig: None }
+        Self { tls: true, listen: "127.0.0.1:0".to_owned(), config: None, kubeconfig: None, client_ca: None }
     }
 
     /// The same without TLS.
@@ -52,6 +55,17 @@ impl Plan {
         Self { kubeconfig: Some(kubeconfig.to_owned()), ..self }
     }
 
+    /// Callers show who they are, and get what the apiserver says that they may have. Certificates are of the control
+    /// plane's CA.
+    pub fn delegated(plane: &Plane) -> Self {
+        Self { client_ca: Some(plane.ca()), ..Self::tls().upstream(&plane.dir.join("proxy.kubeconfig")) }
+    }
+
+    /// Certificates are of these CAs.
+    pub fn client_ca(self, bundle: &Path) -> Self {
+        Self { client_ca: Some(bundle.to_owned()), ..self }
+    }
+
     pub async fn start(self, plane: &Plane) -> Proxy {
         let name = unique("proxy");
         let file = |end: &str| plane.dir.join(format!("{name}.{end}"));
@@ -68,6 +82,10 @@ impl Plan {
             fs::write(file("yaml"), yaml).expect("a file");
             command.arg("--config").arg(file("yaml"));
         }
+        if let Some(bundle) = &self.client_ca {
+            command.args(["--auth", "delegated", "--client-ca"]).arg(bundle);
+            command.arg("--impersonator-kubeconfig").arg(plane.dir.join("impersonator.kubeconfig"));
+        }
         let create = |path: &PathBuf| File::create(path).expect("a file");
         let log_level = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,kube_fanout=debug".to_owned());
         command.env("RUST_LOG", log_level).env_remove("KUBECONFIG").env_remove("NODE_NAME");
@@ -80,7 +98,7 @@ impl Plan {
             Some((after("serving on ")?, after("metrics and health on ")?))
         })
         .await;
-        let to = |url: String, ca: Option<PathBuf>| Target { url, ca, token: plane.target().token };
+        let to = |url: String, ca: Option<PathBuf>| Target { url, ca, identity: plane.user("admin") };
         let target = to(url, self.tls.then_some(ca));
         let proxy = Proxy { target, admin: to(admin, None), log, process: Mutex::new(process) };
         eventually("the proxy is ready", async || {
@@ -99,6 +117,11 @@ impl Proxy {
 
     pub fn client(&self) -> Http {
         Http::new(self.target(), if self.target.ca.is_some() { Protocol::H2 } else { Protocol::H1 })
+    }
+
+    /// A client that is somebody else than an administrator.
+    pub fn client_of(&self, identity: &Identity) -> Http {
+        Http::new(self.target().by(identity), Protocol::H2)
     }
 
     pub async fn metrics(&self) -> Metrics {

@@ -13,13 +13,14 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::{Message, Role};
 
 use super::probe::{Over, Probe};
-use crate::bed::{Answer, Frame, Http, Pair, Plane, Protocol, Target, gunzip, normal};
+use crate::bed::{Answer, Frame, Http, Identity, Pair, Plane, Protocol, Target, gunzip, normal};
 
 /// Headers that are not compared.
-const NOT_COMPARED: [(&str, &str); 5] = [
+const NOT_COMPARED: [(&str, &str); 6] = [
     ("date", "the moment of the answer"),
     ("content-length", "told beforehand or not: by the size of a buffer, and by the protocol between"),
     ("transfer-encoding", "the same"),
+    ("connection", "of one hop: a connection of somebody unknown is not used again"),
     ("kube-fanout-served", "our own"),
     ("kube-fanout-stale-seconds", "our own"),
 ];
@@ -141,6 +142,12 @@ fn said(message: &Result<Message, String>) -> Option<String> {
 impl Servers {
     pub fn of<P: Deref<Target = Plane>>(pair: &Pair<P>) -> Self {
         Self { direct: Server::new(pair.bed.target()), through: Server::new(pair.proxy.target()) }
+    }
+
+    /// Both, asked by somebody else than an administrator.
+    pub fn by<P: Deref<Target = Plane>>(pair: &Pair<P>, identity: &Identity) -> Self {
+        let of = |target: Target| Server::new(target.by(identity));
+        Self { direct: of(pair.bed.target()), through: of(pair.proxy.target()) }
     }
 
     pub async fn compare(&self, probe: &Probe) -> Compared {

@@ -100,9 +100,11 @@ impl Probe {
     pub fn curl(&self, server: &Target) -> String {
         let version = if self.over == Over::H2 { "--http2" } else { "--http1.1" };
         let method = if self.method == "HEAD" { "--head".to_owned() } else { format!("-X {}", self.method) };
-        let bearer = format!("Bearer {}", server.token);
+        let bearer = format!("Bearer {}", server.identity.token);
         let mut headers: Vec<_> = self.sent().collect();
-        headers.push((AUTHORIZATION.as_str(), &bearer));
+        if !server.identity.token.is_empty() && !headers.iter().any(|(name, _)| *name == AUTHORIZATION.as_str()) {
+            headers.push((AUTHORIZATION.as_str(), &bearer));
+        }
         // What curl adds of its own is taken away.
         for own in [ACCEPT.as_str(), "user-agent"] {
             if !headers.iter().any(|(name, _)| *name == own) {
@@ -112,8 +114,10 @@ impl Probe {
         let headers = headers.iter().map(|(name, value)| quoted(&format!("{name}: {value}")));
         let headers = headers.collect::<Vec<_>>().join(" -H ");
         let body = if self.body.is_empty() { String::new() } else { format!(" --data-binary {}", quoted(&self.body)) };
+        let certificate = server.identity.certificate.as_ref();
+        let certificate = certificate.map_or_else(String::new, |path| format!(" --cert {}", path.display()));
         let url = quoted(&format!("{}{}", server.url, self.target()));
-        format!("curl -gksS -i {version} --path-as-is {method} -H {headers}{body} {url}")
+        format!("curl -gksS -i {version} --path-as-is{certificate} {method} -H {headers}{body} {url}")
     }
 }
 

@@ -223,7 +223,7 @@ async fn change(http: &Http, known: &[Served]) -> Vec<u64> {
 }
 
 /// Waits until the caches of all resources, in both forms, have reached a version.
-async fn settle(servers: &[&Http], resources: &[&Served], version: u64) {
+pub async fn settle(servers: &[&Http], resources: &[&Served], version: u64) {
     let asks = servers.iter().flat_map(|http| {
         resources.iter().flat_map(move |resource| {
             let path = format!("{}?labelSelector=none&resourceVersion={version}", resource.collection(""));

@@ -1,0 +1,176 @@
+//! Who gets what: callers of every kind, under rules drawn with a seed, ask the proxy and the apiserver with the same
+//! credential and are told the same, be it yes or no.
+//!
+//! The rules stay as they are while questions are asked, and the callers of each round are new, so that nothing that
+//! either side remembers is out of date. `make authorization TRIPLES=20000 SEED=n` asks more than `make test`.
+
+mod cast;
+mod policy;
+mod questions;
+mod stage;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::ops::Deref;
+use std::time::Instant;
+
+use fastrand::Rng;
+use futures_util::{StreamExt, stream};
+
+use crate::bed::{self, Authority, Identity, Pair, Plan, Plane, eventually, rbac, say, unique};
+use crate::differential::compare::{Compared, Servers};
+use crate::differential::probe::Probe;
+use crate::differential::world::World;
+use cast::Cast;
+use policy::Policy;
+use questions::Questions;
+use stage::Stage;
+
+/// Questions under the same rules.
+const ROUND: u64 = 500;
+/// Rounds on the same control plane: it forgets what was at the beginning, sooner than the proxy.
+const ROUNDS: u64 = 10;
+const AT_ONCE: usize = 48;
+/// What differs only now and then, such as an age, does not differ so often.
+const TELLINGS_MAX: usize = 3;
+const SHOWN_MAX: usize = 20;
+
+type IsSo = fn(&Told<'_>) -> bool;
+
+/// Where an answer is as good though it is another (docs/DIFFERENCES.md).
+const AS_GOOD: [(&str, IsSo); 2] = [
+    ("who may not impersonate is told so in our words, when the caller is known by a certificate", |told| {
+        let certain = told.identity.certificate.is_some() && told.compared.expected.status == told.compared.told.status;
+        certain && told.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
+    }),
+    ("who is not known is told so in JSON, when YAML is asked for", |told| {
+        let both = (told.compared.expected.status, told.compared.told.status) == (401, 401);
+        both && told.probe.headers.iter().any(|(name, value)| *name == "accept" && value.contains("yaml"))
+    }),
+];
+
+/// A question, who asked it, and what they were told.
+struct Told<'a> {
+    servers: &'a Servers,
+    identity: &'a Identity,
+    probe: Probe,
+    compared: Compared,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everybody_gets_what_the_apiserver_gives_them_and_nothing_else() {
+    let (mut left, mut seed) = (bed::number("AUTHORIZATION_TRIPLES", 1500), bed::number("AUTHORIZATION_SEED", 1));
+    let mut reports = Vec::new();
+    while left > 0 {
+        let Some(bed) = bed::quiet(&format!("authorization-{seed}")).await else { return };
+        let pair = Pair::with(Plan::delegated(&bed), bed).await;
+        let world = World::make(&pair).await;
+        for _ in 0..ROUNDS.min(left.div_ceil(ROUND)) {
+            let count = left.min(ROUND);
+            reports.extend(round(&pair, &world, seed, count).await);
+            (left, seed) = (left - count, seed + 1);
+        }
+    }
+    let shown = reports.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join("\n\n");
+    assert!(reports.is_empty(), "{} differences:\n{shown}", reports.len());
+}
+
+/// So many questions under rules of their own; what was answered otherwise.
+async fn round<P: Deref<Target = Plane>>(pair: &Pair<P>, world: &World, seed: u64, count: u64) -> Vec<String> {
+    let (round, mut random, started) = (format!("s{seed}"), Rng::with_seed(seed), Instant::now());
+    let cast = Cast::assemble(&pair.bed, &mut random, &round).await;
+    let policy = Policy::draw(world, &cast, &mut random, &round);
+    let stage = Stage::set(pair, world, &policy, &round).await;
+    let settled = pair.direct.version("/api/v1/namespaces").await;
+    let servers: Vec<_> = cast.members.iter().map(|member| Servers::by(pair, &member.identity)).collect();
+    let mut questions = Questions::new(world, seed);
+    let asked: Vec<_> = (0..count).map(|_| questions.draw(&cast, &policy, &stage)).collect();
+    let told = stream::iter(asked).map(async |(who, probe)| {
+        let (servers, identity) = (&servers[who], &cast.members[who].identity);
+        let (probe, compared) = told(servers, probe).await;
+        Told { servers, identity, probe, compared }
+    });
+    let told = told.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
+    say(&format!("seed {seed}: {} in {:.1} s", tally(&told), started.elapsed().as_secs_f64()));
+    let now = pair.direct.version("/api/v1/namespaces").await;
+    assert_eq!(now, settled, "a request has written something");
+    policy.forget(&pair.direct).await;
+    told.iter().filter(|told| told.differs()).map(|told| format!("seed {seed}: {}", told.report())).collect()
+}
+
+async fn told(servers: &Servers, probe: Probe) -> (Probe, Compared) {
+    let mut compared = servers.compare(&probe).await;
+    for _ in 1..TELLINGS_MAX {
+        let broken = compared.expected.status == 0 || compared.told.status == 0;
+        if !compared.differs() && !broken {
+            break;
+        }
+        compared = servers.compare(&probe).await;
+    }
+    (probe, compared)
+}
+
+impl Told<'_> {
+    fn differs(&self) -> bool {
+        self.compared.differs() && AS_GOOD.iter().all(|(_, is_as_good)| !is_as_good(self))
+    }
+
+    fn report(&self) -> String {
+        let Self { servers, identity, probe, compared } = self;
+        let denied = |status: u16| matches!(status, 401 | 403);
+        let given = |status: u16| (100..300).contains(&status);
+        let what = match (compared.expected.status, compared.told.status) {
+            (expected, told) if denied(expected) && given(told) => "OVER-GRANT",
+            (expected, told) if given(expected) && denied(told) => "UNDER-GRANT",
+            _ => "another answer",
+        };
+        let mut text = format!("{what} to {}", identity.name);
+        for server in [&servers.direct, &servers.through] {
+            let _ = write!(text, "\n{}", probe.curl(&server.target));
+        }
+        text + &compared.explain()
+    }
+}
+
+fn tally(told: &[Told<'_>]) -> String {
+    let mut statuses = BTreeMap::<u16, u32>::new();
+    for told in told {
+        *statuses.entry(told.compared.expected.status).or_default() += 1;
+    }
+    let count = |is: &dyn Fn(&&Told<'_>) -> bool| told.iter().filter(is).count();
+    let cached = count(&|told| told.compared.cached);
+    let watches = count(&|told| told.compared.watch);
+    let different = count(&|told| told.differs());
+    let asked = told.len();
+    format!(
+        "{asked} questions, {watches} watches, {cached} answered from the cache; {statuses:?}; {different} different"
+    )
+}
+
+/// What a header cannot carry as it is must not become somebody else's name.
+#[tokio::test]
+async fn a_name_that_a_header_would_change_is_nobody_elses() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let (proxy, authority) = (Plan::delegated(&bed).start(&bed).await, Authority::of(&bed));
+    let (namespace, name) = (bed.namespace("names").await, unique("victim"));
+    let direct = bed.direct();
+    let path = format!("/api/v1/namespaces/{namespace}/secrets");
+    let role = rbac::collection(None, "rolebindings");
+    direct.create(&role, rbac::binding(&name, "ClusterRole", "cluster-admin", &rbac::subject("User", &name))).await;
+    let victim = proxy.client_of(&authority.issue(&name, &[]));
+    eventually("the victim is let in", async || (victim.get(&path).await.status == 200).then_some(())).await;
+    let odd = |before: &str, after: &str| format!("{before}{name}{after}");
+    let names =
+        [odd("", " "), odd(" ", ""), odd("\t", ""), odd("", "\t"), odd("", "\n"), odd("\r\n", ""), odd("", "\0")];
+    for other in names {
+        let caller = proxy.client_of(&authority.issue(&other, &[]));
+        for path in [&path, "/api/v1/nodes", "/api/v1/nodes?resourceVersion=0"] {
+            let answer = caller.get(path).await;
+            assert!(answer.status.is_client_error(), "{other:?}: {path}: {} {}", answer.status, answer.text());
+        }
+        // And the same of groups.
+        let group = odd("", " ").replace(&name, "system:masters");
+        let answer = proxy.client_of(&authority.issue(&unique("nobody"), &[&group])).get(&path).await;
+        assert!(answer.status.is_client_error(), "{} {}", answer.status, answer.text());
+    }
+}

@@ -1,0 +1,130 @@
+//! A right that is taken away takes the open watch with it, in bounded time, and says why (reliability.md §3.4).
+//!
+//! A watch is shown to be live, the right goes, and objects that it would match are written until it ends.
+//! `make revocation TRIALS=500` measures what `make test` only samples.
+
+mod right;
+
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, future, stream};
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::bed::{self, Ask, Ended, Event, Http, Watch, eventually, number, say};
+use right::{Bench, Loss, Right};
+
+/// How long a broken watch is waited for, beyond its bound.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// A watch that lost its right.
+struct Outlived {
+    /// From the loss to the end.
+    lasted: Duration,
+    /// What is wrong with that.
+    wrong: Vec<String>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_loses_the_right_loses_the_watch() {
+    let Some(bed) = bed::own("revocation").await else { return };
+    let bench = Bench::new(bed).await;
+    let trials = usize::try_from(number("REVOCATION_TRIALS", 3)).expect("a small number");
+    let each = Loss::ALL.map(|loss| {
+        let bench = &bench;
+        async move {
+            let trials = stream::iter(0..trials).map(|_| Box::pin(trial(bench, loss)));
+            let outlived: Vec<_> = trials.buffer_unordered(loss.at_once()).collect().await;
+            say(&format!("{loss:?}: {}", summary(&outlived)));
+            let wrong = outlived.into_iter().flat_map(|outlived| outlived.wrong);
+            wrong.map(|wrong| format!("{loss:?}: {wrong}")).collect::<Vec<_>>()
+        }
+    });
+    let wrong = future::join_all(each).await.concat();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+async fn trial(bench: &Bench, loss: Loss) -> Outlived {
+    let right = Right::give(bench, loss).await;
+    let caller = bench.proxy.client_of(&right.caller);
+    let path = format!("/api/v1/namespaces/{}/configmaps", right.namespace);
+    let version = bench.direct.version(&path).await;
+    let ask = Ask::get(&format!("{path}?watch=1&resourceVersion={version}"));
+    // A refusal may take the connection from under the next try.
+    let response = eventually("the watch is let in", async || {
+        caller.try_send(ask.clone()).await.filter(|response| response.status() == 200)
+    });
+    let mut watch = Watch::new(response.await);
+    bench.direct.create(&path, json!({"metadata": {"name": "map"}, "data": {"at": "0"}})).await;
+    assert_eq!(watch.change().await.name(), "map", "the watch is live");
+
+    let lost = right.take(bench).await;
+    let map = format!("{path}/map");
+    let mut written = vec![Instant::now()];
+    let ended = {
+        let writes = write(&bench.direct, &map, loss.pace(), &mut written);
+        let patience = lost.saturating_duration_since(Instant::now()) + loss.bound() + SLACK;
+        let reads = timeout(patience, read(&mut watch));
+        tokio::pin!(writes, reads);
+        match future::select(writes, reads).await {
+            future::Either::Left((never, _)) => match never {},
+            future::Either::Right((ended, _)) => ended,
+        }
+    };
+    let lasted = Instant::now().saturating_duration_since(lost);
+    let mut wrong = Vec::new();
+    match ended {
+        Err(_) => wrong.push(format!("it has not ended after {lasted:.1?}")),
+        Ok((events, end)) => {
+            let late = |event: &&Event| number_of(event).is_some_and(|at| written[at] > lost + loss.bound());
+            wrong.extend(events.iter().filter(late).map(|event| format!("a late event: {}", event.line)));
+            let last = events.last().map_or_else(String::new, |event| event.line.clone());
+            let code = events.last().filter(|event| event.kind == "ERROR").map(|event| event.object["code"].clone());
+            if (code, end) != (Some(json!(loss.code())), Ended::Clean) {
+                wrong.push(format!("it ended {end:?} with {last:?}"));
+            }
+            if lasted > loss.bound() {
+                wrong.push(format!("it ended after {lasted:.1?}"));
+            }
+            wrong.extend(let_in(&caller, loss, &ask).await);
+        }
+    }
+    right.forget(bench).await;
+    Outlived { lasted, wrong }
+}
+
+/// Writes one object again and again, and when each write began.
+async fn write(direct: &Http, map: &str, pace: Duration, written: &mut Vec<Instant>) -> std::convert::Infallible {
+    let mut pace = tokio::time::interval(pace);
+    loop {
+        pace.tick().await;
+        written.push(Instant::now());
+        direct.patch(map, json!({"data": {"at": (written.len() - 1).to_string()}})).await;
+    }
+}
+
+async fn read(watch: &mut Watch) -> (Vec<Event>, Ended) {
+    watch.rest().await
+}
+
+/// Which of the writes an event tells of.
+fn number_of(event: &Event) -> Option<usize> {
+    event.object["data"]["at"].as_str()?.parse().ok()
+}
+
+/// Whether the watch is let in again.
+async fn let_in(caller: &Http, loss: Loss, ask: &Ask) -> Option<String> {
+    let again = Ask { path: format!("{}&timeoutSeconds=1", ask.path), ..ask.clone() };
+    let answered = eventually("it is answered", async || caller.try_send(again.clone()).await);
+    let status = answered.await.status().as_u16();
+    (status != loss.code()).then(|| format!("asked again, it is answered with {status}"))
+}
+
+fn summary(outlived: &[Outlived]) -> String {
+    let mut lasted: Vec<_> = outlived.iter().map(|outlived| outlived.lasted).collect();
+    lasted.sort();
+    let at = |hundredth: usize| lasted[(lasted.len() * hundredth / 100).min(lasted.len() - 1)];
+    let wrong = outlived.iter().filter(|outlived| !outlived.wrong.is_empty()).count();
+    let (p50, p99, max) = (at(50), at(99), at(100));
+    format!("{} trials, p50 {p50:.2?}, p99 {p99:.2?}, max {max:.2?}; {wrong} wrong", lasted.len())
+}

@@ -1,0 +1,209 @@
+//! Rights to watch the configmaps of a namespace, and the ways to lose them.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::bed::rbac::{binding, collection, may, subject};
+use crate::bed::{Account, Authority, Bed, Http, Identity, Plan, Plane, Proxy, unique, write_bundle};
+
+/// What takes the right away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    RoleBindingDeleted,
+    RoleWithoutWatch,
+    ClusterRoleBindingDeleted,
+    TokenIsOver,
+    AccountDeleted,
+    AuthorityRemoved,
+}
+
+/// Where trials take place.
+pub struct Bench {
+    pub bed: Bed<Box<Plane>>,
+    pub proxy: Proxy,
+    pub direct: Http,
+    own: Authority,
+    bundle: Bundle,
+}
+
+/// The CAs that the proxy believes, in a file.
+struct Bundle {
+    path: PathBuf,
+    certificates: Mutex<Vec<String>>,
+}
+
+/// A right that somebody has.
+pub struct Right {
+    pub caller: Identity,
+    pub namespace: String,
+    loss: Loss,
+    name: String,
+    account: Option<Account>,
+    /// The CA of the caller's certificate, if it is not the control plane's.
+    authority: Option<String>,
+    /// When it ends by itself.
+    over: Option<Instant>,
+}
+
+/// For how long a token is good that will be over. Long enough to open a watch.
+const TOKEN_SECONDS: i64 = 12;
+
+impl Loss {
+    pub const ALL: [Self; 6] = [
+        Self::RoleBindingDeleted,
+        Self::RoleWithoutWatch,
+        Self::ClusterRoleBindingDeleted,
+        Self::TokenIsOver,
+        Self::AccountDeleted,
+        Self::AuthorityRemoved,
+    ];
+
+    /// When the watch has to be over.
+    pub fn bound(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::RoleBindingDeleted | Self::RoleWithoutWatch | Self::ClusterRoleBindingDeleted => 5,
+            Self::TokenIsOver => 10,
+            Self::AccountDeleted => 75,
+            Self::AuthorityRemoved => 60,
+        })
+    }
+
+    /// What it ends with.
+    pub fn code(self) -> u16 {
+        match self {
+            Self::RoleBindingDeleted | Self::RoleWithoutWatch | Self::ClusterRoleBindingDeleted => 403,
+            Self::TokenIsOver | Self::AccountDeleted | Self::AuthorityRemoved => 401,
+        }
+    }
+
+    /// Between two writes.
+    pub fn pace(self) -> Duration {
+        Duration::from_millis(if self.is_slow() { 500 } else { 50 })
+    }
+
+    /// How many trials run side by side: most of what takes long is waiting.
+    pub fn at_once(self) -> usize {
+        if self.bound() > Duration::from_secs(5) { 40 } else { 6 }
+    }
+
+    fn is_slow(self) -> bool {
+        self.bound() > Duration::from_secs(10)
+    }
+}
+
+impl Bench {
+    pub async fn new(bed: Bed<Box<Plane>>) -> Self {
+        let own = std::fs::read_to_string(bed.ca()).expect("the test bed writes it");
+        let bundle = Bundle { path: bed.file("client-ca"), certificates: Mutex::new(vec![own]) };
+        bundle.change(|_| ());
+        let proxy = Plan::delegated(&bed).client_ca(&bundle.path).start(&bed).await;
+        Self { proxy, direct: bed.direct(), own: Authority::of(&bed), bundle, bed }
+    }
+}
+
+impl Bundle {
+    fn change(&self, change: impl FnOnce(&mut Vec<String>)) {
+        let mut certificates = self.certificates.lock().expect("not poisoned");
+        change(&mut certificates);
+        write_bundle(&self.path, &certificates);
+    }
+}
+
+impl Right {
+    pub async fn give(bench: &Bench, loss: Loss) -> Self {
+        let (name, namespace) = (unique("watcher"), bench.bed.namespace("revoked").await);
+        let caller = bench.own.issue(&name, &["watchers"]);
+        let user = name.clone();
+        let mut right = Self { caller, namespace, loss, name, account: None, authority: None, over: None };
+        let user = match loss {
+            Loss::TokenIsOver | Loss::AccountDeleted => right.as_an_account(bench).await,
+            Loss::AuthorityRemoved => {
+                let authority = Authority::foreign(&bench.bed);
+                right.caller = authority.issue(&user, &["watchers"]);
+                let certificate = authority.pem();
+                bench.bundle.change(|certificates| certificates.push(certificate.clone()));
+                right.authority = Some(certificate);
+                user
+            }
+            _ => user,
+        };
+        right.allow(bench, &user).await;
+        right
+    }
+
+    /// Its user.
+    async fn as_an_account(&mut self, bench: &Bench) -> String {
+        let account = Account::create(&bench.direct, &self.namespace, &self.name).await;
+        self.caller = account.token(&bench.direct).await;
+        if self.loss == Loss::TokenIsOver {
+            let claims = Plane::claims(&account, TOKEN_SECONDS);
+            self.over = Some(moment(&claims["exp"]));
+            self.caller = bench.bed.sign(&claims);
+        }
+        bench.bed.knows(&self.caller).await;
+        let user = account.user();
+        self.account = Some(account);
+        user
+    }
+
+    async fn allow(&self, bench: &Bench, user: &str) {
+        let (within, kind) = self.scope();
+        let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"]}]);
+        let role = json!({"metadata": {"name": self.name}, "rules": rules});
+        bench.direct.create(&collection(within, "roles"), role).await;
+        let bound = binding(&self.name, kind, &self.name, &subject("User", user));
+        bench.direct.create(&collection(within, "rolebindings"), bound).await;
+        let watch = json!({"verb": "watch", "resource": "configmaps", "namespace": self.namespace});
+        may(&bench.direct, json!({"user": user, "resourceAttributes": watch})).await;
+    }
+
+    fn scope(&self) -> (Option<&str>, &'static str) {
+        match self.loss {
+            Loss::ClusterRoleBindingDeleted => (None, "ClusterRole"),
+            _ => (Some(&self.namespace), "Role"),
+        }
+    }
+
+    fn path(&self, kind: &str) -> String {
+        format!("{}/{}", collection(self.scope().0, kind), self.name)
+    }
+
+    /// Takes it away; when it was gone.
+    pub async fn take(&self, bench: &Bench) -> Instant {
+        match self.loss {
+            Loss::RoleBindingDeleted | Loss::ClusterRoleBindingDeleted => {
+                bench.direct.delete(&self.path("rolebindings")).await;
+            }
+            Loss::RoleWithoutWatch => {
+                let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"]}]);
+                bench.direct.patch(&self.path("roles"), json!({"rules": rules})).await;
+            }
+            Loss::AccountDeleted => {
+                let account = self.account.as_ref().expect("the caller is one");
+                bench.direct.delete(&account.path()).await;
+            }
+            Loss::AuthorityRemoved => bench.bundle.change(|certificates| {
+                certificates.retain(|certificate| Some(certificate) != self.authority.as_ref());
+            }),
+            Loss::TokenIsOver => {}
+        }
+        self.over.unwrap_or_else(Instant::now)
+    }
+
+    /// Leaves nothing that the proxy would have to watch in later trials.
+    pub async fn forget(&self, bench: &Bench) {
+        if !matches!(self.loss, Loss::RoleBindingDeleted | Loss::ClusterRoleBindingDeleted) {
+            bench.direct.delete(&self.path("rolebindings")).await;
+        }
+        bench.direct.delete(&self.path("roles")).await;
+    }
+}
+
+/// A moment of the calendar, in seconds.
+fn moment(seconds: &Value) -> Instant {
+    let at = UNIX_EPOCH + Duration::from_secs(seconds.as_u64().expect("a time"));
+    Instant::now() + at.duration_since(SystemTime::now()).expect("yet to come")
+}
