@@ -11,6 +11,7 @@ mod preload;
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::admin::{self, Pages};
 use crate::auth::{self, Gate, Hosts};
@@ -19,7 +20,7 @@ use crate::cache::Feeds;
 use crate::config::{Serve, TlsSource};
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
-use crate::serve::{self, Door};
+use crate::serve::{self, Audit, Door};
 use crate::upstream::{Catalog, Client, CredentialError};
 
 /// The application, listening but not yet accepting.
@@ -33,6 +34,8 @@ pub struct Bound {
     tasks: Tasks,
     drain: (DrainTrigger, DrainWatch),
     ready: Ready,
+    /// What is written of the others until they are gone.
+    records: Tasks,
     config: Serve,
 }
 
@@ -47,6 +50,8 @@ pub enum StartError {
     Bind { address: Address, source: io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: std::path::PathBuf, source: io::Error },
+    #[error("audit: {0}")]
+    Audit(io::Error),
     #[error("authorities: {0}")]
     Authorities(String),
     #[error("metrics: {0}")]
@@ -91,6 +96,7 @@ impl Bound {
         tasks.spawn("supervisor", supervisor.run(demands));
         let gate = identity::gate(&config, &client, &tasks)?;
         let forwarder = identity::forwarder(&config, &client, &tasks)?;
+        let (audit, records) = audit(&config)?;
         let door = Door::new(
             config.door.clone(),
             serve::Parts {
@@ -100,11 +106,12 @@ impl Bound {
                 feeds: feeds.clone(),
                 gate: gate.clone(),
                 hosts: Hosts::new(config.allowed_hosts.clone()),
+                audit,
                 tasks: tasks.clone(),
                 drain: drain.1.clone(),
             },
         );
-        Ok(Self { listeners, admin, door: Arc::new(door), gate, catalog, feeds, tasks, drain, ready, config })
+        Ok(Self { listeners, admin, door: Arc::new(door), gate, catalog, feeds, tasks, drain, ready, records, config })
     }
 
     /// Every address that clients can use, as a URL or `unix:PATH`.
@@ -130,7 +137,19 @@ impl Bound {
     /// Accepts and serves until `shutdown` completes, then drains: no new connections, running watches end spread over
     /// the drain time, the rest is cut.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let Self { listeners, admin, door, gate, catalog, feeds, tasks, drain: (trigger, watch), ready, config } = self;
+        let Self {
+            listeners,
+            admin,
+            door,
+            gate,
+            catalog,
+            feeds,
+            tasks,
+            drain: (trigger, watch),
+            ready,
+            records,
+            config,
+        } = self;
         let starting = ready.register("discovery");
         let known = discovery::Discovery { catalog, feeds, tasks: tasks.clone() };
         let (preload, coverage, waits) = (config.preload.clone(), config.door.coverage.clone(), ready.clone());
@@ -157,11 +176,24 @@ impl Bound {
         let in_time = trigger.drain(config.drain).await;
         tracing::info!(in_time, "drained");
         tasks.join().await;
+        records.finish(RECORDS_MAX).await;
         drop(stopping);
         if let Some(admin) = admin {
             admin.stop();
         }
     }
+}
+
+/// How long the last records may take to be written.
+const RECORDS_MAX: Duration = Duration::from_secs(5);
+
+/// The audit log, and the owner of what writes it: it ends when nobody can record any more.
+fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
+    let records = Tasks::new();
+    let Some(destination) = config.audit.clone() else { return Ok((Audit::off(), records)) };
+    let (audit, writer) = Audit::open(destination).map_err(StartError::Audit)?;
+    records.spawn("audit", writer.run());
+    Ok((audit, records))
 }
 
 /// What everybody counts.

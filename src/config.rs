@@ -45,6 +45,10 @@ pub struct Serve {
     pub look_every: Duration,
     pub drain: Duration,
     pub log: Log,
+    /// Where answered requests are recorded; nowhere without it.
+    pub audit: Option<serve::AuditDestination>,
+    /// Core files and debuggers of the same user may see what is in memory.
+    pub core_dumps: bool,
 }
 
 /// Where a listener's certificate comes from.
@@ -96,6 +100,8 @@ impl Serve {
             look_every: LOOK_EVERY,
             drain: Duration::from_secs(20),
             log: Log::default(),
+            audit: None,
+            core_dumps: false,
         }
     }
 }

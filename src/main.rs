@@ -6,7 +6,13 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use kube_fanout::app::{self, Bound};
 use kube_fanout::config::{Arguments, Command, Log, Serve, ServeArguments};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::{Level, Metadata};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// `sysexits.h`: wrong usage, wrong configuration.
 const EX_USAGE: u8 = 64;
@@ -38,6 +44,9 @@ fn serve(arguments: ServeArguments) -> ExitCode {
         Err(problems) => return fail(EX_CONFIG, &problems),
     };
     start_log(&config.log);
+    if !config.core_dumps {
+        keep_memory_private();
+    }
     block_on(run(config))
 }
 
@@ -108,16 +117,31 @@ fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
 }
 
 fn start_log(log: &Log) {
-    use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&log.level));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
-    let started = if log.json { builder.json().try_init() } else { builder.try_init() };
+    let log_of = tracing_subscriber::registry().with(filter).with(filter_fn(shows_no_wire));
+    let started = if log.json { log_of.with(lines.json()).try_init() } else { log_of.with(lines).try_init() };
     if let Err(error) = started {
         fail(1, &error);
+    }
+}
+
+/// Below INFO, HTTP and TLS libraries print what is on the wire: headers with tokens, frames with Secrets. Only our own
+/// lines are shown then, whatever `RUST_LOG` says (reliability.md §3.6, T15).
+fn shows_no_wire(line: &Metadata<'_>) -> bool {
+    let is_ours = ["kube_fanout", "access"].contains(&line.target().split("::").next().unwrap_or_default());
+    is_ours || *line.level() <= Level::INFO
+}
+
+/// No core files, and no debugger of the same user: there are tokens and Secrets in memory (reliability.md §3.6).
+fn keep_memory_private() {
+    let nothing = Rlimit { current: Some(0), maximum: Some(0) };
+    let limited = setrlimit(Resource::Core, nothing);
+    if let Err(error) = limited.and_then(|()| set_dumpable_behavior(DumpableBehavior::NotDumpable)) {
+        tracing::warn!(%error, "memory cannot be kept out of core files");
     }
 }
 

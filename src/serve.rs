@@ -12,6 +12,7 @@
 
 mod admission;
 mod answer;
+mod audit;
 mod body;
 mod coalesce;
 mod coverage;
@@ -29,6 +30,7 @@ mod watch;
 mod websocket;
 
 pub use admission::Limits;
+pub use audit::{Audit, Destination as AuditDestination, Writer as AuditWriter};
 pub use body::ReplyBody;
 pub use coverage::{Coverage, Sensitive, Uncovered};
 pub use door::{Config, Consistency, Door, Parts};

@@ -30,8 +30,8 @@ struct Question {
 struct Decision {
     /// The question was put to upstream behind this moment.
     asked: Instant,
-    /// `Err`: denied, in the authorizer's words.
-    allowed: Result<(), Arc<str>>,
+    /// In the authorizer's words; `Err`: denied.
+    allowed: Result<Arc<str>, Arc<str>>,
 }
 
 /// How long decisions are good for.
@@ -65,13 +65,13 @@ impl Accesses {
         Self { client, decisions, slots: Semaphore::new(IN_FLIGHT_MAX) }
     }
 
-    /// Whether the user may. `since`: an answer to an older question will not do.
+    /// Whether the user may, and why. `since`: an answer to an older question will not do.
     pub(super) async fn decide(
         &self,
         user: &Arc<User>,
         access: &Arc<Access>,
         since: Option<Instant>,
-    ) -> Result<(), Refused> {
+    ) -> Result<Arc<str>, Refused> {
         let question = Question { user: user.clone(), access: access.clone() };
         if access.len_bytes() > QUESTION_TEXT_MAX {
             return self.ask(&question).await?.into_result();
@@ -114,13 +114,14 @@ impl Accesses {
             Refused::unanswered(&error, "whether this is allowed")
         })?;
         metrics::reviewed("access", if verdict.allowed { "allowed" } else { "denied" });
-        let allowed = if verdict.allowed { Ok(()) } else { Err(verdict.reason.into()) };
+        let reason = Arc::from(verdict.reason);
+        let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
         Ok(Decision { asked, allowed })
     }
 }
 
 impl Decision {
-    fn into_result(self) -> Result<(), Refused> {
+    fn into_result(self) -> Result<Arc<str>, Refused> {
         self.allowed.map_err(Refused::Denied)
     }
 }

@@ -208,8 +208,8 @@ impl Shared {
             let terms = Terms { period: self.config.recheck, grace: self.config.outage_grace };
             self.leases.hold(claim, &self.judge, terms, &self.tasks)
         });
-        self.judge.accesses.decide(&known.user, &access, None).await?;
-        Ok(Grant::new(access, lease))
+        let reason = self.judge.accesses.decide(&known.user, &access, None).await?;
+        Ok(Grant::new(access, lease).because(reason))
     }
 
     async fn is_us(&self, user: &User) -> bool {

@@ -13,11 +13,22 @@ use crate::kube::{Access, Gvr, Status, Target};
 pub struct Grant {
     access: Arc<Access>,
     lease: Option<Arc<Lease>>,
+    reason: Arc<str>,
 }
 
 impl Grant {
     pub(super) fn new(access: Arc<Access>, lease: Option<Arc<Lease>>) -> Self {
-        Self { access, lease }
+        Self { access, lease, reason: Arc::default() }
+    }
+
+    /// With the authorizer's words.
+    pub(super) fn because(self, reason: Arc<str>) -> Self {
+        Self { reason, ..self }
+    }
+
+    /// Why it was given, in the authorizer's words, which may be none.
+    pub fn reason(&self) -> &Arc<str> {
+        &self.reason
     }
 
     /// Whether it is for this collection: that of a namespace is for no other, and for no more.

@@ -1,5 +1,7 @@
 use std::future::Future;
+use std::time::Duration;
 
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
@@ -28,6 +30,13 @@ impl Tasks {
             }
         };
         self.tracker.spawn(work.instrument(tracing::debug_span!("task", name)));
+    }
+
+    /// Waits for tasks that end by themselves, at most for so long; then stops what is left.
+    pub async fn finish(&self, longest: Duration) {
+        self.tracker.close();
+        let _ = timeout(longest, self.tracker.wait()).await;
+        self.join().await;
     }
 
     /// Stops every task and waits for the last one.

@@ -8,7 +8,7 @@ use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsS
 use crate::auth::Mode;
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
-use crate::serve::Consistency;
+use crate::serve::{AuditDestination, Consistency};
 use crate::upstream::Source;
 
 /// One upstream Kubernetes watch, thousands of unmodified clients.
@@ -110,6 +110,12 @@ pub struct ServeArguments {
     /// Sensitive kinds to hold all the same: secrets, configmaps
     #[arg(long, value_name = "RES[,RES]...", value_delimiter = ',')]
     cache_sensitive: Vec<String>,
+    /// Record requests that are answered here, as audit.k8s.io/v1 events, a line each; "-" is standard output
+    #[arg(long, value_name = "FILE")]
+    audit_log: Option<String>,
+    /// For debugging: let core files and debuggers see what is in memory, tokens and Secrets included
+    #[arg(long)]
+    allow_core_dumps: bool,
 }
 
 impl ServeArguments {
@@ -144,6 +150,8 @@ impl ServeArguments {
             preload,
             node_name,
             cache_sensitive,
+            audit_log,
+            allow_core_dumps,
         } = self;
         let upstream = kubeconfig.or(file.kubeconfig).map_or(Source::InCluster, Source::File);
         let listen = if listen.is_empty() { file.listen } else { listen };
@@ -158,16 +166,12 @@ impl ServeArguments {
             (_, _, true) => Some(TlsSource::SelfSigned { out: tls_self_signed_out }),
             _ => file.tls,
         };
-        let auth = mode(auth.or(file.auth).as_deref(), problems);
+        let auth = mode(auth.or(file.auth).as_deref().unwrap_or("none"), problems);
         let mut delegated = file.delegated;
         delegated.client_ca = client_ca.or(delegated.client_ca);
         delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
         let mut door = file.door;
-        match consistency.or(file.consistency).as_deref().unwrap_or("strict") {
-            "strict" => door.consistency = Consistency::Strict,
-            "bounded" => door.consistency = Consistency::Bounded,
-            other => problems.add(format!("consistency: {other:?} is neither \"strict\" nor \"bounded\"")),
-        }
+        door.consistency = proof(consistency.or(file.consistency).as_deref().unwrap_or("strict"), problems);
         let coverage = Said {
             node: node_name.or(file.node),
             sensitive: if cache_sensitive.is_empty() { file.sensitive } else { cache_sensitive },
@@ -190,14 +194,16 @@ impl ServeArguments {
             look_every: LOOK_EVERY,
             drain: file.drain,
             log: Log { ..file.log },
+            audit: audit_log.or(file.audit).map(audit),
+            core_dumps: allow_core_dumps,
         };
         serve.check(problems);
         Some(serve)
     }
 }
 
-fn mode(said: Option<&str>, problems: &mut Problems) -> Option<Mode> {
-    match said.unwrap_or("none") {
+fn mode(auth: &str, problems: &mut Problems) -> Option<Mode> {
+    match auth {
         "none" => Some(Mode::None),
         "delegated" => Some(Mode::Delegated),
         other => {
@@ -205,6 +211,19 @@ fn mode(said: Option<&str>, problems: &mut Problems) -> Option<Mode> {
             None
         }
     }
+}
+
+fn proof(consistency: &str, problems: &mut Problems) -> Consistency {
+    match consistency {
+        "bounded" => return Consistency::Bounded,
+        "strict" => {}
+        other => problems.add(format!("consistency: {other:?} is neither \"strict\" nor \"bounded\"")),
+    }
+    Consistency::Strict
+}
+
+fn audit(path: String) -> AuditDestination {
+    if path == "-" { AuditDestination::Stdout } else { AuditDestination::File(path.into()) }
 }
 
 impl Serve {

@@ -28,6 +28,7 @@ pub(super) struct File {
     pub(super) connections: net::Limits,
     pub(super) drain: Duration,
     pub(super) log: Log,
+    pub(super) audit: Option<String>,
 }
 
 impl Default for File {
@@ -50,6 +51,7 @@ impl Default for File {
             connections: net::Limits::default(),
             drain: Duration::from_secs(20),
             log: Log::default(),
+            audit: None,
         }
     }
 }
@@ -128,6 +130,7 @@ impl File {
                 other => log.problems.add(format!("log.format: {other:?} is neither \"text\" nor \"json\"")),
             }
         });
+        top.within("audit", |audit| audit.put_some("path", &mut file.audit));
         top.finish();
         file
     }

@@ -1,5 +1,7 @@
 //! Responses that are ours: Statuses, objects and heads, with the apiserver's headers.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{
     ACCEPT_ENCODING, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER,
@@ -7,6 +9,7 @@ use http::header::{
 };
 use http::{HeaderMap, Response, StatusCode, Version};
 
+use super::audit::{Ours, Record};
 use super::body::ReplyBody;
 use super::gzip;
 use super::list::ListBody;
@@ -23,6 +26,8 @@ pub(super) struct Manner {
     pub(super) accept: Option<String>,
     pub(super) user_agent: Option<String>,
     pub(super) audit_id: Option<HeaderValue>,
+    /// Of this request, where requests are recorded.
+    pub(super) record: Option<Arc<Record>>,
     /// Large answers may be compressed.
     pub(super) gzip: bool,
     pub(super) query: Option<Query>,
@@ -34,7 +39,8 @@ impl Manner {
         Self {
             accept: text(http::header::ACCEPT),
             user_agent: text(http::header::USER_AGENT),
-            audit_id: headers.get(AUDIT_ID).cloned(),
+            audit_id: headers.get(AUDIT_ID).filter(|id| !id.is_empty()).cloned(),
+            record: None,
             gzip: text(ACCEPT_ENCODING).is_some_and(|value| gzip::is_asked_for(&value)),
             query,
         }
@@ -57,6 +63,7 @@ impl Manner {
         if let Some(seconds) = status.retry_after_seconds() {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
+        response.extensions_mut().insert(Ours { status: Some(status.clone()), ..Ours::default() });
         response
     }
 
@@ -70,6 +77,7 @@ impl Manner {
     ) -> Response<ReplyBody> {
         let content_type = if watch { form.watch_media_type() } else { form.media_type() };
         let mut response = Response::new(body);
+        response.extensions_mut().insert(Ours { is_served: true, is_watch: watch, ..Ours::default() });
         self.put_common(response.headers_mut(), content_type);
         put_served(response.headers_mut(), stale_seconds);
         response
@@ -124,7 +132,7 @@ pub(super) fn put_served(headers: &mut HeaderMap, stale_seconds: Option<u64>) {
 }
 
 /// A random UUID, as the apiserver gives to requests that bring none.
-fn new_audit_id() -> HeaderValue {
+pub(super) fn new_audit_id() -> HeaderValue {
     let [a, b] = [fastrand::u64(..), fastrand::u64(..)];
     let text = format!(
         "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",

@@ -1,10 +1,12 @@
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::admission::Place;
+use super::audit::Record;
 use super::gzip::GzipList;
 use super::list::ListBody;
 use super::session::WatchSession;
@@ -56,8 +58,8 @@ impl ReplyBody {
         Self(Kind::GzipList(Box::new(GzipList::new(list))))
     }
 
-    pub(super) fn watch(session: WatchSession) -> Self {
-        Self(Kind::Watch(Box::new(WatchBody::new(session))))
+    pub(super) fn watch(session: WatchSession, record: Option<Arc<Record>>) -> Self {
+        Self(Kind::Watch(Box::new(WatchBody::new(session, record))))
     }
 
     pub(super) fn forwarded(body: ResponseBody, place: Place) -> Self {

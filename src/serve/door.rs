@@ -8,11 +8,12 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use super::admission::{Admission, Limits};
-use super::answer::{Manner, SERVED, malformed};
+use super::answer::{Manner, SERVED, malformed, new_audit_id};
+use super::audit::{Audit, Decision, Record};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
 use super::coverage::Coverage;
-use super::feed::{Need, Unready};
+use super::feed::{Need, Unready, unavailable};
 use super::metrics;
 use super::route::{Asked, Reason, Route, route};
 use crate::auth::{Caller, Gate, Grant, Hosts, Refused, Sender};
@@ -71,6 +72,7 @@ pub struct Door {
     pub(super) forwarder: Arc<Forwarder>,
     pub(super) gate: Gate,
     hosts: Hosts,
+    audit: Audit,
 }
 
 /// What the door stands between.
@@ -81,6 +83,7 @@ pub struct Parts {
     pub feeds: Feeds,
     pub gate: Gate,
     pub hosts: Hosts,
+    pub audit: Audit,
     pub tasks: Tasks,
     pub drain: DrainWatch,
 }
@@ -118,23 +121,30 @@ const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 
 impl Door {
     pub fn new(config: Config, parts: Parts) -> Self {
-        let Parts { client, forwarder, catalog, feeds, gate, hosts, tasks, drain } = parts;
+        let Parts { client, forwarder, catalog, feeds, gate, hosts, audit, tasks, drain } = parts;
         let (admission, forwarder) = (Admission::new(&config.limits), Arc::new(forwarder));
         let coalesced = Coalesced::default();
-        Self { config, client, catalog, feeds, admission, coalesced, tasks, drain, forwarder, gate, hosts }
+        Self { config, client, catalog, feeds, admission, coalesced, tasks, drain, forwarder, gate, hosts, audit }
     }
 
     /// Answers one request.
     pub async fn answer(self: Arc<Self>, peer: Peer, request: Request<Incoming>) -> Response<ReplyBody> {
         let received = Instant::now();
         let query = Query::parse(request.uri().query().unwrap_or_default());
-        let manner = Manner::of(request.headers(), Some(query.clone()));
-        if let Err(response) = self.admit(&peer, &request, &manner) {
-            return *response;
-        }
+        let mut manner = Manner::of(request.headers(), Some(query.clone()));
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let info = RequestInfo::parse(method.as_str(), &path, &query);
+        let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut manner));
+        if let Err(response) = self.admit(&peer, &request, &manner) {
+            manner.record = record.map(Arc::new);
+            return recorded(&manner, *response);
+        }
         let caller = self.gate.authenticate(sender(&peer), request.headers()).await;
+        if let (Some(record), Ok(caller)) = (&mut record, &caller) {
+            record.put_caller(caller);
+        }
+        manner.record = record.map(Arc::new);
+        let recording = manner.record.is_some().then(|| manner.clone());
         if matches!(caller, Ok(Caller::Anonymous) | Err(_)) {
             // As upstream does with those it does not know: what they send next, they send on another connection.
             peer.connection.close();
@@ -157,10 +167,26 @@ impl Door {
             }
             (Ok(info), Err(refused)) => turned_away(&manner, "", &info, &query, &refused),
         };
+        let response = match recording {
+            Some(manner) => recorded(&manner, response),
+            None => response,
+        };
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
         tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
         response
+    }
+
+    /// What is to be recorded of the request, if anything is; its answer names the record.
+    fn record(
+        &self,
+        peer: &Peer,
+        request: &Request<Incoming>,
+        info: &RequestInfo,
+        manner: &mut Manner,
+    ) -> Option<Record> {
+        let id = self.audit.is_on().then(|| manner.audit_id.get_or_insert_with(new_audit_id))?;
+        Record::new(&self.audit, peer, (request.uri(), request.headers()), info, id)
     }
 
     /// Whether the request is for us at all, and can be read in one way only.
@@ -220,7 +246,8 @@ impl Door {
                 return turned_away(manner, caller.name(), info, query, &refused);
             }
         };
-        match route {
+        let decision = self.audit.is_on().then(|| Decision::Allowed(grant.reason().clone()));
+        let mut response = match route {
             Route::Forward(reason) => self.pass(visit, reason).await,
             Route::Refuse(status) => {
                 metrics::refused(status.http_code());
@@ -229,7 +256,9 @@ impl Door {
             Route::Get(read) => self.get(visit, &grant, &resource, read).await,
             Route::List(read) => self.list(visit, &grant, &resource, read).await,
             Route::Watch(read) => self.watch(visit, grant, &resource, read).await,
-        }
+        };
+        decision.map(|decision| response.extensions_mut().insert(decision));
+        response
     }
 
     async fn grant(&self, visit: &Visit) -> Result<Grant, Refused> {
@@ -270,6 +299,18 @@ impl Door {
     }
 }
 
+/// The answer, once it is recorded; another one if it has to be and cannot.
+fn recorded(manner: &Manner, response: Response<ReplyBody>) -> Response<ReplyBody> {
+    match &manner.record {
+        Some(record) if !record.answered(&response) => {
+            metrics::records("refused", 1);
+            metrics::refused(503);
+            manner.status(&unavailable("the audit log does not keep up, and this may not be read unseen"))
+        }
+        _ => response,
+    }
+}
+
 fn sender(peer: &Peer) -> Sender<'_> {
     let address = match peer.address {
         PeerAddress::Tcp(address) => address.ip(),
@@ -294,6 +335,9 @@ fn turned_away(
     };
     metrics::refused(status.http_code());
     let mut response = manner.status(&status);
+    if let Refused::Denied(reason) = refused {
+        response.extensions_mut().insert(Decision::Denied(reason.clone()));
+    }
     if response.status() == StatusCode::FORBIDDEN {
         response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     }

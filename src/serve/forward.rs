@@ -11,7 +11,8 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
 use super::admission::{Place, Shed};
-use super::answer::Manner;
+use super::answer::{AUDIT_ID, Manner};
+use super::audit::Ours;
 use super::body::ReplyBody;
 use super::coalesce::{Answer, Key};
 use super::door::Door;
@@ -101,6 +102,11 @@ impl Door {
                 let mut response = Response::new(ReplyBody::full(body));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
+                // Upstream's log has one question of all that share its answer.
+                if let (Some(_), Some(id)) = (&manner.record, &manner.audit_id) {
+                    response.headers_mut().insert(AUDIT_ID, id.clone());
+                    response.extensions_mut().insert(Ours::default());
+                }
                 response
             }
             Some(Err(error)) => manner.status(&unreachable(&error)),

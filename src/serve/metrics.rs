@@ -80,6 +80,16 @@ pub(super) fn refused(code: u16) {
     counter!("kube_fanout_refused_total", "code" => code.to_string()).increment(1);
 }
 
+/// Records of the audit log, by what became of them.
+pub(super) fn records(outcome: &'static str, records: usize) {
+    counter!("kube_fanout_audit_records_total", "outcome" => outcome).increment(records as u64);
+}
+
+/// Whether the audit log cannot be written.
+pub(super) fn audit_failing(is_failing: bool) {
+    gauge!("kube_fanout_audit_failing").set(if is_failing { 1.0 } else { 0.0 });
+}
+
 /// A GET or LIST was answered by an upstream answer that others wait for too.
 pub(super) fn coalesced(requests: usize) {
     counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
@@ -119,5 +129,7 @@ pub fn describe() {
     describe_counter!("kube_fanout_served_total", "requests answered from the cache");
     describe_counter!("kube_fanout_forwarded_total", "requests passed through, by reason");
     describe_counter!("kube_fanout_refused_total", "requests answered by an error of the proxy, by code");
+    describe_counter!("kube_fanout_audit_records_total", "records of answered requests, by what became of them");
+    describe_gauge!("kube_fanout_audit_failing", "1 while the audit log cannot be written");
     describe_counter!("kube_fanout_coalesced_requests_total", "requests that shared an upstream answer");
 }

@@ -5,6 +5,7 @@ use hyper::body::Incoming;
 
 use super::admission::{Place, Shed};
 use super::answer::put_served;
+use super::audit::Ours;
 use super::body::ReplyBody;
 use super::door::{Door, Visit};
 use super::feed::{Source, Unready, unavailable};
@@ -180,10 +181,17 @@ impl Door {
         let protocol = protocol(&visit.request, websocket);
         let form = read.representation.form();
         let session = self.session(admitted, read, failed, protocol);
-        let Some(response) = upgrade else {
-            return visit.manner.served(form, true, stale, ReplyBody::watch(session));
+        let Some(mut response) = upgrade else {
+            let body = ReplyBody::watch(session, visit.manner.record.clone());
+            return visit.manner.served(form, true, stale, body);
         };
-        self.tasks.spawn("websocket", websocket::run(hyper::upgrade::on(&mut visit.request), form, session));
+        response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });
+        let running = websocket::run(hyper::upgrade::on(&mut visit.request), form, session);
+        let record = visit.manner.record;
+        self.tasks.spawn("websocket", async move {
+            running.await;
+            drop(record);
+        });
         response
     }
 

@@ -1,7 +1,9 @@
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 
+use super::audit::Record;
 use super::session::WatchSession;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
@@ -9,14 +11,16 @@ use super::session::WatchSession;
 pub(super) struct WatchBody {
     session: WatchSession,
     batch: Vec<Bytes>,
+    /// Says that the watch is over when it is dropped.
+    _record: Option<Arc<Record>>,
 }
 
 /// Bytes pulled at a time: what one client may make us hold for it.
 pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
-    pub(super) fn new(session: WatchSession) -> Self {
-        Self { session, batch: Vec::new() }
+    pub(super) fn new(session: WatchSession, record: Option<Arc<Record>>) -> Self {
+        Self { session, batch: Vec::new(), _record: record }
     }
 
     pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {

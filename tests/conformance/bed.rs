@@ -78,7 +78,12 @@ pub async fn alone() -> Option<Bed> {
 
 /// A control plane of its own, for tests that break or wait for something; others run meanwhile.
 pub async fn own(name: &str) -> Option<Bed<Box<Plane>>> {
-    Some(Bed { plane: Box::new(Plane::start(binary()?, name, &[]).await), _turn: Box::new(()) })
+    own_with(name, &[]).await
+}
+
+/// The same, with flags for its apiserver.
+pub async fn own_with(name: &str, flags: &[&str]) -> Option<Bed<Box<Plane>>> {
+    Some(Bed { plane: Box::new(Plane::start(binary()?, name, flags).await), _turn: Box::new(()) })
 }
 
 /// One that writes nothing by itself once it is up: no lease is renewed, nothing is compacted, no event goes. Its

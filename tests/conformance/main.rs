@@ -6,6 +6,7 @@
 
 mod bed;
 
+mod audit;
 mod authorization;
 mod clients;
 mod custom;

@@ -3,7 +3,9 @@
 mod direct;
 
 mod admin;
+mod audit;
 mod callers;
+mod canaries;
 mod chaos;
 mod clock;
 mod cold;

@@ -1,7 +1,8 @@
 //! The binary as a process: started, asked, signalled, waited for.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use tokio::task::spawn_blocking;
@@ -51,10 +52,21 @@ pub fn kubeconfig(dir: &Dir, url: &str, more: &str) -> PathBuf {
 impl Process {
     /// Starts `serve` on free ports in front of `url`, and returns when it has said where it listens.
     pub async fn serve(dir: &Dir, url: &str, arguments: &[&str]) -> Self {
-        let kubeconfig = kubeconfig(dir, url, "");
         let mut command = command();
-        command.arg("serve").arg("--kubeconfig").arg(kubeconfig);
-        command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).args(arguments);
+        command.arg("serve").arg("--kubeconfig").arg(kubeconfig(dir, url, "")).args(arguments);
+        Self::start(command).await
+    }
+
+    /// Starts `serve` so that it logs all it can, to a file.
+    pub async fn traced(log: &Path, arguments: &[&str]) -> Self {
+        let mut command = command();
+        command.arg("serve").args(arguments).env("RUST_LOG", "trace");
+        command.stderr(File::create(log).expect("a file"));
+        Self::start(command).await
+    }
+
+    async fn start(mut command: Command) -> Self {
+        command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
         let mut child = command.spawn().expect("the binary starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let reading = spawn_blocking(move || {
@@ -79,12 +91,20 @@ impl Process {
     }
 
     pub async fn metrics(&self) -> String {
-        self.reach(1).get("/metrics").await.text()
+        self.admin("/metrics").await
+    }
+
+    pub async fn admin(&self, path: &str) -> String {
+        self.reach(1).get(path).await.text()
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
     }
 
     /// `TERM`, `INT`, …
     pub fn signal(&self, name: &str) {
-        let id = self.child.as_ref().expect("it runs").id().to_string();
+        let id = self.id().to_string();
         let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill runs");
         assert!(sent.success());
     }
@@ -96,7 +116,9 @@ impl Process {
         let waiting = spawn_blocking(move || {
             let (mut more, mut stderr) = (String::new(), String::new());
             let _ = self.stdout.read_to_string(&mut more);
-            let _ = child.stderr.take().expect("a pipe").read_to_string(&mut stderr);
+            if let Some(mut pipe) = child.stderr.take() {
+                let _ = pipe.read_to_string(&mut stderr);
+            }
             (child.wait().expect("an end").code(), more, stderr)
         });
         let (code, more, stderr) = within("the end of the process", waiting).await.expect("no panic");

@@ -1,0 +1,23 @@
+//! Records of what is answered here. Upstream writes none of a read that it never hears of, so this does, in upstream's
+//! own form: `audit.k8s.io/v1` events at level Metadata, a JSON object a line (reliability.md §3.6).
+//!
+//! ```text
+//! request ─► Record ─► answer ─► Record::answered ─► queue, bounded ─► Writer ─► file
+//!                                  watch: begun … over, by its drop
+//! ```
+//!
+//! **Invariants.** A record is queued before the first byte that it is about is sent. Nothing waits for a disk: what
+//! does not fit is dropped and counted, but a read of Secrets that cannot be recorded is refused. No record has a
+//! credential or an object's content.
+
+mod event;
+mod queue;
+mod record;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use queue::Audit;
+pub use writer::{Destination, Writer};
+
+pub(super) use record::{Decision, Ours, Record};

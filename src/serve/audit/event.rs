@@ -1,0 +1,143 @@
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::jiff::Timestamp;
+use serde::{Serialize, Serializer};
+
+use crate::kube::{RequestInfo, Status, StatusDetails, User};
+
+/// An `audit.k8s.io/v1` event. Members are in the order in which the apiserver writes them, and left out as it does.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Event<'a> {
+    pub(super) kind: &'static str,
+    pub(super) api_version: &'static str,
+    pub(super) level: &'static str,
+    #[serde(rename = "auditID")]
+    pub(super) audit_id: &'a str,
+    pub(super) stage: Stage,
+    #[serde(rename = "requestURI")]
+    pub(super) request_uri: &'a str,
+    pub(super) verb: &'a str,
+    pub(super) user: Asker<'a>,
+    #[serde(rename = "sourceIPs", skip_serializing_if = "<[_]>::is_empty")]
+    pub(super) source_ips: &'a [IpAddr],
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(super) user_agent: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) object_ref: Option<Reference<'a>>,
+    pub(super) response_status: Outcome<'a>,
+    #[serde(serialize_with = "micros")]
+    pub(super) request_received_timestamp: Timestamp,
+    #[serde(serialize_with = "micros")]
+    pub(super) stage_timestamp: Timestamp,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) annotations: BTreeMap<&'static str, &'a str>,
+}
+
+/// When in a request's life an event is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) enum Stage {
+    /// A watch begins.
+    ResponseStarted,
+    ResponseComplete,
+}
+
+/// Who asks.
+#[derive(Debug, Serialize)]
+pub(super) struct Asker<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    username: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    uid: &'a str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    groups: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra: Option<&'a BTreeMap<String, Vec<String>>>,
+}
+
+/// What is asked for.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Reference<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    resource: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    namespace: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    api_group: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    api_version: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    subresource: &'a str,
+}
+
+/// How it was answered: the parts of a Status that say nothing of an object.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome<'a> {
+    metadata: Nothing,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    status: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    message: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reason: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<&'a StatusDetails>,
+    code: u16,
+}
+
+/// `{}`: of the metadata of a Status, which has none here.
+#[derive(Debug, Serialize)]
+struct Nothing {}
+
+impl<'a> Asker<'a> {
+    /// `None`: nobody that is known, or the proxy itself.
+    pub(super) fn of(user: Option<&'a User>) -> Self {
+        let Some(User { name, uid, groups, extra }) = user else {
+            return Self { username: "", uid: "", groups: &[], extra: None };
+        };
+        Self { username: name, uid, groups, extra: (!extra.is_empty()).then_some(extra) }
+    }
+}
+
+impl<'a> Reference<'a> {
+    /// `None`: the request is about no resource.
+    pub(super) fn of(info: &'a RequestInfo) -> Option<Self> {
+        info.is_resource.then_some(Self {
+            resource: &info.resource,
+            namespace: &info.namespace,
+            name: &info.name,
+            api_group: &info.group,
+            api_version: &info.version,
+            subresource: &info.subresource,
+        })
+    }
+}
+
+impl<'a> Outcome<'a> {
+    /// `status`: of an error.
+    pub(super) fn of(code: u16, status: Option<&'a Status>) -> Self {
+        let metadata = Nothing {};
+        let Some(Status { status, message, reason, details, .. }) = status else {
+            return Self { metadata, status: "", message: "", reason: "", details: None, code };
+        };
+        Self { metadata, status, message, reason, details: details.as_ref(), code }
+    }
+}
+
+impl Event<'_> {
+    /// The event as a line.
+    pub(super) fn to_line(&self) -> Vec<u8> {
+        let mut line = serde_json::to_vec(self).expect("texts, numbers and lists always serialize");
+        line.push(b'\n');
+        line
+    }
+}
+
+/// `2026-07-23T10:11:12.000013Z`: all six digits, always.
+fn micros<S: Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{at:.6}"))
+}

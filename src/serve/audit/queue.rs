@@ -1,0 +1,85 @@
+use std::io;
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::writer::{Destination, Writer};
+use crate::serve::metrics;
+
+/// Takes records, if there is somebody to read them. Cloning shares it.
+#[derive(Debug, Clone, Default)]
+pub struct Audit {
+    queue: Option<Queue>,
+}
+
+/// The way to the [`Writer`]: bounded in records and in bytes, and never waited for.
+#[derive(Debug, Clone)]
+pub(super) struct Queue {
+    lines: mpsc::Sender<Line>,
+    room: Arc<Semaphore>,
+}
+
+/// A record on its way; it gives its room back when it is written.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) text: Vec<u8>,
+    _room: OwnedSemaphorePermit,
+}
+
+/// The writer is too far behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the audit log does not keep up")]
+pub(super) struct Full;
+
+/// Records that wait to be written: a second of many reads.
+pub(super) const RECORDS_MAX: usize = 16_384;
+/// Bytes of them. A request's target alone may have 64 KiB.
+const BYTES_MAX: usize = 32 << 20;
+
+impl Audit {
+    /// Nothing is recorded.
+    pub fn off() -> Self {
+        Self::default()
+    }
+
+    /// Opens the log; what is recorded waits until the [`Writer`] runs.
+    ///
+    /// # Errors
+    /// The file cannot be opened for appending.
+    pub fn open(destination: Destination) -> io::Result<(Self, Writer)> {
+        let (queue, lines) = Queue::new(RECORDS_MAX, BYTES_MAX);
+        let writer = Writer::open(destination, lines)?;
+        Ok((Self { queue: Some(queue) }, writer))
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(queue: Queue) -> Self {
+        Self { queue: Some(queue) }
+    }
+
+    /// Whether anything is recorded.
+    pub(in crate::serve) fn is_on(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    pub(super) fn queue(&self) -> Option<&Queue> {
+        self.queue.as_ref()
+    }
+}
+
+impl Queue {
+    pub(super) fn new(records_max: usize, bytes_max: usize) -> (Self, mpsc::Receiver<Line>) {
+        let (lines, waiting) = mpsc::channel(records_max);
+        (Self { lines, room: Arc::new(Semaphore::new(bytes_max)) }, waiting)
+    }
+
+    pub(super) fn put(&self, text: Vec<u8>) -> Result<(), Full> {
+        let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        let room = self.room.clone().try_acquire_many_owned(bytes).map_err(|_| Full);
+        let put = room.and_then(|room| self.lines.try_send(Line { text, _room: room }).map_err(|_| Full));
+        if put.is_err() {
+            metrics::records("dropped", 1);
+        }
+        put
+    }
+}

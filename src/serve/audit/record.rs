@@ -1,0 +1,220 @@
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+
+use http::{HeaderMap, HeaderValue, Response, Uri};
+use k8s_openapi::jiff::Timestamp;
+
+use super::Audit;
+use super::event::{Asker, Event, Outcome, Reference, Stage};
+use super::queue::{Full, Queue};
+use crate::auth::Caller;
+use crate::kube::{RequestInfo, Status, User};
+use crate::net::{Peer, PeerAddress};
+use crate::serve::coverage::Sensitive;
+
+/// One request, for the log. A watch that has begun is over when the last clone of its record is dropped.
+pub(in crate::serve) struct Record {
+    queue: Queue,
+    audit_id: HeaderValue,
+    uri: String,
+    info: RequestInfo,
+    user: Option<User>,
+    is_ourselves: bool,
+    source_ips: Vec<IpAddr>,
+    user_agent: String,
+    received: Timestamp,
+    begun: OnceLock<Answered>,
+}
+
+/// In a response's extensions: it is not upstream's, whose own log has what upstream has answered.
+#[derive(Debug, Clone, Default)]
+pub(in crate::serve) struct Ours {
+    /// Of an error.
+    pub(in crate::serve) status: Option<Status>,
+    /// It goes on after it has begun.
+    pub(in crate::serve) is_watch: bool,
+    /// It tells something of what the cache holds.
+    pub(in crate::serve) is_served: bool,
+}
+
+/// In a response's extensions: what was decided about the caller's rights, and why.
+#[derive(Debug, Clone)]
+pub(in crate::serve) enum Decision {
+    Allowed(Arc<str>),
+    Denied(Arc<str>),
+}
+
+/// What was answered.
+#[derive(Debug, Clone)]
+struct Answered {
+    code: u16,
+    status: Option<Status>,
+    decision: Option<Decision>,
+}
+
+/// What the apiserver keeps of a client's name for itself, and how it says that there was more.
+const USER_AGENT_MAX: usize = 1024;
+const TRUNCATED: &str = "...TRUNCATED";
+const DECISION: &str = "authorization.k8s.io/decision";
+const REASON: &str = "authorization.k8s.io/reason";
+
+impl Record {
+    /// `None`: nothing is recorded.
+    pub(in crate::serve) fn new(
+        audit: &Audit,
+        peer: &Peer,
+        (uri, headers): (&Uri, &HeaderMap),
+        info: &RequestInfo,
+        audit_id: &HeaderValue,
+    ) -> Option<Self> {
+        let queue = audit.queue()?.clone();
+        let user_agent = headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok());
+        Some(Self {
+            queue,
+            audit_id: audit_id.clone(),
+            uri: without_tokens(uri.path_and_query().map_or("/", |target| target.as_str())),
+            info: info.clone(),
+            user: None,
+            is_ourselves: false,
+            source_ips: source_ips(headers, peer.address),
+            user_agent: shortened(user_agent.unwrap_or_default()),
+            received: now(),
+            begun: OnceLock::new(),
+        })
+    }
+
+    /// Says who it is from.
+    pub(in crate::serve) fn put_caller(&mut self, caller: &Caller) {
+        self.user = match caller {
+            Caller::Ourselves => None,
+            Caller::Anonymous => Some(anonymous()),
+            Caller::Known(_) => caller.user().cloned(),
+        };
+        self.is_ourselves = matches!(caller, Caller::Ourselves);
+    }
+
+    /// Records the answer, if it is ours. False: it may not be given, for it cannot be recorded and must be.
+    pub(in crate::serve) fn answered<B>(&self, response: &Response<B>) -> bool {
+        let Some(Ours { status, is_watch, is_served }) = response.extensions().get::<Ours>() else { return true };
+        let decision = response.extensions().get::<Decision>().cloned();
+        let answered = Answered { code: response.status().as_u16(), status: status.clone(), decision };
+        let stage = if *is_watch { Stage::ResponseStarted } else { Stage::ResponseComplete };
+        if self.put(stage, &answered).is_err() && *is_served && self.is_sensitive() {
+            return false;
+        }
+        if *is_watch {
+            let _ = self.begun.set(answered);
+        }
+        true
+    }
+
+    fn is_sensitive(&self) -> bool {
+        self.info.group.is_empty() && self.info.resource == Sensitive::Secrets.as_str()
+    }
+
+    fn put(&self, stage: Stage, answered: &Answered) -> Result<(), Full> {
+        self.queue.put(self.event(stage, now(), answered).to_line())
+    }
+
+    fn event<'a>(&'a self, stage: Stage, at: Timestamp, answered: &'a Answered) -> Event<'a> {
+        Event {
+            kind: "Event",
+            api_version: "audit.k8s.io/v1",
+            level: "Metadata",
+            audit_id: self.audit_id.to_str().unwrap_or_default(),
+            stage,
+            request_uri: &self.uri,
+            verb: self.info.verb.as_str(),
+            user: Asker::of(self.user.as_ref()),
+            source_ips: &self.source_ips,
+            user_agent: &self.user_agent,
+            object_ref: Reference::of(&self.info),
+            response_status: Outcome::of(answered.code, answered.status.as_ref()),
+            request_received_timestamp: self.received,
+            stage_timestamp: at,
+            annotations: self.annotations(answered.decision.as_ref()),
+        }
+    }
+
+    fn annotations<'a>(&self, decision: Option<&'a Decision>) -> BTreeMap<&'static str, &'a str> {
+        let (decision, reason): (_, &str) = match decision {
+            Some(Decision::Allowed(_)) if self.is_ourselves => ("allow", "the caller is the proxy itself"),
+            Some(Decision::Allowed(reason)) => ("allow", reason),
+            Some(Decision::Denied(reason)) => ("forbid", reason),
+            None => return BTreeMap::new(),
+        };
+        [(DECISION, decision), (REASON, reason)].into()
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if let Some(answered) = self.begun.take() {
+            // Whether there is room or not, it is over; that it began has been recorded.
+            let _ = self.put(Stage::ResponseComplete, &answered);
+        }
+    }
+}
+
+fn anonymous() -> User {
+    let groups = vec![User::UNAUTHENTICATED.to_owned()];
+    User { name: "system:anonymous".to_owned(), groups, ..User::default() }
+}
+
+/// The wall clock's time, as records have it. Nothing is measured or ordered with it.
+#[allow(clippy::disallowed_methods, reason = "records are compared with those of other servers")]
+fn now() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let micros = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
+    Timestamp::from_microsecond(micros).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Values of parameters that are named like tokens are nobody's business.
+pub(super) fn without_tokens(target: &str) -> String {
+    let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
+    let hidden = |pair: &str| {
+        let name = pair.split('=').next().unwrap_or_default();
+        let is_token = crate::kube::Query::parse(name)
+            .pairs()
+            .first()
+            .is_some_and(|(name, _)| name.to_ascii_lowercase().contains("token"));
+        if is_token && pair.len() > name.len() { format!("{name}=REDACTED") } else { pair.to_owned() }
+    };
+    let pairs: Vec<_> = query.split('&').map(hidden).collect();
+    format!("{path}?{}", pairs.join("&"))
+}
+
+/// From where the request has come, in the apiserver's order: what proxies say, which any client may say too, and what
+/// is seen.
+pub(super) fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    let mut ips: Vec<IpAddr> =
+        text("x-forwarded-for").split(',').filter_map(|ip| ip.trim().parse().ok()).take(SOURCES_MAX).collect();
+    if let Some(ip) = text("x-real-ip").trim().parse().ok().filter(|ip| !ips.contains(ip)) {
+        ips.push(ip);
+    }
+    if let PeerAddress::Tcp(address) = address {
+        let ip = address.ip().to_canonical();
+        if ips.last() != Some(&ip) {
+            ips.push(ip);
+        }
+    }
+    ips
+}
+
+/// Addresses that are believed to be worth keeping.
+const SOURCES_MAX: usize = 64;
+
+pub(super) fn shortened(user_agent: &str) -> String {
+    match user_agent.get(..USER_AGENT_MAX).filter(|_| user_agent.len() > USER_AGENT_MAX) {
+        Some(head) => format!("{head}{TRUNCATED}"),
+        None => user_agent.to_owned(),
+    }
+}
+
+impl std::fmt::Debug for Record {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Record").field("id", &self.audit_id).finish_non_exhaustive()
+    }
+}

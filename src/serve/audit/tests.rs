@@ -1,0 +1,231 @@
+use std::net::{IpAddr, SocketAddr};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
+use serde_json::{Value, json};
+
+use super::queue::{Full, Line, Queue};
+use super::record::{shortened, source_ips, without_tokens};
+use super::{Audit, Decision, Destination, Ours, Record};
+use crate::auth::Caller;
+use crate::kube::{Query, RequestInfo, Status};
+use crate::net::{Connection, Peer, PeerAddress};
+
+fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+    lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+}
+
+fn peer() -> Peer {
+    let address = PeerAddress::Tcp(SocketAddr::from(([10, 0, 0, 7], 4711)));
+    Peer { address, certificates: None, connection: Connection::default() }
+}
+
+fn record(queue: &Queue, target: &str) -> Record {
+    let uri: Uri = target.parse().expect("a target");
+    let info = RequestInfo::parse("GET", uri.path(), &Query::parse(uri.query().unwrap_or_default())).expect("a path");
+    let headers = headers(&[("user-agent", "kubectl/v1.37"), ("authorization", "Bearer CANARY"), ("cookie", "CANARY")]);
+    let audit = Audit::of(queue.clone());
+    let mut record =
+        Record::new(&audit, &peer(), (&uri, &headers), &info, &HeaderValue::from_static("id-1")).expect("it is on");
+    record.put_caller(&Caller::Anonymous);
+    record
+}
+
+fn response(ours: Ours, decision: Option<Decision>) -> Response<()> {
+    let mut response = Response::new(());
+    if let Some(status) = &ours.status {
+        *response.status_mut() = http::StatusCode::from_u16(status.http_code()).expect("a code");
+    }
+    response.extensions_mut().insert(ours);
+    decision.map(|decision| response.extensions_mut().insert(decision));
+    response
+}
+
+fn next(lines: &mut tokio::sync::mpsc::Receiver<Line>) -> Option<(String, Value)> {
+    let line = String::from_utf8(lines.try_recv().ok()?.text).expect("text");
+    let value = serde_json::from_str(&line).expect("JSON");
+    Some((line, value))
+}
+
+fn served() -> Ours {
+    Ours { is_served: true, ..Ours::default() }
+}
+
+#[test]
+fn a_read_is_recorded_as_the_apiserver_records_it() {
+    let (queue, mut lines) = Queue::new(8, 1 << 16);
+    let record = record(&queue, "/apis/apps/v1/namespaces/a/deployments/d?pretty=1");
+    assert!(record.answered(&response(served(), Some(Decision::Allowed("RBAC: allowed by x".into())))));
+    drop(record);
+    let (line, mut event) = next(&mut lines).expect("one record");
+    assert!(next(&mut lines).is_none());
+    let order = [
+        "kind",
+        "apiVersion",
+        "level",
+        "auditID",
+        "stage",
+        "requestURI",
+        "verb",
+        "user",
+        "sourceIPs",
+        "userAgent",
+        "objectRef",
+        "responseStatus",
+        "requestReceivedTimestamp",
+        "stageTimestamp",
+        "annotations",
+    ];
+    let places: Vec<_> = order.iter().map(|name| line.find(&format!("\"{name}\":")).expect(name)).collect();
+    assert!(places.is_sorted() && line.ends_with("}\n") && !line.contains("CANARY"), "{line}");
+    for stamp in ["requestReceivedTimestamp", "stageTimestamp"] {
+        let taken = event[stamp].take();
+        let stamp = taken.as_str().expect("a text");
+        assert!(stamp.len() == "2026-07-23T10:11:12.000013Z".len() && stamp.ends_with('Z'), "{stamp}");
+    }
+    let expected = json!({
+        "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": "Metadata", "auditID": "id-1",
+        "stage": "ResponseComplete", "requestURI": "/apis/apps/v1/namespaces/a/deployments/d?pretty=1", "verb": "get",
+        "user": {"username": "system:anonymous", "groups": ["system:unauthenticated"]},
+        "sourceIPs": ["10.0.0.7"], "userAgent": "kubectl/v1.37",
+        "objectRef": {
+            "resource": "deployments", "namespace": "a", "name": "d", "apiGroup": "apps", "apiVersion": "v1",
+        },
+        "responseStatus": {"metadata": {}, "code": 200},
+        "requestReceivedTimestamp": null, "stageTimestamp": null,
+        "annotations": {
+            "authorization.k8s.io/decision": "allow", "authorization.k8s.io/reason": "RBAC: allowed by x",
+        },
+    });
+    assert_eq!(event, expected);
+}
+
+#[test]
+fn a_refusal_has_its_status_and_the_decision() {
+    let (queue, mut lines) = Queue::new(8, 1 << 16);
+    let status = Status::unauthorized();
+    let refused = Ours { status: Some(status), ..Ours::default() };
+    assert!(record(&queue, "/api/v1/pods").answered(&response(refused, Some(Decision::Denied("no".into())))));
+    let (_, event) = next(&mut lines).expect("one record");
+    let told = &event["responseStatus"];
+    assert_eq!(
+        (&told["code"], &told["status"], &told["reason"]),
+        (&json!(401), &json!("Failure"), &json!("Unauthorized"))
+    );
+    assert_eq!(event["annotations"]["authorization.k8s.io/decision"], "forbid");
+}
+
+#[test]
+fn a_watch_is_recorded_when_it_begins_and_when_it_is_over() {
+    let (queue, mut lines) = Queue::new(8, 1 << 16);
+    let record = record(&queue, "/api/v1/pods?watch=1");
+    assert!(record.answered(&response(Ours { is_watch: true, ..served() }, None)));
+    let (_, begun) = next(&mut lines).expect("a record");
+    assert!(next(&mut lines).is_none());
+    drop(record);
+    let (_, over) = next(&mut lines).expect("another");
+    assert_eq!((&begun["stage"], &over["stage"]), (&json!("ResponseStarted"), &json!("ResponseComplete")));
+    assert_eq!((&begun["auditID"], &begun["verb"]), (&over["auditID"], &json!("watch")));
+    assert_eq!(over["responseStatus"]["code"], 200);
+}
+
+#[test]
+fn what_upstream_has_answered_is_in_its_own_log() {
+    let (queue, mut lines) = Queue::new(8, 1 << 16);
+    assert!(record(&queue, "/api/v1/pods").answered(&Response::new(())));
+    assert!(next(&mut lines).is_none());
+}
+
+/// Beyond the queue nothing waits: records are dropped, but Secrets are not read unseen.
+#[test]
+fn secrets_are_not_served_without_a_record() {
+    let (queue, _lines) = Queue::new(1, 1 << 16);
+    assert_eq!(queue.put(vec![b'x']), Ok(()));
+    assert_eq!(queue.put(vec![b'x']), Err(Full));
+    for (target, ours, given) in [
+        ("/api/v1/secrets", served(), false),
+        ("/api/v1/namespaces/a/secrets/s", served(), false),
+        ("/api/v1/secrets?watch=1", Ours { is_watch: true, ..served() }, false),
+        ("/api/v1/secrets", Ours { status: Some(Status::unauthorized()), ..Ours::default() }, true),
+        ("/api/v1/configmaps", served(), true),
+        ("/apis/hidden.example/v1/secrets", served(), true),
+    ] {
+        assert_eq!(record(&queue, target).answered(&response(ours, None)), given, "{target}");
+    }
+}
+
+#[test]
+fn the_queue_is_bounded_in_bytes_too() {
+    let (queue, mut lines) = Queue::new(8, 10);
+    assert_eq!(queue.put(vec![0; 11]), Err(Full));
+    assert_eq!(queue.put(vec![0; 6]), Ok(()));
+    assert_eq!(queue.put(vec![0; 6]), Err(Full));
+    drop(lines.try_recv().expect("a line"));
+    assert_eq!(queue.put(vec![0; 6]), Ok(()));
+}
+
+#[test]
+fn values_of_tokens_are_hidden() {
+    for (target, expected) in [
+        ("/api/v1/pods", "/api/v1/pods"),
+        ("/a?limit=5&continue=abc", "/a?limit=5&continue=abc"),
+        ("/a?token=s&x=1", "/a?token=REDACTED&x=1"),
+        ("/a?access_TOKEN=s", "/a?access_TOKEN=REDACTED"),
+        ("/a?%74oken=s", "/a?%74oken=REDACTED"),
+        ("/a?token", "/a?token"),
+        ("/a?x=token=s", "/a?x=token=s"),
+    ] {
+        assert_eq!(without_tokens(target), expected);
+    }
+}
+
+#[test]
+fn sources_are_in_the_order_of_the_apiserver() {
+    let tcp = |ip: &str| PeerAddress::Tcp(SocketAddr::new(ip.parse().expect("an address"), 1));
+    for (lines, address, expected) in [
+        (&[][..], tcp("10.0.0.7"), &["10.0.0.7"][..]),
+        (&[], tcp("::ffff:10.0.0.7"), &["10.0.0.7"]),
+        (&[("x-forwarded-for", "1.1.1.1, nonsense,2.2.2.2")], tcp("10.0.0.7"), &["1.1.1.1", "2.2.2.2", "10.0.0.7"]),
+        (&[("x-forwarded-for", "10.0.0.7")], tcp("10.0.0.7"), &["10.0.0.7"]),
+        (&[("x-real-ip", "3.3.3.3")], PeerAddress::Unix { uid: None }, &["3.3.3.3"]),
+    ] {
+        let expected: Vec<IpAddr> = expected.iter().map(|ip| ip.parse().expect("an address")).collect();
+        assert_eq!(source_ips(&headers(lines), address), expected);
+    }
+}
+
+#[test]
+fn long_names_of_clients_are_cut() {
+    assert_eq!(shortened("curl"), "curl");
+    assert_eq!(shortened(&"x".repeat(1024)).len(), 1024);
+    assert_eq!(shortened(&"x".repeat(1025)), format!("{}...TRUNCATED", "x".repeat(1024)));
+}
+
+#[tokio::test]
+async fn a_file_that_was_renamed_is_made_again() {
+    let dir = std::env::temp_dir().join(format!("kube-fanout-audit-{}-{}", std::process::id(), fastrand::u64(..)));
+    std::fs::create_dir(&dir).expect("a directory");
+    let (path, rotated) = (dir.join("audit.log"), dir.join("audit.log.1"));
+    let (audit, writer) = Audit::open(Destination::File(path.clone())).expect("a file");
+    let mut writing = Box::pin(writer.run());
+    let queue = audit.queue().expect("it is on").clone();
+    let mut written = async |text: &str, file: &std::path::Path| {
+        queue.put(text.as_bytes().to_vec()).expect("room");
+        loop {
+            tokio::select! {
+                () = &mut writing => panic!("it ended"),
+                () = tokio::task::yield_now() => {}
+            }
+            if std::fs::read_to_string(file).is_ok_and(|content| content == text) {
+                break;
+            }
+        }
+    };
+    written("1\n", &path).await;
+    std::fs::rename(&path, &rotated).expect("renamed");
+    written("2\n", &path).await;
+    assert_eq!(std::fs::read_to_string(&rotated).expect("readable"), "1\n");
+    drop(queue);
+    drop(audit);
+    writing.await;
+    std::fs::remove_dir_all(&dir).expect("removed");
+}

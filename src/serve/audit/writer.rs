@@ -1,0 +1,123 @@
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::queue::Line;
+use crate::serve::metrics;
+
+/// Where records go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Destination {
+    Stdout,
+    /// Appended to; made anew with mode 0600 when it is not there any more, as after a rotation by renaming.
+    File(PathBuf),
+}
+
+/// Writes what is recorded, in order. One task, which nobody waits for.
+#[derive(Debug)]
+pub struct Writer {
+    lines: mpsc::Receiver<Line>,
+    output: Output,
+}
+
+#[derive(Debug)]
+enum Output {
+    Stdout(io::Stdout),
+    File { path: PathBuf, file: File },
+}
+
+/// Records written at a time.
+const BATCH_MAX: usize = 1024;
+/// Between two attempts at an output that takes nothing.
+const AGAIN: Duration = Duration::from_secs(1);
+
+impl Writer {
+    pub(super) fn open(destination: Destination, lines: mpsc::Receiver<Line>) -> io::Result<Self> {
+        let output = match destination {
+            Destination::Stdout => Output::Stdout(io::stdout()),
+            Destination::File(path) => Output::File { file: open(&path)?, path },
+        };
+        Ok(Self { lines, output })
+    }
+
+    /// Writes until nobody records any more. While the output fails, the queue fills.
+    pub async fn run(self) {
+        let Self { mut lines, mut output } = self;
+        metrics::audit_failing(false);
+        let mut batch = Vec::with_capacity(BATCH_MAX);
+        while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
+            let mut rest: Vec<u8> = batch.iter().flat_map(|line| &line.text).copied().collect();
+            let mut is_failing = false;
+            while !rest.is_empty() {
+                // Disks and pipes block.
+                let writing = tokio::task::spawn_blocking(move || {
+                    let written = output.write(&mut rest);
+                    (output, rest, written)
+                });
+                // The runtime is going away.
+                let Ok((returned, left, written)) = writing.await else { return };
+                (output, rest) = (returned, left);
+                let Err(error) = written else { continue };
+                if !std::mem::replace(&mut is_failing, true) {
+                    tracing::error!(%error, "the audit log cannot be written; reads of Secrets end when it lags");
+                    metrics::audit_failing(true);
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+            if is_failing {
+                tracing::info!("the audit log is written again");
+                metrics::audit_failing(false);
+            }
+            metrics::records("written", batch.len());
+            batch.clear();
+        }
+    }
+}
+
+impl Output {
+    /// Writes `lines`, and takes out what has been written.
+    fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
+        match self {
+            Self::Stdout(stdout) => {
+                write(stdout, lines)?;
+                stdout.flush()
+            }
+            Self::File { path, file } => {
+                if !is_at(file, path)? {
+                    *file = open(path)?;
+                }
+                write(file, lines)
+            }
+        }
+    }
+}
+
+fn write(to: &mut impl Write, lines: &mut Vec<u8>) -> io::Result<()> {
+    while !lines.is_empty() {
+        match to.write(lines) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => drop(lines.drain(..written)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+/// Whether the file is still the one that has this name.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    match std::fs::metadata(path) {
+        Ok(named) => Ok(identity(named) == identity(file.metadata()?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,75 @@
+//! What is answered here is recorded as the apiserver would have recorded it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use http::HeaderName;
+use serde_json::{Value, json};
+
+use crate::bed::{self, Ask, Http, Plan, eventually};
+
+/// Everything at level Metadata, but for the stage that says nothing of an answer.
+const POLICY: &str =
+    "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
+
+/// Of one request, without what is its own.
+async fn records(log: &Path, id: &str, stages: usize) -> Vec<Value> {
+    let mut found = eventually(&format!("the records of {id}"), async || {
+        let text = fs::read_to_string(log).ok()?;
+        let records = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let found: Vec<_> = records.filter(|record| record["auditID"] == id).collect();
+        (found.len() >= stages).then_some(found)
+    })
+    .await;
+    for record in &mut found {
+        for name in ["auditID", "requestReceivedTimestamp", "stageTimestamp"] {
+            let value = record[name].take();
+            assert!(value.is_string(), "{name}: {value}");
+        }
+    }
+    found
+}
+
+async fn ask(client: &Http, path: &str, id: &str) -> bool {
+    let ask = Ask::get(path).header(HeaderName::from_static("audit-id"), id);
+    client.ask(ask.header(HeaderName::from_static("user-agent"), "conformance/1")).await.is_cached()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_request_leaves_the_same_record() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("audit-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a directory");
+    let (policy, theirs, ours) = (folder.join("policy.yaml"), folder.join("theirs.log"), folder.join("ours.log"));
+    fs::write(&policy, POLICY).expect("a file");
+    let flags = [format!("--audit-policy-file={}", policy.display()), format!("--audit-log-path={}", theirs.display())];
+    let Some(plane) = bed::own_with("audit", &[&flags[0], &flags[1]]).await else { return };
+    let namespace = plane.namespace("audited").await;
+    let direct = plane.direct();
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    direct.create(&maps, json!({"metadata": {"name": "m"}})).await;
+    let config = format!("auth: delegated\naudit: {{path: {}}}\n", ours.display());
+    let proxy = Plan::plain().config(&config).start(&plane).await;
+    let through = proxy.client();
+    // A GET does not start a feed.
+    through.get(&maps).await;
+    let version = direct.version(&maps).await;
+    for (number, (path, stages)) in [
+        (maps.clone(), 1),
+        (format!("{maps}/m?resourceVersion=0"), 1),
+        (format!("{maps}/none?resourceVersion=0"), 1),
+        (format!("{maps}?limit=1&labelSelector=a%20in%20(b)"), 1),
+        (format!("{maps}?fieldSelector=metadata.name%3Dm"), 1),
+        ("/apis/apps/v1/deployments".to_owned(), 1),
+        (format!("{maps}?watch=1&timeoutSeconds=1&resourceVersion={version}"), 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let id = format!("record-{number}");
+        assert!(ask(&through, &path, &id).await, "{path} was passed through");
+        assert!(!ask(&direct, &path, &format!("{id}-direct")).await);
+        let theirs = records(&theirs, &format!("{id}-direct"), stages).await;
+        assert_eq!(records(&ours, &id, stages).await, theirs, "{path}");
+    }
+    let _ = fs::remove_dir_all(&folder);
+}

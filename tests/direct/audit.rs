@@ -1,0 +1,89 @@
+//! The audit log of a running process, and what else leaves it.
+
+use std::fs;
+
+use http::Method;
+use kube_fanout::demo;
+use serde_json::Value;
+
+use crate::direct::{Dir, Ended, PODS, Protocol, eventually};
+use crate::process::Process;
+
+fn records(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn stages(records: &[Value], id: &str) -> Vec<String> {
+    let of = records.iter().filter(|record| record["auditID"] == id);
+    of.map(|record| format!("{} {}", record["stage"].as_str().expect("a stage"), record["responseStatus"]["code"]))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_answered_here_is_recorded_under_the_id_that_the_client_sees() {
+    let up = demo::upstream().pods(5).run().await;
+    let dir = Dir::new();
+    let (log, config) = (dir.join("audit.log"), dir.file("config.yaml", "drain: 100ms\n"));
+    let arguments = ["--config", config.to_str().expect("a path"), "--audit-log", log.to_str().expect("a path")];
+    let process = Process::serve(&dir, &up.url(), &arguments).await;
+    let client = process.client();
+    let list = client.get(PODS).await;
+    assert!(list.is_cached());
+    let named = client
+        .request(Method::GET, "/api/v1/namespaces/default/pods/none?resourceVersion=0")
+        .header("audit-id", "mine")
+        .send()
+        .await;
+    assert_eq!((named.status, named.is_cached(), named.header("audit-id")), (404, true, Some("mine")));
+    let passed = client.get("/version").await;
+    let mut watches = Vec::new();
+    for protocol in Protocol::ALL {
+        watches.push(client.watch(PODS).from(list.rv()).over(protocol).await);
+    }
+    let read = || records(&fs::read_to_string(&log).expect("a log"));
+    let begun = |records: &[Value]| records.iter().filter(|record| record["stage"] == "ResponseStarted").count();
+    eventually("all watches are recorded", || async { begun(&read()) == Protocol::ALL.len() }).await;
+    process.signal("TERM");
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Clean);
+    }
+    assert_eq!(process.ended().await.code, Some(0));
+    let records = read();
+    let id = |answer: &crate::direct::Answer| answer.header("audit-id").unwrap_or("none").to_owned();
+    assert_eq!(stages(&records, &id(&list)), ["ResponseComplete 200"]);
+    assert_eq!(stages(&records, "mine"), ["ResponseComplete 404"]);
+    assert_eq!(stages(&records, &id(&passed)), [""; 0]);
+    let mut codes: Vec<_> = records
+        .iter()
+        .filter(|record| record["verb"] == "watch" && record["stage"] == "ResponseComplete")
+        .filter_map(|record| record["responseStatus"]["code"].as_u64())
+        .collect();
+    codes.sort_unstable();
+    assert_eq!(codes, [101, 200, 200], "every watch that began is over: {records:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_audit_log_that_cannot_be_opened_is_a_wrong_configuration() {
+    let output = crate::process::run(&["serve", "--kubeconfig", "/dev/null", "--audit-log", "/nowhere/audit.log"]);
+    assert_eq!(output.code, Some(78), "{}", output.stderr);
+}
+
+/// There are tokens and Secrets in memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_process_leaves_no_core_files_unless_it_is_told_to() {
+    let up = demo::upstream().run().await;
+    let dir = Dir::new();
+    for (flags, is_private) in [(&[][..], true), (&["--allow-core-dumps"], false)] {
+        let process = Process::serve(&dir, &up.url(), flags).await;
+        let limits = fs::read_to_string(format!("/proc/{}/limits", process.id())).expect("limits");
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
+        let words: Vec<_> = core.split_whitespace().collect();
+        assert_eq!(words.get(5) == Some(&"0"), is_private || core_is_off(), "{core}");
+    }
+}
+
+/// Where this test may leave none either, nothing can be told of the second case.
+fn core_is_off() -> bool {
+    let limits = fs::read_to_string("/proc/self/limits").expect("limits");
+    limits.lines().any(|line| line.starts_with("Max core file size") && line.split_whitespace().nth(5) == Some("0"))
+}

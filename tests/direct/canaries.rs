@@ -1,0 +1,251 @@
+//! What must be seen nowhere: credentials and contents, in any log, at any level (reliability.md §3.6, T15).
+
+use std::fs;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method, Request, Uri};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client as Upstream;
+use hyper_util::rt::TokioExecutor;
+use kube_fanout::demo::{self, Running};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::direct::{self, Client, Dir, Protocol, Stub, stub, within};
+use crate::process::{Process, kubeconfig};
+
+/// In every text that may be nowhere.
+const CANARY: &str = "CANARY";
+const SECRET: &str = "CANARYsecret";
+const GOOD: &str = "CANARYgood";
+const BAD: &str = "CANARYbad";
+const SECRETS: &str = "/api/v1/namespaces/default/secrets";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+/// Ways to show who one is, or to pretend.
+fn shown() -> Vec<Vec<(&'static str, String)>> {
+    let header = |name, value: String| vec![(name, value)];
+    let bearer = |token: &str| header("authorization", format!("Bearer {token}"));
+    let basic = BASE64_STANDARD.encode("CANARYname:CANARYword");
+    let impersonated = [("impersonate-user", "CANARYuser".to_owned()), ("impersonate-group", "CANARYgroup".to_owned())];
+    vec![
+        vec![],
+        bearer(GOOD),
+        bearer(BAD),
+        header("authorization", format!("Basic {basic}")),
+        header("authorization", CANARY.to_owned()),
+        header("cookie", "session=CANARYcookie".to_owned()),
+        impersonated.to_vec(),
+        [bearer(GOOD), impersonated.to_vec()].concat(),
+        [bearer(GOOD), bearer(BAD)].concat(),
+        [bearer(GOOD), header("connection", "authorization".to_owned())].concat(),
+        header("x-remote-user", "CANARYremote".to_owned()),
+        header("impersonate-extra-scopes", "CANARYextra".to_owned()),
+        header("sec-websocket-protocol", format!("{BEARER}{}", BASE64_URL_SAFE_NO_PAD.encode(GOOD))),
+    ]
+}
+
+const BEARER: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// What is asked, in what form.
+const READS: [(&str, &str); 14] = [
+    (SECRETS, "application/json"),
+    ("/api/v1/secrets?limit=1", "application/json"),
+    ("/api/v1/namespaces/default/secrets/s", "application/json"),
+    ("/api/v1/namespaces/default/secrets/none", "application/json"),
+    (SECRETS, "application/json;as=Table;g=meta.k8s.io;v=v1"),
+    (SECRETS, "application/yaml"),
+    ("/api/v1/secrets?watch=1&timeoutSeconds=1&resourceVersion=0", "application/json"),
+    (MAPS, "application/json"),
+    ("/api/v1/namespaces/default/configmaps/m?token=CANARYquery&access_token=CANARYquery", "application/json"),
+    ("/api/v1/configmaps?limit=nonsense", "application/json"),
+    ("/api/v1/configmaps?watch=1&resourceVersion=nonsense", "application/json"),
+    ("/apis/none.example/v1/nones", "application/json"),
+    ("/version", "application/json"),
+    ("/api/v1/%zz", "application/json"),
+];
+
+/// Asks for everything in every way; gives the codes that were seen and whether the contents were.
+async fn drive(client: &Client) -> (Vec<u16>, bool) {
+    let (mut codes, mut contents) = (Vec::new(), false);
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let client = client.over(protocol);
+        for headers in shown() {
+            let calls = READS.iter().map(|(path, accept)| {
+                // HTTP/2 has no such header, and says so before it is sent.
+                let headers = headers.iter().filter(|(name, _)| protocol == Protocol::Http1 || *name != "connection");
+                let call = client.request(Method::GET, path).header("accept", accept);
+                headers.fold(call, |call, (name, value)| call.header(name, value)).try_send()
+            });
+            for answer in futures_util::future::join_all(calls).await.into_iter().flatten() {
+                codes.push(answer.status);
+                contents |= answer.is_cached() && answer.text().contains(&BASE64_STANDARD.encode(SECRET));
+            }
+            let writing = client.request(Method::POST, SECRETS).header("content-type", "application/json");
+            let writing = headers.iter().fold(writing, |call, (name, value)| call.header(name, value));
+            codes.extend(writing.body("{\"data\": \"CANARYbody\"").try_send().await.map(|answer| answer.status));
+        }
+    }
+    (codes, contents)
+}
+
+/// Over a socket that may say anything; returns when something has been answered.
+async fn say(client: &Client, text: &str) -> String {
+    let mut socket = client.connect().await.expect("a connection");
+    socket.write_all(text.as_bytes()).await.expect("it is sent");
+    let mut answer = vec![0; 4096];
+    let read = within("an answer", socket.read(&mut answer)).await.unwrap_or_default();
+    String::from_utf8_lossy(&answer[..read]).into_owned()
+}
+
+/// What hyper does not send.
+async fn drive_raw(client: &Client) {
+    let token = BASE64_URL_SAFE_NO_PAD.encode(GOOD);
+    let upgrade = "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+        Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: http://localhost\r\n";
+    let protocols = [format!("{BEARER}{token}, v"), format!("{BEARER}{token}"), format!("{BEARER}%CANARY%, v")];
+    for path in [format!("{SECRETS}?watch=1"), format!("{SECRETS}/s/none"), "/api/v1/watch".to_owned()] {
+        for protocol in &protocols {
+            let head = format!("GET {path} HTTP/1.1\r\n{upgrade}Sec-WebSocket-Protocol: {protocol}\r\n\r\n");
+            assert!(say(client, &head).await.starts_with("HTTP/1.1 "), "{head}");
+        }
+    }
+    for head in [
+        "GET /CANARY\u{1b}[31m HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer CANARY\u{7}\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization Bearer CANARY\r\n\r\n",
+        "CANARY\r\n\r\n",
+        "GET /api/v1/a%0d%0a2026-01-01%1b%5b31m HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ] {
+        say(client, head).await;
+    }
+}
+
+/// An upstream that knows one token and lets its bearer read everything; the rest is the demo's.
+async fn judging(up: &Running) -> Stub {
+    let address = up.address();
+    let upstream = Upstream::builder(TokioExecutor::new()).build_http::<Incoming>();
+    stub(move |mut request: Request<Incoming>| {
+        let upstream = upstream.clone();
+        async move {
+            let path = request.uri().path().to_owned();
+            if request.method() == Method::POST && path.ends_with("reviews") {
+                let review: Value = serde_json::from_slice(&request.into_body().collect().await?.to_bytes())?;
+                let mut reply = Stub::reply(201, judged(review).to_string());
+                reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                return Ok(reply);
+            }
+            let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
+            *request.uri_mut() = format!("http://{address}{target}").parse::<Uri>()?;
+            *request.version_mut() = http::Version::HTTP_11;
+            let response = upstream.request(request).await?;
+            Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+        }
+    })
+    .await
+}
+
+fn judged(mut review: Value) -> Value {
+    let user = json!({"username": "ada", "groups": ["system:authenticated"]});
+    review["status"] = match review["kind"].as_str() {
+        Some("TokenReview") if review["spec"]["token"] == GOOD => json!({"authenticated": true, "user": user}),
+        Some("TokenReview") => json!({"authenticated": false}),
+        Some("SubjectAccessReview") => json!({"allowed": review["spec"]["user"] == "ada", "reason": "by the test"}),
+        _ => json!({"userInfo": {"username": "proxy"}}),
+    };
+    review
+}
+
+/// With contents that may be nowhere.
+async fn planted() -> Running {
+    let up = demo::upstream().pods(3).run().await;
+    let data = BASE64_STANDARD.encode(SECRET);
+    let annotations = json!({"note": "CANARYannotation"});
+    for (path, object) in [
+        (SECRETS, json!({"metadata": {"name": "s", "annotations": annotations}, "data": {"key": data}})),
+        (MAPS, json!({"metadata": {"name": "m", "annotations": annotations}, "data": {"key": SECRET}})),
+    ] {
+        let created = direct::straight(&up).request(Method::POST, path).header("content-type", "application/json");
+        let created = created.body(object.to_string()).send().await;
+        assert_eq!(created.status, 201, "{}", created.text());
+    }
+    up
+}
+
+/// A kubeconfig with a token that may be nowhere.
+fn with_token(dir: &Dir, url: &str) -> String {
+    let path = kubeconfig(dir, url, "");
+    let text = fs::read_to_string(&path).expect("readable").replace("user: {}", "user: {token: CANARYproxy}");
+    fs::write(&path, text).expect("writable");
+    path.to_str().expect("a path").to_owned()
+}
+
+/// Every spelling in which a canary could be shown.
+fn assert_clean(what: &str, text: &str) {
+    let spelled = |text: &str| [BASE64_STANDARD.encode(text), BASE64_URL_SAFE_NO_PAD.encode(text)];
+    let basic = spelled("CANARYname:CANARYword");
+    let found = [spelled(SECRET), spelled(GOOD), basic].concat().into_iter().chain([CANARY.to_owned()]);
+    for canary in found {
+        let line = text.lines().find(|line| line.contains(&canary));
+        assert!(line.is_none(), "{what} shows {canary}: {}", line.unwrap_or_default());
+    }
+    assert!(!text.contains('\u{1b}'), "{what} shows control characters");
+}
+
+async fn nothing_is_seen(auth: &str, format: &str) -> String {
+    let up = planted().await;
+    let stub = judging(&up).await;
+    let dir = Dir::new();
+    let (log, audit) = (dir.join("log"), dir.join("audit"));
+    let config = dir.file("config.yaml", &format!("drain: 100ms\nlog: {{format: {format}}}\nauth: {auth}\n"));
+    let text = |path: &Path| path.to_str().expect("a path").to_owned();
+    let (upstream, audit_log, config) = (with_token(&dir, &stub.url()), text(&audit), text(&config));
+    let arguments = ["--kubeconfig", &upstream, "--config", &config, "--audit-log", &audit_log];
+    let process = Process::traced(&log, &[&arguments[..], &["--cache-sensitive", "secrets"]].concat()).await;
+    let client = process.client();
+    // The first reads may come before there is a feed.
+    let warm = client.request(Method::GET, SECRETS).header("authorization", &format!("Bearer {GOOD}"));
+    assert_eq!(warm.send().await.status, 200);
+    let (codes, contents) = drive(&client).await;
+    drive_raw(&client).await;
+    assert!(contents, "the Secret was never served");
+    for code in [200, 400, 404] {
+        assert!(codes.contains(&code), "{code} was not seen: {codes:?}");
+    }
+    for page in ["/metrics", "/debug/feeds", "/readyz", "/livez"] {
+        assert_clean(page, &process.admin(page).await);
+    }
+    process.signal("TERM");
+    let output = process.ended().await;
+    assert_eq!(output.code, Some(0));
+    assert_clean("standard output", &output.stdout);
+    let (log, audit) = (fs::read_to_string(&log).expect("a log"), fs::read_to_string(&audit).expect("a log"));
+    assert!(log.contains("DEBUG") && log.contains("request"), "nothing was logged");
+    assert!(!log.contains("panicked"), "{log}");
+    assert_clean("the log", &log);
+    assert!(audit.contains("\"secrets\""), "nothing was recorded");
+    for line in audit.lines() {
+        assert_eq!(serde_json::from_str::<Value>(line).expect("JSON")["kind"], "Event");
+    }
+    // Who asks is what an audit log is for; but a credential is nobody's name.
+    assert_clean("the audit log", &audit);
+    log
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_log_shows_a_credential_or_a_content_of_the_proxys_own_clients() {
+    let log = nothing_is_seen("none", "json").await;
+    for line in log.lines() {
+        assert!(serde_json::from_str::<Value>(line).is_ok(), "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_log_shows_a_credential_or_a_content_where_callers_are_told_apart() {
+    let log = nothing_is_seen("delegated", "text").await;
+    assert!(log.lines().all(|line| line.starts_with("20")), "a line began where a path wanted it to");
+}
