@@ -23,7 +23,9 @@ mod judge;
 mod lease;
 mod metrics;
 mod policy;
+mod readable;
 mod refused;
+mod sight;
 mod tokens;
 
 use std::time::Duration;
@@ -38,7 +40,9 @@ pub use impersonation::{Headless, Impersonation};
 pub use judge::{FrontProxy, Trusted};
 pub use metrics::describe;
 pub use policy::{Change, Policy, PolicyKind};
+pub use readable::{Permit, Readable, Verdicts};
 pub use refused::Refused;
+pub use sight::Verdict;
 
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -31,7 +31,7 @@ mod writer;
 mod tests;
 
 pub use currency::Currency;
-pub use cursor::{Cursor, Pull};
+pub use cursor::{Cursor, Mark, Pull, Sifted, Step};
 pub use event::{Event, seen_as};
 pub use feed_key::{FeedKey, Scope};
 pub use feeds::{Demand, FEEDS_MAX, Feed, FeedSpec, Feeds, Lease, Unavailable};

@@ -23,6 +23,7 @@ mod gzip;
 mod list;
 mod metrics;
 mod read;
+mod readable;
 mod route;
 mod session;
 mod table;

@@ -7,8 +7,9 @@ use tokio::sync::OnceCell;
 
 use super::credential::{Chain, Credential, asserted, token_of};
 use super::judge::{FrontProxy, Identity, Judge, Trusted};
-use super::lease::{Claim, Leases, Terms};
-use super::{Affected, Config, Grant, Refused, metrics};
+use super::lease::{Claim, Lease, Leases, Terms};
+use super::sight::{Sight, Slots};
+use super::{Affected, Config, Grant, Permit, Readable, Refused, metrics};
 use crate::base::Tasks;
 use crate::kube::{Access, RequestInfo, User, Verb};
 use crate::upstream::{Behalf, Client, CredentialId};
@@ -23,6 +24,7 @@ struct Shared {
     config: Config,
     judge: Arc<Judge>,
     leases: Arc<Leases>,
+    slots: Slots,
     tasks: Tasks,
     client: Client,
     /// Whom upstream takes us for.
@@ -76,8 +78,8 @@ impl Gate {
     pub fn delegated(config: Config, parts: Delegated) -> Self {
         let Delegated { client, client_authorities, front_proxy, tasks } = parts;
         let judge = Arc::new(Judge::new(&client, &config, client_authorities, front_proxy));
-        let (leases, ourselves) = (Arc::default(), OnceCell::new());
-        Self { delegated: Some(Arc::new(Shared { config, judge, leases, tasks, client, ourselves })) }
+        let (leases, slots, ourselves) = (Arc::default(), Slots::default(), OnceCell::new());
+        Self { delegated: Some(Arc::new(Shared { config, judge, leases, slots, tasks, client, ourselves })) }
     }
 
     /// Whether the socket alone says who somebody is.
@@ -119,6 +121,24 @@ impl Gate {
             metrics::refused(refused.as_str());
         }
         grant
+    }
+
+    /// The caller's permission for a collection across namespaces: for all of it, or else for those namespaces in which
+    /// it may do the same. Which those are is found out as they come up.
+    ///
+    /// # Errors
+    /// Who it is, or what it may, cannot be found out.
+    pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, Refused> {
+        let access = Arc::new(Access::of(info));
+        let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access, None))) };
+        let permit = match shared.grant(caller, info, access.clone()).await {
+            Err(Refused::Denied(_)) => shared.readable(caller, info, access).map(Permit::Part),
+            grant => grant.map(Permit::Whole),
+        };
+        if let Err(refused) = &permit {
+            metrics::refused(refused.as_str());
+        }
+        permit
     }
 
     /// With whose rights the caller's requests go upstream.
@@ -186,17 +206,43 @@ impl Shared {
     }
 
     async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, Refused> {
-        let known = match caller {
-            Caller::Ourselves => return Ok(Grant::new(access, None)),
-            Caller::Anonymous if !self.config.anonymous => return Err(Refused::Unauthenticated),
+        let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
+        let lease = self.lease(&known, info, &access, None);
+        let reason = self.judge.accesses.decide(&known.user, &access, None).await?;
+        Ok(Grant::new(access, lease).because(reason))
+    }
+
+    fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, Refused> {
+        let known = self.known(caller)?.ok_or_else(Refused::denied)?;
+        let slots = self.slots.of(known.id);
+        let sight = Arc::new(Sight::new(self.judge.clone(), known.user.clone(), access.clone(), slots));
+        let lease = self.lease(&known, info, &access, Some(sight.clone()));
+        Ok(Readable::new(access, sight, lease))
+    }
+
+    /// Who is to be asked about; `None` for ourselves.
+    fn known(&self, caller: &Caller) -> Result<Option<Arc<Known>>, Refused> {
+        match caller {
+            Caller::Ourselves => Ok(None),
+            Caller::Anonymous if !self.config.anonymous => Err(Refused::Unauthenticated),
             Caller::Anonymous => {
                 let credential = Credential::Nobody;
                 let user = Arc::new(super::judge::anonymous());
-                Arc::new(Known { id: self.judge.id(&credential), credential, user, until: None })
+                Ok(Some(Arc::new(Known { id: self.judge.id(&credential), credential, user, until: None })))
             }
-            Caller::Known(known) => known.clone(),
-        };
-        let lease = (info.verb == Verb::Watch).then(|| {
+            Caller::Known(known) => Ok(Some(known.clone())),
+        }
+    }
+
+    /// What a watch stands on. It is there before the right is asserted, so that no change falls between the two.
+    fn lease(
+        &self,
+        known: &Known,
+        info: &RequestInfo,
+        access: &Arc<Access>,
+        sight: Option<Arc<Sight>>,
+    ) -> Option<Arc<Lease>> {
+        (info.verb == Verb::Watch).then(|| {
             let claim = Claim {
                 id: known.id,
                 credential: known.credential.clone(),
@@ -204,12 +250,11 @@ impl Shared {
                 until: known.until,
                 access: access.clone(),
                 info: info.clone(),
+                sight,
             };
             let terms = Terms { period: self.config.recheck, grace: self.config.outage_grace };
             self.leases.hold(claim, &self.judge, terms, &self.tasks)
-        });
-        let reason = self.judge.accesses.decide(&known.user, &access, None).await?;
-        Ok(Grant::new(access, lease).because(reason))
+        })
     }
 
     async fn is_us(&self, user: &User) -> bool {

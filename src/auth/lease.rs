@@ -13,7 +13,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::credential::Credential;
-use super::judge::{Judge, Trusted};
+use super::judge::{Identity, Judge, Trusted};
+use super::sight::Sight;
 use super::{Affected, Refused, metrics};
 use crate::base::Tasks;
 use crate::kube::{Access, RequestInfo, Status, User};
@@ -38,6 +39,8 @@ struct Standing {
     user: Arc<User>,
     /// For the words of a refusal.
     info: RequestInfo,
+    /// Of a watch that may show some namespaces: it stands on them, and not on the whole.
+    sight: Option<Arc<Sight>>,
     /// The policy has changed in a way that may matter here.
     dirty: Notify,
 }
@@ -50,7 +53,8 @@ pub(super) struct Leases {
     in_doubt: Mutex<usize>,
 }
 
-type LeaseKey = (CredentialId, Arc<Access>);
+/// The last: whether it is for some namespaces.
+type LeaseKey = (CredentialId, Arc<Access>, bool);
 
 /// Asserts a lease again and again.
 struct Keeper {
@@ -81,6 +85,7 @@ pub(super) struct Claim {
     pub(super) until: Option<SystemTime>,
     pub(super) access: Arc<Access>,
     pub(super) info: RequestInfo,
+    pub(super) sight: Option<Arc<Sight>>,
 }
 
 /// After a change of policy that we have seen: upstream's authorizers see it at their own pace.
@@ -93,13 +98,13 @@ const AGAIN: Duration = Duration::from_secs(5);
 impl Leases {
     /// The lease for a claim: one that is there, or a new one with its keeper.
     pub(super) fn hold(self: &Arc<Self>, claim: Claim, judge: &Arc<Judge>, terms: Terms, tasks: &Tasks) -> Arc<Lease> {
-        let key = (claim.id, claim.access.clone());
+        let key = (claim.id, claim.access.clone(), claim.sight.is_some());
         let mut held = self.held.lock();
         if let Some(lease) = held.get(&key).and_then(Weak::upgrade).filter(|lease| lease.revoked.get().is_none()) {
             return lease;
         }
-        let Claim { id, credential, user, until, access, info } = claim;
-        let standing = Arc::new(Standing { id, credential, access, user, info, dirty: Notify::new() });
+        let Claim { id, credential, user, until, access, info, sight } = claim;
+        let standing = Arc::new(Standing { id, credential, access, user, info, sight, dirty: Notify::new() });
         let ended = CancellationToken::new();
         let lease = Arc::new(Lease {
             revoked: OnceLock::new(),
@@ -119,10 +124,11 @@ impl Leases {
             until,
             in_doubt: false,
         };
-        let leases = self.clone();
+        let (leases, sight) = (self.clone(), keeper.standing.sight.clone());
         tasks.spawn("lease", async move {
             tokio::select! {
                 () = keeper.run() => {}
+                () = answer(sight) => {}
                 () = ended.cancelled() => {}
             }
             leases.forget(&key);
@@ -172,6 +178,17 @@ impl Lease {
         self.over.clone()
     }
 
+    /// Which namespaces it is for, if not for all.
+    pub(super) fn sight(&self) -> Option<&Arc<Sight>> {
+        self.shared.sight.as_ref()
+    }
+
+    /// Ends it, because the caller may not what it would come to.
+    pub(super) fn refuse(&self, why: &Refused) {
+        metrics::revoked(why.as_str());
+        self.revoke(why.status(&self.shared.user.name, &self.shared.info));
+    }
+
     fn revoke(&self, status: Status) {
         let _ = self.revoked.set(Box::new(status));
         self.over.cancel();
@@ -195,9 +212,7 @@ impl Keeper {
                 () = replaced(&mut authorities) => {}
             }
             let asserted = Instant::now();
-            let Standing { id, credential, access, .. } = &*self.standing;
-            let outcome = self.judge.judge(*id, credential, access, asserted).await;
-            match outcome {
+            match self.assert(asserted).await {
                 Ok(identity) => {
                     self.doubt(false);
                     good = asserted;
@@ -222,6 +237,16 @@ impl Keeper {
         }
     }
 
+    /// Whether the caller is still who it was, and what it may.
+    async fn assert(&self, since: Instant) -> Result<Identity, Refused> {
+        let Standing { id, credential, access, sight, .. } = &*self.standing;
+        let Some(sight) = sight else { return self.judge.judge(*id, credential, access, since).await };
+        let identity = self.judge.identify(*id, credential, Some(since), None).await?;
+        let identity = identity.ok_or(Refused::Unauthenticated)?;
+        sight.assert_again(identity.user.clone(), since).await?;
+        Ok(identity)
+    }
+
     /// When to ask again if nothing happens.
     fn due(&self, good: Instant) -> Instant {
         let due = good + self.terms.period();
@@ -236,9 +261,8 @@ impl Keeper {
     }
 
     fn revoke(&self, why: &Refused) {
-        metrics::revoked(why.as_str());
         if let Some(lease) = self.lease.upgrade() {
-            lease.revoke(why.status(&self.standing.user.name, &self.standing.info));
+            lease.refuse(why);
         }
     }
 }
@@ -246,6 +270,14 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.doubt(false);
+    }
+}
+
+/// Answers about namespaces as they come up; never completes.
+async fn answer(sight: Option<Arc<Sight>>) {
+    match sight {
+        Some(sight) => sight.answer().await,
+        None => std::future::pending().await,
     }
 }
 

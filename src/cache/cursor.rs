@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::lane::{Lane, Read};
 use super::lanes::LaneKey;
 use super::reader::{Progress, Shared};
-use super::{Event, View};
-use crate::kube::ResourceVersion;
+use super::{Event, Snapshot, View};
+use crate::kube::{EventType, ResourceVersion};
 use crate::wire::{Refused, Renderer};
 
 /// A reader's place in a feed: the next event it needs. It holds no events; a slow reader costs its position.
@@ -44,6 +44,36 @@ pub enum Pull {
     Refused(Refused),
 }
 
+/// What a reader who is not shown everything makes of an event that its view sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sifted {
+    /// It is told.
+    Keep,
+    /// It is not told.
+    Drop,
+    /// It is told that the object is gone, with the content from before the event.
+    Gone,
+    /// It comes back to this event later.
+    Wait,
+}
+
+/// How far [`Cursor::pull_sifted`] came.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    Pulled(Pull),
+    /// Every event below the bound has been looked at.
+    Reached,
+    /// The next event is to be looked at again later.
+    Waits,
+}
+
+/// The state of a feed and the place behind it, of one instant.
+#[derive(Debug, Clone)]
+pub struct Mark {
+    pub snapshot: Snapshot,
+    seq: u64,
+}
+
 /// Events looked at in one go: bounds the time between two looks at the client.
 const BATCH_EVENTS_MAX: usize = 128;
 
@@ -74,6 +104,32 @@ impl Cursor {
     /// At least one frame is pulled if there is one, however small the room. When there is none, `waker` is woken by
     /// the next event of this reader's lane, by upstream's next bookmark, and by the end of the history.
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
+        match self.step(None, room, waker, batch, |_, _| Sifted::Keep) {
+            Step::Pulled(pull) => pull,
+            Step::Reached | Step::Waits => unreachable!("there is no bound, and nothing is waited for"),
+        }
+    }
+
+    /// The same for a reader who decides about each event that its view sees, and not beyond a mark.
+    pub fn pull_sifted(
+        &mut self,
+        until: Option<&Mark>,
+        room: usize,
+        waker: Option<&Waker>,
+        batch: &mut Vec<Bytes>,
+        sift: impl FnMut(&Event, EventType) -> Sifted,
+    ) -> Step {
+        self.step(until.map(|mark| mark.seq), room, waker, batch, sift)
+    }
+
+    fn step(
+        &mut self,
+        until: Option<u64>,
+        room: usize,
+        waker: Option<&Waker>,
+        batch: &mut Vec<Bytes>,
+        mut sift: impl FnMut(&Event, EventType) -> Sifted,
+    ) -> Step {
         let before = batch.len();
         let mut bytes = 0;
         let mut events = Vec::new();
@@ -82,16 +138,26 @@ impl Cursor {
             let progress = *self.shared.progress.borrow();
             events.clear();
             match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), &mut events) {
-                Read::Lost => return Pull::Expired { oldest: self.shared.inner.read().floor },
-                Read::CaughtUp => return Pull::CaughtUp { progress },
+                Read::Lost => return Step::Pulled(Pull::Expired { oldest: self.shared.inner.read().floor }),
+                Read::CaughtUp if until.is_some() => return Step::Reached,
+                Read::CaughtUp => return Step::Pulled(Pull::CaughtUp { progress }),
                 Read::Some => {}
             }
             let mut last = self.after;
             let mut applied = None;
+            let mut stop = None;
             for event in &events {
-                let taken = match self.take(event, batch) {
-                    Ok(taken) => taken,
-                    Err(refused) => return Pull::Refused(refused),
+                if until.is_some_and(|until| event.seq >= until) {
+                    stop = Some(Step::Reached);
+                    break;
+                }
+                let taken = match self.take(event, batch, &mut sift) {
+                    Ok(Some(taken)) => taken,
+                    Ok(None) => {
+                        stop = Some(Step::Waits);
+                        break;
+                    }
+                    Err(refused) => return Step::Pulled(Pull::Refused(refused)),
                 };
                 self.next = event.seq + 1;
                 if taken > 0 {
@@ -104,9 +170,23 @@ impl Cursor {
                 }
             }
             if let (Some(applied), true) = (applied, batch.len() > before) {
-                return Pull::Frames { last, applied };
+                return Step::Pulled(Pull::Frames { last, applied });
+            }
+            if let Some(stop) = stop {
+                return stop;
             }
         }
+    }
+
+    /// The state as of now, and the place behind it.
+    pub fn mark(&self) -> Mark {
+        let inner = self.shared.inner.read();
+        Mark { snapshot: inner.snapshot(), seq: inner.next_seq }
+    }
+
+    /// This reader's place as a mark behind `snapshot`, which is the state that it was opened with.
+    pub fn mark_here(&self, snapshot: Snapshot) -> Mark {
+        Mark { snapshot, seq: self.next }
     }
 
     /// The version behind which this reader started.
@@ -122,15 +202,26 @@ impl Cursor {
         &self.renderer
     }
 
-    fn take(&self, event: &Event, batch: &mut Vec<Bytes>) -> Result<usize, Refused> {
+    /// How many bytes were put into the batch; `None`: the event is to be looked at again.
+    fn take(
+        &self,
+        event: &Event,
+        batch: &mut Vec<Bytes>,
+        sift: &mut impl FnMut(&Event, EventType) -> Sifted,
+    ) -> Result<Option<usize>, Refused> {
         if event.rv <= self.skip {
-            return Ok(0);
+            return Ok(Some(0));
         }
-        let Some(event_type) = event.seen_by(&self.view) else { return Ok(0) };
-        let frame = event.frame_as(event_type, &self.renderer, &self.shared.alternate_bytes)?;
-        let len = frame.len();
-        batch.push(frame);
-        Ok(len)
+        let Some(event_type) = event.seen_by(&self.view) else { return Ok(Some(0)) };
+        let frame = match sift(event, event_type) {
+            Sifted::Keep => Some(event.frame_as(event_type, &self.renderer, &self.shared.alternate_bytes)?),
+            Sifted::Gone => event.frame_gone(&self.renderer)?,
+            Sifted::Drop => None,
+            Sifted::Wait => return Ok(None),
+        };
+        let len = frame.as_ref().map_or(0, Bytes::len);
+        batch.extend(frame);
+        Ok(Some(len))
     }
 }
 

@@ -89,6 +89,13 @@ impl Event {
         })
     }
 
+    /// What a reader gets who may no longer see the object, and who knows it as it was before: nothing newer of it than
+    /// the version at which it is gone.
+    pub(super) fn frame_gone(&self, renderer: &Renderer) -> Result<Option<Bytes>, Refused> {
+        let frame = |previous: &Arc<Object>| renderer.frame(EventType::Deleted, &previous.restamped(self.rv));
+        self.previous.as_ref().map(frame).transpose()
+    }
+
     /// Bytes of the frames that were made of this event.
     pub(super) fn alternate_bytes(&self) -> usize {
         self.alternates.get().map_or(0, |alternates| alternates.bytes())

@@ -68,6 +68,18 @@ impl Snapshot {
         range.into_iter().flatten().map(|(_, object)| object).filter(|object| view.matches(object))
     }
 
+    /// The namespaces of what `view` sees, in key order, from the first key that is not before `start`. Looks at the
+    /// first object of each, not at all of them.
+    pub fn namespaces<'a>(&'a self, view: &'a View, start: Option<&str>) -> impl Iterator<Item = &'a str> + use<'a> {
+        let mut start = start.map(str::to_owned);
+        std::iter::from_fn(move || {
+            let namespace = self.select(view, true, start.as_deref()).next()?.key.namespace();
+            // '0' is the character after '/'.
+            start = Some(format!("{namespace}0"));
+            Some(namespace)
+        })
+    }
+
     pub(super) fn into_objects(self) -> OrdMap<ObjectKey, Arc<Object>> {
         self.objects
     }

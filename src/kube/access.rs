@@ -51,6 +51,16 @@ impl Access {
         Self { verb, target: Target::Resource(Box::new(target)) }
     }
 
+    /// The same in one namespace, and of all that is else alike.
+    #[must_use]
+    pub fn within(&self, namespace: &str) -> Self {
+        let mut access = self.clone();
+        if let Target::Resource(target) = &mut access.target {
+            namespace.clone_into(&mut target.namespace);
+        }
+        access
+    }
+
     /// Bytes of it that its caller has chosen.
     pub fn len_bytes(&self) -> usize {
         self.verb.len()

@@ -13,6 +13,7 @@ use super::audit::{Ours, Record};
 use super::body::ReplyBody;
 use super::gzip;
 use super::list::ListBody;
+use super::readable::{Extent, READABLE};
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
 use crate::wire::Form;
 
@@ -31,6 +32,8 @@ pub(super) struct Manner {
     /// Large answers may be compressed.
     pub(super) gzip: bool,
     pub(super) query: Option<Query>,
+    /// What is shown of a collection of which not all may be.
+    pub(super) extent: Option<Extent>,
 }
 
 impl Manner {
@@ -43,6 +46,7 @@ impl Manner {
             record: None,
             gzip: text(ACCEPT_ENCODING).is_some_and(|value| gzip::is_asked_for(&value)),
             query,
+            extent: None,
         }
     }
 
@@ -80,6 +84,9 @@ impl Manner {
         response.extensions_mut().insert(Ours { is_served: true, is_watch: watch, ..Ours::default() });
         self.put_common(response.headers_mut(), content_type);
         put_served(response.headers_mut(), stale_seconds);
+        if let Some(extent) = self.extent {
+            response.headers_mut().insert(READABLE, HeaderValue::from_static(extent.as_str()));
+        }
         response
     }
 

@@ -15,8 +15,9 @@ use super::coalesce::Coalesced;
 use super::coverage::Coverage;
 use super::feed::{Need, Unready, unavailable};
 use super::metrics;
-use super::route::{Asked, Reason, Route, route};
-use crate::auth::{Caller, Gate, Grant, Hosts, Refused, Sender};
+use super::readable::{self, Extent};
+use super::route::{Asked, Reason, Route, WatchRead, route};
+use crate::auth::{Caller, Gate, Hosts, Permit, Refused, Sender};
 use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
 use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout};
@@ -96,19 +97,31 @@ pub(super) struct Visit {
     pub(super) query: Query,
     pub(super) manner: Manner,
     pub(super) received: Instant,
+    /// What may be read is asked for, where not all may.
+    readable: bool,
 }
 
 impl Visit {
+    pub(super) fn turned_away(&self, refused: &Refused) -> Response<ReplyBody> {
+        turned_away(&self.manner, self.caller.name(), &self.info, &self.query, refused)
+    }
+
+    /// Whether the request is for a collection across namespaces, and for what of it may be read.
+    fn is_for_readable(&self, resource: &Resource) -> bool {
+        let across = resource.namespaced && self.info.namespace.is_empty();
+        self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)
+    }
+
     /// What this read needs of a feed.
     pub(super) fn need<'a>(
         &'a self,
-        grant: &'a Grant,
+        permit: &'a Permit,
         resource: &Resource,
         representation: Representation,
         resume: Option<ResourceVersion>,
     ) -> Need<'a> {
         let namespace = (resource.namespaced && !self.info.namespace.is_empty()).then_some(&*self.info.namespace);
-        Need { grant, namespace, representation, received: self.received, resume }
+        Need { permit, namespace, representation, received: self.received, resume }
     }
 }
 
@@ -128,8 +141,9 @@ impl Door {
     }
 
     /// Answers one request.
-    pub async fn answer(self: Arc<Self>, peer: Peer, request: Request<Incoming>) -> Response<ReplyBody> {
+    pub async fn answer(self: Arc<Self>, peer: Peer, mut request: Request<Incoming>) -> Response<ReplyBody> {
         let received = Instant::now();
+        let readable = readable::take(&mut request);
         let query = Query::parse(request.uri().query().unwrap_or_default());
         let mut manner = Manner::of(request.headers(), Some(query.clone()));
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -154,7 +168,9 @@ impl Door {
                 metrics::refused(403);
                 manner.status(&status_from_code(403, NO_EXEC))
             }
-            (Ok(info), Ok(caller)) => self.dispatch(Visit { request, caller, info, query, manner, received }).await,
+            (Ok(info), Ok(caller)) => {
+                self.dispatch(Visit { request, caller, info, query, manner, received, readable }).await
+            }
             // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {
                 let caller = caller.unwrap_or(Caller::Anonymous);
@@ -216,7 +232,7 @@ impl Door {
         runs && is_local && !self.config.exec_on_loopback
     }
 
-    async fn dispatch(&self, visit: Visit) -> Response<ReplyBody> {
+    async fn dispatch(&self, mut visit: Visit) -> Response<ReplyBody> {
         let resource = self.resource(&visit.info).await;
         let asked = Asked {
             method: visit.request.method(),
@@ -239,30 +255,35 @@ impl Door {
             route => route,
         };
         // Who may not read learns nothing of what else is wrong with the request.
-        let grant = match self.grant(&visit).await {
-            Ok(grant) => grant,
-            Err(refused) => {
-                let Visit { manner, info, query, caller, .. } = &visit;
-                return turned_away(manner, caller.name(), info, query, &refused);
-            }
+        let permit = match self.permit(&mut visit, &resource).await {
+            Ok(permit) => permit,
+            Err(refused) => return visit.turned_away(&refused),
         };
-        let decision = self.audit.is_on().then(|| Decision::Allowed(grant.reason().clone()));
+        let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
         let mut response = match route {
             Route::Forward(reason) => self.pass(visit, reason).await,
             Route::Refuse(status) => {
                 metrics::refused(status.http_code());
                 visit.manner.status(&status)
             }
-            Route::Get(read) => self.get(visit, &grant, &resource, read).await,
-            Route::List(read) => self.list(visit, &grant, &resource, read).await,
-            Route::Watch(read) => self.watch(visit, grant, &resource, read).await,
+            Route::Get(read) => self.get(visit, &permit, &resource, read).await,
+            Route::List(read) => self.list(visit, &permit, &resource, read).await,
+            Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
+                self.pass(visit, Reason::Table).await
+            }
+            Route::Watch(read) => self.watch(visit, permit, &resource, read).await,
         };
         decision.map(|decision| response.extensions_mut().insert(decision));
         response
     }
 
-    async fn grant(&self, visit: &Visit) -> Result<Grant, Refused> {
-        self.gate.grant(&visit.caller, &visit.info).await
+    async fn permit(&self, visit: &mut Visit, resource: &Resource) -> Result<Permit, Refused> {
+        if !visit.is_for_readable(resource) {
+            return self.gate.grant(&visit.caller, &visit.info).await.map(Permit::Whole);
+        }
+        let permit = self.gate.readable(&visit.caller, &visit.info).await?;
+        visit.manner.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
+        Ok(permit)
     }
 
     /// What discovery knows of the request's resource; asks again when it knows nothing.
@@ -290,6 +311,12 @@ impl Door {
 
     pub(super) async fn unready(&self, visit: Visit, why: Unready) -> Response<ReplyBody> {
         match why {
+            // Upstream would deny what it cannot show in part.
+            Unready::Forward(Reason::Syncing | Reason::NoProof) if visit.manner.extent == Some(Extent::Some) => {
+                let why = "what may be read of this collection cannot be told yet";
+                metrics::refused(503);
+                visit.manner.status(&unavailable(why))
+            }
             Unready::Forward(reason) => self.pass(visit, reason).await,
             Unready::Refuse(status) => {
                 metrics::refused(status.http_code());

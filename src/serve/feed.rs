@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::door::{Consistency, Door};
 use super::route::{Reason, is_uncached};
-use crate::auth::Grant;
+use crate::auth::Permit;
 use crate::cache::{End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, Scope, State, Unavailable};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Origin, Resource};
@@ -16,7 +16,7 @@ use crate::wire::{Form, Refused, Renderer, Representation, Shape};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need<'a> {
     /// Without one there is no feed for anybody.
-    pub(super) grant: &'a Grant,
+    pub(super) permit: &'a Permit,
     /// The namespace that the path names.
     pub(super) namespace: Option<&'a str>,
     pub(super) representation: Representation,
@@ -59,7 +59,7 @@ impl Door {
     /// A feed that covers the request, has a complete state and can write what is asked for; started and waited for if
     /// need be.
     pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<Source, Unready> {
-        if !need.grant.covers(&resource.gvr, resource.namespaced, need.namespace) {
+        if !need.permit.covers(&resource.gvr, resource.namespaced, need.namespace) {
             return Err(Unready::Forward(Reason::Ungranted));
         }
         let mut why = Unready::Forward(Reason::Underivable);
@@ -132,12 +132,12 @@ impl Door {
     /// A running feed for a read of one object, which is not worth starting one for.
     pub(super) fn running_source(
         &self,
-        grant: &Grant,
+        permit: &Permit,
         resource: &Resource,
         namespace: Option<&str>,
         wanted: Representation,
     ) -> Option<Source> {
-        if !grant.covers(&resource.gvr, resource.namespaced, namespace) {
+        if !permit.covers(&resource.gvr, resource.namespaced, namespace) {
             return None;
         }
         let widest = self.config.coverage.scope(resource).ok()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::auth::Grant;
+use crate::auth::Permit;
 use crate::cache::{CacheReader, Lease, Segments, Snapshot, View};
 use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
 use crate::wire::{Form, ListFrame, ListMeta, Object, Refused, Renderer};
@@ -37,7 +37,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 const DERIVED_AT_A_TIME: usize = 64;
 
 /// One page of `snapshot`, as the read asks for it. A page that is not the last keeps the snapshot for the next ones.
-pub(super) fn page(_grant: &Grant, lease: &Lease, snapshot: &Snapshot, read: &ListRead) -> Page {
+pub(super) fn page(permit: &Permit, lease: &Lease, snapshot: &Snapshot, read: &ListRead) -> Page {
     let reader = &lease.reader;
     let namespaced = reader.namespaced();
     // Keys of continue tokens are relative to the request's collection (semantics.md §2.6).
@@ -45,17 +45,19 @@ pub(super) fn page(_grant: &Grant, lease: &Lease, snapshot: &Snapshot, read: &Li
         Some(namespace) if read.in_namespace => format!("{namespace}/{start}"),
         _ => start.to_owned(),
     });
-    let found = snapshot.select(&read.view, namespaced, start.as_deref());
+    let seen = |object: &&Arc<Object>| permit.sees(object.key.namespace());
+    let found = snapshot.select(&read.view, namespaced, start.as_deref()).filter(seen);
     let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let objects: Vec<_> = found.take(limit).cloned().collect();
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
     let full = objects.last().filter(|_| objects.len() == limit);
-    let more = full.map_or(0, |last| left_behind(lease, snapshot, read, last));
+    let more = full.map_or(0, |last| left_behind(permit, lease, snapshot, read, last));
     if let (Some(last), true) = (full, more > 0) {
         meta.continue_token =
             ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode();
         // With a selector the apiserver does not count (semantics.md §2.6).
-        meta.remaining = read.view.selector().is_everything().then(|| i64::try_from(more).unwrap_or(i64::MAX));
+        let counts = read.view.selector().is_everything() && permit.part().is_none();
+        meta.remaining = counts.then(|| i64::try_from(more).unwrap_or(i64::MAX));
         reader.hold(snapshot);
     }
     Page { reader: reader.clone(), meta, objects }
@@ -93,13 +95,18 @@ impl Page {
 /// How many objects the apiserver would have left to look at behind a full page's `last`. It applies a selector to what
 /// it scans, one by one, and offers to go on as long as there is something to scan: the last page may be empty. With a
 /// selector only whether there are any is told.
-fn left_behind(lease: &Lease, snapshot: &Snapshot, read: &ListRead, last: &Object) -> usize {
+fn left_behind(permit: &Permit, lease: &Lease, snapshot: &Snapshot, read: &ListRead, last: &Object) -> usize {
     let namespaced = lease.reader.namespaced();
     if read.view.single(namespaced).is_some() {
         return 0;
     }
-    let scope = View::new(read.view.namespace(), Selector::everything());
     let start = format!("{}\0", last.key.as_str());
+    if permit.part().is_some() {
+        // How much there is that is not shown must not show.
+        let mut found = snapshot.select(&read.view, namespaced, Some(&start));
+        return usize::from(found.any(|object| permit.sees(object.key.namespace())));
+    }
+    let scope = View::new(read.view.namespace(), Selector::everything());
     let mut scanned = snapshot.select(&scope, namespaced, Some(&start));
     if read.view.selector().is_everything() {
         return scanned.count();

@@ -14,8 +14,8 @@ use super::metrics::{self, WatchMetrics};
 use super::route::{GetRead, ListRead, Reason, WatchRead};
 use super::session::{End, Opening, Terms, WatchSession};
 use super::websocket;
-use crate::auth::Grant;
-use crate::cache::Start;
+use crate::auth::{Permit, Refused};
+use crate::cache::{CacheReader, Opened, Start, TooOld};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
 use crate::wire::{Object, Representation};
@@ -25,9 +25,10 @@ const SYNC_RETRY_SECONDS: u32 = 1;
 
 /// A watch that may be opened: permission, a place, and the feed.
 struct Admitted {
-    grant: Grant,
+    permit: Permit,
     place: Place,
     source: Source,
+    opened: Result<Opened, TooOld>,
     /// What a Table watch begins with.
     row: Option<Object>,
 }
@@ -36,12 +37,12 @@ impl Door {
     pub(super) async fn get(
         &self,
         visit: Visit,
-        grant: &Grant,
+        permit: &Permit,
         resource: &Resource,
         read: GetRead,
     ) -> Response<ReplyBody> {
         let namespace = Some(read.key.namespace()).filter(|namespace| !namespace.is_empty());
-        let Some(source) = self.running_source(grant, resource, namespace, read.representation) else {
+        let Some(source) = self.running_source(permit, resource, namespace, read.representation) else {
             return self.pass(visit, Reason::NotCached).await;
         };
         let lease = &source.lease;
@@ -70,11 +71,11 @@ impl Door {
     pub(super) async fn list(
         &self,
         visit: Visit,
-        grant: &Grant,
+        permit: &Permit,
         resource: &Resource,
         read: ListRead,
     ) -> Response<ReplyBody> {
-        let source = match self.source(resource, &visit.need(grant, resource, read.representation, None)).await {
+        let source = match self.source(resource, &visit.need(permit, resource, read.representation, None)).await {
             Ok(source) => source,
             Err(why) => return self.unready(visit, why).await,
         };
@@ -82,6 +83,7 @@ impl Door {
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
+                None if permit.part().is_some() => return visit.manner.status(&Status::too_old_list()),
                 None => return self.pass(visit, Reason::Continue).await,
             },
             VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
@@ -93,12 +95,17 @@ impl Door {
                 Err(why) => return self.unready(visit, why).await,
             },
         };
-        let body = match list::page(grant, lease, &snapshot, &read).written_by(&source.renderer).await {
+        if let Some(part) = permit.part()
+            && let Err(refused) = part.find_out(snapshot.namespaces(&read.view, read.plan.start.as_deref())).await
+        {
+            return visit.turned_away(&refused);
+        }
+        let body = match list::page(permit, lease, &snapshot, &read).written_by(&source.renderer).await {
             Ok(body) => body,
             Err(refused) => {
                 source.refuse(&refused);
                 // Refused now and for good, so that this ends.
-                return Box::pin(self.list(visit, grant, resource, read)).await;
+                return Box::pin(self.list(visit, permit, resource, read)).await;
             }
         };
         metrics::served("list", &lease.spec.key, read.representation);
@@ -108,7 +115,7 @@ impl Door {
     pub(super) async fn watch(
         &self,
         visit: Visit,
-        grant: Grant,
+        permit: Permit,
         resource: &Resource,
         mut read: WatchRead,
     ) -> Response<ReplyBody> {
@@ -120,7 +127,7 @@ impl Door {
             WatchStart::After(rv) => Some(rv),
             _ => None,
         };
-        let source = match self.source(resource, &visit.need(&grant, resource, read.representation, resume)).await {
+        let source = match self.source(resource, &visit.need(&permit, resource, read.representation, resume)).await {
             Ok(source) => source,
             // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
             // being filled (semantics.md §3.3).
@@ -160,7 +167,13 @@ impl Door {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many_watches(shed)),
         };
-        self.open_watch(visit, Admitted { grant, place, source, row }, &read, failed)
+        let opened = open(&source.lease.reader, &read);
+        if let Ok(opened) = &opened
+            && let Err(refused) = find_out(&permit, opened).await
+        {
+            return visit.turned_away(&refused);
+        }
+        self.open_watch(visit, Admitted { permit, place, source, opened, row }, &read, failed)
     }
 
     fn open_watch(
@@ -203,16 +216,10 @@ impl Door {
         failed: Option<Status>,
         protocol: &'static str,
     ) -> WatchSession {
-        let Admitted { grant, place, source: Source { lease, renderer }, row } = admitted;
+        let Admitted { permit, place, source: Source { lease, renderer }, opened, row } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
         let metrics = WatchMetrics::open(&lease.spec.key, read.representation, protocol);
-        let (reader, view) = (&lease.reader, read.view.clone());
-        let opened = match read.start {
-            WatchStart::After(rv) => reader.open(Start::After(rv), view),
-            WatchStart::State { .. } => reader.open(Start::Current, view),
-            WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
-        };
         let (opened, refusal) = match opened {
             Ok(opened) => (opened, failed.map(|status| (status, End::TooLarge))),
             Err(too_old) => {
@@ -222,12 +229,28 @@ impl Door {
         };
         let drain = self.drain.clone();
         let mut session =
-            WatchSession::new(Opening { grant, place, lease, renderer, opened, row, terms, drain, metrics });
+            WatchSession::new(Opening { permit, place, lease, renderer, opened, row, terms, drain, metrics });
         if let Some((status, end)) = refusal {
             session.end_with(&status, end);
         }
         session
     }
+}
+
+fn open(reader: &CacheReader, read: &WatchRead) -> Result<Opened, TooOld> {
+    let view = read.view.clone();
+    match read.start {
+        WatchStart::After(rv) => reader.open(Start::After(rv), view),
+        WatchStart::State { .. } => reader.open(Start::Current, view),
+        WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
+    }
+}
+
+/// Which namespaces of those that there are a watch may begin with.
+async fn find_out(permit: &Permit, opened: &Opened) -> Result<(), Refused> {
+    let Some(part) = permit.part() else { return Ok(()) };
+    let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
+    part.find_out(state.namespaces(opened.cursor.view(), None)).await
 }
 
 fn protocol(request: &Request<Incoming>, websocket: bool) -> &'static str {

@@ -1,3 +1,4 @@
+mod part;
 #[cfg(test)]
 mod tests;
 
@@ -9,11 +10,12 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use self::part::{Bookmark, Part, Told};
 use super::admission::Place;
 use super::metrics::WatchMetrics;
-use crate::auth::Grant;
+use crate::auth::Permit;
 use crate::base::{DrainWatch, Draining};
-use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State};
+use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State, Step};
 use crate::kube::{EventType, ResourceVersion, Status};
 use crate::wire::{Columns, Object, Refused, Renderer, Representation};
 
@@ -34,8 +36,10 @@ pub(super) struct WatchSession {
     /// Of a Table: for the first event, and for that one alone.
     columns: Option<Columns>,
     metrics: WatchMetrics,
-    grant: Grant,
-    /// Wakes the watch when its grant is over.
+    permit: Permit,
+    /// Of a watch that does not show all namespaces.
+    part: Option<Part>,
+    /// Wakes the watch when its permission is over.
     revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     _place: Place,
 }
@@ -87,7 +91,7 @@ struct Clock {
 
 /// Everything that a watch is made of.
 pub(super) struct Opening {
-    pub(super) grant: Grant,
+    pub(super) permit: Permit,
     pub(super) place: Place,
     pub(super) lease: Lease,
     pub(super) renderer: Renderer,
@@ -117,7 +121,9 @@ const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
-        let Opening { grant, place, lease, renderer, opened, row, terms, drain, metrics } = opening;
+        let Opening { permit, place, lease, renderer, opened, row, terms, drain, metrics } = opening;
+        let readable = permit.part().cloned();
+        let part = readable.map(|readable| Part::new(readable, &opened, opened.cursor.view(), terms.end_bookmark));
         let Opened { snapshot, cursor } = opened;
         let is_table = matches!(renderer.representation(), Representation::Table(_));
         let columns = is_table.then(|| lease.columns.clone());
@@ -129,6 +135,8 @@ impl WatchSession {
                 metrics.ended(End::Timeout);
                 Phase::Ended
             }
+            // It is told in parts.
+            Some(_) if part.is_some() => Phase::Live,
             Some(snapshot) => Phase::Initial { snapshot, next: String::new(), end_bookmark: terms.end_bookmark },
             None => row.map_or(Phase::Live, Phase::Row),
         };
@@ -143,8 +151,9 @@ impl WatchSession {
             drain: Box::pin(drain.my_slot()),
             columns,
             metrics,
-            revocation: grant.over().map(|over| Box::pin(over.cancelled_owned())),
-            grant,
+            revocation: permit.over().map(|over| Box::pin(over.cancelled_owned())),
+            permit,
+            part,
             _place: place,
         }
     }
@@ -186,7 +195,7 @@ impl WatchSession {
                     if self.over(cx) {
                         continue;
                     }
-                    if let Err(refused) = self.live(cx.waker(), room, batch) {
+                    if let Err(refused) = self.live(cx, room, batch) {
                         self.underivable(&refused);
                     }
                 }
@@ -210,7 +219,7 @@ impl WatchSession {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;
         }
-        if let Some(status) = self.grant.revoked().cloned() {
+        if let Some(status) = self.permit.revoked().cloned() {
             self.end_with(&status, End::Revoked);
         }
     }
@@ -244,8 +253,71 @@ impl WatchSession {
     }
 
     /// Events, or a bookmark that is due, or nothing.
-    fn live(&mut self, waker: &Waker, room: usize, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
-        match self.cursor.pull(room, Some(waker), batch) {
+    fn live(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
+        loop {
+            if self.turn(cx, room, batch)? {
+                return Ok(());
+            }
+            let step = self.pull(room, Some(cx.waker()), batch);
+            if batch.is_empty() && !self.is_settled() {
+                continue;
+            }
+            if let Step::Pulled(pull) = step {
+                return self.pulled(pull, batch);
+            }
+            self.wait();
+            return Ok(());
+        }
+    }
+
+    /// The next event is not to be told yet; nor is where the watch is.
+    fn wait(&mut self) {
+        self.clock.bookmark_due(Instant::now());
+    }
+
+    fn is_settled(&self) -> bool {
+        self.part.as_ref().is_none_or(Part::is_settled)
+    }
+
+    /// What comes or goes with rights. False: there is nothing of the kind.
+    fn turn(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<bool, Refused> {
+        if let Some(part) = &mut self.part {
+            part.notice(cx);
+        }
+        loop {
+            let Some(part) = &mut self.part else { return Ok(false) };
+            if !part.turns(&self.cursor) {
+                return Ok(false);
+            }
+            match part.pull(&mut self.cursor, room, None, batch) {
+                Step::Reached => {}
+                Step::Waits => {
+                    self.wait();
+                    return Ok(true);
+                }
+                Step::Pulled(pull) => return self.pulled(pull, batch).map(|()| true),
+            }
+            if let Told::All { at, bookmark } = part.tell(&self.cursor, &self.lease.reader, room, batch)? {
+                self.told = self.told.max(at);
+                if self.bookmarks && bookmark == Bookmark::Place {
+                    batch.push(self.lease.reader.bookmark(self.told, false, self.cursor.renderer())?);
+                }
+            }
+            if !batch.is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Step {
+        match &mut self.part {
+            Some(part) => part.pull(&mut self.cursor, room, waker, batch),
+            None => Step::Pulled(self.cursor.pull(room, waker, batch)),
+        }
+    }
+
+    fn pulled(&mut self, pull: Pull, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
+        match pull {
             Pull::Frames { last, applied } => {
                 self.told = self.told.max(last);
                 self.metrics.delivered(applied);
@@ -314,8 +386,9 @@ impl WatchSession {
         if end != End::Drained || !self.bookmarks {
             return None;
         }
-        match self.cursor.pull(0, None, &mut Vec::new()) {
-            Pull::CaughtUp { progress } if progress.rv > self.told => self.bookmark(progress.rv).ok(),
+        match self.pull(0, None, &mut Vec::new()) {
+            _ if !self.is_settled() => None,
+            Step::Pulled(Pull::CaughtUp { progress }) if progress.rv > self.told => self.bookmark(progress.rv).ok(),
             _ => None,
         }
     }

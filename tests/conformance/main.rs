@@ -21,6 +21,7 @@ mod kubectl;
 mod lists;
 mod node_scope;
 mod proxy_restart;
+mod readable;
 mod representations;
 mod representations_hard;
 mod restarts;

@@ -44,6 +44,22 @@ fn a_view_selects_its_namespace_and_nothing_that_only_begins_like_it() {
 }
 
 #[test]
+fn namespaces_come_once_each_in_the_order_of_their_objects() {
+    for (labels, fields, start, expected) in [
+        ("", "", None, vec!["a", "b", "t1-a", "t1.a", "t1"]),
+        ("", "metadata.name=a", None, vec!["t1"]),
+        ("", "metadata.namespace=t1", None, vec!["t1"]),
+        ("app=y", "", None, vec![]),
+        ("", "", Some("t1-a/p"), vec!["t1-a", "t1.a", "t1"]),
+        ("", "", Some("t1-a/p\0"), vec!["t1.a", "t1"]),
+    ] {
+        let (crowd, view) = (crowd(), view("", labels, fields));
+        let found: Vec<_> = crowd.namespaces(&view, start).collect();
+        assert_eq!(found, expected, "{labels:?} {fields:?} {start:?}");
+    }
+}
+
+#[test]
 fn a_page_starts_at_the_first_key_that_is_not_before_its_start() {
     for (namespace, fields, start, expected) in [
         ("", "", "", 7),

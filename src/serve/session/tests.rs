@@ -3,4 +3,5 @@
 mod bookmarks;
 mod ends;
 mod fixture;
+mod parts;
 mod state;

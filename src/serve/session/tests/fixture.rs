@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::auth::{Caller, Gate};
+use crate::auth::{Caller, Gate, Permit, Readable};
 use crate::base::{DrainTrigger, DrainWatch};
 use crate::cache::{
     CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Scope, Snapshot, Start, State, View,
@@ -107,11 +107,21 @@ impl Stage {
         self.client(self.reader.open(Start::Current, view).expect("current"), terms)
     }
 
+    /// A watch that shows what `readable` allows.
+    pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: Terms) -> Client {
+        let opened = self.reader.open(start, view).expect("in the ring");
+        self.permitted(Permit::Part(readable.clone()), opened, terms)
+    }
+
     pub(super) fn client(&self, opened: Opened, terms: Terms) -> Client {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
         let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+        self.permitted(Permit::Whole(grant.expect("whoever asks is us")), opened, terms)
+    }
+
+    fn permitted(&self, permit: Permit, opened: Opened, terms: Terms) -> Client {
         let session = WatchSession::new(Opening {
-            grant: grant.expect("whoever asks is us"),
+            permit,
             place: self.place(),
             lease: self.lease.clone(),
             renderer: Renderer::verbatim(self.lease.reader.envelope()),
@@ -210,10 +220,15 @@ pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {
     change(EventType::Added, name, app, rv)
 }
 
+/// In namespace `a`, unless the name says otherwise.
 fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
+    let (namespace, name) = name.split_once('/').unwrap_or(("a", name));
     let frame = format!(
         r#"{{"type":"{event_type}","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{{}}}}}}}"#,
-        format_args!(r#""name":"{name}","namespace":"a","resourceVersion":"{rv}","labels":{{"app":"{app}"}}"#)
+        format_args!(
+            r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}",{}"#,
+            format_args!(r#""labels":{{"app":"{app}"}},"annotations":{{"written":"{rv}"}}"#)
+        )
     ) + "\n";
     let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(FieldTable::default()));
     match reader.watch_event(frame.into()).expect("a well-formed frame") {
@@ -222,7 +237,8 @@ fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
     }
 }
 
-/// `ADDED p 11`, `BOOKMARK 20`, `BOOKMARK 20 end`, `ERROR 410 Expired: too old …`.
+/// `ADDED p 11`, `ADDED b/p 11`, `BOOKMARK 20`, `BOOKMARK 20 end`, `ERROR 410 Expired: too old …`; of a deletion also
+/// as of which version the object is, if that is another: `DELETED p 12 as of 11`.
 fn said(frame: &Bytes) -> String {
     let line = std::str::from_utf8(frame).expect("text");
     assert!(line.ends_with("}\n") && line.matches('\n').count() == 1, "not one line: {line:?}");
@@ -236,6 +252,13 @@ fn said(frame: &Bytes) -> String {
             let ends = object["metadata"]["annotations"]["k8s.io/initial-events-end"] == "true";
             format!("BOOKMARK {rv}{}", if ends { " end" } else { "" })
         }
-        _ => format!("{event_type} {name} {rv}"),
+        _ => {
+            let namespace = text(&object["metadata"]["namespace"]);
+            let name = if namespace == "a" { name } else { format!("{namespace}/{name}") };
+            match text(&object["metadata"]["annotations"]["written"]) {
+                written if written == rv => format!("{event_type} {name} {rv}"),
+                written => format!("{event_type} {name} {rv} as of {written}"),
+            }
+        }
     }
 }

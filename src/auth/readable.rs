@@ -1,0 +1,157 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::lease::Lease;
+use super::sight::{self, Sight, Verdict, too_many};
+use super::{Grant, Refused};
+use crate::kube::{Access, Gvr, Status};
+
+/// Permission for a collection: for what one request asks for, or for some namespaces of it.
+#[derive(Debug, Clone)]
+pub enum Permit {
+    Whole(Grant),
+    Part(Readable),
+}
+
+/// Permission to read those namespaces of a collection in which upstream lets the caller do what it asks to do in all.
+///
+/// Its fields are private, so only [`Gate::readable`](super::Gate::readable) makes one. A namespace of which nothing is
+/// known is not readable. Of a watch all are asserted again as long as it is held.
+#[derive(Debug, Clone)]
+pub struct Readable {
+    access: Arc<Access>,
+    sight: Arc<Sight>,
+    lease: Option<Arc<Lease>>,
+}
+
+/// What is known of namespaces, as it changes.
+#[derive(Debug)]
+pub struct Verdicts(watch::Receiver<sight::Verdicts>);
+
+impl Permit {
+    /// Whether it is for this collection, or for a part of it.
+    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
+        match self {
+            Self::Whole(grant) => grant.covers(gvr, namespaced, namespace),
+            Self::Part(readable) => {
+                let across = namespaced && namespace.is_none();
+                across && Grant::new(readable.access.clone(), None).covers(gvr, namespaced, namespace)
+            }
+        }
+    }
+
+    /// Whether objects of a namespace may be shown now.
+    pub fn sees(&self, namespace: &str) -> bool {
+        match self {
+            Self::Whole(_) => true,
+            Self::Part(readable) => readable.verdict(namespace) == Some(Verdict::Allowed),
+        }
+    }
+
+    /// The part that it is for, if it is not for all.
+    pub fn part(&self) -> Option<&Readable> {
+        match self {
+            Self::Whole(_) => None,
+            Self::Part(readable) => Some(readable),
+        }
+    }
+
+    /// Why it was given, in the authorizer's words, which may be none.
+    pub fn reason(&self) -> Arc<str> {
+        match self {
+            Self::Whole(grant) => grant.reason().clone(),
+            Self::Part(_) => Arc::default(),
+        }
+    }
+
+    /// Why it is over, once it is: nothing may be sent any more but this.
+    pub fn revoked(&self) -> Option<&Status> {
+        match self {
+            Self::Whole(grant) => grant.revoked(),
+            Self::Part(readable) => readable.lease.as_ref()?.revoked(),
+        }
+    }
+
+    /// Completes when it is over; `None` if that never happens.
+    pub fn over(&self) -> Option<CancellationToken> {
+        match self {
+            Self::Whole(grant) => grant.over(),
+            Self::Part(readable) => readable.lease.as_ref().map(|lease| lease.over()),
+        }
+    }
+}
+
+impl Readable {
+    pub(super) fn new(access: Arc<Access>, sight: Arc<Sight>, lease: Option<Arc<Lease>>) -> Self {
+        // All watches that stand on one lease see the same.
+        let sight = lease.as_ref().and_then(|lease| lease.sight().cloned()).unwrap_or(sight);
+        Self { access, sight, lease }
+    }
+
+    /// Finds out which of these may be read, one question each.
+    ///
+    /// # Errors
+    /// There are too many, or it cannot be found out.
+    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), Refused> {
+        // One more is enough to tell that there are too many.
+        let namespaces: BTreeSet<Arc<str>> =
+            namespaces.into_iter().take(sight::NAMESPACES_MAX + 1).map(Into::into).collect();
+        self.sight.find_out(namespaces).await
+    }
+
+    /// What is known of a namespace.
+    pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
+        self.sight.verdict(namespace)
+    }
+
+    /// Has it found out whether a namespace may be read that came up in a watch; [`verdicts`](Self::verdicts) tells.
+    pub fn ask(&self, namespace: &str) {
+        if !self.sight.want(namespace)
+            && let Some(lease) = &self.lease
+        {
+            lease.refuse(&too_many());
+        }
+    }
+
+    /// Follows what is known.
+    pub fn verdicts(&self) -> Verdicts {
+        Verdicts(self.sight.changes())
+    }
+}
+
+impl Verdicts {
+    /// Completes when something else is known than when this was made or has last completed.
+    pub async fn changed(mut self) -> Self {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        self
+    }
+}
+
+/// What tests say instead of upstream.
+#[cfg(test)]
+impl Readable {
+    pub fn told(verdicts: &[(&str, Verdict)]) -> Self {
+        let nowhere = crate::upstream::Source::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
+        let client = crate::upstream::Client::connect(&nowhere).expect("nothing is asked");
+        let judge = super::judge::Judge::new(&client, &super::Config::default(), None, None);
+        let access = Access { verb: "watch".to_owned(), target: crate::kube::Target::Path(String::new()) };
+        let (access, slots) = (Arc::new(access), Arc::new(tokio::sync::Semaphore::new(1)));
+        let sight = Arc::new(Sight::new(Arc::new(judge), Arc::default(), access.clone(), slots));
+        let readable = Self { access, sight, lease: None };
+        verdicts.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
+        readable
+    }
+
+    pub fn tell(&self, namespace: &str, verdict: Verdict) {
+        self.sight.put(namespace.into(), verdict);
+    }
+
+    pub fn is_asked(&self, namespace: &str) -> bool {
+        self.sight.is_wanted(namespace)
+    }
+}

@@ -1,0 +1,85 @@
+//! Who asks for what it may read of a collection across namespaces, where it may not read all of it (docs/READABLE.md).
+
+use http::header::HeaderName;
+use http::{Request, Uri};
+
+use crate::kube::Query;
+
+/// In a request: what may be read is enough. In an answer: whether it is all.
+pub(super) const READABLE: HeaderName = HeaderName::from_static("kube-fanout-readable");
+/// The same in a request, for those who cannot set headers.
+const PARAMETER: &str = "kubeFanoutReadable";
+
+/// How much of a collection an answer shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    All,
+    Some,
+}
+
+impl Extent {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Some => "some",
+        }
+    }
+}
+
+/// Whether a request asks for what may be read. It goes on without what said so: nobody but us knows it.
+pub(super) fn take<B>(request: &mut Request<B>) -> bool {
+    let header = request.headers_mut().remove(READABLE);
+    let said = header.and_then(|value| value.to_str().ok().map(is_true));
+    let Some((rest, value)) = without(request.uri().query().unwrap_or_default()) else { return said.unwrap_or(false) };
+    let path = request.uri().path();
+    let path_and_query = if rest.is_empty() { path.to_owned() } else { format!("{path}?{rest}") };
+    let mut parts = request.uri().clone().into_parts();
+    parts.path_and_query = path_and_query.parse().ok();
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    said.unwrap_or(value)
+}
+
+/// The query without the parameter, and what that says first; `None` if it is not there.
+fn without(raw: &str) -> Option<(String, bool)> {
+    let value = |pair: &str| Query::parse(pair).first(PARAMETER).map(is_true);
+    let said = raw.split('&').find_map(value)?;
+    let rest: Vec<_> = raw.split('&').filter(|pair| value(pair).is_none()).collect();
+    Some((rest.join("&"), said))
+}
+
+/// As the API's own parameters: all but these are true.
+fn is_true(value: &str) -> bool {
+    value != "0" && !value.eq_ignore_ascii_case("false")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wish_is_taken_out_of_the_request() {
+        for (header, uri, expected, rest) in [
+            (None, "/api/v1/pods", false, "/api/v1/pods"),
+            (None, "/api/v1/pods?watch=1", false, "/api/v1/pods?watch=1"),
+            (None, "/api/v1/pods?kubeFanoutReadable=true", true, "/api/v1/pods"),
+            (None, "/api/v1/pods?kubeFanoutReadable", true, "/api/v1/pods"),
+            (None, "/api/v1/pods?kubeFanoutReadable=False&limit=5", false, "/api/v1/pods?limit=5"),
+            (None, "/api/v1/pods?a=b%2Cc&kube%46anoutReadable=1&&d=e+f", true, "/api/v1/pods?a=b%2Cc&&d=e+f"),
+            (None, "/api/v1/pods?kubeFanoutReadable=0&kubeFanoutReadable=1", false, "/api/v1/pods"),
+            (None, "/api/v1/pods?kubefanoutreadable=1", false, "/api/v1/pods?kubefanoutreadable=1"),
+            (Some("true"), "/api/v1/pods?limit=5", true, "/api/v1/pods?limit=5"),
+            (Some("0"), "/api/v1/pods?kubeFanoutReadable=1", false, "/api/v1/pods"),
+            (None, "https://h:1/api/v1/pods?kubeFanoutReadable=1", true, "https://h:1/api/v1/pods"),
+        ] {
+            let mut request = Request::builder().uri(uri).body(()).expect("a request");
+            if let Some(value) = header {
+                request.headers_mut().insert(READABLE, value.parse().expect("a value"));
+            }
+            assert_eq!(take(&mut request), expected, "{header:?} {uri}");
+            assert_eq!(request.uri().to_string(), rest, "{header:?} {uri}");
+            assert!(request.headers().is_empty(), "{header:?} {uri}");
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! A watch that shows some namespaces of a collection, and others as rights come and go.
+//!
+//! **Invariant.** Between two frames, what the client knows of a namespace that it is shown is the state at the watch's
+//! place. So a namespace comes and goes at one place: the watch is read up to a mark, which is a state and the place
+//! behind it, and there the state of what comes is told, and the end of what goes.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+
+use crate::auth::{Readable, Verdict, Verdicts};
+use crate::cache::{CacheReader, Cursor, Event, Mark, Opened, Sifted, Snapshot, Step, View};
+use crate::kube::{EventType, ObjectKey, ResourceVersion};
+use crate::wire::{Object, Refused};
+
+/// Which namespaces a watch shows, and which come or go.
+pub(super) struct Part {
+    readable: Readable,
+    places: BTreeMap<Arc<str>, Place>,
+    turn: Option<Turn>,
+    /// Something may have to come or go.
+    stale: bool,
+    changed: Pin<Box<dyn Future<Output = Verdicts> + Send>>,
+}
+
+/// Where a namespace stands with the client. One that has none has not come up: there was nothing in it to tell.
+#[derive(Debug)]
+enum Place {
+    Shown,
+    Hidden,
+    Leaving(Leaving),
+}
+
+/// A namespace that is not shown any more, of which the client still knows objects.
+#[derive(Debug, Default)]
+struct Leaving {
+    /// Objects that have changed since: the client has been told that they are gone, or has never known them.
+    touched: HashSet<ObjectKey>,
+    /// It was being told, and knows only keys before this one.
+    before: Option<String>,
+}
+
+/// A place at which namespaces come and go.
+struct Turn {
+    mark: Mark,
+    coming: VecDeque<Arc<str>>,
+    going: Option<VecDeque<Arc<str>>>,
+    /// First key of the next object to be told, in the first namespace that comes or goes.
+    next: String,
+    /// It is the state that the watch begins with.
+    begins: Option<Begins>,
+    /// Versions older than the watch's place were told, or what no other watch is told.
+    said: bool,
+}
+
+/// How a watch begins.
+#[derive(Debug, Clone, Copy)]
+struct Begins {
+    end_bookmark: bool,
+}
+
+/// What becomes of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Told,
+    /// From here on its namespace is shown.
+    Enters,
+    Hidden,
+    /// From here on its namespace is hidden, and the client has to forget what it knows.
+    Leaves,
+    /// What the client knows of the object is taken back.
+    TakenBack,
+    /// Nobody knows yet.
+    Asked,
+}
+
+/// A turn's frames are in the batch as far as there is room.
+pub(super) enum Told {
+    Some,
+    /// And that was all.
+    All {
+        at: ResourceVersion,
+        bookmark: Bookmark,
+    },
+}
+
+/// What is to be said behind a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bookmark {
+    None,
+    /// Older versions than the watch's were told: where the watch is, is told too.
+    Place,
+}
+
+impl Part {
+    /// `state`: what the watch begins with is told by its first turn.
+    pub(super) fn new(readable: Readable, opened: &Opened, view: &View, end_bookmark: bool) -> Self {
+        let known = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
+        let mut coming = VecDeque::new();
+        let mut places = BTreeMap::new();
+        for namespace in known.namespaces(view, None).map(Arc::<str>::from) {
+            match readable.verdict(&namespace) {
+                Some(Verdict::Allowed) if opened.snapshot.is_some() => {
+                    coming.push_back(namespace.clone());
+                    places.insert(namespace, Place::Hidden)
+                }
+                Some(Verdict::Allowed) => places.insert(namespace, Place::Shown),
+                Some(Verdict::Denied | Verdict::Unclear) => places.insert(namespace, Place::Hidden),
+                // It came up behind the watch's place.
+                None => None,
+            };
+        }
+        let turn = opened.snapshot.clone().map(|snapshot| Turn {
+            mark: opened.cursor.mark_here(snapshot),
+            coming,
+            going: None,
+            next: String::new(),
+            begins: Some(Begins { end_bookmark }),
+            said: false,
+        });
+        let changed = Box::pin(readable.verdicts().changed());
+        Self { readable, places, turn, stale: true, changed }
+    }
+
+    /// Notices what has become known; whoever polls is woken by what does later.
+    pub(super) fn notice(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(verdicts) = self.changed.as_mut().poll(cx) {
+            self.changed = Box::pin(verdicts.changed());
+            self.stale = true;
+        }
+    }
+
+    /// Whether namespaces come or go: then the watch is to be read up to a mark, and they are told there.
+    pub(super) fn turns(&mut self, cursor: &Cursor) -> bool {
+        if !std::mem::take(&mut self.stale) {
+            return self.turn.is_some();
+        }
+        let mut goes = false;
+        let mut coming = VecDeque::new();
+        for (namespace, place) in &mut self.places {
+            let allowed = self.readable.verdict(namespace) == Some(Verdict::Allowed);
+            match place {
+                Place::Shown if !allowed => {
+                    *place = Place::Leaving(Leaving::default());
+                    goes = true;
+                }
+                Place::Hidden if allowed => coming.push_back(namespace.clone()),
+                Place::Leaving(_) => goes = true,
+                Place::Shown | Place::Hidden => {}
+            }
+        }
+        if self.turn.is_none() && (goes || !coming.is_empty()) {
+            let mark = cursor.mark();
+            self.turn = Some(Turn { mark, coming, going: None, next: String::new(), begins: None, said: false });
+        }
+        self.turn.is_some()
+    }
+
+    /// Whether nothing is to come or go, as far as is known.
+    pub(super) fn is_settled(&self) -> bool {
+        self.turn.is_none() && !self.stale
+    }
+
+    /// Reads on, up to the mark of a turn if there is one.
+    pub(super) fn pull(
+        &mut self,
+        cursor: &mut Cursor,
+        room: usize,
+        waker: Option<&Waker>,
+        batch: &mut Vec<Bytes>,
+    ) -> Step {
+        let Self { readable, places, turn, stale, .. } = self;
+        let until = turn.as_ref().map(|turn| &turn.mark);
+        cursor.pull_sifted(until, room, waker.filter(|_| until.is_none()), batch, |event, seen| {
+            sift(places, readable, event, seen, stale)
+        })
+    }
+
+    /// Tells what comes and goes at the mark, which the watch has been read up to.
+    pub(super) fn tell(
+        &mut self,
+        cursor: &Cursor,
+        reader: &CacheReader,
+        room: usize,
+        batch: &mut Vec<Bytes>,
+    ) -> Result<Told, Refused> {
+        let Self { readable, places, turn, stale, .. } = self;
+        let Some(turn) = turn else { return Ok(Told::Some) };
+        let mut page = Page { cursor, reader, room, batch };
+        if !turn.come(readable, places, &mut page)? {
+            return Ok(Told::Some);
+        }
+        let at = turn.mark.snapshot.rv;
+        if let Some(Begins { end_bookmark: true }) = turn.begins {
+            page.batch.push(reader.bookmark(at, true, cursor.renderer())?);
+            turn.begins = Some(Begins { end_bookmark: false });
+        }
+        if !turn.go(places, &mut page)? {
+            return Ok(Told::Some);
+        }
+        let bookmark = if turn.said { Bookmark::Place } else { Bookmark::None };
+        self.turn = None;
+        // What changed meanwhile has its own turn.
+        *stale = true;
+        Ok(Told::All { at, bookmark })
+    }
+}
+
+/// Where a turn's frames go.
+struct Page<'a> {
+    cursor: &'a Cursor,
+    reader: &'a CacheReader,
+    room: usize,
+    batch: &'a mut Vec<Bytes>,
+}
+
+impl Page<'_> {
+    /// The objects of a namespace that the watch would see, as frames, until there is no more room: then the key to go
+    /// on from.
+    fn put(
+        &mut self,
+        snapshot: &Snapshot,
+        namespace: &str,
+        start: &str,
+        frame: impl Fn(&Self, &Arc<Object>) -> Result<Option<Bytes>, Refused>,
+    ) -> Result<Option<String>, Refused> {
+        let view = View::new(Some(namespace), self.cursor.view().selector().clone());
+        let mut bytes: usize = self.batch.iter().map(Bytes::len).sum();
+        for object in snapshot.select(&view, true, Some(start).filter(|start| !start.is_empty())) {
+            if !self.batch.is_empty() && bytes >= self.room {
+                return Ok(Some(object.key.as_str().to_owned()));
+            }
+            if let Some(frame) = frame(self, object)? {
+                bytes += frame.len();
+                self.batch.push(frame);
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Turn {
+    /// False: there is more.
+    fn come(
+        &mut self,
+        readable: &Readable,
+        places: &mut BTreeMap<Arc<str>, Place>,
+        page: &mut Page<'_>,
+    ) -> Result<bool, Refused> {
+        while let Some(namespace) = self.coming.front().cloned() {
+            let started = std::mem::take(&mut self.next);
+            if readable.verdict(&namespace) != Some(Verdict::Allowed) {
+                let place = match started.as_str() {
+                    "" => Place::Hidden,
+                    _ => Place::Leaving(Leaving { before: Some(started), ..Leaving::default() }),
+                };
+                places.insert(namespace, place);
+                self.coming.pop_front();
+                continue;
+            }
+            let before = page.batch.len();
+            let added = |page: &Page<'_>, object: &Arc<Object>| {
+                let renderer = page.cursor.renderer();
+                Ok(Some(renderer.envelope().frame(EventType::Added, &page.reader.body(object, renderer)?)))
+            };
+            let more = page.put(&self.mark.snapshot, &namespace, &started, added)?;
+            self.said |= self.begins.is_none() && page.batch.len() > before;
+            if let Some(next) = more {
+                self.next = next;
+                return Ok(false);
+            }
+            places.insert(namespace, Place::Shown);
+            self.coming.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// False: there is more.
+    fn go(&mut self, places: &mut BTreeMap<Arc<str>, Place>, page: &mut Page<'_>) -> Result<bool, Refused> {
+        let leaving = |places: &BTreeMap<Arc<str>, Place>| {
+            let leaving = places.iter().filter(|(_, place)| matches!(place, Place::Leaving(_)));
+            leaving.map(|(namespace, _)| namespace.clone()).collect()
+        };
+        let going = self.going.get_or_insert_with(|| leaving(places));
+        let at = self.mark.snapshot.rv;
+        while let Some(namespace) = going.front().cloned() {
+            let Some(Place::Leaving(left)) = places.get(&namespace) else {
+                going.pop_front();
+                continue;
+            };
+            self.said = true;
+            let gone = |page: &Page<'_>, object: &Arc<Object>| {
+                let known = left.knows(&object.key).then(|| object.restamped(at));
+                known.map(|body| page.cursor.renderer().frame(EventType::Deleted, &body)).transpose()
+            };
+            let more = page.put(&self.mark.snapshot, &namespace, &std::mem::take(&mut self.next), gone)?;
+            if let Some(next) = more {
+                self.next = next;
+                return Ok(false);
+            }
+            places.insert(namespace, Place::Hidden);
+            going.pop_front();
+        }
+        Ok(true)
+    }
+}
+
+impl Leaving {
+    /// Whether the client knows the object as it is at the mark.
+    fn knows(&self, key: &ObjectKey) -> bool {
+        !self.touched.contains(key) && self.before.as_deref().is_none_or(|before| key.as_str() < before)
+    }
+}
+
+fn sift(
+    places: &mut BTreeMap<Arc<str>, Place>,
+    readable: &Readable,
+    event: &Event,
+    seen: EventType,
+    stale: &mut bool,
+) -> Sifted {
+    let (key, namespace) = (&event.object.key, event.object.key.namespace());
+    match fate(places.get(namespace), readable.verdict(namespace)) {
+        Fate::Told => Sifted::Keep,
+        Fate::Enters => {
+            places.insert(namespace.into(), Place::Shown);
+            Sifted::Keep
+        }
+        Fate::Hidden => {
+            if !places.contains_key(namespace) {
+                places.insert(namespace.into(), Place::Hidden);
+            }
+            Sifted::Drop
+        }
+        Fate::Leaves => {
+            *stale = true;
+            let touched = HashSet::from([key.clone()]);
+            places.insert(namespace.into(), Place::Leaving(Leaving { touched, before: None }));
+            taken_back(seen)
+        }
+        Fate::TakenBack => match places.get_mut(namespace) {
+            Some(Place::Leaving(left)) => {
+                if left.touched.insert(key.clone()) {
+                    taken_back(seen)
+                } else {
+                    Sifted::Drop
+                }
+            }
+            _ => Sifted::Drop,
+        },
+        Fate::Asked => {
+            readable.ask(namespace);
+            Sifted::Wait
+        }
+    }
+}
+
+/// What a client is told of the first change of an object behind the end of its right: that it is gone, if it knew it.
+fn taken_back(seen: EventType) -> Sifted {
+    if seen == EventType::Added { Sifted::Drop } else { Sifted::Gone }
+}
+
+fn fate(place: Option<&Place>, verdict: Option<Verdict>) -> Fate {
+    match (place, verdict) {
+        (None, None) => Fate::Asked,
+        (None, Some(Verdict::Allowed)) => Fate::Enters,
+        (Some(Place::Shown), Some(Verdict::Allowed)) => Fate::Told,
+        (Some(Place::Shown), _) => Fate::Leaves,
+        (Some(Place::Leaving(_)), _) => Fate::TakenBack,
+        (None | Some(Place::Hidden), _) => Fate::Hidden,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_becomes_of_an_event() {
+        const ALLOWED: Option<Verdict> = Some(Verdict::Allowed);
+        const DENIED: Option<Verdict> = Some(Verdict::Denied);
+        const UNCLEAR: Option<Verdict> = Some(Verdict::Unclear);
+        let leaving = Place::Leaving(Leaving::default());
+        for (place, verdict, expected) in [
+            (None, None, Fate::Asked),
+            (None, ALLOWED, Fate::Enters),
+            (None, DENIED, Fate::Hidden),
+            (None, UNCLEAR, Fate::Hidden),
+            (Some(&Place::Shown), ALLOWED, Fate::Told),
+            (Some(&Place::Shown), DENIED, Fate::Leaves),
+            (Some(&Place::Shown), UNCLEAR, Fate::Leaves),
+            (Some(&Place::Shown), None, Fate::Leaves),
+            // What it has missed is told at a mark, and not in pieces.
+            (Some(&Place::Hidden), ALLOWED, Fate::Hidden),
+            (Some(&Place::Hidden), DENIED, Fate::Hidden),
+            // It has to be gone before it can come again.
+            (Some(&leaving), ALLOWED, Fate::TakenBack),
+            (Some(&leaving), DENIED, Fate::TakenBack),
+        ] {
+            assert_eq!(fate(place, verdict), expected, "{place:?} {verdict:?}");
+        }
+    }
+}

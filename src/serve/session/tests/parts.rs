@@ -1,0 +1,221 @@
+//! Watches that show some namespaces: what is told, in which order, as rights come and go.
+
+use std::collections::BTreeMap;
+use std::task::Poll;
+
+use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x};
+use crate::auth::{Readable, Verdict};
+use crate::cache::{Config, Start, View};
+use crate::kube::ResourceVersion;
+
+const NOTHING: [String; 0] = [];
+
+fn stage() -> Stage {
+    Stage::new(Config::default(), &[("a/p", "x", 1), ("b/p", "x", 2), ("b/q", "x", 3), ("c/p", "x", 4)])
+}
+
+fn readable() -> Readable {
+    Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Denied), ("c", Verdict::Allowed)])
+}
+
+fn watch_list(stage: &Stage, readable: &Readable) -> Client {
+    stage.watch_part(readable, Start::Current, View::everything(), WATCH_LIST)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_readable_is_neither_in_the_state_nor_in_what_follows() {
+    let mut stage = stage();
+    let mut client = watch_list(&stage, &readable());
+    assert_eq!(client.told(), ["ADDED p 1", "ADDED c/p 4", "BOOKMARK 10 end"]);
+    stage.put("b/p", "x", 11);
+    assert_eq!(client.told(), NOTHING);
+    stage.put("c/p", "x", 12);
+    stage.delete("b/q", "x", 13);
+    stage.bookmark(14);
+    assert_eq!(client.told(), ["MODIFIED c/p 12", "BOOKMARK 14"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_becomes_readable_is_told_at_the_watchs_place() {
+    let mut stage = stage();
+    let readable = readable();
+    let mut client = watch_list(&stage, &readable);
+    client.told();
+    stage.put("b/q", "x", 11);
+    let woken = client.woken();
+    readable.tell("b", Verdict::Allowed);
+    stage.put("a/p", "x", 12);
+    assert!(client.woken() > woken);
+    assert_eq!(client.told(), ["MODIFIED p 12", "ADDED b/p 2", "ADDED b/q 11", "BOOKMARK 12"]);
+    stage.put("b/p", "x", 13);
+    assert_eq!(client.told(), ["MODIFIED b/p 13"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_namespace_that_is_lost_nothing_is_told_that_was_not_known() {
+    let mut stage = stage();
+    let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed), ("c", Verdict::Denied)]);
+    let mut client = watch_list(&stage, &readable);
+    client.told();
+    // All of it has happened before the client has room again.
+    stage.put("b/p", "x", 11);
+    stage.put("b/r", "x", 12);
+    stage.put("b/p", "x", 13);
+    readable.tell("b", Verdict::Denied);
+    stage.put("a/p", "x", 14);
+    let told = ["DELETED b/p 11 as of 2", "MODIFIED p 14", "DELETED b/q 14 as of 3", "BOOKMARK 14"];
+    assert_eq!(client.told(), told);
+    stage.delete("b/q", "x", 15);
+    assert_eq!(client.told(), NOTHING);
+    readable.tell("b", Verdict::Allowed);
+    assert_eq!(client.told(), ["ADDED b/p 13", "ADDED b/r 12", "BOOKMARK 15"], "and again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_right_that_ends_within_the_state_ends_there() {
+    let stage = stage();
+    let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed), ("c", Verdict::Allowed)]);
+    let mut client = watch_list(&stage, &readable);
+    for expected in ["ADDED p 1", "ADDED b/p 2"] {
+        assert_eq!(client.poll(1), Poll::Ready(Some(vec![expected.to_owned()])));
+    }
+    readable.tell("b", Verdict::Denied);
+    readable.tell("c", Verdict::Denied);
+    assert_eq!(client.told(), ["BOOKMARK 10 end", "DELETED b/p 10 as of 2", "BOOKMARK 10"], "b/q was never known");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_nobody_knows_is_waited_for() {
+    let mut stage = stage();
+    let readable = readable();
+    let mut client = watch_list(&stage, &readable);
+    client.told();
+    stage.put("d/p", "x", 11);
+    stage.put("a/p", "x", 12);
+    assert_eq!(client.told(), NOTHING, "in order");
+    assert!(readable.is_asked("d"));
+    readable.tell("d", Verdict::Allowed);
+    assert_eq!(client.told(), ["ADDED d/p 11", "MODIFIED p 12"]);
+    stage.put("e/p", "x", 13);
+    stage.put("f/p", "x", 14);
+    stage.put("a/p", "x", 15);
+    assert_eq!(client.told(), NOTHING);
+    readable.tell("e", Verdict::Denied);
+    readable.tell("f", Verdict::Unclear);
+    assert_eq!(client.told(), ["MODIFIED p 15"], "no answer does not hold up the others");
+    readable.tell("f", Verdict::Allowed);
+    assert_eq!(client.told(), ["ADDED f/p 14", "BOOKMARK 15"]);
+}
+
+/// A minute passes, and the bookmark that is due does not make a watch spin that waits.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_waits_sleeps() {
+    let mut stage = stage();
+    let readable = readable();
+    let mut client = watch_list(&stage, &readable);
+    client.told();
+    stage.put("d/p", "x", 11);
+    super::fixture::pass(61).await;
+    assert_eq!(client.told(), NOTHING);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_goes_on_takes_back_what_its_client_has_listed() {
+    let mut stage = stage();
+    stage.delete("c/p", "x", 11);
+    let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed)]);
+    let after = Start::After(ResourceVersion(10));
+    let mut client = stage.watch_part(&readable, after, View::everything(), TERMS);
+    assert_eq!(client.told(), NOTHING);
+    assert!(readable.is_asked("c"), "it had objects at version 10");
+    readable.tell("c", Verdict::Allowed);
+    assert_eq!(client.told(), ["DELETED c/p 11"]);
+    readable.tell("b", Verdict::Denied);
+    let told = ["DELETED b/p 11 as of 2", "DELETED b/q 11 as of 3", "BOOKMARK 11"];
+    assert_eq!(client.told(), told);
+}
+
+/// What a client of such a watch knows: objects and the versions that they are of.
+#[derive(Default)]
+struct Informer(BTreeMap<String, String>);
+
+impl Informer {
+    /// Takes in what it is told while `readable` is what it may read.
+    fn take(&mut self, frame: &str, readable: &Readable) {
+        let words: Vec<_> = frame.split(' ').collect();
+        let (kind, key) = (words[0], words[1]);
+        let written = words.last().copied().unwrap_or_default().to_owned();
+        let namespace = key.split_once('/').map_or("a", |(namespace, _)| namespace);
+        let allowed = readable.verdict(namespace) == Some(Verdict::Allowed);
+        match kind {
+            "ADDED" | "MODIFIED" => {
+                assert!(allowed, "{frame}");
+                self.0.insert(key.to_owned(), written);
+            }
+            "DELETED" => {
+                let known = self.0.remove(key);
+                assert!(allowed || known == Some(written), "{frame}: known as of {known:?}");
+            }
+            "BOOKMARK" => {}
+            _ => panic!("{frame}"),
+        }
+    }
+}
+
+/// Whatever happens in whatever order: never anything of what may not be read, and in the end all of what may.
+#[tokio::test(start_paused = true)]
+async fn informers_converge_on_what_they_may_read() {
+    for seed in 0..300 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut stage = Stage::new(Config { window_events_max: 1_000, ..Config::default() }, &[]);
+        let readable = Readable::told(&[]);
+        let namespaces = ["a", "b", "b-c", "d"];
+        let view = if rng.bool() { View::everything() } else { app_x() };
+        let selects = !view.is_everything();
+        let mut client = stage.watch_part(&readable, Start::Current, view, WATCH_LIST);
+        let (mut informer, mut state) = (Informer::default(), BTreeMap::new());
+        let mut rv = 10;
+        for _ in 0..200 {
+            // The runtime lets a task see only so many changes in one go.
+            tokio::task::yield_now().await;
+            let namespace = namespaces[rng.usize(..namespaces.len())];
+            let key = format!("{namespace}/{}", ["p", "q", "r"][rng.usize(..3)]);
+            match rng.u8(..6) {
+                0 => readable.tell(namespace, if rng.bool() { Verdict::Allowed } else { Verdict::Denied }),
+                1 if state.contains_key(&key) => {
+                    rv += 1;
+                    let app = state.remove(&key).map_or("x", |(app, _)| app);
+                    stage.delete(&key, app, rv);
+                }
+                2 | 3 => {
+                    rv += 1;
+                    let app = if rng.u8(..3) == 0 { "y" } else { "x" };
+                    stage.put(&key, app, rv);
+                    state.insert(key, (app, rv.to_string()));
+                }
+                _ => {
+                    if let Poll::Ready(Some(frames)) = client.poll(rng.usize(1..400)) {
+                        frames.iter().for_each(|frame| informer.take(frame, &readable));
+                    }
+                }
+            }
+        }
+        for namespace in namespaces {
+            if readable.verdict(namespace).is_none() {
+                readable.tell(namespace, Verdict::Denied);
+            }
+        }
+        tokio::task::yield_now().await;
+        while let Poll::Ready(Some(frames)) = client.poll(ROOM) {
+            tokio::task::yield_now().await;
+            frames.iter().for_each(|frame| informer.take(frame, &readable));
+        }
+        let allowed = |key: &str| {
+            key.split_once('/').is_some_and(|(namespace, _)| readable.verdict(namespace) == Some(Verdict::Allowed))
+        };
+        let seen = state.into_iter().filter(|(key, (app, _))| allowed(key) && (!selects || *app == "x"));
+        let expected: BTreeMap<_, _> =
+            seen.map(|(key, (_, rv))| (key.strip_prefix("a/").unwrap_or(&key).to_owned(), rv)).collect();
+        assert_eq!(informer.0, expected, "seed {seed}");
+    }
+}

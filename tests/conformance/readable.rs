@@ -1,0 +1,241 @@
+//! What a caller may read of a collection across namespaces, where the apiserver would refuse all of it: lists and
+//! watches hold what the caller's own lists of the single namespaces hold, as rights come and go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use http::HeaderName;
+use serde_json::{Value, json};
+
+use crate::bed::rbac::{binding, collection, may, subject};
+use crate::bed::{self, Ask, Authority, Bed, Event, Http, Plan, Protocol, Proxy, Watch, eventually, unique};
+
+/// A caller with rights in some of five namespaces, each with two maps.
+struct Scene {
+    bed: Bed,
+    proxy: Proxy,
+    direct: Http,
+    /// The caller, at the proxy and at the apiserver.
+    through: Http,
+    own: Http,
+    user: String,
+    role: String,
+    namespaces: Vec<String>,
+}
+
+const ALL: &str = "/api/v1/configmaps";
+/// In which a right that is gone is gone everywhere.
+const BOUND: Duration = Duration::from_secs(5);
+
+impl Scene {
+    async fn new() -> Option<Self> {
+        let bed = bed::beside_others().await?;
+        let (direct, proxy) = (bed.direct(), Plan::delegated(&bed).start(&bed).await);
+        let (user, role) = (unique("reader"), unique("maps"));
+        let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}]);
+        direct.create(&collection(None, "roles"), json!({"metadata": {"name": role}, "rules": rules})).await;
+        let caller = Authority::of(&bed).issue(&user, &["readers"]);
+        let through = proxy.client_of(&caller);
+        let own = Http::new(bed.target().by(&caller), Protocol::H2);
+        let mut scene = Self { bed, proxy, direct, through, own, user, role, namespaces: Vec::new() };
+        for _ in 0..5 {
+            scene.add_namespace().await;
+        }
+        Some(scene)
+    }
+
+    async fn add_namespace(&mut self) -> String {
+        let namespace = self.bed.namespace("readable").await;
+        for map in ["a", "b"] {
+            self.write(&namespace, map).await;
+        }
+        self.namespaces.push(namespace.clone());
+        namespace
+    }
+
+    async fn write(&self, namespace: &str, map: &str) {
+        let map = json!({"metadata": {"name": map, "labels": {"map": map}}, "data": {"at": "0"}});
+        self.direct.create(&maps(namespace), map).await;
+    }
+
+    /// Lets the caller read a namespace, and waits until the apiserver knows.
+    async fn allow(&self, namespace: &str) {
+        let bound = binding("maps", "ClusterRole", &self.role, &subject("User", &self.user));
+        self.direct.create(&collection(Some(namespace), "rolebindings"), bound).await;
+        let asked = json!({"namespace": namespace, "verb": "watch", "resource": "configmaps"});
+        may(&self.direct, json!({"user": self.user, "resourceAttributes": asked})).await;
+    }
+
+    async fn deny(&self, namespace: &str) {
+        self.direct.delete(&format!("{}/maps", collection(Some(namespace), "rolebindings"))).await;
+    }
+
+    /// What the caller's own lists say, one namespace at a time; keyed by namespace and name.
+    async fn union(&self, query: &str) -> BTreeMap<String, Value> {
+        let mut union = BTreeMap::new();
+        for namespace in &self.namespaces {
+            let answer = self.own.get(&format!("{}{query}", maps(namespace))).await;
+            if answer.status == 200 {
+                union.extend(items(&answer.value()));
+            }
+        }
+        union
+    }
+
+    async fn watch(&self) -> Watch {
+        let options = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+        self.through.watch(Ask::get(&format!("{ALL}?{options}&kubeFanoutReadable=true"))).await
+    }
+}
+
+fn maps(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/configmaps")
+}
+
+fn key(object: &Value) -> String {
+    let of = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
+    format!("{}/{}", of("namespace"), of("name"))
+}
+
+fn namespace_of(event: &Event) -> &str {
+    event.object["metadata"]["namespace"].as_str().unwrap_or_default()
+}
+
+fn items(list: &Value) -> impl Iterator<Item = (String, Value)> {
+    list["items"].as_array().expect("items").iter().map(|item| (key(item), item.clone()))
+}
+
+#[tokio::test]
+async fn a_list_holds_what_the_lists_of_single_namespaces_hold() {
+    let Some(scene) = Scene::new().await else { return };
+    for namespace in &scene.namespaces[..2] {
+        scene.allow(namespace).await;
+    }
+    assert_eq!(scene.through.get(ALL).await.status, 403, "unasked, the apiserver's own answer");
+    for query in ["", "labelSelector=map%3Da", "fieldSelector=metadata.name%3Db", "resourceVersion=0"] {
+        let answer = scene.through.get(&format!("{ALL}?{query}&kubeFanoutReadable=true")).await;
+        assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{query}: {}", answer.text());
+        assert_eq!(answer.header("kube-fanout-readable"), "some");
+        let listed: BTreeMap<_, _> = items(&answer.value()).collect();
+        assert_eq!(listed, scene.union(&format!("?{query}")).await, "{query}");
+        assert!(!listed.is_empty(), "{query}");
+    }
+    let by_header = Ask::get(ALL).header(HeaderName::from_static("kube-fanout-readable"), "true");
+    assert_eq!(items(&scene.through.ask(by_header).await.value()).count(), 4);
+    // Page by page, without a word of what is not shown.
+    let (mut token, mut paged) = (String::new(), BTreeMap::new());
+    loop {
+        let page = scene.through.json(&format!("{ALL}?limit=3&kubeFanoutReadable=1&continue={token}")).await;
+        assert!(page["metadata"].get("remainingItemCount").is_none());
+        paged.extend(items(&page));
+        token = page["metadata"]["continue"].as_str().unwrap_or_default().to_owned();
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(paged, scene.union("").await);
+    // What is passed on is passed on with the caller's own rights.
+    for accept in ["application/yaml", "application/json;as=Table;v=v1;g=meta.k8s.io"] {
+        let ask = Ask::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
+        assert_eq!(scene.through.ask(ask).await.status, 403, "{accept}");
+    }
+    // Whoever may read all of it gets all of it.
+    let viewer = scene.proxy.client_of(&Authority::of(&scene.bed).issue("admin", &["system:masters"]));
+    let whole = viewer.get(&format!("{ALL}?kubeFanoutReadable=true")).await;
+    assert_eq!((whole.status.as_u16(), whole.header("kube-fanout-readable")), (200, "all"));
+    // And whoever may read nothing, nothing.
+    let stranger = Authority::of(&scene.bed).issue(&unique("stranger"), &[]);
+    let nothing = scene.proxy.client_of(&stranger).json(&format!("{ALL}?kubeFanoutReadable=true")).await;
+    assert_eq!(items(&nothing).count(), 0);
+}
+
+/// An informer's store, kept as informers keep theirs.
+#[derive(Default)]
+struct Store(BTreeMap<String, Value>);
+
+impl Store {
+    fn take(&mut self, event: &Event) {
+        let key = key(&event.object);
+        match event.kind.as_str() {
+            "ADDED" | "MODIFIED" => drop(self.0.insert(key, event.object.clone())),
+            "DELETED" => assert!(self.0.remove(&key).is_some(), "{key} goes, and never came"),
+            "BOOKMARK" => {}
+            _ => panic!("{}", event.line),
+        }
+    }
+
+    fn namespaces(&self) -> BTreeSet<&str> {
+        self.0.keys().filter_map(|key| key.split_once('/')).map(|(namespace, _)| namespace).collect()
+    }
+
+    /// Takes events in until they have made it so.
+    async fn until(&mut self, watch: &mut Watch, what: &str, holds: impl Fn(&Self) -> bool) {
+        while !holds(self) {
+            let event = watch.event().await.unwrap_or_else(|| panic!("{what}: the watch ended"));
+            self.take(&event);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_watch_shows_namespaces_as_rights_come_and_go() {
+    let Some(mut scene) = Scene::new().await else { return };
+    let [first, second, third, hidden] = [0, 1, 2, 3].map(|at| scene.namespaces[at].clone());
+    scene.allow(&first).await;
+    scene.allow(&second).await;
+    let mut watch = scene.watch().await;
+    let mut store = Store::default();
+    for event in watch.initial().await {
+        assert!(event.kind == "ADDED" || event.ends_initial(), "{}", event.line);
+        store.take(&event);
+    }
+    let kinds = |object: &mut Value| {
+        object.as_object_mut().map(|object| (object.remove("kind"), object.remove("apiVersion")));
+    };
+    let bare = |store: &Store| {
+        let mut objects = store.0.clone();
+        objects.values_mut().for_each(|object| kinds(object));
+        objects
+    };
+    assert_eq!(bare(&store), scene.union("").await);
+
+    // Changes, there and elsewhere.
+    scene.write(&hidden, "c").await;
+    scene.write(&first, "c").await;
+    store.until(&mut watch, "a change", |store| store.0.contains_key(&format!("{first}/c"))).await;
+
+    // A right comes, with what there is.
+    scene.allow(&third).await;
+    store.until(&mut watch, "a namespace comes", |store| store.0.contains_key(&format!("{third}/b"))).await;
+    // A namespace comes, with a right.
+    let fresh = scene.add_namespace().await;
+    scene.allow(&fresh).await;
+    store.until(&mut watch, "a new namespace comes", |store| store.0.contains_key(&format!("{fresh}/b"))).await;
+
+    // A right goes: what is known is taken back, and of what is written later nothing comes.
+    scene.deny(&first).await;
+    let lost = Instant::now();
+    let mut written = vec![lost];
+    let map = format!("{}/a", maps(&first));
+    while !store.namespaces().is_disjoint(&BTreeSet::from([first.as_str()])) {
+        assert!(lost.elapsed() < BOUND, "the right is still there");
+        written.push(Instant::now());
+        scene.direct.patch(&map, json!({"data": {"at": (written.len() - 1).to_string()}})).await;
+        while let Ok(event) = tokio::time::timeout(Duration::from_millis(50), watch.event()).await {
+            let event = event.expect("the watch goes on");
+            let at = event.object["data"]["at"].as_str().and_then(|at| at.parse::<usize>().ok());
+            let late = namespace_of(&event) == first && at.is_some_and(|at| written[at] > lost + BOUND);
+            assert!(!late, "{}", event.line);
+            store.take(&event);
+        }
+    }
+    bed::say(&format!("taken back after {:.2?}", lost.elapsed()));
+    scene.direct.patch(&map, json!({"data": {"at": "later"}})).await;
+    scene.write(&second, "last").await;
+    store.until(&mut watch, "the others go on", |store| store.0.contains_key(&format!("{second}/last"))).await;
+
+    assert_eq!(bare(&store), scene.union("").await, "it has converged");
+    let expected = BTreeSet::from([second.as_str(), third.as_str(), fresh.as_str()]);
+    assert_eq!(store.namespaces(), expected);
+    eventually("one stream upstream", async || (scene.proxy.streams("configmaps.v1").await == 1).then_some(())).await;
+}
