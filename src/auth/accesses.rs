@@ -127,6 +127,7 @@ impl Decision {
 }
 
 impl Expiry<Question, Decision> for Ages {
+    #[allow(clippy::disallowed_types, reason = "the trait's own")]
     fn expire_after_create(&self, _: &Question, decision: &Decision, _: std::time::Instant) -> Option<Duration> {
         Some(if decision.allowed.is_ok() { self.allowed } else { self.denied })
     }

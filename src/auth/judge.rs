@@ -8,7 +8,7 @@ use super::accesses::Accesses;
 use super::certificate::{Authorities, Holder, Untrusted};
 use super::credential::{Chain, Credential};
 use super::tokens::Tokens;
-use super::{Config, Refused};
+use super::{Config, Refused, now};
 use crate::base::Reloaded;
 use crate::kube::{Access, User};
 use crate::upstream::{Client, CredentialId};
@@ -99,7 +99,7 @@ impl Judge {
     pub(super) fn is_front_proxy(&self, chain: &Chain) -> bool {
         let Some(front) = &self.front_proxy else { return false };
         let authorities = front.authorities.current();
-        match authorities.verify(chain, SystemTime::now()) {
+        match authorities.verify(chain, now()) {
             Ok(Holder { user, .. }) => front.names.is_empty() || front.names.contains(&user.name),
             Err(_) => false,
         }
@@ -135,12 +135,12 @@ impl Judge {
     /// `None`: it is trusted, and names nobody.
     fn holder(&self, id: CredentialId, chain: &Chain) -> Result<Option<Holder>, Refused> {
         let authorities = self.client_authorities.as_ref().ok_or(Refused::Unauthenticated)?.current();
-        let now = SystemTime::now();
-        let known = self.holders.get(&(id, authorities.edition())).filter(|holder| now <= holder.until);
+        let at = now();
+        let known = self.holders.get(&(id, authorities.edition())).filter(|holder| at <= holder.until);
         if known.is_some() {
             return Ok(known);
         }
-        match authorities.verify(chain, now) {
+        match authorities.verify(chain, at) {
             Ok(holder) => {
                 self.holders.insert((id, authorities.edition()), holder.clone());
                 Ok(Some(holder))

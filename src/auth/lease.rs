@@ -15,14 +15,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::credential::Credential;
 use super::judge::{Identity, Judge, Trusted};
 use super::sight::Sight;
-use super::{Affected, Refused, metrics};
+use super::{Affected, Refused, metrics, now};
 use crate::base::Tasks;
 use crate::kube::{Access, RequestInfo, Status, User};
 use crate::upstream::CredentialId;
 
 /// What an open watch stands on.
 #[derive(Debug)]
-pub struct Lease {
+pub(super) struct Lease {
     /// Why it is over.
     revoked: OnceLock<Box<Status>>,
     over: CancellationToken,
@@ -268,8 +268,13 @@ impl Keeper {
 }
 
 impl Drop for Keeper {
+    /// A lease without a keeper would be good for ever, so it ends with it, whatever ended the keeper.
     fn drop(&mut self) {
         self.doubt(false);
+        if let Some(lease) = self.lease.upgrade().filter(|lease| lease.revoked().is_none()) {
+            let why = Refused::Unavailable("nobody asks any more whether this is allowed".to_owned());
+            lease.revoke(why.status(&self.standing.user.name, &self.standing.info));
+        }
     }
 }
 
@@ -295,7 +300,9 @@ impl Terms {
     }
 }
 
-/// Time until a credential is over by the clock on the wall; a moment more, so that then it is over.
+/// Time until a credential is over by the clock on the wall; a moment more, so that then it is over. At most a day: a
+/// token may say what it likes, and that clock may be set.
 fn remaining(until: SystemTime) -> Duration {
-    until.duration_since(SystemTime::now()).unwrap_or_default() + Duration::from_millis(10)
+    let left = until.duration_since(now()).unwrap_or_default();
+    left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10)
 }

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
-use super::{Config, Refused, metrics};
+use super::{Config, Refused, metrics, now};
 use crate::kube::User;
 use crate::upstream::{Client, CredentialId};
 
@@ -94,7 +94,7 @@ impl Tokens {
             }
             let user = answer.user.ok_or(Refused::Unauthenticated)?;
             // Upstream grants a token some time beyond its own word; here it ends with that.
-            if answer.until.is_some_and(|until| until <= SystemTime::now()) {
+            if answer.until.is_some_and(|until| until <= now()) {
                 return Err(Refused::Unauthenticated);
             }
             return Ok(Bearer { user, until: answer.until });
