@@ -18,6 +18,7 @@ mod freshness;
 mod gaps;
 mod informers;
 mod kubectl;
+mod kubelet;
 mod lists;
 mod node_scope;
 mod proxy_restart;

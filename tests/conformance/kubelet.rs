@@ -1,0 +1,131 @@
+//! A kubelet beside its node's proxy: its requests, its certificate, the Node authorizer before both. The proxy has the
+//! same identity and no other, and is asked by others too.
+
+use futures_util::future::join;
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, eventually, normal};
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
+const PODS: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1";
+
+struct Node {
+    bed: Bed<Box<Plane>>,
+    proxy: Proxy,
+    namespace: String,
+}
+
+impl Node {
+    async fn new(name: &str) -> Option<Self> {
+        let bed = bed::quiet(name).await?;
+        let direct = bed.direct();
+        let namespace = bed.namespace("kubelet").await;
+        let inside = |resource: &str| format!("/api/v1/namespaces/{namespace}/{resource}");
+        for node in ["n1", "n2"] {
+            direct.create("/api/v1/nodes", json!({"metadata": {"name": node}})).await;
+            direct.create(&inside("secrets"), json!({"metadata": {"name": node}, "data": {"k": "dmFsdWU="}})).await;
+            direct.create(&inside("pods"), pod(node)).await;
+        }
+        let plan = Plan::delegated(&bed).upstream(&bed.dir.join("node-n1.kubeconfig")).config("node: n1\n");
+        let proxy = plan.start(&bed).await;
+        let node = Self { bed, proxy, namespace };
+        // The authorizer learns of pods from watches of its own.
+        let kubelet = node.directly(&node.kubelet("n1"));
+        let secret = node.inside("secrets/n1");
+        eventually("the node may read what its pods mount", async || {
+            (kubelet.ask(Ask::get(&secret)).await.status == 200).then_some(())
+        })
+        .await;
+        Some(node)
+    }
+
+    fn inside(&self, rest: &str) -> String {
+        format!("/api/v1/namespaces/{}/{rest}", self.namespace)
+    }
+
+    fn kubelet(&self, node: &str) -> Identity {
+        Authority::of(&self.bed).issue(&format!("system:node:{node}"), &["system:nodes"])
+    }
+
+    fn directly(&self, identity: &Identity) -> Http {
+        Http::new(self.bed.target().by(identity), Protocol::H2)
+    }
+
+    /// Asks both as the same caller, and insists on the same answer; the proxy's.
+    async fn same(&self, identity: &Identity, ask: Ask) -> Answer {
+        let (direct, through) = (self.directly(identity), self.proxy.client_of(identity));
+        let (direct, through) = join(direct.ask(ask.clone()), through.ask(ask.clone())).await;
+        let of = |answer: &Answer| (answer.status, answer.content_type().to_owned(), normal::body(answer, false));
+        assert_eq!(of(&through), of(&direct), "{} asks {} {}", identity.name, ask.method, ask.path);
+        through
+    }
+}
+
+fn pod(node: &str) -> Value {
+    let volumes = json!([{"name": "s", "secret": {"secretName": node}}]);
+    let containers = json!([{"name": "c", "image": "i"}]);
+    json!({"metadata": {"name": node}, "spec": {"nodeName": node, "containers": containers, "volumes": volumes}})
+}
+
+#[tokio::test]
+async fn a_kubelet_finds_the_apiserver_behind_its_nodes_proxy() {
+    let Some(node) = Node::new("kubelet").await else { return };
+    let kubelet = node.kubelet("n1");
+    let cached = [
+        PODS,
+        "/api/v1/nodes?fieldSelector=metadata.name%3Dn1",
+        "/api/v1/services?fieldSelector=spec.clusterIP%21%3DNone",
+        "/apis/node.k8s.io/v1/runtimeclasses",
+        "/apis/storage.k8s.io/v1/csidrivers",
+    ];
+    for path in cached {
+        let answer = node.same(&kubelet, Ask::get(path).accept(PROTOBUF)).await;
+        assert!(answer.is_cached() && answer.status == 200, "{path}: {}", answer.text());
+    }
+    let named = "secrets?fieldSelector=metadata.name%3D";
+    for (path, status) in [
+        (node.inside(&format!("{named}n1")), 200),
+        (node.inside(&format!("{named}n2")), 403),
+        (node.inside("secrets"), 403),
+        ("/api/v1/secrets".to_owned(), 403),
+        ("/api/v1/pods".to_owned(), 403),
+    ] {
+        let answer = node.same(&kubelet, Ask::get(&path).accept(PROTOBUF)).await;
+        assert_eq!((answer.status.as_u16(), answer.is_cached()), (status, false), "{path}");
+    }
+    // What it writes goes with the identity that it shares with the proxy.
+    let through = node.proxy.client_of(&kubelet);
+    let patch = r#"{"status":{"conditions":[{"type":"Ready","status":"True"}]}}"#.to_owned();
+    let patch =
+        |path: &str| Ask::get(path).with(Method::PATCH, "application/strategic-merge-patch+json", patch.clone());
+    assert_eq!(through.ask(patch("/api/v1/nodes/n1/status")).await.status, 200);
+    assert_eq!(through.ask(patch(&node.inside("pods/n1/status"))).await.status, 200);
+    let mut watch =
+        through.watch(Ask::get(&format!("{PODS}&watch=1&resourceVersion=0")).accept("application/json")).await;
+    assert_eq!(watch.change().await.object["metadata"]["name"], "n1");
+    node.bed.direct().patch(&node.inside("pods/n1"), json!({"metadata": {"labels": {"a": "b"}}})).await;
+    assert_eq!(watch.change().await.object["metadata"]["labels"]["a"], "b");
+}
+
+/// T8: the proxy's place on a node gives nobody what is the node's, and the node nothing of others.
+#[tokio::test]
+async fn t8_a_nodes_proxy_gives_others_what_they_have_and_no_more() {
+    let Some(node) = Node::new("kubelet-others").await else { return };
+    let others = [node.kubelet("n2"), node.bed.user("alice"), Authority::of(&node.bed).issue("viewer", &[])];
+    for identity in &others {
+        for path in [PODS, "/api/v1/nodes?fieldSelector=metadata.name%3Dn1", "/api/v1/secrets", "/api/v1/pods"] {
+            node.same(identity, Ask::get(path).accept("application/json")).await;
+        }
+        for name in ["secrets/n1", "secrets/n2", "pods/n1"] {
+            node.same(identity, Ask::get(&node.inside(name)).accept("application/json")).await;
+        }
+    }
+    let viewer = node.same(&others[2], Ask::get(PODS).accept("application/json")).await;
+    assert!(viewer.is_cached() && viewer.status == 200, "{}", viewer.text());
+    let metrics = node.proxy.metrics().await;
+    for kind in ["secrets.v1", "configmaps.v1"] {
+        assert_eq!(metrics.sum("kube_fanout_feed_objects", &[("resource", kind)]), 0, "{kind}");
+    }
+    assert_eq!(metrics.sum("kube_fanout_feed_objects", &[("resource", "pods.v1")]), 1, "of this node alone");
+}
