@@ -64,7 +64,7 @@ pub struct Config {
     pub allowed_ttl: Duration,
     /// How long a no is.
     pub denied_ttl: Duration,
-    /// How often open watches are asked about again, give or take a fifth: rights that are not RBAC's, and tokens, tell
+    /// How often open watches are asked about again, or a little sooner: rights that are not RBAC's, and tokens, tell
     /// nobody of their end.
     pub recheck: Duration,
     /// How long open watches go on when nobody can tell whether they may.

@@ -70,7 +70,7 @@ struct Keeper {
 /// How long a lease stands without being asserted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
-    /// Give or take a fifth.
+    /// At most; less up to a fifth, so that leases that began together are not asserted together.
     pub(super) period: Duration,
     /// When nobody can tell.
     pub(super) grace: Duration,
@@ -296,7 +296,7 @@ async fn replaced(authorities: &mut Option<Trusted>) {
 
 impl Terms {
     fn period(&self) -> Duration {
-        self.period.mul_f64(0.8 + 0.4 * fastrand::f64())
+        self.period.mul_f64(0.8 + 0.2 * fastrand::f64())
     }
 }
 

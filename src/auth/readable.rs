@@ -135,6 +135,8 @@ impl Verdicts {
 /// What tests say instead of upstream.
 #[cfg(test)]
 impl Readable {
+    /// # Panics
+    /// Never: nothing is asked.
     pub fn told(verdicts: &[(&str, Verdict)]) -> Self {
         let nowhere = crate::upstream::Source::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::Client::connect(&nowhere).expect("nothing is asked");

@@ -194,7 +194,7 @@ async fn a_watch_shows_namespaces_as_rights_come_and_go() {
     };
     let bare = |store: &Store| {
         let mut objects = store.0.clone();
-        objects.values_mut().for_each(|object| kinds(object));
+        objects.values_mut().for_each(kinds);
         objects
     };
     assert_eq!(bare(&store), scene.union("").await);

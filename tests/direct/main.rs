@@ -25,6 +25,7 @@ mod metrics;
 mod node;
 mod outage;
 mod process;
+mod readable;
 mod refusals;
 mod resume;
 mod rotation;

@@ -1,0 +1,100 @@
+//! What a caller may read of a collection across namespaces, over real connections. The upstream knows whom the test
+//! names.
+
+use std::time::Duration;
+
+use kube_fanout::auth::Mode;
+use kube_fanout::demo::{self, Running};
+
+use crate::direct::{self, App, Client, Ended, Event, PODS, Protocol, Watch};
+
+const READABLE: &str = "/api/v1/pods?kubeFanoutReadable=true";
+/// Answers are remembered for no longer than this, and leases asserted as often.
+const SOON: Duration = Duration::from_millis(50);
+
+/// Ada may read two namespaces of three.
+async fn ada(up: &Running) -> (App, Client) {
+    for namespace in ["a", "b", "c"] {
+        up.create_pod(namespace, "p");
+    }
+    up.reviews().give("t", "ada");
+    up.reviews().allow("ada", "a");
+    up.reviews().allow("ada", "b");
+    let app = direct::app(up).with(|config| {
+        config.auth = Mode::Delegated;
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (SOON, SOON, SOON, SOON);
+    });
+    let app = app.run().await;
+    let ada = app.bearing("t");
+    (app, ada)
+}
+
+async fn told(watch: &Watch, kind: &str, key: &str) {
+    let is_it = |event: &Event| event.kind == kind && event.key == key;
+    watch.until(&format!("{kind} {key}"), |events| events.iter().any(is_it)).await;
+}
+
+fn is_told_of(watch: &Watch, namespace: &str) -> bool {
+    watch.changes().iter().any(|event| event.key.starts_with(&format!("{namespace}/")))
+}
+
+#[tokio::test]
+async fn a_list_is_filtered_and_nobody_upstream_hears_of_it() {
+    let up = demo::upstream().pods(0).remember_requests(true).run().await;
+    let (_app, ada) = ada(&up).await;
+    assert_eq!(ada.get(PODS).await.status, 403);
+    let answer = ada.get(READABLE).await;
+    let keys: Vec<_> = answer.items().into_iter().map(|(key, _)| key).collect();
+    assert!(answer.is_cached(), "{}", answer.text());
+    assert_eq!((keys, answer.header("kube-fanout-readable")), (vec!["a/p".into(), "b/p".into()], Some("some")));
+    up.reviews().allow("ada", "*");
+    direct::eventually("the no is forgotten", || async {
+        ada.get(READABLE).await.header("kube-fanout-readable") == Some("all")
+    })
+    .await;
+    // What is passed through is passed through without it.
+    ada.get("/api/v1/namespaces/a/pods/p?kubeFanoutReadable=true").await;
+    let told = |seen: &demo::Seen| seen.uri.to_string().contains("kubeFanout");
+    assert!(!up.requests().iter().any(told));
+}
+
+#[tokio::test]
+async fn a_watch_is_filtered_and_ends_with_its_credential() {
+    for protocol in Protocol::ALL {
+        let up = demo::upstream().pods(0).run().await;
+        let (_app, ada) = ada(&up).await;
+        let watch = ada.watch(READABLE).initial_events().over(protocol).await;
+        watch.listed().await;
+        assert_eq!(watch.changes().len(), 2);
+        up.create_pod("c", "q");
+        watch.reached(up.create_pod("a", "q")).await;
+        assert!(!is_told_of(&watch, "c"), "{protocol:?}");
+        up.reviews().allow("ada", "c");
+        told(&watch, "ADDED", "c/q").await;
+        up.reviews().deny("ada", "a");
+        told(&watch, "DELETED", "a/q").await;
+        let before = watch.changes().len();
+        up.create_pod("a", "r");
+        watch.reached(up.create_pod("b", "r")).await;
+        assert_eq!(watch.changes().len(), before + 1, "{protocol:?}");
+        up.reviews().take("t");
+        assert_eq!(watch.ended().await, Ended::Refused(401), "{protocol:?}");
+    }
+}
+
+/// Nobody can say whether a new namespace may be read: it is not shown, and holds up nothing.
+#[tokio::test]
+async fn an_outage_of_reviews_hides_what_is_new_and_nothing_else() {
+    let up = demo::upstream().pods(0).run().await;
+    let (_app, ada) = ada(&up).await;
+    let watch = ada.watch(READABLE).initial_events().await;
+    watch.listed().await;
+    up.reviews().refuse(Some(503));
+    up.reviews().allow("ada", "new");
+    up.create_pod("new", "p");
+    watch.reached(up.create_pod("a", "q")).await;
+    assert!(!is_told_of(&watch, "new"));
+    up.reviews().refuse(None);
+    told(&watch, "ADDED", "new/p").await;
+}
