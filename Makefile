@@ -84,6 +84,20 @@ revocation: ## How long a watch outlives the right to it, by what took the right
 	REVOCATION_TRIALS=$(TRIALS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture whoever_loses_the_right_loses_the_watch
 
+.PHONY: hostile
+hostile: ## Malformed and hostile requests: nobody is taken for another, nothing is smuggled (REQUESTS=20000 SEED=1)
+	@tests/kube/build.sh
+	HOSTILE_REQUESTS=$(REQUESTS) HOSTILE_SEED=$(SEED) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture nobody_becomes_somebody_else
+
+SECONDS ?= 60
+
+.PHONY: neighbours
+neighbours: ## Refused requests, unread logs, guessed tokens: the watches of others go on (SECONDS=60 UNREAD=1000)
+	@tests/kube/build.sh
+	NEIGHBOURS_SECONDS=$(SECONDS) NEIGHBOURS_UNREAD=$(or $(UNREAD),1000) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 neighbours::
+
 .PHONY: testbed
 testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, client-go (minutes when cold)
 	@tests/kube/build.sh

@@ -71,7 +71,7 @@ pub struct Config {
     pub outage_grace: Duration,
     /// Whether those without a credential may read from the cache what upstream lets them read.
     pub anonymous: bool,
-    /// Unknown tokens that upstream is asked about in a second, all in all.
+    /// Unknown tokens that upstream is asked about in a second, all in all; and as many that were somebody's before.
     pub reviews: u32,
     /// The same from one address, in the long run and at once.
     pub reviews_per_source: u32,

@@ -20,9 +20,13 @@ pub(super) struct Tokens {
     client: Client,
     audiences: Vec<String>,
     answers: moka::future::Cache<CredentialId, Answer>,
+    /// Tokens that were somebody's when upstream was asked last. They have a budget of their own, so that they do not
+    /// compete with those that are guessed at the same address.
+    regulars: moka::sync::Cache<CredentialId, ()>,
     slots: Semaphore,
     sources: DefaultKeyedRateLimiter<IpAddr>,
     budget: DefaultDirectRateLimiter,
+    budget_of_regulars: DefaultDirectRateLimiter,
 }
 
 /// Somebody's token, or nobody's.
@@ -44,6 +48,8 @@ pub(super) struct Bearer {
 
 /// Answers are few bytes each; so many tokens are remembered.
 const ANSWERS_MAX: u64 = 32_768;
+/// How long a token that is not shown any more is known to have been somebody's.
+const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
 /// Questions that wait for upstream at a time.
 const IN_FLIGHT_MAX: usize = 64;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -58,13 +64,16 @@ impl Tokens {
         let rate = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
         let per_source = Quota::per_second(rate(config.reviews_per_source));
         let per_source = per_source.allow_burst(rate(config.reviews_burst_per_source));
+        let regulars = moka::sync::Cache::builder().max_capacity(ANSWERS_MAX).time_to_idle(REGULAR_IDLE_MAX).build();
         Self {
             client,
             audiences: config.audiences.clone(),
             answers,
+            regulars,
             slots: Semaphore::new(IN_FLIGHT_MAX),
             sources: RateLimiter::keyed(per_source),
             budget: RateLimiter::direct(Quota::per_second(rate(config.reviews))),
+            budget_of_regulars: RateLimiter::direct(Quota::per_second(rate(config.reviews))),
         }
     }
 
@@ -86,7 +95,7 @@ impl Tokens {
             {
                 self.answers.invalidate(&id).await;
             }
-            let answer = self.answers.try_get_with(id, self.ask(token, source)).await;
+            let answer = self.answers.try_get_with(id, self.ask(id, token, source)).await;
             let answer = answer.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
             if since.is_some_and(|since| answer.asked < since) {
                 // Somebody's question was under way that began too early.
@@ -101,9 +110,9 @@ impl Tokens {
         }
     }
 
-    async fn ask(&self, token: &Token, source: Option<IpAddr>) -> Result<Answer, Refused> {
+    async fn ask(&self, id: CredentialId, token: &Token, source: Option<IpAddr>) -> Result<Answer, Refused> {
         if let Some(source) = source {
-            self.spend(source)?;
+            self.spend(id, source)?;
         }
         let asking = async {
             let _slot = self.slots.acquire().await;
@@ -121,6 +130,10 @@ impl Tokens {
         })?;
         let meant = self.audiences.is_empty() || verdict.audiences.iter().any(|of| self.audiences.contains(of));
         let user = verdict.user.filter(|_| meant);
+        match user {
+            Some(_) => self.regulars.insert(id, ()),
+            None => self.regulars.invalidate(&id),
+        }
         metrics::reviewed("token", if user.is_some() { "authenticated" } else { "unauthenticated" });
         let until = token.expires().filter(|_| user.is_some());
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
@@ -128,11 +141,15 @@ impl Tokens {
     }
 
     /// Unknown tokens cost upstream a question each: so many a second, from one source and from all.
-    fn spend(&self, source: IpAddr) -> Result<(), Refused> {
+    fn spend(&self, id: CredentialId, source: IpAddr) -> Result<(), Refused> {
         if self.sources.len() > SOURCES_MAX {
             self.sources.retain_recent();
         }
-        let allowed = self.sources.check_key(&source).is_ok() && self.budget.check().is_ok();
+        let allowed = if self.regulars.contains_key(&id) {
+            self.budget_of_regulars.check().is_ok()
+        } else {
+            self.sources.check_key(&source).is_ok() && self.budget.check().is_ok()
+        };
         if allowed {
             return Ok(());
         }

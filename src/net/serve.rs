@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONNECTION;
-use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -163,11 +163,11 @@ where
         let spoken = spoken.clone();
         move |request: Request<Incoming>| {
             spoken.notify_one();
-            let (version, this) = (request.version(), peer.connection.clone());
+            let (version, this, is_last) = (request.version(), peer.connection.clone(), is_last(request.headers()));
             let answer = handle(peer.clone(), request);
             async move {
                 let mut answer = answer.await;
-                if this.is_closing() {
+                if is_last || this.is_closing() {
                     say_goodbye(version, &mut answer);
                 }
                 Ok::<_, Infallible>(answer)
@@ -205,6 +205,13 @@ async fn old_age(age_max: Duration) {
         pending::<()>().await;
     }
     sleep(age_max.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fastrand::f64())).await;
+}
+
+/// Whether the bytes behind a request may be meant as something else than the next one: a body, by a `Content-Length`
+/// that stood beside its `Transfer-Encoding` and that the codec has dropped (RFC 9112 §6.3), or a protocol that it
+/// wanted to change to.
+fn is_last(headers: &HeaderMap) -> bool {
+    headers.contains_key(TRANSFER_ENCODING) || headers.contains_key(UPGRADE)
 }
 
 /// Tells an HTTP/1 client that this is the last answer. HTTP/2 has GOAWAY for that, and an upgraded connection is not

@@ -210,6 +210,8 @@ impl Door {
         self.check_hops(request.headers()).map_err(|status| Box::new(manner.status(&status)))?;
         if let Err(ambiguous) = inspect(request.headers()) {
             metrics::refused(400);
+            // What follows on the connection can be read in two ways as well.
+            peer.connection.close();
             return Err(Box::new(manner.status(&Status::bad_request(ambiguous.to_string()))));
         }
         if matches!(peer.address, PeerAddress::Unix { .. }) || !self.gate.is_open() {

@@ -1,6 +1,7 @@
 //! Pass-through: everything that the cache does not answer, streaming in both directions.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue};
@@ -26,6 +27,8 @@ use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, status
 
 /// Longest chain of proxies.
 const HOPS_MAX: usize = 16;
+const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
+const BROKEN_BODY: &str = "the request's body is malformed, or broke off";
 /// Rows of a Table that identical requests wait for together.
 const SHARED_ROWS_MAX: usize = 1_000;
 
@@ -63,12 +66,14 @@ impl Door {
             return self.shared(&request, behalf, manner).await;
         }
         let repeatable = request.method().is_safe();
+        let is_broken = Arc::new(AtomicBool::new(false));
         let request = match self.outgoing(request, &behalf) {
-            Ok(request) => request.map(|body| body.map_err(Into::into).boxed_unsync()),
+            Ok(request) => request.map(|body| noticed(body, is_broken.clone())),
             Err(status) => return manner.status(&status),
         };
         match self.forwarder.forward(&behalf, lane, request).await {
             Ok(response) => response.map(|body| ReplyBody::forwarded(body, place)),
+            Err(_) if is_broken.load(Ordering::Relaxed) => manner.status(&Status::bad_request(BROKEN_BODY)),
             Err(error) if !repeatable && error.may_have_been_carried_out() => manner.status(&unknown(&error)),
             Err(error) => manner.status(&unreachable(&error)),
         }
@@ -132,6 +137,10 @@ impl Door {
             Ok(response) => response,
             Err(error) => return manner.status(&unreachable(&error)),
         };
+        if response.status().is_redirection() {
+            // Clients follow it with their credentials, and some with those of the tunnel (reliability.md T9).
+            return manner.status(&status_from_code(502, REDIRECTED));
+        }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return response.map(|body| ReplyBody::forwarded(body, place));
         }
@@ -204,6 +213,15 @@ impl Door {
         headers.insert(HOPS, hops);
         Ok(())
     }
+}
+
+/// A body that says so when it does not come whole: that is its sender's fault, and not upstream's.
+fn noticed(body: Incoming, is_broken: Arc<AtomicBool>) -> Body {
+    let notice = move |error: hyper::Error| {
+        is_broken.store(true, Ordering::Relaxed);
+        error.into()
+    };
+    body.map_err(notice).boxed_unsync()
 }
 
 /// The request without its body, and without what its headers say of one.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
+use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 use http::{Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full};
 use tokio::sync::watch;
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::behalf::CredentialId;
 use super::credentials::put_all;
-use super::dress::{drop_asserted, is_impersonation};
+use super::dress::{Nested, put_ours};
 use super::link::Links;
 use super::pool::{Body, ResponseBody};
 use super::{BODY_BYTES_MAX, CredentialError, Error, Source, set_retry_after, status_from_code};
@@ -150,15 +150,10 @@ impl Client {
         self.readdress(&mut request)?;
         let link = self.shared.links.current();
         let ours = link.credentials.headers().await?;
-        let headers = request.headers_mut();
-        if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
-            // Parts of two identities would make a third.
+        put_ours(request.headers_mut(), ours).map_err(|Nested| {
             let why = "this proxy impersonates already, and impersonation does not nest";
-            return Err(Error::Refused(Box::new(status_from_code(403, why))));
-        }
-        drop_asserted(headers);
-        headers.remove(AUTHORIZATION);
-        put_all(headers, ours);
+            Error::Refused(Box::new(status_from_code(403, why)))
+        })?;
         let pool = match lane {
             super::Lane::Short => &link.forwards,
             super::Lane::Stream => &link.long,
@@ -183,7 +178,6 @@ impl Client {
         mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Error> {
         self.readdress(&mut request)?;
-        drop_asserted(request.headers_mut());
         let link = self.shared.links.current();
         match credential {
             Some(credential) => link.strangers.send(credential, lane, request).await,

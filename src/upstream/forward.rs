@@ -1,8 +1,11 @@
+#[cfg(test)]
+mod tests;
+
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 
 use super::behalf::Behalf;
-use super::dress::{self, dress_as, undress};
+use super::dress::{self, Unspeakable, dress_as, drop_asserted, undress};
 use super::pool::{Body, ResponseBody};
 use super::{Client, Error, HOPS, status_from_code};
 
@@ -50,14 +53,13 @@ impl Forwarder {
         mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Error> {
         cross(lane, &mut request);
+        clothe(behalf, request.headers_mut())?;
         let mut response = match behalf {
             Behalf::Ours => self.ours.send(lane, request).await?,
             Behalf::Bearer(credential) => self.ours.send_bare(Some(*credential), lane, request).await?,
             Behalf::Nobody => self.ours.send_bare(None, lane, request).await?,
-            Behalf::User(user) => {
+            Behalf::User(_) => {
                 let impersonator = self.impersonator.as_ref().ok_or_else(no_impersonator)?;
-                undress(request.headers_mut());
-                dress_as(request.headers_mut(), user).map_err(|_| unspeakable())?;
                 impersonator.send(lane, request).await?
             }
         };
@@ -82,6 +84,19 @@ fn cross(lane: Lane, request: &mut Request<Body>) {
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("Upgrade"));
         request.headers_mut().insert(UPGRADE, protocol);
     }
+}
+
+/// Makes the identity headers say whom a request is for; whose connection carries it says the rest.
+fn clothe(behalf: &Behalf, headers: &mut HeaderMap) -> Result<(), Error> {
+    match behalf {
+        // It is upstream's to judge what its sender asks for.
+        Behalf::Ours | Behalf::Bearer(_) | Behalf::Nobody => drop_asserted(headers),
+        Behalf::User(user) => {
+            undress(headers);
+            dress_as(headers, user).map_err(|Unspeakable| unspeakable())?;
+        }
+    }
+    Ok(())
 }
 
 fn no_impersonator() -> Error {
@@ -109,23 +124,5 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
     if headers.get(TE).is_some_and(|te| te != "trailers") {
         headers.remove(TE);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_connection_lists_does_not_cross() {
-        let mut headers = HeaderMap::new();
-        headers.append(CONNECTION, HeaderValue::from_static("keep-alive, X-Secret"));
-        headers.append(CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert("x-secret", HeaderValue::from_static("1"));
-        headers.insert("keep-alive", HeaderValue::from_static("timeout=5"));
-        headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        headers.insert("x-kept", HeaderValue::from_static("1"));
-        strip_hop_by_hop(&mut headers);
-        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-kept"]);
     }
 }

@@ -66,6 +66,8 @@ impl Pool {
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
     const STREAM_WINDOW: u32 = 1 << 20;
+    /// What a stream over HTTP/1.1 may hold back for a client that does not read; a response head must fit in too.
+    const BUFFER_BYTES_MAX: usize = 128 << 10;
     /// Room for every stream: however many are not read, the others go on.
     const CONNECTION_WINDOW: u32 = Self::STREAM_WINDOW * Self::STREAMS_MAX;
 
@@ -117,6 +119,7 @@ impl Pool {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(60))
+            .http1_max_buf_size(Self::BUFFER_BYTES_MAX)
             .http2_keep_alive_interval(Self::PING_AFTER)
             .http2_keep_alive_timeout(Self::PING_TIMEOUT)
             .http2_initial_stream_window_size(Self::STREAM_WINDOW)

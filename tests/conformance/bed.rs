@@ -15,6 +15,7 @@ mod planter;
 mod process;
 mod protobuf;
 mod proxy;
+mod raw;
 pub mod rbac;
 mod watch;
 
@@ -36,6 +37,7 @@ pub use plane::{BULK_PODS, Plane};
 pub use planter::Planter;
 pub use process::Process;
 pub use proxy::{Plan, Proxy};
+pub use raw::read_until_quiet;
 pub use watch::{Ended, Event, Watch, outline};
 
 /// Nothing takes that long unless it is broken, on a machine that has other things to do too.
@@ -92,6 +94,20 @@ pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {
     let gates = "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false";
     let flags = [gates, "--etcd-compaction-interval=0", "--event-ttl=10h"];
     Some(Bed { plane: Box::new(Plane::start(binary()?, name, &flags).await), _turn: Box::new(()) })
+}
+
+/// One that writes down every request that reaches it, once it is answered: [`Plane::audit`].
+pub async fn audited(name: &str) -> Option<Bed<Box<Plane>>> {
+    let binary = binary()?;
+    let policy = scratch().join(format!("{name}.policy"));
+    let rules = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}"#;
+    std::fs::write(&policy, rules).expect("a file");
+    let flags = [
+        format!("--audit-policy-file={}", policy.display()),
+        format!("--audit-log-path={}", scratch().join(name).join(plane::AUDIT).display()),
+    ];
+    let plane = Plane::start(binary, name, &flags.each_ref().map(String::as_str)).await;
+    Some(Bed { plane: Box::new(plane), _turn: Box::new(()) })
 }
 
 /// The test bed's binary. Going without is loud, and an error where it must not happen.

@@ -1,29 +1,18 @@
 //! Watches over WebSocket: the frames, the close and the rules of the handshake are the apiserver's.
 
 use std::ops::Deref;
-use std::sync::Arc;
 
 use futures_util::{SinkExt, StreamExt};
 use http::Request;
-use rustls::pki_types::ServerName;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::bed::{self, Pair, Plane, Target, normal, say, within};
-
-async fn connect(target: &Target) -> TlsStream<TcpStream> {
-    let mut tls = target.tls();
-    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let tcp = TcpStream::connect(target.host()).await.expect("it listens");
-    let name = ServerName::try_from("127.0.0.1").expect("an address");
-    TlsConnector::from(Arc::new(tls)).connect(name, tcp).await.expect("TLS")
-}
 
 fn request(target: &Target, path: &str, headers: &[(&'static str, &str)]) -> Request<()> {
     let url = format!("wss://{}{path}", target.host());
@@ -38,7 +27,7 @@ fn request(target: &Target, path: &str, headers: &[(&'static str, &str)]) -> Req
 /// Opens a watch; what the 101 said of protocols.
 pub async fn open(target: &Target, path: &str, accept: &str) -> WebSocketStream<TlsStream<TcpStream>> {
     let request = request(target, path, &[("origin", "http://localhost"), ("accept", accept)]);
-    let opening = Box::pin(client_async(request, connect(target).await));
+    let opening = Box::pin(client_async(request, target.connect("http/1.1").await));
     within("a WebSocket opens", opening).await.unwrap_or_else(|error| panic!("{path}: {error}")).0
 }
 
@@ -145,7 +134,7 @@ async fn handshake(target: &Target, path: &str, headers: &[(&str, &str)]) -> (St
         format!("{name}: {value}\r\n")
     });
     let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n{}", target.host(), lines.collect::<String>());
-    let mut stream = connect(target).await;
+    let mut stream = target.connect("http/1.1").await;
     stream.write_all(format!("{head}\r\n").as_bytes()).await.expect("sent");
     let mut answer = Vec::new();
     let mut buffer = [0; 4096];
@@ -164,6 +153,8 @@ async fn handshake(target: &Target, path: &str, headers: &[(&str, &str)]) -> (St
     let named = lines.map(|line| {
         line.split_once(": ").map_or(line.to_owned(), |(name, value)| format!("{}: {value}", name.to_lowercase()))
     });
+    // A connection that was to be something else is not used again, ours or theirs.
+    let named = named.filter(|line| line != "connection: close");
     let mut named: Vec<_> = named.filter(|line| meaning.iter().any(|name| line.starts_with(name))).collect();
     named.sort();
     let body = if status.contains("101") { String::new() } else { body.trim().to_owned() };

@@ -32,6 +32,7 @@ mod rotation;
 mod selectors;
 mod shutdown;
 mod slow;
+mod smuggling;
 mod sockets;
 mod syncing;
 mod tables;

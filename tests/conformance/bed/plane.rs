@@ -25,6 +25,9 @@ pub struct Plane {
 /// Events go soon enough for a test to see it.
 const EVENT_TTL: &str = "--event-ttl=20s";
 
+/// The log of a control plane that keeps one.
+pub(super) const AUDIT: &str = "audit.log";
+
 /// Where [`Plane::load`] puts its pods.
 pub const BULK: &str = "bulk";
 pub const BULK_PODS: usize = 3000;
@@ -61,6 +64,13 @@ impl Plane {
     /// The certificate of its CA.
     pub fn ca(&self) -> PathBuf {
         self.dir.join("ca.crt")
+    }
+
+    /// What [`audited`](super::audited) has written down so far, by stages.
+    pub fn audit(&self) -> Vec<serde_json::Value> {
+        let log = fs::read_to_string(self.dir.join(AUDIT)).expect("an audit log");
+        let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        whole.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
     pub fn url(&self) -> &str {

@@ -28,6 +28,23 @@ impl Process {
         self.child.try_wait().expect("it is our child")
     }
 
+    /// Bytes of memory that it takes now.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+        let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        kibibytes << 10
+    }
+
+    /// Seconds of a processor that it has taken so far.
+    pub fn cpu_seconds(&self) -> f64 {
+        const TICKS_PER_SECOND: f64 = 100.0;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
+        let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
+        let ticks = fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number"));
+        ticks.sum::<f64>() / TICKS_PER_SECOND
+    }
+
     /// Waits until it has ended by itself.
     pub async fn wait(mut self, patience: Duration) -> ExitStatus {
         let what = format!("{} ends", self.name);

@@ -133,6 +133,22 @@ impl Proxy {
         fs::read_to_string(&self.log).expect("a log")
     }
 
+    pub fn resident_bytes(&self) -> u64 {
+        self.process.lock().expect("not poisoned").resident_bytes()
+    }
+
+    pub fn cpu_seconds(&self) -> f64 {
+        self.process.lock().expect("not poisoned").cpu_seconds()
+    }
+
+    /// That it runs, and that nothing in it has panicked.
+    pub fn assert_sound(&self) {
+        assert!(self.process.lock().expect("not poisoned").ended().is_none(), "the proxy has ended: {}", self.log());
+        let log = self.log();
+        let panicked: Vec<_> = log.lines().filter(|line| line.contains("panicked")).collect();
+        assert!(panicked.is_empty(), "{panicked:?}");
+    }
+
     /// Streams upstream for one resource: `pods.v1`.
     pub async fn streams(&self, resource: &str) -> i64 {
         self.metrics().await.sum("kube_fanout_upstream_watches", &[("resource", resource)])

@@ -1,0 +1,68 @@
+use super::*;
+
+fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in lines {
+        headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    headers
+}
+
+/// T1: `Connection` may not name what decides about rights.
+#[test]
+fn what_can_be_read_in_two_ways_is_refused() {
+    for lines in [
+        &[("connection", "impersonate-user")][..],
+        &[("connection", "close"), ("connection", "keep-alive, Impersonate-Group")],
+        &[("connection", "x-remote-user ,close")],
+        &[("connection", "Authorization")],
+        &[("host", "a"), ("host", "b")],
+        &[("authorization", "Bearer a"), ("authorization", "Bearer b")],
+        &[("impersonate-user", "a"), ("impersonate-user", "b")],
+        &[("impersonate_user", "a")],
+        &[("x_remote_user", "a")],
+        &[("x-remote_group", "a")],
+        &[("content-length", "1"), ("content-length", "2")],
+        &[("content-length", "1"), ("transfer-encoding", "chunked")],
+    ] {
+        assert!(inspect(&headers(lines)).is_err(), "{lines:?}");
+    }
+    for lines in [
+        &[("connection", "close, x-other")][..],
+        &[("impersonate-user", "a"), ("impersonate-group", "b"), ("impersonate-group", "c")],
+        &[("x_other", "a"), ("content-length", "1")],
+    ] {
+        assert_eq!(inspect(&headers(lines)), Ok(()), "{lines:?}");
+    }
+}
+
+/// T2: of the identity that a caller names nothing is left beside ours.
+#[test]
+fn a_user_is_put_in_whole() {
+    let mut dressed = headers(&[
+        ("impersonate-user", "root"),
+        ("impersonate-group", "system:masters"),
+        ("impersonate-extra-scopes", "all"),
+        ("impersonate-uid", "0"),
+    ]);
+    let user = User {
+        name: "ada".to_owned(),
+        uid: String::new(),
+        groups: vec!["dev".to_owned(), "ops".to_owned()],
+        extra: [("example.com/Id".to_owned(), vec!["7".to_owned()])].into(),
+    };
+    dress_as(&mut dressed, &user).expect("headers can carry it");
+    let expected = headers(&[
+        ("impersonate-user", "ada"),
+        ("impersonate-group", "dev"),
+        ("impersonate-group", "ops"),
+        ("impersonate-extra-example.com%2fid", "7"),
+    ]);
+    assert_eq!(dressed, expected);
+    for name in ["", "a\nb", "ada ", " ada", "\tada", "ada\t", "a\0b"] {
+        let unspeakable = User { name: name.to_owned(), ..User::default() };
+        assert!(dress_as(&mut HeaderMap::new(), &unspeakable).is_err(), "{name:?}");
+        let unspeakable = User { groups: vec![format!("{name} ")], ..user.clone() };
+        assert!(dress_as(&mut HeaderMap::new(), &unspeakable).is_err(), "a group {name:?}");
+    }
+}

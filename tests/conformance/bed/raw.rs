@@ -1,0 +1,39 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::http::Target;
+
+impl Target {
+    /// A connection for that protocol, and nothing on it yet.
+    pub async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
+        self.try_connect(protocol).await.unwrap_or_else(|error| panic!("{}: {error}", self.url))
+    }
+
+    /// The same with a server that may turn us away.
+    pub async fn try_connect(&self, protocol: &str) -> std::io::Result<TlsStream<TcpStream>> {
+        let mut tls = self.tls();
+        tls.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let tcp = TcpStream::connect(self.host()).await?;
+        let name = ServerName::try_from("127.0.0.1").expect("an address");
+        TlsConnector::from(Arc::new(tls)).connect(name, tcp).await
+    }
+}
+
+/// What comes until the end, or until nothing has come for so long: there is no telling that a server is done.
+pub async fn read_until_quiet(mut io: impl AsyncRead + Unpin, quiet: Duration, bytes_max: usize) -> Vec<u8> {
+    let (mut heard, mut part) = (Vec::new(), vec![0; 16 << 10]);
+    while heard.len() < bytes_max {
+        match timeout(quiet, io.read(&mut part)).await {
+            Ok(Ok(read)) if read > 0 => heard.extend_from_slice(&part[..read]),
+            _ => break,
+        }
+    }
+    heard
+}

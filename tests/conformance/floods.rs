@@ -1,0 +1,270 @@
+//! HTTP/2 as an attack: more frames than anybody needs, or fewer (reliability.md D2 to D5, T10, T11). Who sends them is
+//! cut off or held back, and costs little; everybody else goes on.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
+
+use crate::bed::{self, Ask, Plan, Proxy, say, unique, within};
+use crate::hostile::streams::{Fields, field, frame, head, hello, literals};
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+const ACK: u8 = 1;
+const FRAME_HEAD: usize = 9;
+
+/// Connections of one flood.
+const CONNECTIONS: usize = 4;
+const FLOOD_BYTES_MAX: usize = 8 << 20;
+const FLOOD_MAX: Duration = Duration::from_secs(4);
+/// A flood may take one processor for as long as it lasts, and what other tests leave of it.
+const CPU_SECONDS_MAX: f64 = 10.0;
+const MEMORY_BYTES_MAX: u64 = 96 << 20;
+
+/// What is sent again and again, by its number.
+type Flood = fn(u32, &Fields) -> Vec<u8>;
+
+const FLOODS: [(&str, Flood); 9] = [
+    ("rapid reset", |at, fields| {
+        let stream = 2 * at + 3;
+        [head(stream, fields, true), frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes())].concat()
+    }),
+    ("streams that are never finished", |at, fields| head(2 * at + 3, fields, false)),
+    ("streams made to be reset by us", |at, fields| {
+        let stream = 2 * at + 3;
+        [head(stream, fields, true), frame(WINDOW_UPDATE, 0, stream, &0_u32.to_be_bytes())].concat()
+    }),
+    ("continuations", |at, _| {
+        let part = literals(&vec![field("x", "y")]);
+        if at == 0 { frame(HEADERS, 0, 3, &part) } else { frame(CONTINUATION, 0, 3, &part) }
+    }),
+    ("pings", |at, _| frame(PING, 0, 0, &u64::from(at).to_be_bytes())),
+    ("settings", |at, _| frame(SETTINGS, 0, 0, &[[0, 3].as_slice(), &at.to_be_bytes()].concat())),
+    ("priorities", |at, _| frame(PRIORITY, 0, 2 * at + 3, &[0, 0, 0, 0, 1])),
+    ("empty data", |at, fields| if at == 0 { head(3, fields, false) } else { frame(DATA, 0, 3, &[]) }),
+    ("a header that is remembered and said again", |at, fields| {
+        // Four kilobytes into the table, and then a byte for each time (RFC 7541 §6.1).
+        let entry = [[0x40, 1, b'x', 0x7f, 0xa1, 0x1e].as_slice(), &[b'y'; 4000]].concat();
+        let block = [literals(fields), if at == 0 { entry } else { vec![0xbe; 8000] }].concat();
+        frame(HEADERS, END_HEADERS | 1, 2 * at + 3, &block)
+    }),
+];
+
+fn question(token: &str) -> Fields {
+    let fields = [(":method", "GET"), (":scheme", "https"), (":authority", "127.0.0.1"), (":path", "/api/v1/nodes")];
+    let mut fields: Fields = fields.iter().map(|(name, value)| field(name, value)).collect();
+    fields.push(field("authorization", &format!("Bearer {token}")));
+    fields
+}
+
+/// Reads whatever comes, until the end.
+async fn drain(mut io: ReadHalf<TlsStream<TcpStream>>) {
+    let mut part = vec![0; 16 << 10];
+    while let Ok(1..) = io.read(&mut part).await {}
+}
+
+async fn pour(mut io: WriteHalf<TlsStream<TcpStream>>, flood: Flood, fields: &Fields) -> usize {
+    let mut sent = 0;
+    if io.write_all(&hello()).await.is_err() {
+        return sent;
+    }
+    for at in 0.. {
+        let bytes = flood(at, fields);
+        if sent > FLOOD_BYTES_MAX || io.write_all(&bytes).await.is_err() {
+            break;
+        }
+        sent += bytes.len();
+    }
+    sent
+}
+
+/// Sends as much as is taken; half of the senders never read an answer. How much it was.
+async fn flood(proxy: &Proxy, flood: Flood, fields: &Fields) -> usize {
+    let senders = (0..CONNECTIONS).map(async |at| {
+        let (reader, writer) = split(proxy.target().connect("h2").await);
+        let reading = async {
+            if at % 2 == 0 {
+                drain(reader).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let pouring = async { timeout(FLOOD_MAX, pour(writer, flood, fields)).await.unwrap_or(FLOOD_BYTES_MAX) };
+        tokio::select! {
+            sent = pouring => sent,
+            () = reading => 0,
+        }
+    });
+    join_all(senders).await.into_iter().sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_costs_little_and_nobody_else_anything() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::delegated(&bed).start(&bed).await;
+    let (namespace, token) = (bed.namespace("floods").await, bed.user("admin").token);
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let mut watch = proxy.client().watch(Ask::get(&format!("{maps}?watch=true"))).await;
+    for (name, what) in FLOODS {
+        let (began, cpu, memory) = (Instant::now(), proxy.cpu_seconds(), proxy.resident_bytes());
+        // On a connection of its own, while the flood comes down.
+        let other = async {
+            let map = unique("map");
+            bed.direct().create(&maps, json!({"metadata": {"name": map}})).await;
+            while watch.change().await.name() != map {}
+            assert_eq!(proxy.client().get("/api/v1/nodes").await.status, 200, "{name}");
+            began.elapsed()
+        };
+        let fields = question(&token);
+        let (sent, other) = tokio::join!(flood(&proxy, what, &fields), other);
+        let (cpu, memory) = (proxy.cpu_seconds() - cpu, proxy.resident_bytes().saturating_sub(memory));
+        let took = began.elapsed();
+        say(&format!(
+            "{name}: {} KiB in {took:.1?}, {cpu:.1} s of CPU, {} KiB more; others: {other:.1?}",
+            sent >> 10,
+            memory >> 10
+        ));
+        assert!(cpu < CPU_SECONDS_MAX, "{name}: {cpu} s of CPU");
+        assert!(memory < MEMORY_BYTES_MAX, "{name}: {memory} bytes");
+        proxy.assert_sound();
+    }
+}
+
+/// The whole frames in what was heard: their kinds, and what they carry.
+fn frames(mut heard: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    std::iter::from_fn(move || {
+        let (head, rest) = heard.split_at_checked(FRAME_HEAD)?;
+        let (payload, rest) = rest.split_at_checked(u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize)?;
+        heard = rest;
+        Some((head[3], payload))
+    })
+}
+
+fn kinds(heard: &[u8]) -> Vec<u8> {
+    frames(heard).map(|(kind, _)| kind).collect()
+}
+
+#[tokio::test]
+async fn whoever_is_not_known_has_one_question_per_connection() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::delegated(&bed).start(&bed).await;
+    for token in ["a-guess", ""] {
+        let mut fields = question(token);
+        if token.is_empty() {
+            fields.pop();
+        }
+        let mut io = proxy.target().connect("h2").await;
+        io.write_all(&[hello(), head(1, &fields, true)].concat()).await.expect("it is sent");
+        let (mut heard, mut part, mut answered) = (Vec::new(), [0; 4096], 0);
+        while let Ok(read @ 1..) = within("the end of the connection", io.read(&mut part)).await {
+            heard.extend_from_slice(&part[..read]);
+            // Whoever does not answer the ping behind a GOAWAY is waited for, for a minute.
+            let pings = frames(&heard).filter(|(kind, _)| *kind == PING).map(|(_, payload)| payload.to_vec());
+            for ping in pings.skip(answered).collect::<Vec<_>>() {
+                let _ = io.write_all(&frame(PING, ACK, 0, &ping)).await;
+                let _ = io.flush().await;
+                answered += 1;
+            }
+        }
+        let kinds = kinds(&heard);
+        assert!(kinds.contains(&HEADERS) && kinds.contains(&GOAWAY), "{token:?}: {kinds:?}");
+    }
+    // Whoever is known keeps the connection.
+    let mut fields = question(&bed.user("bob").token);
+    let (mut reader, mut writer) = split(proxy.target().connect("h2").await);
+    writer.write_all(&hello()).await.expect("it is sent");
+    for stream in [1, 3] {
+        writer.write_all(&head(stream, &fields, true)).await.expect("it is sent");
+        fields.push(field("x-again", "a"));
+    }
+    let mut heard = Vec::new();
+    let answers = |heard: &[u8]| kinds(heard).into_iter().filter(|kind| *kind == HEADERS).count();
+    while answers(&heard) < 2 {
+        let mut part = [0; 4096];
+        let read = within("two answers", reader.read(&mut part)).await.expect("the connection holds");
+        assert!(read > 0, "after {:?}", kinds(&heard));
+        heard.extend_from_slice(&part[..read]);
+    }
+    assert!(!kinds(&heard).contains(&GOAWAY));
+}
+
+/// T11: answers that nobody takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_nobody_takes_are_not_piled_up() {
+    const STREAMS: u32 = 200;
+    let Some(bed) = bed::beside_others().await else { return };
+    bed.load().await;
+    let proxy = Plan::delegated(&bed).start(&bed).await;
+    let pods = "/api/v1/namespaces/bulk/pods?resourceVersion=0";
+    let whole = proxy.client().get(pods).await.body.len();
+    let mut fields = question(&bed.user("admin").token);
+    fields[3] = field(":path", pods);
+    let before = proxy.resident_bytes();
+    // No window at all: not a byte may be sent.
+    let mut bytes = [hello(), frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat();
+    for stream in 0..STREAMS {
+        bytes.extend(head(2 * stream + 1, &fields, true));
+    }
+    let mut stuck = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut io = proxy.target().connect("h2").await;
+        io.write_all(&bytes).await.expect("it is sent");
+        stuck.push(io);
+    }
+    let asked = STREAMS as usize * CONNECTIONS;
+    bed::eventually("all of it is being answered", async || {
+        let served = proxy.metrics().await.sum("kube_fanout_served_total", &[]);
+        (served > i64::try_from(asked).expect("small")).then_some(())
+    })
+    .await;
+    let took = proxy.resident_bytes().saturating_sub(before);
+    say(&format!("{asked} answers of {} KiB that nobody takes: {} KiB each", whole >> 10, (took / asked as u64) >> 10));
+    assert!(took < asked as u64 * (256 << 10), "{took} bytes");
+    assert_eq!(proxy.client().get(pods).await.body.len(), whole);
+    proxy.assert_sound();
+    drop(stuck);
+}
+
+/// D5: connections that are only held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_stops_in_the_middle_of_a_word_is_hung_up_on() {
+    const EACH: usize = 100;
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::delegated(&bed).start(&bed).await;
+    let target = proxy.target();
+    let silent = (0..EACH).map(async |_| {
+        let mut io = TcpStream::connect(target.host()).await.expect("it listens");
+        // The beginning of a handshake.
+        io.write_all(b"\x16\x03\x01\x02\x00\x01\x00").await.expect("it is sent");
+        within("the end of a handshake that never ends", io.read_to_end(&mut Vec::new())).await.is_ok()
+    });
+    let slow = (0..EACH).map(async |_| {
+        let mut io = target.connect("http/1.1").await;
+        io.write_all(b"GET /version HTTP/1.1\r\nHost: 127.0").await.expect("it is sent");
+        io.flush().await.expect("it is sent");
+        within("the end of a head that never ends", io.read_to_end(&mut Vec::new())).await.is_ok()
+    });
+    let began = Instant::now();
+    let others = async {
+        for _ in 0..20 {
+            assert_eq!(proxy.client().get("/api/v1/nodes").await.status, 200);
+        }
+        began.elapsed()
+    };
+    let (_, _, others) = tokio::join!(join_all(silent), join_all(slow), others);
+    say(&format!("{} connections hung up on after {:.1?}; others: {others:.1?}", 2 * EACH, began.elapsed()));
+    assert!(began.elapsed() < Duration::from_secs(30));
+    proxy.assert_sound();
+}

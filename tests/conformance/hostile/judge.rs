@@ -1,0 +1,118 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use http::Method;
+use serde_json::Value;
+
+use super::cases::{Case, Cast, REVIEW, REVIEWS, Wire};
+use crate::bed::{Ask, Http, Protocol, Target};
+
+/// Who somebody is: name and groups, as upstream says it.
+type Name = (String, BTreeSet<String>);
+
+/// Knows who everybody is, and what is wrong.
+pub struct Judge {
+    /// Of each caller; nobody, if upstream does not know them.
+    own: Vec<Option<Name>>,
+    pub wrong: Vec<String>,
+}
+
+/// What only those get whom it is meant for.
+const TREASURES: [&str; 2] = ["\"kind\":\"SecretList\"", "\"kind\":\"NodeList\""];
+
+impl Judge {
+    pub async fn new(direct: &Http, target: &Target, cast: &Cast) -> Self {
+        let mut own = Vec::new();
+        for identity in &cast.callers {
+            let http = Http::new(target.by(identity), Protocol::H1);
+            let ask = Ask::get(REVIEWS).with(Method::POST, "application/json", REVIEW.to_owned());
+            let answer = http.ask(ask).await;
+            own.push(answer.status.is_success().then(|| name(&answer.value()["status"]["userInfo"])));
+        }
+        // That it is upstream that says so, and that some of them are known to it.
+        assert!(own.iter().flatten().count() >= 4, "{own:?}");
+        assert_eq!(direct.get("/readyz").await.status, 200);
+        Self { own, wrong: Vec::new() }
+    }
+
+    /// An answer is for its caller or for nobody.
+    pub fn hear(&mut self, case: &Case, heard: &[u8]) {
+        let text = String::from_utf8_lossy(heard);
+        if let Some(treasure) = TREASURES.iter().find(|treasure| text.contains(**treasure)) {
+            self.note(case, &format!("the answer has {treasure}"));
+        }
+        for part in text.split("\"userInfo\":").skip(1) {
+            let user = serde_json::Deserializer::from_str(part).into_iter::<Value>().next().and_then(Result::ok);
+            let Some(user) = user else { continue };
+            self.judge(case, "the answer is for", &name(&user));
+        }
+    }
+
+    /// What arrived upstream; how many of the cases did.
+    pub fn read(&mut self, cases: &[Case], log: &[Value]) -> u64 {
+        let mut seen = HashMap::<&str, BTreeMap<&str, &Value>>::new();
+        for event in log {
+            let uri = event["requestURI"].as_str().unwrap_or_default();
+            let Some((_, mark)) = uri.split_once("mark=") else { continue };
+            let mark = mark.split(['&', ' ', '#']).next().unwrap_or_default();
+            let id = event["auditID"].as_str().expect("an id");
+            seen.entry(mark).or_default().insert(id, event);
+        }
+        let mut arrived = 0;
+        for case in cases {
+            let marks: Vec<_> = seen.keys().filter(|mark| mark.starts_with(&case.mark)).copied().collect();
+            arrived += u64::from(!marks.is_empty());
+            for mark in marks {
+                let allowed = case.sound.iter().filter(|sound| *sound == mark).count();
+                if seen[mark].len() > allowed {
+                    self.note(case, &format!("{mark} arrived {} times, {allowed} allowed", seen[mark].len()));
+                }
+                for event in seen[mark].values() {
+                    self.examine(case, event);
+                }
+            }
+        }
+        arrived
+    }
+
+    fn examine(&mut self, case: &Case, event: &Value) {
+        let uri = event["requestURI"].as_str().unwrap_or_default();
+        if case.target.as_ref().is_some_and(|target| target != uri) {
+            self.note(case, &format!("{uri:?} arrived instead of {:?}", case.target));
+        }
+        let user = [&event["impersonatedUser"], &event["user"]].into_iter().find(|user| user["username"].is_string());
+        if let Some(user) = user {
+            self.judge(case, "it arrived from", &name(user));
+        }
+    }
+
+    fn judge(&mut self, case: &Case, what: &str, user: &Name) {
+        let own = self.own[case.caller].as_ref().filter(|_| !case.ambiguous);
+        let is_nobody = user.0 == "system:anonymous" && user.1.contains("system:unauthenticated");
+        if own != Some(user) && !is_nobody {
+            let own = format!("{own:?}");
+            self.note(case, &format!("{what} {user:?}, and the caller is {own}"));
+        }
+    }
+
+    fn note(&mut self, case: &Case, what: &str) {
+        let mut sent = String::from_utf8_lossy(&case.bytes).into_owned();
+        sent.truncate(sent.char_indices().nth(1500).map_or(sent.len(), |(at, _)| at));
+        self.wrong.push(format!("{} ({}): {what}\n{sent:?}", case.family, case.mark));
+    }
+}
+
+fn name(user: &Value) -> Name {
+    let groups = user["groups"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    (user["username"].as_str().unwrap_or_default().to_owned(), groups.map(str::to_owned).collect())
+}
+
+/// For the count: the status of an HTTP/1 answer, or that there was something else, or nothing.
+pub fn status(wire: Wire, heard: &[u8]) -> String {
+    match (wire, heard) {
+        (_, []) => "nothing".to_owned(),
+        (Wire::Http1, [b'H', b'T', b'T', b'P', ..]) => String::from_utf8_lossy(&heard[9..heard.len().min(12)]).into(),
+        (Wire::Http2, _) if String::from_utf8_lossy(heard).contains("userInfo") => "h2 201".to_owned(),
+        (Wire::Http2, _) => "h2".to_owned(),
+        _ => "noise".to_owned(),
+    }
+}

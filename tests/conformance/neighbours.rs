@@ -1,0 +1,163 @@
+//! What some do to the proxy is nobody else's business (reliability.md P4, T11, T13, T14): with whatever requests are
+//! refused, however many streams nobody reads, and whatever tokens are guessed, the watches of others go on.
+//!
+//! `make neighbours SECONDS=60` goes on for longer, with more of each.
+
+mod kubelet;
+mod town;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Method};
+use http_body_util::BodyExt;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+
+use crate::bed::{self, Ask, Http, Identity, Protocol, eventually, number, say, unique};
+use kubelet::Kubelet;
+use town::{CACHED, PASSED, Town};
+
+/// What the documentation promises of unknown tokens from one address (docs/CONFIG.md).
+const REVIEWS_PER_SECOND: f64 = 20.0;
+const REVIEWS_AT_ONCE: f64 = 200.0;
+const UNKNOWN_AT_ONCE: usize = 32;
+
+fn seconds() -> Duration {
+    Duration::from_secs(number("NEIGHBOURS_SECONDS", 5))
+}
+
+/// A request that gets nothing: of a path that is cached or one that is passed through, over either protocol.
+async fn knock(town: &Town, at: u64) {
+    let identity = match at % 4 {
+        0 => Identity::token("a guess", &unique("guess")),
+        1 => Identity::anonymous(),
+        2 => town.powerless.clone(),
+        _ => Identity::token("no token", "@"),
+    };
+    let path = [CACHED, PASSED, "/api/v1/nodes", "/api/v1/namespaces/t1/secrets?watch=true"][fastrand::usize(..4)];
+    let protocol = [Protocol::H1, Protocol::H2][fastrand::usize(..2)];
+    let answer = Http::new(town.target().by(&identity), protocol).get(path).await;
+    assert!([401, 403, 429].contains(&answer.status.as_u16()), "{}: {path}: {}", identity.name, answer.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_is_refused_ends_no_watch_of_others() {
+    let Some(bed) = bed::own("refused").await else { return };
+    let town = Town::settle(bed, "").await;
+    let watches = town.watches(200).await;
+    let (until, mut ticks) = (Instant::now() + seconds(), interval(Duration::from_millis(10)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let ticks = stream::unfold(ticks, |mut ticks| async move {
+        ticks.tick().await;
+        Some(((), ticks))
+    });
+    let knocks = ticks.take_while(|()| std::future::ready(Instant::now() < until)).enumerate();
+    let knocks = knocks.map(|(at, ())| knock(&town, at as u64)).buffer_unordered(64).count().await;
+    say(&format!("{} watches beside {knocks} requests that were refused in {:?}", watches.len(), seconds()));
+    town.assert_unharmed(watches).await;
+}
+
+/// A followed log of which nothing but the head is read.
+async fn unread(town: &Town, path: &str) -> impl Sized {
+    let mut io = town.target().connect("http/1.1").await;
+    let head =
+        format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {}\r\n\r\n", town.good[0].token);
+    io.write_all(head.as_bytes()).await.expect("it is sent");
+    let mut start = [0; 12];
+    bed::within("the head of a log", io.read_exact(&mut start)).await.expect("an answer");
+    assert_eq!(&start, b"HTTP/1.1 200");
+    io
+}
+
+/// Reads so much of a log, which may have no end.
+async fn read(http: &Http, path: &str, bytes: usize) {
+    let mut body = http.send(Ask::get(path)).await.into_body();
+    let mut seen = 0;
+    while seen < bytes {
+        let frame = bed::within("more of a log", body.frame()).await.expect("it has no end").expect("it goes on");
+        seen += frame.into_data().as_ref().map_or(0, Bytes::len);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn logs_that_nobody_reads_hold_up_nobody_and_take_no_more_memory() {
+    const READ: usize = 4 << 20;
+    let Some(bed) = bed::own("unread").await else { return };
+    let town = Town::settle(bed, "").await;
+    let kubelet = Kubelet::start(&town.bed).await;
+    let watches = town.watches(40).await;
+    let count = number("NEIGHBOURS_UNREAD", 100);
+    let before = town.resident_bytes();
+    let open = stream::iter(0..count).map(|_| unread(&town, &kubelet.log)).buffer_unordered(32);
+    let stuck = open.collect::<Vec<_>>().await;
+    let mut said = 0;
+    eventually("every buffer between the logs and their readers is full", async || {
+        sleep(Duration::from_millis(500)).await;
+        let more = kubelet.said_bytes();
+        (std::mem::replace(&mut said, more) == more).then_some(())
+    })
+    .await;
+    let filled = town.resident_bytes();
+    let began = Instant::now();
+    for http in town.clients() {
+        stream::iter(0..8).for_each_concurrent(None, |_| read(&http, &kubelet.log, READ)).await;
+    }
+    let (after, took) = (town.resident_bytes(), began.elapsed());
+    let each = filled.saturating_sub(before) / count;
+    say(&format!("{count} unread logs: {} KiB of memory each; 16 others read {READ} bytes in {took:?}", each >> 10));
+    say(&format!("memory: {} MiB, then {}, then {}", before >> 20, filled >> 20, after >> 20));
+    assert!(each < 1 << 20, "an unread stream takes {each} bytes");
+    assert!(after < filled + (64 << 20), "from {filled} to {after} bytes");
+    town.assert_unharmed(watches).await;
+    drop(stuck);
+}
+
+/// Somebody's token that is asked about under the flood again and again, for its answer is soon forgotten.
+async fn go_on_reading(http: &Http, until: Instant) -> u32 {
+    let mut answers = 0;
+    while Instant::now() < until {
+        let answer = http.get(CACHED).await;
+        assert_eq!(answer.status, 200, "after {answers} answers: {}", answer.text());
+        answers += 1;
+    }
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_those_who_are_known_nothing() {
+    let Some(bed) = bed::own("guesses").await else { return };
+    let town = Town::settle(bed, "delegated: {tokenTTL: 1s}").await;
+    let watches = town.watches(20).await;
+    let proxy_asked = async || {
+        town.metrics().await.sum("kube_fanout_auth_reviews_total", &[("kind", "token"), ("result", "unauthenticated")])
+    };
+    let (asked, counted) = (proxy_asked().await, town.reviews().await);
+    let (began, until) = (Instant::now(), Instant::now() + seconds());
+    let strangers = Http::new(town.target().by(&Identity::anonymous()), Protocol::H1);
+    let guess = async |_| {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, format!("Bearer {}", unique("guess")).parse().expect("a token"));
+        let ask = Ask { method: Method::GET, path: CACHED.to_owned(), headers, body: Bytes::new() };
+        let answer = strangers.ask(ask).await;
+        assert!([401, 429].contains(&answer.status.as_u16()), "{}", answer.text());
+    };
+    let guesses = stream::iter(0..).take_while(|_| std::future::ready(Instant::now() < until));
+    let guesses = guesses.map(guess).buffer_unordered(UNKNOWN_AT_ONCE).count();
+    let clients = town.clients();
+    let (guesses, by_token, by_certificate) =
+        tokio::join!(guesses, go_on_reading(&clients[0], until), go_on_reading(&clients[1], until));
+    let took = began.elapsed().as_secs_f64();
+    let (asked, counted) = (proxy_asked().await - asked, town.reviews().await - counted);
+    say(&format!("{guesses} guesses in {took:.1} s: {asked} questions, the apiserver saw {counted}"));
+    say(&format!("meanwhile {by_token} answers to a token and {by_certificate} to a certificate"));
+    let allowed = REVIEWS_AT_ONCE + REVIEWS_PER_SECOND * (took + 1.0);
+    assert!(guesses > 1000, "that was no flood");
+    assert!((asked as f64) <= allowed, "{asked} questions, {allowed} allowed");
+    // And the questions about the one token that is good, one a second.
+    assert!((counted as f64) <= allowed + 2.0 * took + 2.0, "{counted} questions, {allowed} allowed");
+    town.assert_unharmed(watches).await;
+}

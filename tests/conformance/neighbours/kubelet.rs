@@ -1,0 +1,93 @@
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::Response;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use rustls::ServerConfig;
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+use crate::bed::{Http, Plane};
+
+/// A node whose pods say the same line for ever, as fast as it is read: what `logs -f` follows.
+pub struct Kubelet {
+    said: Arc<AtomicU64>,
+    /// Of its only pod.
+    pub log: String,
+    server: JoinHandle<()>,
+}
+
+const LINES: &[u8] = &[b'z'; 16 << 10];
+
+impl Kubelet {
+    pub async fn start(plane: &Plane) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let (tls, said) = (TlsAcceptor::from(Arc::new(tls())), Arc::<AtomicU64>::default());
+        let counter = said.clone();
+        let server = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let (tls, counter) = (tls.clone(), counter.clone());
+                tokio::spawn(async move {
+                    let Ok(socket) = tls.accept(socket).await else { return };
+                    let service = service_fn(|_| {
+                        let counter = counter.clone();
+                        let lines = std::iter::repeat_with(move || {
+                            counter.fetch_add(LINES.len() as u64, Ordering::Relaxed);
+                            Ok::<_, Infallible>(Frame::data(Bytes::from_static(LINES)))
+                        });
+                        async move { Ok::<_, Infallible>(Response::new(StreamBody::new(stream::iter(lines)))) }
+                    });
+                    let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
+                });
+            }
+        });
+        let log = join(&plane.direct(), port).await;
+        Self { said, log, server }
+    }
+
+    /// Bytes that it has got rid of.
+    pub fn said_bytes(&self) -> u64 {
+        self.said.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+/// Makes the node and a pod on it; where the pod's log is.
+async fn join(direct: &Http, port: u16) -> String {
+    direct.create("/api/v1/nodes", json!({"metadata": {"name": "talker"}})).await;
+    let addresses = json!([{"type": "InternalIP", "address": "127.0.0.1"}]);
+    let status = json!({"addresses": addresses, "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}});
+    direct.patch("/api/v1/nodes/talker/status", json!({"status": status})).await;
+    let containers = json!([{"name": "c", "image": "i"}]);
+    let spec = json!({"nodeName": "talker", "containers": containers, "automountServiceAccountToken": false});
+    direct.create("/api/v1/namespaces/t1/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
+    direct.create("/api/v1/namespaces/t1/pods", json!({"metadata": {"name": "talker"}, "spec": spec})).await;
+    "/api/v1/namespaces/t1/pods/talker/log?follow=true".to_owned()
+}
+
+fn tls() -> ServerConfig {
+    let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
+    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring has them")
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .expect("they belong together")
+}

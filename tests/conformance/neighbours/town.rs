@@ -1,0 +1,88 @@
+use std::ops::Deref;
+
+use futures_util::future::join_all;
+use http::StatusCode;
+use serde_json::json;
+
+use crate::bed::{Ask, Authority, Bed, Http, Identity, Plan, Plane, Proxy, Watch, eventually, rbac, unique};
+
+/// A proxy, somebody known by a token and somebody known by a certificate who may read secrets and configmaps of `t1`,
+/// and somebody who may nothing.
+pub struct Town {
+    pub bed: Bed<Box<Plane>>,
+    pub proxy: Proxy,
+    pub good: [Identity; 2],
+    pub powerless: Identity,
+}
+
+pub const CACHED: &str = "/api/v1/namespaces/t1/configmaps";
+pub const PASSED: &str = "/api/v1/namespaces/t1/secrets";
+
+impl Town {
+    pub async fn settle(bed: Bed<Box<Plane>>, config: &str) -> Self {
+        let proxy = Plan::delegated(&bed).config(config).start(&bed).await;
+        let name = unique("good");
+        let good = [bed.user("alice"), Authority::of(&bed).issue(&name, &[])];
+        let bindings = rbac::collection(Some("t1"), "rolebindings");
+        for user in ["alice", &name] {
+            let binding = rbac::binding(&unique("good"), "ClusterRole", "admin", &rbac::subject("User", user));
+            bed.direct().create(&bindings, binding).await;
+        }
+        let powerless = bed.user("bob");
+        let town = Self { bed, proxy, good, powerless };
+        for http in town.clients() {
+            for path in [CACHED, PASSED] {
+                eventually("the good may read", async || (http.get(path).await.status == 200).then_some(())).await;
+            }
+        }
+        town
+    }
+
+    /// The good ones', one connection each.
+    pub fn clients(&self) -> Vec<Http> {
+        self.good.iter().map(|identity| self.proxy.client_of(identity)).collect()
+    }
+
+    /// So many watches of the good ones, half of them on the cache.
+    pub async fn watches(&self, count: usize) -> Vec<Watch> {
+        let clients: Vec<_> = (0..count.div_ceil(40)).flat_map(|_| self.clients()).collect();
+        let open = (0..count).map(async |at| {
+            let path = [CACHED, PASSED][at / 2 % 2];
+            let ask = Ask::get(&format!("{path}?watch=true&allowWatchBookmarks=true"));
+            let response = clients[at % clients.len()].send(ask).await;
+            assert_eq!(response.status(), StatusCode::OK, "{path}");
+            let is_cached = response.headers().contains_key("kube-fanout-served");
+            assert_eq!(is_cached, path == CACHED, "{path}");
+            Watch::new(response)
+        });
+        join_all(open).await
+    }
+
+    /// Every watch has gone on all the time: it sees what is written now, and has not ended.
+    pub async fn assert_unharmed(&self, watches: Vec<Watch>) {
+        let name = unique("afterwards");
+        for path in [CACHED, PASSED] {
+            self.bed.direct().create(path, json!({"metadata": {"name": name}})).await;
+        }
+        let seen = watches.into_iter().map(|mut watch| {
+            let name = name.clone();
+            async move { while watch.change().await.name() != name {} }
+        });
+        join_all(seen).await;
+        self.proxy.assert_sound();
+    }
+
+    /// How many questions about tokens the apiserver has been asked, as it counts them.
+    pub async fn reviews(&self) -> i64 {
+        let labels = [("resource", "tokenreviews"), ("verb", "POST")];
+        self.bed.metrics().await.sum("apiserver_request_total", &labels)
+    }
+}
+
+impl Deref for Town {
+    type Target = Proxy;
+
+    fn deref(&self) -> &Proxy {
+        &self.proxy
+    }
+}

@@ -1,0 +1,114 @@
+//! What one reader takes for a body and another one for a request is nobody's request (reliability.md D6, T3, T4).
+
+use http::Request;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::direct::{self, App, Stub, stub, within};
+
+const HIDDEN: &str = "GET /hidden HTTP/1.1\r\nhost: localhost\r\n\r\n";
+
+/// Everything that comes back, up to the end of the connection.
+async fn say(app: &App, text: &str) -> String {
+    let mut io = app.connect().await.expect("a connection");
+    io.write_all(text.as_bytes()).await.expect("it is sent");
+    let mut heard = Vec::new();
+    // Whoever closes with bytes unread resets: that ends it too.
+    let _ = within("the end of the connection", io.read_to_end(&mut heard)).await;
+    String::from_utf8_lossy(&heard).to_lowercase()
+}
+
+async fn recording() -> (Stub, App) {
+    let upstream =
+        stub(|request: Request<Incoming>| async move { Ok(Stub::reply(200, request.uri().path().to_owned())) });
+    let upstream = upstream.await;
+    let app = direct::in_front_of(&upstream.url()).run().await;
+    (upstream, app)
+}
+
+#[tokio::test]
+async fn nothing_behind_a_body_of_two_lengths_is_a_request() {
+    let (upstream, app) = recording().await;
+    let body = format!("0\r\n\r\n{HIDDEN}");
+    let length = format!("content-length: {}\r\n", body.len());
+    for (order, headers) in [
+        ("length first", format!("{length}transfer-encoding: chunked\r\n")),
+        ("coding first", format!("transfer-encoding: chunked\r\n{length}")),
+        ("a folded coding", format!("{length}transfer-encoding:\r\n chunked\r\n")),
+        ("several codings", format!("{length}transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n")),
+        ("two lengths", format!("{length}content-length: 5\r\n")),
+        ("a list of lengths", format!("content-length: 5, {}\r\n", body.len())),
+        ("a signed length", format!("content-length: +{}\r\n", body.len())),
+    ] {
+        for path in ["/version", "/api/v1/namespaces/default/pods/p/log"] {
+            let heard = say(&app, &format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n{body}")).await;
+            assert!(upstream.seen("/hidden").is_empty(), "{order}: {heard}");
+            assert!(heard.matches("http/1.1 ").count() <= 1, "{order}: {heard}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
+    let (upstream, app) = recording().await;
+    for protocol in ["websocket", "SPDY/3.1", "h2c", "other"] {
+        for path in ["/version", "/api/v1/namespaces/default/pods/p/portforward"] {
+            let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\n");
+            let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n{HIDDEN}")).await;
+            assert!(upstream.seen("/hidden").is_empty(), "{protocol}: {heard}");
+            assert!(heard.contains("connection: close"), "{protocol}: {heard}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_can_be_read_in_two_ways_is_the_last_of_its_connection() {
+    let (upstream, app) = recording().await;
+    for header in ["connection: impersonate-user", "x_remote_user: a", "host: other"] {
+        let heard = say(&app, &format!("GET /version HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n{HIDDEN}")).await;
+        assert!(heard.starts_with("http/1.1 400") && heard.contains("connection: close"), "{header}: {heard}");
+    }
+    assert!(upstream.seen("/hidden").is_empty() && upstream.seen("/version").is_empty());
+}
+
+#[tokio::test]
+async fn a_body_that_is_malformed_is_its_senders_fault() {
+    let echo = stub(|request: Request<Incoming>| async move {
+        request.into_body().collect().await?;
+        Ok(Stub::reply(200, "all of it"))
+    });
+    let upstream = echo.await;
+    let app = direct::in_front_of(&upstream.url()).run().await;
+    for chunk in ["zz\r\n", "-5\r\nhello\r\n", "ffffffffffffffff1\r\nhello\r\n", "5;a\nb\r\nhello\r\n"] {
+        let head = "POST /version HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n";
+        let heard = say(&app, &format!("{head}{chunk}0\r\n\r\n{HIDDEN}")).await;
+        assert!(heard.starts_with("http/1.1 400"), "{chunk:?}: {heard}");
+    }
+    assert!(upstream.seen("/hidden").is_empty());
+}
+
+/// T9: the place that upstream names is not where a tunnel's credentials go.
+#[tokio::test]
+async fn a_tunnel_is_not_redirected() {
+    let elsewhere = stub(|_| async { Ok(Stub::reply(200, "thank you")) }).await;
+    let place = format!("{}/api/v1/namespaces/default/pods/p/portforward", elsewhere.url());
+    let named = place.clone();
+    let redirecting = stub(move |_| {
+        let place = named.clone();
+        async move {
+            let mut reply = Stub::reply(307, "");
+            reply.headers_mut().insert("location", place.parse()?);
+            Ok(reply)
+        }
+    });
+    let upstream = redirecting.await;
+    let app = direct::in_front_of(&upstream.url()).run().await;
+    for protocol in ["websocket", "SPDY/3.1"] {
+        let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\nauthorization: Bearer theirs\r\n");
+        let path = "/api/v1/namespaces/default/pods/p/portforward";
+        let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n")).await;
+        assert!(heard.starts_with("http/1.1 502") && !heard.contains("location:"), "{protocol}: {heard}");
+    }
+    assert!(elsewhere.seen("/api/v1/namespaces/default/pods/p/portforward").is_empty(), "{place}");
+}
