@@ -71,6 +71,9 @@ pub struct Config {
     pub outage_grace: Duration,
     /// Whether those without a credential may read from the cache what upstream lets them read.
     pub anonymous: bool,
+    /// Different accesses of one user that upstream is asked about, in a second and at once.
+    pub accesses_per_user: u32,
+    pub accesses_burst_per_user: u32,
     /// Unknown tokens that upstream is asked about in a second, all in all; and as many that were somebody's before.
     pub reviews: u32,
     /// The same from one address, in the long run and at once.
@@ -88,6 +91,8 @@ impl Default for Config {
             recheck: Duration::from_secs(60),
             outage_grace: Duration::from_secs(300),
             anonymous: false,
+            accesses_per_user: 200,
+            accesses_burst_per_user: 3_000,
             reviews: 500,
             reviews_per_source: 20,
             reviews_burst_per_source: 200,

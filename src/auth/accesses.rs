@@ -1,6 +1,8 @@
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use moka::Expiry;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -17,6 +19,10 @@ pub(super) struct Accesses {
     client: Client,
     decisions: moka::future::Cache<Question, Decision>,
     slots: Semaphore,
+    /// Of leases, so that no crowd of requests keeps anybody from losing a right.
+    slots_of_leases: Semaphore,
+    /// Questions that one user's requests may cost.
+    budget: DefaultKeyedRateLimiter<String>,
 }
 
 /// Who wants what.
@@ -49,12 +55,17 @@ const QUESTION_TEXT_MAX: usize = 10_000;
 /// Questions that wait for upstream at a time.
 const IN_FLIGHT_MAX: usize = 64;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// When somebody may come again who has asked for too many different things.
+const RETRY_AFTER_SECONDS: u32 = 1;
+/// Users are forgotten by and by: whenever there are so many of them.
+const USERS_MAX: usize = 100_000;
 
 impl Accesses {
     pub(super) fn new(client: Client, config: &Config) -> Self {
         let ages = Ages { allowed: config.allowed_ttl, denied: config.denied_ttl };
         let weight = |question: &Question, _: &Decision| {
-            u32::try_from(QUESTION_BYTES + question.access.len_bytes()).unwrap_or(u32::MAX)
+            let texts = question.access.len_bytes() + question.user.len_bytes();
+            u32::try_from(QUESTION_BYTES + texts).unwrap_or(u32::MAX)
         };
         let decisions = moka::future::Cache::builder()
             .max_capacity(DECISIONS_BYTES_MAX)
@@ -62,10 +73,16 @@ impl Accesses {
             .expire_after(ages)
             .support_invalidation_closures()
             .build();
-        Self { client, decisions, slots: Semaphore::new(IN_FLIGHT_MAX) }
+        let rate = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
+        let budget =
+            Quota::per_second(rate(config.accesses_per_user)).allow_burst(rate(config.accesses_burst_per_user));
+        let slots = || Semaphore::new(IN_FLIGHT_MAX);
+        let (slots, slots_of_leases, budget) = (slots(), slots(), RateLimiter::keyed(budget));
+        Self { client, decisions, slots, slots_of_leases, budget }
     }
 
-    /// Whether the user may, and why. `since`: an answer to an older question will not do.
+    /// Whether the user may, and why. `since`: an answer to an older question will not do; leases ask like that, and
+    /// cost nobody's budget.
     pub(super) async fn decide(
         &self,
         user: &Arc<User>,
@@ -74,7 +91,7 @@ impl Accesses {
     ) -> Result<Arc<str>, Refused> {
         let question = Question { user: user.clone(), access: access.clone() };
         if access.len_bytes() > QUESTION_TEXT_MAX {
-            return self.ask(&question).await?.into_result();
+            return self.ask(&question, since.is_some()).await?.into_result();
         }
         loop {
             if let (Some(since), Some(decision)) = (since, self.decisions.get(&question).await)
@@ -82,7 +99,8 @@ impl Accesses {
             {
                 self.decisions.invalidate(&question).await;
             }
-            let decision = self.decisions.try_get_with_by_ref(&question, self.ask(&question)).await;
+            let asking = self.ask(&question, since.is_some());
+            let decision = self.decisions.try_get_with_by_ref(&question, asking).await;
             let decision = decision.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
             if since.is_none_or(|since| decision.asked >= since) {
                 return decision.into_result();
@@ -93,14 +111,22 @@ impl Accesses {
     /// Forgets what may no longer be so.
     pub(super) fn forget(&self, affected: &Affected) {
         let affected = affected.clone();
-        if self.decisions.invalidate_entries_if(move |question, _| affected.contains(&question.user)).is_err() {
+        if self
+            .decisions
+            .invalidate_entries_if(move |question, _| affected.contains(&question.user, Some(&question.access)))
+            .is_err()
+        {
             self.decisions.invalidate_all();
         }
     }
 
-    async fn ask(&self, question: &Question) -> Result<Decision, Refused> {
+    async fn ask(&self, question: &Question, of_lease: bool) -> Result<Decision, Refused> {
+        if !of_lease {
+            self.spend(&question.user)?;
+        }
         let asking = async {
-            let _slot = self.slots.acquire().await;
+            let slots = if of_lease { &self.slots_of_leases } else { &self.slots };
+            let _slot = slots.acquire().await;
             let asked = Instant::now();
             (asked, self.client.review_access(&question.user, &question.access).await)
         };
@@ -117,6 +143,19 @@ impl Accesses {
         let reason = Arc::from(verdict.reason);
         let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
         Ok(Decision { asked, allowed })
+    }
+}
+
+impl Accesses {
+    /// Different things cost upstream a question each: so many a second for one user.
+    fn spend(&self, user: &User) -> Result<(), Refused> {
+        if self.budget.len() > USERS_MAX {
+            self.budget.retain_recent();
+        }
+        self.budget.check_key(&user.name).map_err(|_| {
+            metrics::reviewed("access", "over_budget");
+            Refused::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
+        })
     }
 }
 

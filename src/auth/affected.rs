@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::kube::User;
+use crate::kube::{Access, Target, User};
 
 /// Whose rights may have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,15 +15,24 @@ pub enum Affected {
 pub struct Subjects {
     pub users: HashSet<String>,
     pub groups: HashSet<String>,
+    /// Of their rights only those within this namespace.
+    pub namespace: Option<String>,
 }
 
 impl Affected {
-    pub fn contains(&self, user: &User) -> bool {
-        match self {
-            Self::Everyone => true,
-            Self::Only(subjects) => {
-                subjects.users.contains(&user.name) || user.groups.iter().any(|group| subjects.groups.contains(group))
-            }
-        }
+    /// Whether the user's right to `access` may have changed; to anything at all, if that is not named.
+    pub fn contains(&self, user: &User, access: Option<&Access>) -> bool {
+        let Self::Only(subjects) = self else { return true };
+        let namespace = access.and_then(|access| match &access.target {
+            Target::Resource(target) => Some(target.namespace.as_str()),
+            Target::Path(_) => Some(""),
+        });
+        let within = match (&subjects.namespace, namespace) {
+            (Some(changed), Some(wanted)) => changed == wanted,
+            _ => true,
+        };
+        let named =
+            subjects.users.contains(&user.name) || user.groups.iter().any(|group| subjects.groups.contains(group));
+        within && named
     }
 }

@@ -98,7 +98,8 @@ impl Authorities {
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| invalid(&error))?;
         let not_after = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
         let user = subject(leaf, &parsed).ok_or(Untrusted::Nameless)?;
-        Ok(Holder { user, until: UNIX_EPOCH + Duration::from_secs(not_after) })
+        // It is good to the end of its last second.
+        Ok(Holder { user, until: UNIX_EPOCH + Duration::from_secs(not_after.saturating_add(1)) })
     }
 }
 

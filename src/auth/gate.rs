@@ -1,9 +1,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use tokio::sync::OnceCell;
+use tokio::time::{sleep, timeout};
 
 use super::credential::{Chain, Credential, asserted, token_of};
 use super::judge::{FrontProxy, Identity, Judge, Trusted};
@@ -27,8 +27,8 @@ struct Shared {
     slots: Slots,
     tasks: Tasks,
     client: Client,
-    /// Whom upstream takes us for.
-    ourselves: OnceCell<User>,
+    /// Whom upstream takes us for, as of lately: our credentials may change.
+    ourselves: moka::future::Cache<(), User>,
 }
 
 /// What delegation needs besides its configuration.
@@ -68,6 +68,14 @@ pub struct Known {
     until: Option<SystemTime>,
 }
 
+/// How long it is known who we are, and how long that may take to be found out.
+const OURSELVES_FOR: Duration = Duration::from_secs(30);
+const OURSELVES_MAX: Duration = Duration::from_secs(5);
+
+/// When to ask about a change that we have seen, each from the one before: upstream's authorizers see it at their own
+/// pace.
+const ROUNDS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(2)];
+
 impl Gate {
     /// Whoever reaches a socket is us.
     pub fn open() -> Self {
@@ -78,7 +86,8 @@ impl Gate {
     pub fn delegated(config: Config, parts: Delegated) -> Self {
         let Delegated { client, client_authorities, front_proxy, tasks } = parts;
         let judge = Arc::new(Judge::new(&client, &config, client_authorities, front_proxy));
-        let (leases, slots, ourselves) = (Arc::default(), Slots::default(), OnceCell::new());
+        let (leases, slots) = (Arc::default(), Slots::default());
+        let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         Self { delegated: Some(Arc::new(Shared { config, judge, leases, slots, tasks, client, ourselves })) }
     }
 
@@ -171,14 +180,12 @@ impl Gate {
 
     /// Rights have changed, as we have seen it; upstream's authorizers see it a moment earlier or later.
     pub fn policy_changed(&self, affected: &Affected) {
-        let Some(shared) = self.delegated.clone() else { return };
-        shared.judge.accesses.forget(affected);
-        shared.leases.doubt(affected);
-        let affected = affected.clone();
+        let (Some(shared), affected) = (self.delegated.clone(), affected.clone()) else { return };
         shared.tasks.clone().spawn("policy", async move {
-            for wait in Leases::rounds() {
-                tokio::time::sleep(wait).await;
+            for wait in ROUNDS {
+                sleep(wait).await;
                 shared.judge.accesses.forget(&affected);
+                shared.leases.doubt(&affected);
             }
         });
     }
@@ -196,6 +203,8 @@ impl Shared {
             let id = self.judge.id(&credential);
             match self.judge.identify(id, &credential, None, sender.address).await {
                 Ok(None) => {}
+                // A proxy's word that nobody in particular asks makes nobody somebody.
+                Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
                 Ok(Some(Identity { user, until })) => {
                     return Ok(Caller::Known(Arc::new(Known { id, credential, user, until })));
                 }
@@ -258,8 +267,9 @@ impl Shared {
     }
 
     async fn is_us(&self, user: &User) -> bool {
-        let ourselves = self.ourselves.get_or_try_init(|| self.client.who_am_i()).await;
-        ourselves.is_ok_and(|ourselves| ourselves.is_same_as(user))
+        // Who we are cannot be found out: then nobody else is it.
+        let asking = async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map_err(drop) };
+        self.ourselves.try_get_with((), asking).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
     }
 }
 
@@ -288,7 +298,7 @@ impl Caller {
     pub fn name(&self) -> &str {
         match self {
             Self::Ourselves => "",
-            Self::Anonymous => "system:anonymous",
+            Self::Anonymous => User::ANONYMOUS,
             Self::Known(known) => &known.user.name,
         }
     }

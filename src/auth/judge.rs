@@ -179,5 +179,5 @@ impl Judge {
 /// The user that upstream takes those for who show nothing.
 pub(super) fn anonymous() -> User {
     let groups = vec![User::UNAUTHENTICATED.to_owned()];
-    User { name: "system:anonymous".to_owned(), groups, ..User::default() }
+    User { name: User::ANONYMOUS.to_owned(), groups, ..User::default() }
 }

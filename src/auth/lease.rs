@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::credential::Credential;
@@ -88,10 +88,10 @@ pub(super) struct Claim {
     pub(super) sight: Option<Arc<Sight>>,
 }
 
-/// After a change of policy that we have seen: upstream's authorizers see it at their own pace.
-const ROUNDS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(3)];
 /// How long watches go on once upstream refuses us the questions: that is no outage (reliability.md §3.10).
 const DISOWNED_GRACE: Duration = Duration::from_secs(30);
+/// How long all of a lease's questions may take together.
+const ASSERT_MAX: Duration = Duration::from_secs(20);
 /// When nobody could tell.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -139,15 +139,13 @@ impl Leases {
     /// Makes the keepers of those whose rights may have changed look again.
     pub(super) fn doubt(&self, affected: &Affected) {
         for lease in self.held.lock().values().filter_map(Weak::upgrade) {
-            if affected.contains(&lease.shared.user) {
+            let Standing { user, access, sight, .. } = &*lease.shared;
+            // What is seen across namespaces stands on rights in each.
+            let access = sight.is_none().then_some(&**access);
+            if affected.contains(user, access) {
                 lease.shared.dirty.notify_one();
             }
         }
-    }
-
-    /// When to ask again behind a change of policy, each from the one before.
-    pub(super) fn rounds() -> impl Iterator<Item = Duration> {
-        ROUNDS.windows(2).map(|pair| pair[1].saturating_sub(pair[0]))
     }
 
     fn forget(&self, key: &LeaseKey) {
@@ -198,17 +196,12 @@ impl Lease {
 impl Keeper {
     async fn run(mut self) {
         let mut good = Instant::now();
-        let mut rounds: &[Duration] = &[];
-        let mut changed = Instant::now();
         let mut due = self.due(good);
         let mut authorities = self.judge.authorities(&self.standing.credential);
         loop {
             tokio::select! {
                 () = sleep_until(due) => {}
-                () = self.standing.dirty.notified() => {
-                    changed = Instant::now();
-                    rounds = &ROUNDS[1..];
-                }
+                () = self.standing.dirty.notified() => {}
                 () = replaced(&mut authorities) => {}
             }
             let asserted = Instant::now();
@@ -218,10 +211,10 @@ impl Keeper {
                     good = asserted;
                     self.until = identity.until;
                     due = self.due(good);
-                    if let Some((next, rest)) = rounds.split_first() {
-                        due = due.min(changed + *next);
-                        rounds = rest;
-                    }
+                }
+                // What the credential says itself, nobody has to be asked about.
+                Err(why) if why.is_doubt() && self.until.is_some_and(|until| until <= now()) => {
+                    return self.revoke(&Refused::Unauthenticated);
                 }
                 Err(why) if why.is_doubt() => {
                     self.doubt(true);
@@ -231,14 +224,20 @@ impl Keeper {
                         return self.revoke(&why);
                     }
                     due = (Instant::now() + AGAIN.min(self.terms.period)).min(good + grace);
+                    due = self.until.map_or(due, |until| due.min(Instant::now() + remaining(until)));
                 }
                 Err(why) => return self.revoke(&why),
             }
         }
     }
 
-    /// Whether the caller is still who it was, and what it may.
+    /// Whether the caller is still who it was, and what it may, as far as that can be found out in time.
     async fn assert(&self, since: Instant) -> Result<Identity, Refused> {
+        let late = || Refused::Unavailable("whether this is still allowed could not be found out in time".to_owned());
+        timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
+    }
+
+    async fn ask(&self, since: Instant) -> Result<Identity, Refused> {
         let Standing { id, credential, access, sight, .. } = &*self.standing;
         let Some(sight) = sight else { return self.judge.judge(*id, credential, access, since).await };
         let identity = self.judge.identify(*id, credential, Some(since), None).await?;

@@ -105,7 +105,12 @@ impl Policy {
                 }
             }
         }
-        (subjects != Subjects::default()).then(|| Affected::Only(Arc::new(subjects)))
+        if subjects == Subjects::default() {
+            return None;
+        }
+        // Roles and bindings of a namespace are about nothing outside of it.
+        subjects.namespace = Some(object.metadata.namespace).filter(|namespace| !namespace.is_empty());
+        Some(Affected::Only(Arc::new(subjects)))
     }
 
     /// Starts over: what came meanwhile is not known.

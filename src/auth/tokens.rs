@@ -1,4 +1,4 @@
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -148,12 +148,23 @@ impl Tokens {
         let allowed = if self.regulars.contains_key(&id) {
             self.budget_of_regulars.check().is_ok()
         } else {
-            self.sources.check_key(&source).is_ok() && self.budget.check().is_ok()
+            self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok()
         };
         if allowed {
             return Ok(());
         }
         metrics::reviewed("token", "over_budget");
         Err(Refused::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS })
+    }
+}
+
+/// Who pays together: one address, or a network of the size that one customer has.
+fn network(source: IpAddr) -> IpAddr {
+    match source {
+        IpAddr::V4(_) => source,
+        IpAddr::V6(source) => match source.to_ipv4_mapped() {
+            Some(source) => source.into(),
+            None => Ipv6Addr::from_bits(source.to_bits() & !u128::from(u64::MAX)).into(),
+        },
     }
 }

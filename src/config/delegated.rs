@@ -1,4 +1,5 @@
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::Problems;
 use super::file::Section;
@@ -18,6 +19,9 @@ pub struct Delegated {
     pub auth: auth::Config,
 }
 
+/// Shorter, and upstream is asked without end; longer, and a right lives on for longer than anybody remembers.
+const DURATION_MIN: Duration = Duration::from_millis(10);
+const DURATION_MAX: Duration = Duration::from_secs(3600);
 /// Questions a second, at most.
 const REVIEWS_MAX: u32 = 100_000;
 
@@ -35,6 +39,8 @@ impl Delegated {
         delegated.put_duration("deniedTTL", &mut auth.denied_ttl);
         delegated.put_duration("recheck", &mut auth.recheck);
         delegated.put_duration("outageGrace", &mut auth.outage_grace);
+        delegated.put_bounded("accessesPerSecondPerUser", &mut auth.accesses_per_user, 1, REVIEWS_MAX);
+        delegated.put_bounded("accessesBurstPerUser", &mut auth.accesses_burst_per_user, 1, REVIEWS_MAX);
         delegated.put_bounded("reviewsPerSecond", &mut auth.reviews, 1, REVIEWS_MAX);
         delegated.put_bounded("reviewsPerSecondPerSource", &mut auth.reviews_per_source, 1, REVIEWS_MAX);
         delegated.put_bounded("reviewsBurstPerSource", &mut auth.reviews_burst_per_source, 1, REVIEWS_MAX);
@@ -57,6 +63,19 @@ impl Delegated {
                 "delegated.frontProxyCA: an authority of clients is in it, so every client could say that it is \
                  somebody else; proxies need an authority of their own",
             );
+        }
+        let auth = &self.auth;
+        for (key, duration) in [
+            ("tokenTTL", auth.token_ttl),
+            ("allowedTTL", auth.allowed_ttl),
+            ("deniedTTL", auth.denied_ttl),
+            ("recheck", auth.recheck),
+            ("outageGrace", auth.outage_grace),
+        ] {
+            if !(DURATION_MIN..=DURATION_MAX).contains(&duration) {
+                problems
+                    .add(format!("delegated.{key}: {duration:?} is not within {DURATION_MIN:?}..={DURATION_MAX:?}"));
+            }
         }
         if !self.front_proxy_names.is_empty() && self.front_proxy_ca.is_none() {
             problems.add("delegated.frontProxyNames: they mean nothing without delegated.frontProxyCA");

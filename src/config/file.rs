@@ -113,6 +113,9 @@ impl File {
         });
         top.within("limits", |limits| {
             limits.put_bounded("watches", &mut file.door.limits.watches_max, 1, 10_000_000);
+            limits.put_bounded("watchesPerCaller", &mut file.door.limits.watches_per_caller_max, 1, 10_000_000);
+            limits.put_bounded("forwardsPerCaller", &mut file.door.limits.forwards_per_caller_max, 1, 1_000_000);
+            limits.put_bounded("streamsPerCaller", &mut file.door.limits.streams_per_caller_max, 1, 1_000_000);
             limits.put_bounded("forwards", &mut file.door.limits.forwards_max, 1, 1_000_000);
             limits.put_bounded("streams", &mut file.door.limits.streams_max, 1, 1_000_000);
             limits.put_bounded("unreadyForwards", &mut file.door.limits.unready_forwards_max, 0, 1_000_000);

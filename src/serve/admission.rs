@@ -1,16 +1,23 @@
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::upstream::CredentialId;
 
 /// How much may be under way at once. Beyond it a request is refused at once: nothing queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Watches served from the cache.
+    /// Watches served from the cache; in all, and of one caller.
     pub watches_max: usize,
-    /// Requests that are passed through and answered within seconds.
+    pub watches_per_caller_max: usize,
+    /// Requests that are passed through and answered within seconds; in all, and of one caller.
     pub forwards_max: usize,
-    /// Passed-through streams and tunnels.
+    pub forwards_per_caller_max: usize,
+    /// Passed-through streams and tunnels; in all, and of one caller.
     pub streams_max: usize,
+    pub streams_per_caller_max: usize,
     /// Reads that are passed through because their feed is not ready.
     pub unready_forwards_max: usize,
     /// Requests of nobody in particular that are passed through.
@@ -21,8 +28,11 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             watches_max: 100_000,
+            watches_per_caller_max: 10_000,
             forwards_max: 600,
+            forwards_per_caller_max: 200,
             streams_max: 2_000,
+            streams_per_caller_max: 500,
             unready_forwards_max: 16,
             anonymous_forwards_max: 32,
         }
@@ -32,54 +42,114 @@ impl Default for Limits {
 /// Counts what is under way.
 #[derive(Debug)]
 pub(super) struct Admission {
-    watches: Arc<Semaphore>,
-    forwards: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
-    unready: Arc<Semaphore>,
-    anonymous: Arc<Semaphore>,
+    watches: Room,
+    forwards: Room,
+    streams: Room,
+    unready: Room,
+    anonymous: Room,
+}
+
+/// Places of which no caller takes more than its share.
+#[derive(Debug)]
+struct Room {
+    what: &'static str,
+    all: Arc<Semaphore>,
+    each: usize,
+    of: Mutex<HashMap<CredentialId, Weak<Semaphore>>>,
 }
 
 /// A place; given back on drop.
-pub(super) type Place = OwnedSemaphorePermit;
+#[derive(Debug)]
+pub(super) struct Place {
+    _all: OwnedSemaphorePermit,
+    _own: Option<OwnedSemaphorePermit>,
+}
 
 /// No place is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many {0} are under way")]
 pub(super) struct Shed(pub(super) &'static str);
 
+/// Callers whose shares are remembered before those without a place are forgotten.
+const CALLERS_MAX: usize = 4_096;
+
 impl Admission {
     pub(super) fn new(limits: &Limits) -> Self {
-        let room = |places: usize| Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
+        let (unready, anonymous) = (limits.unready_forwards_max, limits.anonymous_forwards_max);
         Self {
-            watches: room(limits.watches_max),
-            forwards: room(limits.forwards_max),
-            streams: room(limits.streams_max),
-            unready: room(limits.unready_forwards_max),
-            anonymous: room(limits.anonymous_forwards_max),
+            watches: Room::new("watches", limits.watches_max, limits.watches_per_caller_max),
+            forwards: Room::new("requests", limits.forwards_max, limits.forwards_per_caller_max),
+            streams: Room::new("streams", limits.streams_max, limits.streams_per_caller_max),
+            unready: Room::new("reads of resources that are not ready", unready, unready.div_ceil(2)),
+            anonymous: Room::new("requests without a credential", anonymous, anonymous),
         }
     }
 
-    pub(super) fn watch(&self) -> Result<Place, Shed> {
-        take(&self.watches, "watches")
+    /// A place for a watch. `caller`: whose share it is of; `None` where all are one.
+    pub(super) fn watch(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
+        self.watches.take(caller)
     }
 
-    pub(super) fn forward(&self) -> Result<Place, Shed> {
-        take(&self.forwards, "requests")
+    pub(super) fn forward(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
+        self.forwards.take(caller)
     }
 
-    pub(super) fn stream(&self) -> Result<Place, Shed> {
-        take(&self.streams, "streams")
+    pub(super) fn stream(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
+        self.streams.take(caller)
     }
 
-    pub(super) fn unready(&self) -> Result<Place, Shed> {
-        take(&self.unready, "reads of resources that are not ready")
+    pub(super) fn unready(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
+        self.unready.take(caller)
     }
 
     pub(super) fn anonymous(&self) -> Result<Place, Shed> {
-        take(&self.anonymous, "requests without a credential")
+        self.anonymous.take(None)
     }
 }
 
-fn take(places: &Arc<Semaphore>, what: &'static str) -> Result<Place, Shed> {
-    places.clone().try_acquire_owned().map_err(|_| Shed(what))
+impl Room {
+    fn new(what: &'static str, places: usize, each: usize) -> Self {
+        Self { what, all: semaphore(places), each, of: Mutex::default() }
+    }
+
+    fn take(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
+        let shed = |_| Shed(self.what);
+        let own = caller.map(|caller| self.share(caller).try_acquire_owned()).transpose().map_err(shed)?;
+        Ok(Place { _all: self.all.clone().try_acquire_owned().map_err(shed)?, _own: own })
+    }
+
+    fn share(&self, caller: CredentialId) -> Arc<Semaphore> {
+        let mut of = self.of.lock();
+        if let Some(share) = of.get(&caller).and_then(Weak::upgrade) {
+            return share;
+        }
+        if of.len() >= CALLERS_MAX {
+            of.retain(|_, share| share.strong_count() > 0);
+        }
+        let share = semaphore(self.each);
+        of.insert(caller, Arc::downgrade(&share));
+        share
+    }
+}
+
+fn semaphore(places: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// reliability.md §3.8: one caller leaves room for the others.
+    #[test]
+    fn nobody_takes_more_than_a_share() {
+        let (ada, bob) = (CredentialId::new([1; 32]), CredentialId::new([2; 32]));
+        let room = Room::new("places", 5, 3);
+        let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(ada)).ok()).collect();
+        assert_eq!(adas.len(), 3);
+        let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(bob)).ok()).collect();
+        assert_eq!((bobs.len(), room.take(None).err()), (2, Some(Shed("places"))));
+        drop(adas);
+        assert!(room.take(Some(ada)).is_ok() && room.take(None).is_ok());
+    }
 }

@@ -35,7 +35,7 @@ enum Kind {
 #[derive(Debug)]
 struct Forwarded {
     body: ResponseBody,
-    _place: Place,
+    _place: Arc<Place>,
 }
 
 /// Why an answer broke off.
@@ -62,7 +62,7 @@ impl ReplyBody {
         Self(Kind::Watch(Box::new(WatchBody::new(session, record))))
     }
 
-    pub(super) fn forwarded(body: ResponseBody, place: Place) -> Self {
+    pub(super) fn forwarded(body: ResponseBody, place: Arc<Place>) -> Self {
         Self(Kind::Forwarded(Box::new(Forwarded { body, _place: place })))
     }
 }

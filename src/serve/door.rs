@@ -235,7 +235,7 @@ impl Door {
     }
 
     async fn dispatch(&self, mut visit: Visit) -> Response<ReplyBody> {
-        let resource = self.resource(&visit.info).await;
+        let resource = self.resource(&visit.caller, &visit.info).await;
         let asked = Asked {
             method: visit.request.method(),
             info: &visit.info,
@@ -289,13 +289,17 @@ impl Door {
     }
 
     /// What discovery knows of the request's resource; asks again when it knows nothing.
-    async fn resource(&self, info: &RequestInfo) -> Option<Arc<Resource>> {
+    async fn resource(&self, caller: &Caller, info: &RequestInfo) -> Option<Arc<Resource>> {
         if !info.is_resource || info.resource.is_empty() {
             return None;
         }
         let gvr = Gvr::new(&info.group, &info.version, &info.resource);
         if let Some(resource) = self.catalog.find(&gvr) {
             return Some(resource);
+        }
+        // Nobody in particular does not make us ask.
+        if matches!(caller, Caller::Anonymous) {
+            return None;
         }
         let since = Instant::now().checked_sub(REDISCOVER_EVERY)?;
         match timeout(REDISCOVER_MAX, self.catalog.refresh(since)).await {

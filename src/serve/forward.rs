@@ -25,6 +25,21 @@ use crate::auth::{Caller, Impersonation, Refused};
 use crate::kube::{Query, RequestInfo, Status, Verb};
 use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, status_from_code};
 
+/// What came of asking together.
+enum Shared {
+    Answered(Box<Response<ReplyBody>>),
+    /// Each has to ask for itself, and read as fast as it likes.
+    TooLarge(Arc<Place>),
+}
+
+impl Shared {
+    fn answered(response: Response<ReplyBody>) -> Self {
+        Self::Answered(Box::new(response))
+    }
+}
+
+/// Largest answer that is read whole to be shared.
+const SHARED_BYTES_MAX: usize = 4 << 20;
 /// Longest chain of proxies.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
@@ -49,7 +64,7 @@ impl Door {
             Ok(behalf) => behalf,
             Err(status) => return manner.status(&status),
         };
-        let place = match self.place(lane, &behalf, reason) {
+        let place = match self.place(lane, caller, &behalf, reason) {
             Ok(place) => place,
             Err(shed) => return manner.status(&too_many(shed)),
         };
@@ -62,9 +77,14 @@ impl Door {
             _ => false,
         };
         let shared = alike && lane == Lane::Short && behalf != Behalf::Nobody && request.body().is_end_stream();
-        if shared {
-            return self.shared(&request, behalf, manner).await;
-        }
+        let place = if shared {
+            match self.shared(&request, behalf.clone(), manner, place).await {
+                Shared::Answered(response) => return *response,
+                Shared::TooLarge(place) => place,
+            }
+        } else {
+            Arc::new(place)
+        };
         let repeatable = request.method().is_safe();
         let is_broken = Arc::new(AtomicBool::new(false));
         let request = match self.outgoing(request, &behalf) {
@@ -79,8 +99,10 @@ impl Door {
         }
     }
 
-    /// A read that identical ones wait for too; read whole, so that it can be shared.
-    async fn shared(&self, request: &Request<Incoming>, behalf: Behalf, manner: &Manner) -> Response<ReplyBody> {
+    /// A read that identical ones wait for too; read whole, so that it can be shared. Its place is held for as long as
+    /// somebody waits or upstream is being asked, whichever is longer.
+    async fn shared(&self, request: &Request<Incoming>, behalf: Behalf, manner: &Manner, place: Place) -> Shared {
+        let place = Arc::new(place);
         let path_and_query = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
         let key = Key {
@@ -92,17 +114,25 @@ impl Door {
         };
         let mut headers = request.headers().clone();
         if self.add_hop(&mut headers).is_err() {
-            return manner.status(&loop_detected());
+            return Shared::answered(manner.status(&loop_detected()));
         }
         if !keeps_token(&behalf) {
             websocket::drop_bearer(&mut headers);
         }
         let (client, forwarder) = (self.client.clone(), self.forwarder.clone());
+        let held = place.clone();
         let ask = move || {
             let question = (path_and_query.clone(), headers.clone());
-            ask(client.clone(), forwarder.clone(), behalf.clone(), question)
+            let asking = ask(client.clone(), forwarder.clone(), behalf.clone(), question);
+            let held = held.clone();
+            async move {
+                let answer = asking.await;
+                drop(held);
+                answer
+            }
         };
-        match self.coalesced.ask(key, &self.tasks, ask).await {
+        let response = match self.coalesced.ask(key, &self.tasks, ask).await {
+            Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
             Some(Ok(Answer { status, headers, body })) => {
                 let mut response = Response::new(ReplyBody::full(body));
                 *response.status_mut() = status;
@@ -116,7 +146,8 @@ impl Door {
             }
             Some(Err(error)) => manner.status(&unreachable(&error)),
             None => manner.status(&Status::shutting_down()),
-        }
+        };
+        Shared::answered(response)
     }
 
     /// An upgrade: bytes flow both ways once upstream has agreed, and not before (reliability.md P3).
@@ -142,7 +173,7 @@ impl Door {
             return manner.status(&status_from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return response.map(|body| ReplyBody::forwarded(body, place));
+            return response.map(|body| ReplyBody::forwarded(body, Arc::new(place)));
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("tunnel", async move {
@@ -181,12 +212,13 @@ impl Door {
         }
     }
 
-    fn place(&self, lane: Lane, behalf: &Behalf, reason: Reason) -> Result<Place, Shed> {
+    fn place(&self, lane: Lane, caller: &Caller, behalf: &Behalf, reason: Reason) -> Result<Place, Shed> {
+        let caller = caller.id();
         match (lane, reason) {
             _ if *behalf == Behalf::Nobody => self.admission.anonymous(),
-            (_, Reason::Syncing) => self.admission.unready(),
-            (Lane::Short, _) => self.admission.forward(),
-            (Lane::Stream | Lane::Tunnel, _) => self.admission.stream(),
+            (_, Reason::Syncing) => self.admission.unready(caller),
+            (Lane::Short, _) => self.admission.forward(caller),
+            (Lane::Stream | Lane::Tunnel, _) => self.admission.stream(caller),
         }
     }
 
@@ -255,7 +287,7 @@ async fn ask(
     *request.headers_mut() = headers;
     let response = forwarder.forward(&behalf, Lane::Short, request).await?;
     let (status, mut headers) = (response.status(), response.headers().clone());
-    let body: Bytes = client.read(response).await?;
+    let body: Bytes = client.read_at_most(response, SHARED_BYTES_MAX).await?;
     headers.remove(CONTENT_LENGTH);
     Ok(Answer { status, headers, body })
 }

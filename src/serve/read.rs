@@ -163,7 +163,7 @@ impl Door {
                 Some(Status::too_large(at + 1, at))
             }
         };
-        let place = match self.admission.watch() {
+        let place = match self.admission.watch(visit.caller.id()) {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many_watches(shed)),
         };

@@ -41,9 +41,10 @@ pub(super) const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.
 
 /// Removes the token from the subprotocols.
 pub(super) fn drop_bearer(headers: &mut HeaderMap) {
-    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
-    let offered: Vec<_> =
-        offered.flat_map(|value| value.split(',')).map(|protocol| protocol.trim().to_owned()).collect();
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let offered: Vec<_> = offered
+        .flat_map(|value| value.split(',').map(|protocol| protocol.trim().to_owned()).collect::<Vec<_>>())
+        .collect();
     if !offered.iter().any(|protocol| protocol.starts_with(BEARER_PROTOCOL)) {
         return;
     }

@@ -135,6 +135,11 @@ impl Client {
         Ok((form, self.read(response).await?))
     }
 
+    /// Reads the body of an answer, whole, if it is no longer than that.
+    pub async fn read_at_most(&self, response: Response<ResponseBody>, bytes_max: usize) -> Result<Bytes, Error> {
+        read_whole(response.into_body(), bytes_max).await
+    }
+
     /// Reads the body of an answer of ours, whole.
     pub async fn read(&self, response: Response<ResponseBody>) -> Result<Bytes, Error> {
         read_whole(response.into_body(), BODY_BYTES_MAX).await

@@ -30,6 +30,8 @@ pub(super) struct Unspeakable;
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
+const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
+const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
 const IMPERSONATE_EXTRA: &str = "impersonate-extra-";
 
 /// Whether a header asks for another identity than the caller's.
@@ -52,7 +54,7 @@ pub fn inspect(headers: &HeaderMap) -> Result<(), Ambiguous> {
     if let Some(name) = listed(headers).find(is_identity) {
         return Err(Ambiguous::HopByHop(name));
     }
-    for name in [HOST, AUTHORIZATION, CONTENT_LENGTH, IMPERSONATE_USER, IMPERSONATE_UID] {
+    for name in [HOST, AUTHORIZATION, CONTENT_LENGTH, IMPERSONATE_USER, IMPERSONATE_UID, REMOTE_USER, REMOTE_UID] {
         if headers.get_all(&name).iter().nth(1).is_some() {
             return Err(Ambiguous::Repeated(name));
         }

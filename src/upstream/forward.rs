@@ -100,7 +100,7 @@ fn clothe(behalf: &Behalf, headers: &mut HeaderMap) -> Result<(), Error> {
 }
 
 fn no_impersonator() -> Error {
-    let why = "this proxy has no identity to pass requests of certificate holders on with (auth.impersonator)";
+    let why = "this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)";
     Error::Refused(Box::new(status_from_code(403, why)))
 }
 

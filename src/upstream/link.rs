@@ -71,7 +71,7 @@ impl Link {
             short: Pool::new(&credentials, Protocol::Multiplexed)?,
             forwards: Pool::new(&credentials, Protocol::Multiplexed)?,
             long: Pool::new(&credentials, Protocol::Single)?,
-            tunnels: Pool::new(&credentials, Protocol::Single)?,
+            tunnels: Pool::new(&credentials, Protocol::Once)?,
             strangers: Strangers::new(&credentials)?,
             credentials,
         })

@@ -53,7 +53,9 @@ impl Strangers {
         let pools = pools.map_err(|error| Error::Credentials(error.to_string()))?;
         match lane {
             Lane::Short => pools.short.send(request).await,
-            Lane::Stream | Lane::Tunnel => pools.long.send(request).await,
+            Lane::Stream => pools.long.send(request).await,
+            // What was to become a tunnel and did not is not trusted with another request.
+            Lane::Tunnel => self.once.send(request).await,
         }
     }
 

@@ -225,6 +225,27 @@ async fn t13_upstream_is_asked_little() {
     assert!(ada.get(PODS).await.is_cached(), "who is known is not touched");
 }
 
+/// T13: who asks for ever new things is asked to wait, and nobody else is; a lease does not wait for its caller.
+#[tokio::test]
+async fn t13_one_user_costs_upstream_no_more_than_a_share() {
+    let up = demo::upstream().pods(3).run().await;
+    let (_app, ada, bob) = ada_and_bob(&up, |config| {
+        let auth = &mut config.delegated.auth;
+        (auth.accesses_per_user, auth.accesses_burst_per_user) = (1, 10);
+    })
+    .await;
+    let watch = live_watch(&up, &ada, Protocol::Http2).await;
+    let mut refused = 0;
+    for number in 0..100 {
+        let answer = ada.get(&format!("{PODS}?labelSelector=a%3D{number}")).await;
+        refused += u32::from(answer.status == 429);
+    }
+    assert!(refused > 50, "{refused} refused");
+    assert_eq!(bob.get(PODS).await.status, 403, "another user is answered");
+    up.reviews().deny("ada", "*");
+    assert_eq!(watch.ended().await, Ended::Refused(403));
+}
+
 /// A decision is for everything that it was asked about, and for nothing else (reliability.md M20).
 #[tokio::test]
 async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {

@@ -16,6 +16,7 @@ mod discovery;
 mod doors;
 mod fanout;
 mod forward;
+mod front_proxy;
 mod gaps;
 mod hostile;
 mod idle;

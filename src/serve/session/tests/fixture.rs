@@ -135,12 +135,12 @@ impl Stage {
     }
 
     fn place(&self) -> Place {
-        self.admission.watch().expect("there is room")
+        self.admission.watch(None).expect("there is room")
     }
 
     /// How many more watches there may be.
     pub(super) fn free_places(&self) -> usize {
-        std::iter::from_fn(|| self.admission.watch().ok()).collect::<Vec<_>>().len()
+        std::iter::from_fn(|| self.admission.watch(None).ok()).collect::<Vec<_>>().len()
     }
 
     /// Ends the feed as a supervisor would. The proxy goes on.

@@ -1,0 +1,103 @@
+//! A proxy in front of ours says who its callers are; nobody else is believed.
+
+use http::Method;
+use kube_fanout::auth::Mode;
+use kube_fanout::demo;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedKey, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
+
+use crate::direct::{self, Answer, App, Dir, PODS, Pair, Trust, pair};
+
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+fn params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let (key, mut params) = (KeyPair::generate().expect("a key"), params(name));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).expect("signed").pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    fn issue(&self, name: &str) -> Pair {
+        let (signing_key, mut params) = (KeyPair::generate().expect("a key"), params(name));
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        CertifiedKey { cert: params.signed_by(&signing_key, &self.issuer).expect("signed"), signing_key }
+    }
+}
+
+async fn ask(app: &App, trust: Trust, headers: &[(&str, &str)]) -> Answer {
+    let client = app.listener(0).trusting(Some(trust));
+    let call = headers.iter().fold(client.request(Method::GET, PODS), |call, (name, value)| call.header(name, value));
+    call.send().await
+}
+
+/// T2: `X-Remote-*` counts with a certificate of an authority that is there for that alone.
+#[tokio::test]
+async fn t2_only_a_front_proxy_says_that_somebody_is_somebody_else() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().allow("ada", "*");
+    let (dir, own) = (Dir::new(), pair());
+    let certificate = dir.file("own.pem", &own.cert.pem());
+    let key = dir.file("own.key", &own.signing_key.serialize_pem());
+    let (clients, proxies) = (Authority::new("clients"), Authority::new("proxies"));
+    let (client_ca, proxy_ca) = (dir.file("clients.pem", &clients.pem), dir.file("proxies.pem", &proxies.pem));
+    let plan = direct::app(&up).tls_from(certificate.clone(), key).with(|config| {
+        config.auth = Mode::Delegated;
+        config.delegated.client_ca = Some(client_ca);
+        config.delegated.front_proxy_ca = Some(proxy_ca);
+        config.delegated.front_proxy_names = vec!["aggregator".to_owned()];
+    });
+    let app = plan.run().await;
+    let showing = |pair: &Pair| Trust::showing(&certificate, pair);
+    let (aggregator, other) = (proxies.issue("aggregator"), proxies.issue("another"));
+    let (ada, bob) = (clients.issue("ada"), clients.issue("bob"));
+    let says_ada = [("x-remote-user", "ada")];
+
+    let told = ask(&app, showing(&aggregator), &says_ada).await;
+    assert!(told.is_cached(), "{}", told.text());
+    let told = ask(&app, showing(&aggregator), &[("x-remote-user", "bob"), ("x-remote-group", "dev")]).await;
+    assert!(told.text().contains(r#"User \"bob\" cannot list"#), "{}", told.text());
+    assert!(ask(&app, showing(&ada), &[]).await.is_cached(), "a certificate by itself");
+
+    for (who, pair, headers) in [
+        ("a front proxy that names nobody", &aggregator, &[][..]),
+        ("another holder of the proxies' authority", &other, &says_ada),
+    ] {
+        let refused = ask(&app, showing(pair), headers).await;
+        assert_eq!(refused.refusal(), (401, "Unauthorized".to_owned()), "{who}");
+    }
+    let refused = ask(&app, showing(&bob), &says_ada).await;
+    assert_eq!(refused.refusal().0, 403);
+    assert!(refused.text().contains(r#"User \"bob\" cannot list"#), "{}", refused.text());
+}
+
+/// Without an identity that impersonates, nothing of a certificate's holder passes through, with nobody's rights.
+#[tokio::test]
+async fn what_a_certificates_holder_asks_does_not_pass_through_with_our_rights() {
+    let up = demo::upstream().pods(3).run().await;
+    let (dir, own, clients) = (Dir::new(), pair(), Authority::new("clients"));
+    let certificate = dir.file("own.pem", &own.cert.pem());
+    let key = dir.file("own.key", &own.signing_key.serialize_pem());
+    let client_ca = dir.file("clients.pem", &clients.pem);
+    let plan = direct::app(&up).tls_from(certificate.clone(), key).with(|config| {
+        config.auth = Mode::Delegated;
+        config.delegated.client_ca = Some(client_ca);
+    });
+    let app = plan.run().await;
+    let client = app.listener(0).trusting(Some(Trust::showing(&certificate, &clients.issue("ada"))));
+    let path = "/api/v1/namespaces/default/pods/p/log";
+    let refused = client.get(path).await;
+    assert_eq!(refused.refusal().0, 403);
+    assert!(refused.text().contains("delegated.impersonator"), "{}", refused.text());
+    assert!(up.requests().iter().all(|seen| seen.uri.path() != path), "upstream has not heard of it");
+}
