@@ -23,9 +23,9 @@ impl Affected {
     /// Whether the user's right to `access` may have changed; to anything at all, if that is not named.
     pub fn contains(&self, user: &User, access: Option<&Access>) -> bool {
         let Self::Only(subjects) = self else { return true };
-        let namespace = access.and_then(|access| match &access.target {
-            Target::Resource(target) => Some(target.namespace.as_str()),
-            Target::Path(_) => Some(""),
+        let namespace = access.map(|access| match &access.target {
+            Target::Resource(target) => target.namespace.as_str(),
+            Target::Path(_) => "",
         });
         let within = match (&subjects.namespace, namespace) {
             (Some(changed), Some(wanted)) => changed == wanted,

@@ -67,6 +67,7 @@ async fn unread(town: &Town, path: &str) -> impl Sized {
     let head =
         format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {}\r\n\r\n", town.good[0].token);
     io.write_all(head.as_bytes()).await.expect("it is sent");
+    io.flush().await.expect("it is sent");
     let mut start = [0; 12];
     bed::within("the head of a log", io.read_exact(&mut start)).await.expect("an answer");
     assert_eq!(&start, b"HTTP/1.1 200");
