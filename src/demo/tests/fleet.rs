@@ -35,6 +35,8 @@ async fn a_fleet_resumes_where_it_was_and_misses_nothing() {
     up.churn(10).await;
     fleet.until(|counts| counts.deliveries == 200).await;
     up.faults().end_watches();
+    // Before the connections are cut: an end that nobody has read is none.
+    tokio::time::timeout(PATIENCE, fleet.until(|counts| counts.resumes >= 20)).await.unwrap();
     up.churn(10).await;
     up.faults().down().await;
     up.churn(10).await;
