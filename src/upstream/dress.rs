@@ -30,6 +30,8 @@ pub(super) struct Unspeakable;
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
+/// Where a request is said to come from, by whoever sent it: upstream writes these into its audit log.
+const ORIGINS: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
 const IMPERSONATE_EXTRA: &str = "impersonate-extra-";
@@ -82,12 +84,13 @@ pub(super) fn listed(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
 
 /// Removes whatever says who the request is from.
 pub(super) fn undress(headers: &mut HeaderMap) {
-    remove(headers, |name| is_impersonation(name) || is_asserted(name) || *name == AUTHORIZATION);
+    drop_asserted(headers);
+    remove(headers, |name| is_impersonation(name) || *name == AUTHORIZATION);
 }
 
 /// Removes what only a proxy's word stands for: upstream has no reason to believe it of ours.
 pub(super) fn drop_asserted(headers: &mut HeaderMap) {
-    remove(headers, is_asserted);
+    remove(headers, |name| is_asserted(name) || ORIGINS.contains(&name.as_str()));
 }
 
 /// Parts of two identities would make a third.

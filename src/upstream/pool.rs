@@ -66,6 +66,7 @@ impl Pool {
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
     const STREAM_WINDOW: u32 = 1 << 20;
+    const UNREAD_BYTES: usize = 256 << 10;
     /// What a stream over HTTP/1.1 may hold back for a client that does not read; a response head must fit in too.
     const BUFFER_BYTES_MAX: usize = 128 << 10;
     /// Room for every stream: however many are not read, the others go on.
@@ -105,6 +106,10 @@ impl Pool {
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(Self::PING_AFTER));
         tcp.set_connect_timeout(Some(Self::CONNECT_TIMEOUT));
+        if self.protocol != Protocol::Multiplexed {
+            // Streams of others, which they may not read: what the kernel takes for each is bounded as well.
+            tcp.set_recv_buffer_size(Some(Self::UNREAD_BYTES));
+        }
         let mut tls = HttpsConnectorBuilder::new().with_tls_config(self.credentials.tls.clone()).https_or_http();
         if let Some(name) = &self.credentials.server_name {
             let name =

@@ -163,7 +163,6 @@ async fn headers_of_a_request_cross_but_those_of_the_connection_and_of_an_identi
             ("audit-id", "abc"),
             ("accept-encoding", "gzip"),
             ("if-none-match", "\"x\""),
-            ("x-forwarded-for", "10.0.0.1"),
             ("impersonate-user", "somebody"),
             ("impersonate-group", "g"),
             ("impersonate-extra-scopes", "x"),
@@ -178,6 +177,9 @@ async fn headers_of_a_request_cross_but_those_of_the_connection_and_of_an_identi
             ("x-remote-group", "system:masters"),
             ("x-remote-extra-a", "b"),
             ("proxy-authorization", "Basic x"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("x-real-ip", "10.0.0.1"),
+            ("forwarded", "for=10.0.0.1"),
         ];
         for (name, value) in theirs {
             call = call.header(name, value);

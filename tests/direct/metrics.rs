@@ -63,6 +63,9 @@ const OF_CALLERS: [Metric; 4] = [
 const OF_CALLERS_IN_DOUBT: [Metric; 2] =
     [("kube_fanout_auth_outage_serving", ""), ("kube_fanout_auth_revoked_total", "unavailable")];
 
+const OF_THE_AUDIT_LOG: [Metric; 1] = [("kube_fanout_audit_records_total", "written")];
+const OF_ITS_LOSS: [Metric; 1] = [("kube_fanout_audit_failing", "")];
+
 async fn move_up(process: &Process, metrics: &[Metric]) {
     for (name, label) in metrics {
         let moved = || async { metric(&process.metrics().await, name, label) > 0.0 };
@@ -131,6 +134,21 @@ async fn what_is_known_of_callers_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_becomes_of_audit_records_is_counted() {
+    let up = demo::upstream().pods(5).run().await;
+    let dir = Dir::new();
+    let log = dir.join("audit.log");
+    let process = Process::serve(&dir, &up.url(), &["--audit-log", log.to_str().expect("a path")]).await;
+    process.client().get(PODS).await;
+    move_up(&process, &OF_THE_AUDIT_LOG).await;
+    // What has its name now is no file.
+    std::fs::rename(&log, dir.join("audit.log.1")).expect("it is there");
+    std::fs::create_dir(&log).expect("the name is free");
+    process.client().get(PODS).await;
+    move_up(&process, &OF_ITS_LOSS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_handshake_is_counted() {
     let up = demo::upstream().run().await;
     let process = Process::serve(&Dir::new(), &up.url(), &["--tls-self-signed"]).await;
@@ -146,7 +164,7 @@ fn what_is_documented_is_what_moves() {
     let documented: BTreeSet<_> = names.filter(|name| name.starts_with("kube_fanout_")).collect();
     let outage = IN_AN_OUTAGE.iter().chain(&BEHIND_IT);
     let moved = IN_SERVICE.iter().chain(outage).chain(&AT_A_BROKEN_FILE).chain(&AT_A_BAD_HANDSHAKE);
-    let moved = moved.chain(&OF_CALLERS).chain(&OF_CALLERS_IN_DOUBT);
+    let moved = moved.chain(&OF_CALLERS).chain(&OF_CALLERS_IN_DOUBT).chain(&OF_THE_AUDIT_LOG).chain(&OF_ITS_LOSS);
     let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count")).collect();
     assert_eq!(documented, moved);
 }
