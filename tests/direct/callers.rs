@@ -205,7 +205,9 @@ async fn t13_upstream_is_asked_little() {
     let answers = (0..50).map(|_| ada.get(PODS));
     assert!(futures_util::future::join_all(answers).await.iter().all(direct::Answer::is_cached));
     let asked = up.reviews().asked();
-    assert_eq!((asked.tokens - before.tokens, asked.accesses - before.accesses), (1, 1));
+    assert_eq!(asked.tokens - before.tokens, 1);
+    // What was found out before RBAC is listened to is forgotten a few times.
+    assert!((1..=4).contains(&(asked.accesses - before.accesses)), "{} questions", asked.accesses - before.accesses);
 
     let mut refused = [0; 2];
     for number in 0..200 {
@@ -266,11 +268,14 @@ async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {
         "/api/v1/namespaces/default/pods/a?resourceVersion=0",
         "/api/v1/nodes",
     ];
-    for path in paths {
+    let asks = async |path: &str| {
         let before = up.reviews().asked().accesses;
         ada.get(path).await;
-        assert_eq!(up.reviews().asked().accesses - before, 1, "{path}");
-        ada.get(path).await;
-        assert_eq!(up.reviews().asked().accesses - before, 1, "{path} again");
+        up.reviews().asked().accesses - before
+    };
+    for path in paths {
+        assert_eq!(asks(path).await, 1, "{path}");
+        // What was found out before RBAC is listened to is forgotten a few times.
+        direct::eventually("the answer is remembered", || async { asks(path).await == 0 }).await;
     }
 }
