@@ -46,6 +46,14 @@ impl ReplyBody {
         Self(Kind::Full(Some(bytes)))
     }
 
+    /// Of an answer to HEAD, which has none, whatever it would have been: HTTP/2's codec leaves that to us.
+    pub(super) fn of_head(self) -> Self {
+        match self.0 {
+            Kind::Forwarded(_) => self,
+            _ => Self::empty(),
+        }
+    }
+
     pub(super) fn empty() -> Self {
         Self(Kind::Full(None))
     }

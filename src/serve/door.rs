@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{HOST, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
@@ -142,6 +142,8 @@ impl Door {
 
     /// Answers one request.
     pub async fn answer(self: Arc<Self>, peer: Peer, mut request: Request<Incoming>) -> Response<ReplyBody> {
+        let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
+        let finish = |response: Response<_>| if without_body { response.map(ReplyBody::of_head) } else { response };
         let received = Instant::now();
         let readable = readable::take(&mut request);
         let query = Query::parse(request.uri().query().unwrap_or_default());
@@ -151,7 +153,7 @@ impl Door {
         let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut manner));
         if let Err(response) = self.admit(&peer, &request, &manner) {
             manner.record = record.map(Arc::new);
-            return recorded(&manner, *response);
+            return finish(recorded(&manner, *response));
         }
         let caller = self.gate.authenticate(sender(&peer), request.headers()).await;
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
@@ -190,7 +192,7 @@ impl Door {
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
         tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
-        response
+        finish(response)
     }
 
     /// What is to be recorded of the request, if anything is; its answer names the record.

@@ -70,6 +70,20 @@ async fn a1_without_a_yes_nothing_leaves_the_cache() {
     assert_eq!(bob.get(PODS).await.status, 403, "a namespace's right is not for all of them");
 }
 
+/// A HEAD is refused like any request, and like any HEAD without a body.
+#[tokio::test]
+async fn a_head_that_is_refused_has_no_body() {
+    let up = demo::upstream().run().await;
+    let (app, ..) = ada_and_bob(&up, |_| {}).await;
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let nobody = app.bearing("x").over(protocol);
+        let refused = nobody.request(Method::HEAD, PODS).send().await;
+        assert_eq!((refused.status, refused.body.len()), (401, 0), "{protocol:?}");
+        let ambiguous = nobody.request(Method::HEAD, PODS).header("impersonate_user", "a").send().await;
+        assert_eq!((ambiguous.status, ambiguous.body.len()), (400, 0), "{protocol:?}");
+    }
+}
+
 /// A request without a credential goes upstream as it is, and never onto a connection of somebody's.
 #[tokio::test]
 async fn nobody_in_particular_is_passed_through_with_nothing() {
