@@ -2,6 +2,8 @@
 
 mod address;
 mod client_certificates;
+mod cork;
+mod driven;
 mod listener;
 mod metrics;
 mod peer;

@@ -100,7 +100,8 @@ impl Accesses {
                 self.decisions.invalidate(&question).await;
             }
             let asking = self.ask(&question, since.is_some());
-            let decision = self.decisions.try_get_with_by_ref(&question, asking).await;
+            // A question is large, and rarely asked: no request holds room for it beside its own.
+            let decision = Box::pin(self.decisions.try_get_with_by_ref(&question, asking)).await;
             let decision = decision.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
             if since.is_none_or(|since| decision.asked >= since) {
                 return decision.into_result();

@@ -269,7 +269,7 @@ impl Shared {
     async fn is_us(&self, user: &User) -> bool {
         // Who we are cannot be found out: then nobody else is it.
         let asking = async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map_err(drop) };
-        self.ourselves.try_get_with((), asking).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
+        Box::pin(self.ourselves.try_get_with((), asking)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
     }
 }
 

@@ -95,7 +95,7 @@ impl Tokens {
             {
                 self.answers.invalidate(&id).await;
             }
-            let answer = self.answers.try_get_with(id, self.ask(id, token, source)).await;
+            let answer = Box::pin(self.answers.try_get_with(id, self.ask(id, token, source))).await;
             let answer = answer.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
             if since.is_some_and(|since| answer.asked < since) {
                 // Somebody's question was under way that began too early.

@@ -23,6 +23,8 @@ impl Tasks {
     /// Runs `future` until it ends or the tasks are stopped, whichever is first.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
+        // Boxed once: moved into a block that awaits it, a future has its size twice.
+        let future = Box::pin(future);
         let work = async move {
             tokio::select! {
                 () = future => {}

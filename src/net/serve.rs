@@ -9,13 +9,15 @@ use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
+use super::cork::Corked;
+use super::driven::{Driven, Streams};
 use super::listener::Stream;
 use super::metrics::{Failed, Open};
 use super::{Connection, Listener, Peer, PeerAddress, Tls};
@@ -134,12 +136,12 @@ where
     let peer = |certificates| Peer { address, certificates, connection: Connection::default() };
     match tls {
         Some(tls) => {
-            let stream = handshake(&tls, stream, limits).await?;
+            let stream = Box::pin(handshake(&tls, stream, limits)).await?;
             let shown = stream.get_ref().1.peer_certificates();
             let shown = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
-            http(stream, peer(shown), limits, drain, handle).await
+            http(Corked::new(stream), peer(shown), limits, drain, handle).await
         }
-        None => http(stream, peer(None), limits, drain, handle).await,
+        None => http(Corked::new(stream), peer(None), limits, drain, handle).await,
     }
 }
 
@@ -149,7 +151,13 @@ async fn handshake(tls: &Tls, stream: Stream, limits: &Limits) -> Result<TlsStre
     Ok(shaken.inspect_err(|_| Failed::Handshake.count())?)
 }
 
-async fn http<I, S, F, B>(io: I, peer: Peer, limits: &Limits, mut drain: DrainWatch, handle: S) -> Result<(), Failure>
+async fn http<I, S, F, B>(
+    io: Corked<I>,
+    peer: Peer,
+    limits: &Limits,
+    mut drain: DrainWatch,
+    handle: S,
+) -> Result<(), Failure>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Peer, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
@@ -164,7 +172,9 @@ where
         move |request: Request<Incoming>| {
             spoken.notify_one();
             let (version, this, is_last) = (request.version(), peer.connection.clone(), is_last(request.headers()));
-            let answer = handle(peer.clone(), request);
+            // On the heap, so that it is gone once there is an answer: what a codec keeps for a stream is as large as
+            // the largest that it ever held, and a watch lasts for hours.
+            let answer = Box::pin(handle(peer.clone(), request));
             async move {
                 let mut answer = answer.await;
                 if is_last || this.is_closing() {
@@ -174,9 +184,11 @@ where
             }
         }
     });
-    let builder = builder(limits);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+    let streams = Streams::default();
+    let builder = builder(limits, streams.clone());
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(io.clone()), service);
     tokio::pin!(connection);
+    let mut driven = Driven::new(connection, io, streams);
     // The codecs have limits of their own, but only from the moment they know which of them it is.
     let silence = async {
         if timeout(limits.first_request_max, spoken.notified()).await.is_ok() {
@@ -184,7 +196,7 @@ where
         }
     };
     tokio::select! {
-        ended = connection.as_mut() => return ended,
+        ended = &mut driven => return ended,
         () = silence => {
             Failed::Silent.count();
             return Err("no request came".into());
@@ -195,8 +207,8 @@ where
     }
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
     this.close();
-    connection.as_mut().graceful_shutdown();
-    connection.await
+    driven.connection().graceful_shutdown();
+    driven.await
 }
 
 /// Completes at a connection's own moment, so that those that came together do not come back together.
@@ -222,8 +234,8 @@ fn say_goodbye<B>(version: Version, answer: &mut Response<B>) {
     }
 }
 
-fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn builder(limits: &Limits, streams: Streams) -> auto::Builder<Streams> {
+    let mut builder = auto::Builder::new(streams);
     builder
         .http1()
         .timer(TokioTimer::new())

@@ -176,7 +176,7 @@ impl Door {
             // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {
                 let caller = caller.unwrap_or(Caller::Anonymous);
-                self.forward(request, &caller, None, &query, &manner, Reason::Spelling).await
+                Box::pin(self.forward(request, &caller, None, &query, &manner, Reason::Spelling)).await
             }
             // And none at all for one that is none: it would break our connection off.
             (Err(RequestInfoError::BadEscape), _) => {
@@ -314,7 +314,8 @@ impl Door {
 
     pub(super) async fn pass(&self, visit: Visit, reason: Reason) -> Response<ReplyBody> {
         let Visit { request, caller, info, query, manner, .. } = visit;
-        self.forward(request, &caller, Some(&info), &query, &manner, reason).await
+        // Apart, so that those which are answered here have no room for it.
+        Box::pin(self.forward(request, &caller, Some(&info), &query, &manner, reason)).await
     }
 
     pub(super) async fn unready(&self, visit: Visit, why: Unready) -> Response<ReplyBody> {

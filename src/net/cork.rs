@@ -1,0 +1,219 @@
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// A byte stream that can be corked: what is written then is gathered, whatever the writer flushes, and goes out in a
+/// few large writes when the cork is drawn. A codec of HTTP/2 writes and flushes frame by frame, and each write to a TLS
+/// stream is a record and a system call of its own.
+///
+/// Cloned to be held by the codec and by who draws the cork. Nobody waits for the lock: both are one task.
+#[derive(Debug)]
+pub(super) struct Corked<I>(Arc<Mutex<Line<I>>>);
+
+#[derive(Debug)]
+struct Line<I> {
+    io: I,
+    /// Written by the codec, not by us. An idle stream keeps no buffer.
+    held: Vec<u8>,
+    /// How much of `held` is out.
+    sent: usize,
+    is_corked: bool,
+}
+
+/// Bytes gathered at most: four full TLS records, and what rustls takes at a time.
+const HELD_BYTES_MAX: usize = 64 << 10;
+
+impl<I> Corked<I> {
+    pub(super) fn new(io: I) -> Self {
+        Self(Arc::new(Mutex::new(Line { io, held: Vec::new(), sent: 0, is_corked: false })))
+    }
+
+    /// From now on what is written is gathered. Whoever corks has to [draw](Self::poll_draw) the cork before it waits.
+    pub(super) fn cork(&self) {
+        self.0.lock().is_corked = true;
+    }
+}
+
+impl<I> Clone for Corked<I> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<I: AsyncWrite + Unpin> Corked<I> {
+    /// Lets out what was gathered. Pending: the peer does not read, and the rest goes out with later writes or flushes.
+    pub(super) fn poll_draw(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut line = self.0.lock();
+        line.is_corked = false;
+        line.poll_flush(cx)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> Line<I> {
+    fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.held.len() >= HELD_BYTES_MAX || !self.is_corked {
+            ready!(self.poll_let_out(cx))?;
+        }
+        if !self.is_corked {
+            return Pin::new(&mut self.io).poll_write(cx, bytes);
+        }
+        let taken = bytes.len().min(HELD_BYTES_MAX - self.held.len());
+        self.held.extend_from_slice(&bytes[..taken]);
+        Poll::Ready(Ok(taken))
+    }
+
+    /// Writes what is held.
+    fn poll_let_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.sent < self.held.len() {
+            let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.held[self.sent..]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sent += written;
+        }
+        (self.held, self.sent) = (Vec::new(), 0);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_corked {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.poll_let_out(cx))?;
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Corked<I> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0.lock().io).poll_read(cx, buf)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Corked<I> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.0.lock().poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut line = self.0.lock();
+        let mut written = 0;
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            match line.poll_write(cx, part) {
+                Poll::Ready(Ok(taken)) => {
+                    written += taken;
+                    if taken < part.len() {
+                        break;
+                    }
+                }
+                // What was taken is taken.
+                _ if written > 0 => break,
+                refused => return refused,
+            }
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    /// So that a codec shows us its frames instead of copying them together.
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.lock().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut line = self.0.lock();
+        ready!(line.poll_let_out(cx))?;
+        Pin::new(&mut line.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    /// As a codec does: written and flushed piece by piece; how much was taken.
+    fn write(corked: &mut Corked<tokio::io::DuplexStream>, bytes: &[u8]) -> usize {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut taken = 0;
+        while let Poll::Ready(written) = Pin::new(&mut *corked).poll_write(&mut cx, &bytes[taken..]) {
+            taken += written.expect("open");
+            assert!(!corked.0.lock().is_corked || Pin::new(&mut *corked).poll_flush(&mut cx).is_ready());
+            if taken == bytes.len() {
+                break;
+            }
+        }
+        taken
+    }
+
+    fn draw(corked: &Corked<tokio::io::DuplexStream>) -> bool {
+        corked.poll_draw(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[tokio::test]
+    async fn what_is_written_under_the_cork_goes_out_with_it_and_in_order() {
+        let (near, mut far) = tokio::io::duplex(1 << 20);
+        let mut corked = Corked::new(near);
+        assert_eq!(write(&mut corked, b"a"), 1);
+        corked.cork();
+        assert_eq!(write(&mut corked, b"b"), 1);
+        assert_eq!(write(&mut corked, b"c"), 1);
+        let mut seen = [0; 8];
+        assert_eq!(far.read(&mut seen).await.expect("open"), 1, "nothing but what came before the cork");
+        assert!(draw(&corked));
+        assert_eq!(write(&mut corked, b"d"), 1);
+        assert_eq!(far.read(&mut seen).await.expect("open"), 3);
+        assert_eq!(&seen[..3], b"bcd");
+        assert_eq!(corked.0.lock().held.capacity(), 0, "an idle stream keeps no buffer");
+    }
+
+    #[tokio::test]
+    async fn no_more_is_gathered_than_the_limit_when_nobody_reads() {
+        let (near, mut far) = tokio::io::duplex(100);
+        let mut corked = Corked::new(near);
+        corked.cork();
+        let sent: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[n as usize % 2]).collect();
+        let mut taken = write(&mut corked, &sent);
+        assert!(taken >= HELD_BYTES_MAX && taken <= HELD_BYTES_MAX + 100, "{taken}");
+        let mut seen = vec![0; 0];
+        while seen.len() < sent.len() {
+            let done = draw(&corked);
+            let mut some = [0; 100];
+            let count = far.read(&mut some).await.expect("open");
+            seen.extend_from_slice(&some[..count]);
+            corked.cork();
+            if done {
+                taken += write(&mut corked, &sent[taken..]);
+            }
+        }
+        assert_eq!(seen, sent);
+    }
+
+    #[tokio::test]
+    async fn several_pieces_are_taken_at_once() {
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let mut corked = Corked::new(near);
+        corked.cork();
+        let parts = [io::IoSlice::new(b"ab"), io::IoSlice::new(b""), io::IoSlice::new(b"cde")];
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(matches!(Pin::new(&mut corked).poll_write_vectored(&mut cx, &parts), Poll::Ready(Ok(5))));
+        assert!(Pin::new(&mut corked).poll_shutdown(&mut cx).is_ready(), "a closed stream has said everything");
+        let mut seen = Vec::new();
+        far.read_to_end(&mut seen).await.expect("closed");
+        assert_eq!(seen, b"abcde");
+    }
+}
