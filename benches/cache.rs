@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -35,8 +36,9 @@ impl Bench {
         let fields = FieldTable::of_builtin(&gvr, true);
         let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(fields.clone()));
         let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
-        let lane = Some("spec.nodeName");
-        let (mut writer, cache) = CacheWriter::new(Config::default(), gvr, envelope, true, &fields, lane);
+        // A ring that is full soon: an event that stays costs fresh memory, and how many do depends on the run.
+        let config = Config { window_events_max: 1_000, ..Config::default() };
+        let (mut writer, cache) = CacheWriter::new(config, gvr, envelope, true);
         writer.replace(Snapshot::from_objects(ResourceVersion(1), Vec::new()));
         Self { reader, fields, writer, cache, rv: 1 }
     }
@@ -49,12 +51,25 @@ impl Bench {
         }
     }
 
-    fn watches(&self, n: usize, selector: &str) -> Vec<Cursor> {
-        let fields =
-            FieldSelector::parse(selector).and_then(|parsed| parsed.compile(&self.fields)).expect("a selector");
-        let selector = Selector { labels: LabelSelector::parse("").expect("empty"), fields };
-        let open = || self.cache.open(Start::Current, View::new(None, selector.clone())).expect("current").cursor;
-        (0..n).map(|_| open()).collect()
+    fn watch(&self, namespace: Option<&str>, labels: &str, fields: &str) -> Cursor {
+        let fields = FieldSelector::parse(fields).and_then(|parsed| parsed.compile(&self.fields)).expect("a selector");
+        let selector = Selector { labels: LabelSelector::parse(labels).expect("a selector"), fields };
+        self.cache.open(Start::Current, View::new(namespace, selector)).expect("current").cursor
+    }
+
+    /// A watch of a sort that no pod of this file is seen by; those of one `value` see the same.
+    fn watch_other(&self, sort: &str, value: usize) -> Cursor {
+        match sort {
+            "namespace" => self.watch(Some(&format!("other-{value}")), "", ""),
+            "name" => self.watch(Some("ns0"), "", &format!("metadata.name=other-{value}")),
+            "node" => self.watch(None, "", &format!("spec.nodeName=other-{value}")),
+            "phase" => self.watch(None, "", &format!("status.phase=other-{value}")),
+            "label" => self.watch(None, &format!("app=other-{value}"), ""),
+            "label of a namespace" => self.watch(Some("ns0"), &format!("app=other-{value}"), ""),
+            "set of labels" => self.watch(None, &format!("app in (other-{value},another-{value})"), ""),
+            "other label" => self.watch(None, &format!("other-{value}=yes"), ""),
+            _ => unreachable!("{sort} is no sort of watch"),
+        }
     }
 }
 
@@ -67,17 +82,24 @@ fn decode(c: &mut Criterion) {
     group.finish();
 }
 
-/// What one change costs the writer, by how many watches are open that it does not match: it should not depend on them.
+const SORTS: [&str; 8] =
+    ["namespace", "name", "node", "phase", "label", "label of a namespace", "set of labels", "other label"];
+
+/// What one change costs the writer, by how many watches are open that it does not match: it should not depend on
+/// them, whether they follow one lane or ten thousand.
 fn apply(c: &mut Criterion) {
-    let mut group = c.benchmark_group("apply, watches of another node open");
-    for watches in [0, 100, 10_000] {
+    let mut group = c.benchmark_group("apply, other watches open");
+    let mut measure = |name: &str, sort: &str, watches: usize, lanes: usize| {
         let mut bench = Bench::new();
-        let mut idle = bench.watches(watches, "spec.nodeName=elsewhere");
-        let waker = std::task::Waker::noop();
+        let mut idle: Vec<_> = (0..watches).map(|n| bench.watch_other(sort, n % lanes)).collect();
         for cursor in &mut idle {
-            cursor.pull(usize::MAX, Some(waker), &mut Vec::new());
+            cursor.pull(usize::MAX, Some(Waker::noop()), &mut Vec::new());
         }
-        group.bench_function(BenchmarkId::from_parameter(watches), |b| {
+        for n in 0..2_000 {
+            let change = bench.change(n % 50);
+            bench.writer.apply(change).expect("in order");
+        }
+        group.bench_function(BenchmarkId::new(name, watches), |b| {
             b.iter_batched(
                 || (),
                 |()| {
@@ -87,6 +109,13 @@ fn apply(c: &mut Criterion) {
                 BatchSize::SmallInput,
             );
         });
+    };
+    measure("none", "namespace", 0, 1);
+    for sort in SORTS {
+        for watches in [100, 10_000] {
+            measure(&format!("one {sort}"), sort, watches, 1);
+            measure(&format!("a {sort} each"), sort, watches, watches);
+        }
     }
     group.finish();
 }
@@ -94,9 +123,9 @@ fn apply(c: &mut Criterion) {
 /// One change and its delivery to every watch, per delivery.
 fn fan_out(c: &mut Criterion) {
     let mut group = c.benchmark_group("fan out to watches of everything");
-    for watches in [1, 100, 1_000] {
+    for watches in [1_usize, 100, 1_000] {
         let mut bench = Bench::new();
-        let mut cursors = bench.watches(watches, "");
+        let mut cursors: Vec<_> = (0..watches).map(|_| bench.watch(None, "", "")).collect();
         let mut batch = Vec::new();
         group.throughput(Throughput::Elements(watches as u64));
         group.bench_function(BenchmarkId::from_parameter(watches), |b| {

@@ -3,7 +3,7 @@
 //! ```text
 //! CacheWriter::apply ──► Store (current objects)          ──► CacheReader::snapshot ─► LIST, GET, initial events
 //!        one writer  ──► Ring  (all events, bounded)      ──► Cursor::pull ──────────► WATCH
-//!                    ──► Lane  (a namespace, an object, a node: the same events, fewer of them)
+//!                    ──► Lane  (a namespace, a name, a field, a label: the same events, fewer of them)
 //! ```
 //!
 //! **Invariants.** One writer, by type. State first, notify second, in one critical section. Readers pull: nothing here
@@ -19,6 +19,8 @@ mod feeds;
 mod held;
 mod kept;
 mod lane;
+mod lane_index;
+mod lane_key;
 mod lanes;
 mod reader;
 mod renderings;

@@ -5,7 +5,6 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::lane::{Lane, Read};
-use super::lanes::LaneKey;
 use super::reader::{Progress, Shared};
 use super::{Event, Snapshot, View};
 use crate::kube::{EventType, ResourceVersion};
@@ -16,7 +15,6 @@ use crate::wire::{Refused, Renderer};
 pub struct Cursor {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
-    key: LaneKey,
     view: View,
     renderer: Renderer,
     slot: usize,
@@ -81,7 +79,6 @@ impl Cursor {
     pub(super) fn new(
         shared: Arc<Shared>,
         lane: Arc<Lane>,
-        key: LaneKey,
         view: View,
         next: u64,
         after: ResourceVersion,
@@ -89,7 +86,7 @@ impl Cursor {
     ) -> Self {
         let slot = lane.add_reader();
         let renderer = Renderer::verbatim(&shared.envelope);
-        Self { shared, lane, key, view, renderer, slot, next, after, skip }
+        Self { shared, lane, view, renderer, slot, next, after, skip }
     }
 
     /// The same place, read in another representation.
@@ -137,11 +134,11 @@ impl Cursor {
             // Read before the lane: whatever is published after this is also in the lane after this.
             let progress = *self.shared.progress.borrow();
             events.clear();
-            match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), &mut events) {
+            match self.read(waker, &mut events) {
                 Read::Lost => return Step::Pulled(Pull::Expired { oldest: self.shared.inner.read().floor }),
                 Read::CaughtUp if until.is_some() => return Step::Reached,
                 Read::CaughtUp => return Step::Pulled(Pull::CaughtUp { progress }),
-                Read::Some => {}
+                Read::Some | Read::Behind => {}
             }
             let mut last = self.after;
             let mut applied = None;
@@ -175,6 +172,21 @@ impl Cursor {
             if let Some(stop) = stop {
                 return stop;
             }
+        }
+    }
+
+    /// The next events of the lane; of the ring as long as the position is [`Read::Behind`] the lane's beginning.
+    fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<Event>>) -> Read {
+        match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), events) {
+            Read::Behind => {
+                let inner = self.shared.inner.read();
+                match inner.lanes.all.read_for(&self.lane, self.next, BATCH_EVENTS_MAX, events) {
+                    Some(next) => self.next = next,
+                    None => return Read::Lost,
+                }
+                Read::Behind
+            }
+            read => read,
         }
     }
 
@@ -227,8 +239,8 @@ impl Cursor {
 
 impl Drop for Cursor {
     fn drop(&mut self) {
-        if self.lane.remove_reader(self.slot) && self.key != LaneKey::All {
-            self.shared.inner.write().lanes.release(&self.key);
+        if self.lane.remove_reader(self.slot) && !self.lane.key().is_all() {
+            self.shared.inner.write().lanes.release(self.lane.key());
         }
     }
 }

@@ -25,8 +25,8 @@ pub struct FeedSpec {
     pub shape: Shape,
     pub namespaced: bool,
     pub fields: Arc<FieldTable>,
-    /// Key of the selectable field that gets lanes.
-    pub lane_field: Option<Arc<str>>,
+    /// Key of the selectable field by which upstream finds what it lists, if it has such an index.
+    pub index_field: Option<Arc<str>>,
 }
 
 /// A running feed, as its readers hold it.
@@ -251,14 +251,7 @@ impl Feeds {
 impl Feed {
     fn new(spec: FeedSpec, config: Config, renderings: Renderings, settled: Option<Instant>) -> (CacheWriter, Self) {
         let envelope = spec.envelope();
-        let (writer, reader) = CacheWriter::new(
-            config,
-            spec.key.gvr.clone(),
-            envelope,
-            spec.namespaced,
-            &spec.fields,
-            spec.lane_field.as_deref(),
-        );
+        let (writer, reader) = CacheWriter::new(config, spec.key.gvr.clone(), envelope, spec.namespaced);
         let currency = Currency::default();
         let last_used = Mutex::new(Instant::now());
         let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());

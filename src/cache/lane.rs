@@ -6,26 +6,37 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::Event;
+use super::lane_key::LaneKey;
 
-/// A sequence of events that readers follow: all of a feed's, or those that touch one namespace, object or node.
+/// A sequence of events that readers follow: all of a feed's, or those that its key says.
 ///
-/// Every lane holds shared references to the ring's events, so a lane costs one pointer per event that it holds.
-#[derive(Debug, Default)]
+/// Every lane holds shared references to the ring's events, so a lane costs one pointer per event that it holds. The
+/// lane of all events is the ring. A narrow one holds the end of its sequence only: whoever is further behind reads
+/// the ring until it comes to where the lane begins ([`Read::Behind`]).
+#[derive(Debug)]
 pub(super) struct Lane {
+    key: LaneKey,
     log: Mutex<Log>,
 }
 
 #[derive(Debug, Default)]
 struct Log {
     events: VecDeque<Arc<Event>>,
-    /// Events of this lane below this `seq` are not here.
+    /// Events of this lane from this `seq` on are here.
     from: u64,
+    /// An event of this lane right before this `seq` has left the ring.
+    lost: u64,
     /// No event will follow: the feed started a new history.
     closed: bool,
     readers: Slab<Option<Waker>>,
     /// Slots of `readers` that hold a waker.
     parked: Vec<usize>,
 }
+
+/// Events that a narrow lane holds: what its readers fall behind by while they do not stall. It bounds what a lane
+/// costs, for an event may be in as many lanes as there are selectors that match it. Few in tests, so that they come to
+/// the end of it.
+const LANE_EVENTS_MAX: usize = if cfg!(test) { 3 } else { 256 };
 
 /// What [`Lane::read`] found at a position.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,20 +45,37 @@ pub(super) enum Read {
     Some,
     /// Nothing at or after the position yet; the waker is registered.
     CaughtUp,
-    /// Events at the position were here and are gone, or the history ended.
+    /// The lane begins later: the ring has what is between.
+    Behind,
+    /// Events at the position were there and have left the ring, or the history ended.
     Lost,
 }
 
 impl Lane {
     /// An empty lane that is complete from `from` on.
-    pub(super) fn starting_at(from: u64) -> Self {
-        Self { log: Mutex::new(Log { from, ..Log::default() }) }
+    pub(super) fn new(key: LaneKey, from: u64) -> Self {
+        Self { key, log: Mutex::new(Log { from, ..Log::default() }) }
     }
 
-    /// Adds an event and returns the readers to wake once the writer's critical section is over.
-    pub(super) fn push(&self, event: Arc<Event>, wake: &mut Vec<Waker>) {
+    pub(super) fn key(&self) -> &LaneKey {
+        &self.key
+    }
+
+    /// Adds an event, once however often it comes, and returns the readers to wake once the writer's critical section
+    /// is over.
+    pub(super) fn push(&self, event: &Arc<Event>, wake: &mut Vec<Waker>) {
         let mut log = self.log.lock();
-        log.events.push_back(event);
+        // A set of values may have the one before the change and the one after it.
+        if log.events.back().is_some_and(|last| last.seq == event.seq) {
+            return;
+        }
+        if log.events.len() >= LANE_EVENTS_MAX
+            && !self.key.is_all()
+            && let Some(oldest) = log.events.pop_front()
+        {
+            log.from = oldest.seq + 1;
+        }
+        log.events.push_back(event.clone());
         log.take_parked(wake);
     }
 
@@ -74,12 +102,13 @@ impl Lane {
         batch: &mut Vec<Arc<Event>>,
     ) -> Read {
         let mut log = self.log.lock();
-        if log.closed || next < log.from {
+        if log.closed || next < log.lost {
             return Read::Lost;
         }
-        let at = log.position_of(next);
-        if at < log.events.len() {
-            batch.extend(log.events.range(at..).take(events_max).cloned());
+        if next < log.from {
+            return Read::Behind;
+        }
+        if log.copy(next, events_max, batch) {
             return Read::Some;
         }
         if let (slot, Some(waker)) = reader {
@@ -88,26 +117,32 @@ impl Lane {
         Read::CaughtUp
     }
 
-    /// Removes the oldest event if it is the one with this `seq`.
+    /// Copies events of the ring for a reader of the lane `narrow`, which begins later than `next`. Returns the
+    /// position up to which nothing is to be looked at, or `None`: the position is lost. The writer must be kept out,
+    /// or an event could leave the ring between two looks.
+    pub(super) fn read_for(
+        &self,
+        narrow: &Self,
+        next: u64,
+        events_max: usize,
+        batch: &mut Vec<Arc<Event>>,
+    ) -> Option<u64> {
+        let from = {
+            let log = narrow.log.lock();
+            (!log.closed && next >= log.lost).then_some(log.from)?
+        };
+        // What has left the ring behind `next` was of other lanes.
+        let found = self.log.lock().copy(next, events_max, batch);
+        Some(if found { next } else { from.max(next) })
+    }
+
+    /// The event with this `seq` leaves the ring.
     pub(super) fn evict(&self, seq: u64) {
         let mut log = self.log.lock();
         if log.events.front().is_some_and(|event| event.seq == seq) {
             log.events.pop_front();
         }
-        log.from = log.from.max(seq + 1);
-    }
-
-    /// Extends the lane backwards with older events, so that a reader may start at `from`.
-    pub(super) fn backfill<'a>(&self, from: u64, older: impl DoubleEndedIterator<Item = &'a Arc<Event>>) {
-        let mut log = self.log.lock();
-        if from >= log.from {
-            return;
-        }
-        let known_from = log.from;
-        for event in older.rev().filter(|event| event.seq < known_from) {
-            log.events.push_front(event.clone());
-        }
-        log.from = from;
+        log.lost = seq + 1;
     }
 
     pub(super) fn add_reader(&self) -> usize {
@@ -134,12 +169,15 @@ impl Lane {
 }
 
 impl Log {
-    /// Index of the first event whose `seq` is `next` or later. Readers are mostly at the end: look there first.
-    fn position_of(&self, next: u64) -> usize {
-        match self.events.back() {
-            Some(last) if last.seq >= next => self.events.partition_point(|event| event.seq < next),
-            _ => self.events.len(),
+    /// Copies up to `events_max` events from position `next` on; whether there are any. Readers are mostly at the end:
+    /// it looks there first.
+    fn copy(&self, next: u64, events_max: usize, batch: &mut Vec<Arc<Event>>) -> bool {
+        if self.events.back().is_none_or(|last| last.seq < next) {
+            return false;
         }
+        let at = self.events.partition_point(|event| event.seq < next);
+        batch.extend(self.events.range(at..).take(events_max).cloned());
+        true
     }
 
     fn park(&mut self, slot: usize, waker: &Waker) {

@@ -2,85 +2,69 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
 
+use super::Event;
 use super::lane::Lane;
-use super::{Event, View};
-use crate::kube::ObjectKey;
-use crate::wire::Object;
+use super::lane_index::LaneIndex;
+use super::lane_key::LaneKey;
 
 /// The lanes of one feed: which readers an event concerns, found in a few look-ups however many readers there are.
 #[derive(Debug)]
 pub(super) struct Lanes {
     /// Every event: the ring itself.
     pub(super) all: Arc<Lane>,
-    namespaces: HashMap<Box<str>, Arc<Lane>>,
-    objects: HashMap<ObjectKey, Arc<Lane>>,
-    /// By the value of the lane field (`spec.nodeName` of pods), before and after the change.
-    values: HashMap<Box<str>, Arc<Lane>>,
-    /// Index of the lane field in the resource's field table, if it has one.
-    field: Option<usize>,
-}
-
-/// Which lane a reader follows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum LaneKey {
-    All,
-    Namespace(Box<str>),
-    Object(ObjectKey),
-    Value(Box<str>),
+    /// Narrow lanes across namespaces.
+    everywhere: LaneIndex,
+    namespaces: HashMap<Box<str>, LaneIndex>,
+    /// How many narrow lanes are open.
+    narrow: usize,
 }
 
 impl Lanes {
-    pub(super) fn new(field: Option<usize>, from: u64) -> Self {
+    /// No lane but that of all events, complete from `from` on.
+    pub(super) fn new(from: u64) -> Self {
         Self {
-            all: Arc::new(Lane::starting_at(from)),
+            all: Arc::new(Lane::new(LaneKey::all(), from)),
+            everywhere: LaneIndex::default(),
             namespaces: HashMap::new(),
-            objects: HashMap::new(),
-            values: HashMap::new(),
-            field,
+            narrow: 0,
         }
     }
 
-    /// The narrowest lane that holds everything this view can see.
-    pub(super) fn key_for(view: &View, namespaced: bool, field: Option<&str>) -> LaneKey {
-        if let Some(key) = view.single(namespaced) {
-            return LaneKey::Object(key);
+    /// The lane for `key`, made on demand. A new one begins at `next_seq`: what came before is in the ring.
+    pub(super) fn open(&mut self, key: &LaneKey, next_seq: u64) -> Arc<Lane> {
+        if key.is_all() {
+            return self.all.clone();
         }
-        if let Some(value) = field.and_then(|field| view.selector().fields.required_field(field)) {
-            return LaneKey::Value(value.into());
-        }
-        view.namespace().map_or(LaneKey::All, |namespace| LaneKey::Namespace(namespace.into()))
-    }
-
-    /// The lane for `key`, made on demand and complete from `from` on.
-    pub(super) fn open(&mut self, key: &LaneKey, from: u64, next_seq: u64) -> Arc<Lane> {
-        let fresh = || Arc::new(Lane::starting_at(next_seq));
-        let lane = match key {
-            LaneKey::All => return self.all.clone(),
-            LaneKey::Namespace(namespace) => self.namespaces.entry(namespace.clone()).or_insert_with(fresh).clone(),
-            LaneKey::Object(object) => self.objects.entry(object.clone()).or_insert_with(fresh).clone(),
-            LaneKey::Value(value) => self.values.entry(value.clone()).or_insert_with(fresh).clone(),
+        let narrow = &mut self.narrow;
+        let fresh = || {
+            *narrow += 1;
+            Arc::new(Lane::new(key.clone(), next_seq))
         };
-        let field = self.field;
-        self.all.with_events(|events| {
-            let first = events.partition_point(|event| event.seq < from);
-            lane.backfill(from, events.range(first..).filter(|event| concerns(event, key, field)));
-        });
-        lane
+        match &key.namespace {
+            None => self.everywhere.open(&key.term, fresh),
+            Some(namespace) => self.namespaces.entry(namespace.clone()).or_default().open(&key.term, fresh),
+        }
     }
 
     /// Drops the lane if its last reader has gone.
     pub(super) fn release(&mut self, key: &LaneKey) {
-        match key {
-            LaneKey::All => {}
-            LaneKey::Namespace(namespace) => drop_unread(&mut self.namespaces, namespace),
-            LaneKey::Object(object) => drop_unread(&mut self.objects, object),
-            LaneKey::Value(value) => drop_unread(&mut self.values, value),
-        }
+        let dropped = match &key.namespace {
+            None => self.everywhere.release(&key.term),
+            Some(namespace) => {
+                let Some(index) = self.namespaces.get_mut(namespace) else { return };
+                let dropped = index.release(&key.term);
+                if index.is_empty() {
+                    self.namespaces.remove(namespace);
+                }
+                dropped
+            }
+        };
+        self.narrow -= usize::from(dropped);
     }
 
     pub(super) fn push(&self, event: &Arc<Event>, wake: &mut Vec<Waker>) {
-        self.all.push(event.clone(), wake);
-        self.for_each_narrow(event, |lane| lane.push(event.clone(), wake));
+        self.all.push(event, wake);
+        self.for_each_narrow(event, |lane| lane.push(event, wake));
     }
 
     pub(super) fn evict(&self, event: &Event) {
@@ -98,64 +82,27 @@ impl Lanes {
 
     /// Starts over with empty lanes, complete from `from` on. Readers of the old ones keep those, closed.
     pub(super) fn reopen(&mut self, from: u64) {
-        *self = Self::new(self.field, from);
+        *self = Self::new(from);
     }
 
     /// How many narrow lanes are open.
     pub(super) fn len(&self) -> usize {
-        self.namespaces.len() + self.objects.len() + self.values.len()
+        self.narrow
     }
 
     fn each(&self) -> impl Iterator<Item = &Arc<Lane>> {
-        let narrow = self.namespaces.values().chain(self.objects.values()).chain(self.values.values());
+        let narrow = std::iter::once(&self.everywhere).chain(self.namespaces.values()).flat_map(LaneIndex::each);
         std::iter::once(&self.all).chain(narrow)
     }
 
     fn for_each_narrow(&self, event: &Event, mut visit: impl FnMut(&Lane)) {
-        if !self.namespaces.is_empty()
-            && let Some(lane) = self.namespaces.get(event.object.key.namespace())
-        {
-            visit(lane);
+        if self.narrow == 0 {
+            return;
         }
-        if let Some(lane) = self.objects.get(&event.object.key) {
-            visit(lane);
+        let (namespace, name) = event.object.key.parts();
+        self.everywhere.visit(event, name, &mut visit);
+        if let Some(index) = (!self.namespaces.is_empty()).then(|| self.namespaces.get(namespace)).flatten() {
+            index.visit(event, name, &mut visit);
         }
-        if let (Some(field), false) = (self.field, self.values.is_empty()) {
-            let after = value_of(&event.object, field);
-            let before = event.previous.as_deref().map(|previous| value_of(previous, field));
-            if let Some(lane) = self.values.get(after) {
-                visit(lane);
-            }
-            if let Some(lane) = before.filter(|before| *before != after).and_then(|before| self.values.get(before)) {
-                visit(lane);
-            }
-        }
-    }
-}
-
-fn value_of(object: &Object, field: usize) -> &str {
-    object.attributes.fields.get(field).map_or("", |value| value)
-}
-
-fn concerns(event: &Event, key: &LaneKey, field: Option<usize>) -> bool {
-    let has_value = |object: &Object, value: &str| field.is_some_and(|field| value_of(object, field) == value);
-    match key {
-        LaneKey::All => true,
-        LaneKey::Namespace(namespace) => event.object.key.namespace() == &**namespace,
-        LaneKey::Object(object) => event.object.key == *object,
-        LaneKey::Value(value) => {
-            has_value(&event.object, value)
-                || event.previous.as_ref().is_some_and(|previous| has_value(previous, value))
-        }
-    }
-}
-
-fn drop_unread<K, Q>(lanes: &mut HashMap<K, Arc<Lane>>, key: &Q)
-where
-    K: std::hash::Hash + Eq + std::borrow::Borrow<Q>,
-    Q: std::hash::Hash + Eq + ?Sized,
-{
-    if lanes.get(key).is_some_and(|lane| !lane.has_readers()) {
-        lanes.remove(key);
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::held::Held;
 use super::kept::Kept;
-use super::lanes::Lanes;
+use super::lane_key::LaneKey;
 use super::writer::Inner;
 use super::{Config, Cursor, Segments, Snapshot, View};
 use crate::kube::{Gvr, ResourceVersion};
@@ -21,8 +21,6 @@ pub(super) struct Shared {
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
     pub(super) namespaced: bool,
-    /// Key of the field that has lanes of its own.
-    pub(super) lane_field: Option<Box<str>>,
     pub(super) inner: RwLock<Inner>,
     /// Bytes of the events' alternate frames.
     pub(super) alternate_bytes: Arc<AtomicUsize>,
@@ -261,10 +259,9 @@ impl CacheReader {
     }
 
     fn cursor(&self, inner: &mut Inner, after: ResourceVersion, skip: ResourceVersion, view: View) -> Cursor {
-        let key = Lanes::key_for(&view, self.shared.namespaced, self.shared.lane_field.as_deref());
         let (next, next_seq) = (inner.seq_after(after), inner.next_seq);
-        let lane = inner.lanes.open(&key, next, next_seq);
-        Cursor::new(self.shared.clone(), lane, key, view, next, after, skip)
+        let lane = inner.lanes.open(&LaneKey::of(&view), next_seq);
+        Cursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
 
     /// The bookmark frame at `rv`.

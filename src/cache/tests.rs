@@ -19,4 +19,5 @@ mod siblings;
 mod threads;
 mod truth;
 mod wakeups;
+mod want;
 mod world;

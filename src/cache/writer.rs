@@ -12,7 +12,7 @@ use super::kept::Kept;
 use super::lanes::Lanes;
 use super::reader::{CacheReader, CacheStats, End, Progress, Shared, State};
 use super::{Config, Event, Segments, Snapshot};
-use crate::kube::{EventType, FieldTable, Gvr, ObjectKey, ResourceVersion};
+use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Object};
 
 /// The only hand that changes a feed's cache. Not `Clone`: one reflector per feed.
@@ -71,25 +71,14 @@ pub(super) struct Inner {
 
 impl CacheWriter {
     /// An empty cache for one feed, and the handle that its readers clone.
-    ///
-    /// `lane_field` is the key of a selectable field that gets lanes (`spec.nodeName` of pods).
-    pub fn new(
-        config: Config,
-        gvr: Gvr,
-        envelope: Envelope,
-        namespaced: bool,
-        fields: &FieldTable,
-        lane_field: Option<&str>,
-    ) -> (Self, CacheReader) {
-        let field = lane_field.and_then(|key| fields.fields.iter().position(|field| field.key == key));
+    pub fn new(config: Config, gvr: Gvr, envelope: Envelope, namespaced: bool) -> (Self, CacheReader) {
         let shared = Arc::new(Shared {
             config,
             gvr,
             bookmark: RwLock::new(BookmarkTemplate::minimal(&envelope)),
             envelope,
             namespaced,
-            lane_field: field.and(lane_field).map(Into::into),
-            inner: RwLock::new(Inner::new(field)),
+            inner: RwLock::new(Inner::new()),
             alternate_bytes: Arc::default(),
             kept: Kept::default(),
             segments: Segments::default(),
@@ -198,11 +187,11 @@ impl Drop for CacheWriter {
 }
 
 impl Inner {
-    fn new(field: Option<usize>) -> Self {
+    fn new() -> Self {
         Self {
             objects: OrdMap::new(),
             object_bytes: 0,
-            lanes: Lanes::new(field, 0),
+            lanes: Lanes::new(0),
             next_seq: 0,
             base: ResourceVersion::default(),
             floor: ResourceVersion::default(),

@@ -147,6 +147,14 @@ impl FieldMatcher {
             .map(|condition| &*condition.value)
     }
 
+    /// The `=` conditions on fields of the table: key, place in [`Attributes::fields`], value.
+    pub fn required_fields(&self) -> impl Iterator<Item = (&str, usize, &str)> {
+        self.conditions.iter().filter(|condition| !condition.negated).filter_map(|condition| match condition.subject {
+            Subject::Field(position) => Some((&*condition.key, position, &*condition.value)),
+            Subject::Name | Subject::Namespace | Subject::Absent => None,
+        })
+    }
+
     /// Joins the selector with the name in the request's path or in `RequestInfo`: an empty selector becomes that name,
     /// any other must already require exactly it (§2.2).
     ///

@@ -36,11 +36,16 @@ impl ObjectKey {
 
     /// Empty for a cluster-scoped object.
     pub fn namespace(&self) -> &str {
-        self.path.split_once('/').map_or("", |(namespace, _)| namespace)
+        self.parts().0
     }
 
     pub fn name(&self) -> &str {
-        self.path.split_once('/').map_or(&self.path, |(_, name)| name)
+        self.parts().1
+    }
+
+    /// Namespace and name.
+    pub fn parts(&self) -> (&str, &str) {
+        self.path.split_once('/').unwrap_or(("", &self.path))
     }
 }
 

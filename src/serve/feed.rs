@@ -236,8 +236,8 @@ pub(super) fn unavailable(message: &str) -> Status {
 
 /// What the feed for this resource fetches.
 pub fn spec(resource: &Resource, scope: Scope, form: Form) -> FeedSpec {
-    // Nodes' agents watch their own node's objects: the apiserver indexes the same field (semantics.md §8.2).
-    let lane_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
+    // Nodes' agents list their own node's objects: the apiserver has an index for that (semantics.md §8.2).
+    let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
     FeedSpec {
         key: key(resource, scope, form),
         kind: resource.kind.clone(),
@@ -249,7 +249,7 @@ pub fn spec(resource: &Resource, scope: Scope, form: Form) -> FeedSpec {
         },
         namespaced: resource.namespaced,
         fields: resource.fields.clone(),
-        lane_field: lane_field.map(|field| field.key.as_str().into()),
+        index_field: index_field.map(|field| field.key.as_str().into()),
     }
 }
 

@@ -115,10 +115,10 @@ fn left_behind(permit: &Permit, lease: &Lease, snapshot: &Snapshot, read: &ListR
     usize::from(scanned.any(|object| indexed.is_none_or(|(field, value)| &*object.attributes.fields[field] == value)))
 }
 
-/// The field by which the apiserver finds what it scans, and its value: it has the same index as we have lanes, and
-/// uses it but for lists of an exact version.
+/// The field by which the apiserver finds what it scans, and its value: it uses its index but for lists of an exact
+/// version.
 fn index<'a>(lease: &'a Lease, read: &'a ListRead) -> Option<(usize, &'a str)> {
-    let key = lease.spec.lane_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;
+    let key = lease.spec.index_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;
     let value = read.view.selector().fields.required_field(key)?;
     Some((lease.spec.fields.fields.iter().position(|field| field.key == key)?, value))
 }

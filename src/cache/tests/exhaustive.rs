@@ -1,7 +1,7 @@
 //! Every interleaving of one writer and two readers within small bounds: what random choice might miss for years.
 
 use super::fixture::{POD, Pod};
-use super::model::Want;
+use super::want::Want;
 use super::world::World;
 
 /// One step of the writer. `P` comes and goes, enters and leaves a selector and a node; `Q` is beside it.

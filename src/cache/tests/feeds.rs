@@ -22,7 +22,7 @@ fn spec(resource: &str, namespace: Option<&str>, form: Form) -> FeedSpec {
         shape: Shape::BuiltIn,
         namespaced: true,
         fields: Arc::new(FieldTable::default()),
-        lane_field: None,
+        index_field: None,
     }
 }
 
@@ -210,10 +210,10 @@ async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
     let (feeds, mut demands) = feeds();
     let old = feeds.lease(&pods(), None).expect("there is room");
     let old_feed = the_one(&feeds);
-    let changed = FeedSpec { lane_field: Some("spec.nodeName".into()), ..pods() };
+    let changed = FeedSpec { index_field: Some("spec.nodeName".into()), ..pods() };
     let new = feeds.lease(&changed, None).expect("there is room");
     let _running = demanded(&mut demands);
-    assert_eq!((old.spec.lane_field.clone(), new.spec.lane_field.clone()), (None, Some("spec.nodeName".into())));
+    assert_eq!((old.spec.index_field.clone(), new.spec.index_field.clone()), (None, Some("spec.nodeName".into())));
     old.retired().await;
     assert!(new.retired().now_or_never().is_none());
     // The old one ends when it notices; the registry is no longer about it.

@@ -14,7 +14,8 @@ use crate::cache::{CacheReader, CacheWriter, Change, Config, Cursor, Pull, Snaps
 use crate::kube::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
 use crate::wire::{Envelope, Form, Object, ObjectReader, Shape, WatchItem};
 
-/// What selectors look at, and a note that no two revisions share. Empty texts are absent.
+/// What selectors look at, and a note that no two revisions share: of it come the phase and the label `tier`. Empty
+/// texts are absent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Pod {
     pub(super) namespace: &'static str,
@@ -42,15 +43,30 @@ impl Pod {
         if self.namespace.is_empty() { self.name.to_owned() } else { format!("{}/{}", self.namespace, self.name) }
     }
 
+    /// Every other revision.
+    pub(super) fn phase(&self) -> &'static str {
+        ["Running", "Pending"][self.note as usize % 2]
+    }
+
+    /// A label that comes and goes.
+    pub(super) fn tier(&self) -> &'static str {
+        ["", "front", "back", "front"][self.note as usize % 4]
+    }
+
     /// What a list item is but for its brace, and what the cache holds.
     pub(super) fn body(&self, rv: u64) -> String {
         let Self { namespace, name, app, node, note } = self;
         let namespace = if namespace.is_empty() { String::new() } else { format!(r#","namespace":"{namespace}""#) };
-        let labels = if app.is_empty() { String::new() } else { format!(r#","labels":{{"app":"{app}"}}"#) };
+        let label = |key, value: &str| Some(format!(r#""{key}":"{value}""#)).filter(|_| !value.is_empty());
+        let labels: Vec<_> = [label("app", app), label("tier", self.tier())].into_iter().flatten().collect();
+        let labels = if labels.is_empty() { String::new() } else { format!(r#","labels":{{{}}}"#, labels.join(",")) };
         let node = if node.is_empty() { String::new() } else { format!(r#","nodeName":"{node}""#) };
         let annotations = format!(r#","annotations":{{"note":"{note}"}}"#);
         let metadata = format!(r#""name":"{name}"{namespace},"resourceVersion":"{rv}"{labels}{annotations}"#);
-        format!(r#""metadata":{{{metadata}}},"spec":{{"containers":[]{node}}},"status":{{}}}}"#)
+        format!(
+            r#""metadata":{{{metadata}}},"spec":{{"containers":[]{node}}},"status":{{"phase":"{}"}}}}"#,
+            self.phase()
+        )
     }
 
     pub(super) fn frame(&self, event_type: EventType, rv: u64) -> Bytes {
@@ -160,10 +176,10 @@ pub(super) fn ring(events: usize) -> Config {
     Config { window_events_max: events, ..Config::default() }
 }
 
-/// An empty cache of pods with lanes for nodes.
+/// An empty cache of pods.
 pub(super) fn pods(config: Config) -> (CacheWriter, CacheReader) {
     let gvr = Gvr::new("", "v1", "pods");
-    CacheWriter::new(config, gvr, ENVELOPE.clone(), true, &FIELDS, Some("spec.nodeName"))
+    CacheWriter::new(config, gvr, ENVELOPE.clone(), true)
 }
 
 /// The same, listed at `version` with these pods.

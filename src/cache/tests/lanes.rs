@@ -3,14 +3,16 @@
 use proptest::prelude::*;
 
 use super::fixture::{POD, Pod, added, change, deleted, listed, pods, pull_all, ring, rv, snapshot, told, view};
-use super::model::{Lane, Want};
-use crate::cache::lanes::{LaneKey, Lanes};
+use super::want::{self, Want};
+use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, Term};
 use crate::cache::{CacheReader, CacheWriter, Cursor, Start, View};
 use crate::kube::EventType::{Added, Deleted, Modified};
 use crate::kube::{FieldTable, Gvr, ObjectKey, Selector};
 use crate::wire::{Envelope, Form, Shape};
 
-const NODE: Option<&str> = Some("spec.nodeName");
+/// Places of `spec.nodeName` and `status.phase` in the table of pods.
+const NODE: usize = 0;
+const PHASE: usize = 5;
 
 fn open(reader: &CacheReader, after: u64, view: View) -> Cursor {
     reader.open(Start::After(rv(after)), view).expect("in the ring").cursor
@@ -22,59 +24,104 @@ fn lanes(reader: &CacheReader) -> usize {
 
 #[test]
 fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
-    let object = |path| LaneKey::Object(ObjectKey::from_path(path));
-    for (namespace, labels, fields, expected) in [
-        ("", "", "", LaneKey::All),
-        ("", "app=x", "", LaneKey::All),
-        ("a", "", "", LaneKey::Namespace("a".into())),
-        ("a", "app=x", "", LaneKey::Namespace("a".into())),
-        ("", "", "metadata.namespace=a", LaneKey::Namespace("a".into())),
-        ("", "", "metadata.namespace!=a", LaneKey::All),
-        ("", "", "metadata.namespace=", LaneKey::Namespace("".into())),
-        ("a", "", "metadata.name=p", object("a/p")),
-        ("", "", "metadata.namespace=a,metadata.name=p", object("a/p")),
-        ("", "", "metadata.name=p", LaneKey::All),
-        ("a", "", "metadata.name!=p", LaneKey::Namespace("a".into())),
-        ("", "", "spec.nodeName=n1", LaneKey::Value("n1".into())),
-        ("", "", "spec.host=n1", LaneKey::Value("n1".into())),
-        ("a", "app=x", "spec.nodeName=n1", LaneKey::Value("n1".into())),
-        ("", "", "spec.nodeName=", LaneKey::Value("".into())),
-        ("", "", "spec.nodeName!=n1", LaneKey::All),
-        ("a", "", "metadata.name=p,spec.nodeName=n1", object("a/p")),
-        ("", "", "status.phase=Running", LaneKey::All),
+    let app_x = || Term::Label("app".into(), "x".into());
+    let name = || Term::Name("p".into());
+    let node = |value: &str| Term::Field(NODE, value.into());
+    let running = || Term::Field(PHASE, "Running".into());
+    let set = |values: &[&str]| Term::LabelIn("app".into(), values.iter().map(|value| (*value).into()).collect());
+    let has = |key: &str| Term::HasLabel(key.into());
+    let in_a = Some("a");
+    for (namespace, labels, fields, expected_namespace, expected) in [
+        ("", "", "", None, Term::Whole),
+        ("a", "", "", in_a, Term::Whole),
+        ("", "", "metadata.namespace=a", in_a, Term::Whole),
+        ("", "", "metadata.namespace!=a", None, Term::Whole),
+        ("", "", "metadata.namespace=", Some(""), Term::Whole),
+        // One value of a label, several, any.
+        ("", "app=x", "", None, app_x()),
+        ("a", "app==x", "", in_a, app_x()),
+        ("a", "app in (x)", "metadata.namespace=a", in_a, app_x()),
+        ("", "app in (y,x,y)", "", None, set(&["x", "y"])),
+        ("a", "app in (x,y)", "", in_a, set(&["x", "y"])),
+        ("", "app", "", None, has("app")),
+        ("", "app>5", "", None, has("app")),
+        ("", "app<5", "", None, has("app")),
+        // What a negative one matches is everything else.
+        ("", "app!=x", "", None, Term::Whole),
+        ("", "app notin (x)", "", None, Term::Whole),
+        ("a", "!app", "", in_a, Term::Whole),
+        // Of several labels: the one value, the smaller set, the first of equals.
+        ("", "a,app=x,b in (c)", "", None, app_x()),
+        ("", "a in (d,e,f),app in (x,y)", "", None, set(&["x", "y"])),
+        ("", "tier=front,app=x", "", None, app_x()),
+        ("", "a!=b,tier", "", None, has("tier")),
+        // A name, wherever it is.
+        ("a", "", "metadata.name=p", in_a, name()),
+        ("", "", "metadata.namespace=a,metadata.name=p", in_a, name()),
+        ("", "app=x", "metadata.name=p", None, name()),
+        ("a", "", "metadata.name=p,spec.nodeName=n1", in_a, name()),
+        ("a", "", "metadata.name!=p", in_a, Term::Whole),
+        // A field that tells objects apart before labels, any other behind them.
+        ("", "", "spec.nodeName=n1", None, node("n1")),
+        ("", "", "spec.host=n1", None, node("n1")),
+        ("a", "app=x", "spec.nodeName=n1", in_a, node("n1")),
+        ("", "", "spec.nodeName=", None, node("")),
+        ("", "app=x", "spec.nodeName=", None, app_x()),
+        ("", "", "spec.nodeName!=n1", None, Term::Whole),
+        ("", "", "status.podIPs=", None, Term::Whole),
+        ("", "", "status.phase=Running", None, running()),
+        ("", "", "status.phase=Running,spec.nodeName=n1", None, node("n1")),
+        ("", "app=x", "status.phase=Running", None, app_x()),
+        ("", "app in (x,y)", "status.phase=Running", None, set(&["x", "y"])),
+        ("", "app", "status.phase=Running", None, running()),
+        ("", "app", "status.phase!=Running", None, has("app")),
     ] {
-        let key = Lanes::key_for(&view(namespace, labels, fields), true, NODE);
-        assert_eq!(key, expected, "{namespace:?} {labels:?} {fields:?}");
+        let expected = LaneKey { namespace: expected_namespace.map(Into::into), term: expected };
+        assert_eq!(LaneKey::of(&view(namespace, labels, fields)), expected, "{namespace:?} {labels:?} {fields:?}");
     }
-    let without_nodes = Lanes::key_for(&view("a", "", "spec.nodeName=n1"), true, None);
-    assert_eq!(without_nodes, LaneKey::Namespace("a".into()));
-    let cluster_scoped = Lanes::key_for(&view("", "", "metadata.name=n1"), false, None);
-    assert_eq!(cluster_scoped, object("n1"));
+}
+
+#[test]
+fn a_set_of_many_values_follows_all_that_have_the_label() {
+    let values = |n: usize| (0..n).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
+    let term = |n| LaneKey::of(&view("", &format!("app in ({})", values(n)), "")).term;
+    assert!(matches!(term(LANE_VALUES_MAX), Term::LabelIn(_, values) if values.len() == LANE_VALUES_MAX));
+    assert_eq!(term(LANE_VALUES_MAX + 1), Term::HasLabel("app".into()));
 }
 
 #[test]
 fn the_model_agrees_on_who_follows_what() {
     for want in Want::ALL {
-        let key = match want.lane() {
-            Lane::All => LaneKey::All,
-            Lane::Namespace(namespace) => LaneKey::Namespace(namespace.into()),
-            Lane::Object(namespace, name) => LaneKey::Object(ObjectKey::new(namespace, name)),
-            Lane::Node(node) => LaneKey::Value(node.into()),
+        let lane = want.lane();
+        let term = match lane.term {
+            want::Term::Whole => Term::Whole,
+            want::Term::Name(name) => Term::Name(name.into()),
+            want::Term::Node(node) => Term::Field(NODE, node.into()),
+            want::Term::Phase(phase) => Term::Field(PHASE, phase.into()),
+            want::Term::Label(key, [value]) => Term::Label(key.into(), (*value).into()),
+            want::Term::Label(key, values) => {
+                Term::LabelIn(key.into(), values.iter().map(|value| (*value).into()).collect())
+            }
+            want::Term::HasLabel(key) => Term::HasLabel(key.into()),
         };
-        assert_eq!(Lanes::key_for(&want.view(), true, NODE), key, "{want:?}");
+        assert_eq!(LaneKey::of(&want.view()), LaneKey { namespace: lane.namespace.map(Into::into), term }, "{want:?}");
     }
 }
 
 #[test]
 fn a_lane_goes_with_its_last_reader() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
-    let views = || [view("a", "", ""), view("a", "", "metadata.name=p"), view("", "", "spec.nodeName=n1")];
-    let first = views().map(|view| open(&reader, 10, view));
-    assert_eq!(lanes(&reader), 3);
-    let second = views().map(|view| open(&reader, 10, view));
-    assert_eq!(lanes(&reader), 3, "lanes are shared");
+    let open_all = || Want::ALL.map(|want| open(&reader, 10, want.view()));
+    let mut narrow: Vec<_> = Want::ALL.map(|want| LaneKey::of(&want.view())).into();
+    narrow.retain(|key| !key.is_all());
+    narrow.sort_by_cached_key(|key| format!("{key:?}"));
+    narrow.dedup();
+    let first = open_all();
+    assert_eq!(lanes(&reader), narrow.len());
+    let second = open_all();
+    assert_eq!(lanes(&reader), narrow.len(), "lanes are shared");
     drop(first);
-    assert_eq!(lanes(&reader), 3);
+    assert_eq!(lanes(&reader), narrow.len());
     drop(second);
     assert_eq!(lanes(&reader), 0);
     let _everything = open(&reader, 10, View::everything());
@@ -159,12 +206,57 @@ fn an_object_that_moves_is_in_the_lanes_of_both_nodes_once() {
     assert_eq!(told[2], ["ADDED a/p 13", "DELETED a/p 14"]);
 }
 
+/// A set leads to its lane from the value before and from the one after.
+#[test]
+fn an_object_that_changes_within_a_set_is_in_its_lane_once() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
+    let mut set = open(&reader, 10, view("", "app in (x,y)", ""));
+    for (app, version) in [("y", 11), ("x", 12), ("", 13), ("y", 14), ("gone", 15)] {
+        writer.apply(change(Modified, &Pod { app, ..POD }, version)).expect("in order");
+    }
+    let expected = ["MODIFIED a/p 11", "MODIFIED a/p 12", "DELETED a/p 13", "ADDED a/p 14", "DELETED a/p 15"];
+    assert_eq!(told(&mut set), expected);
+}
+
+/// The lane holds its end only; who is further behind is told of the rest by the ring.
+#[test]
+fn a_reader_behind_the_beginning_of_its_lane_loses_nothing() {
+    for narrow in [view("a", "", ""), view("", "app in (x,y)", ""), view("a", "", "metadata.name=p")] {
+        let (mut writer, reader) = listed(ring(100), 10, &[]);
+        let mut slow = open(&reader, 10, narrow);
+        for version in (11..71).step_by(2) {
+            writer.apply(added(&POD, version)).expect("in order");
+            writer.apply(added(&Pod { namespace: "b", app: "", name: "q", ..POD }, version + 1)).expect("in order");
+        }
+        let seen = pull_all(&mut slow).0;
+        assert_eq!(seen.iter().map(|seen| seen.rv).collect::<Vec<_>>(), (11..71).step_by(2).collect::<Vec<_>>());
+    }
+}
+
+/// Of what has left the ring, only what was in the lane is missed.
+#[test]
+fn a_reader_behind_the_beginning_of_its_lane_expires_with_its_own_events_only() {
+    let (mut writer, reader) = listed(ring(8), 10, &[]);
+    let mut slow = open(&reader, 10, view("a", "", ""));
+    let other = |version| added(&Pod { namespace: "b", ..POD }, version);
+    for version in 11..17 {
+        writer.apply(other(version)).expect("in order");
+    }
+    for version in 17..25 {
+        writer.apply(added(&POD, version)).expect("in order");
+    }
+    assert_eq!(told(&mut slow).len(), 8, "what was evicted was of another lane");
+    let mut slow = open(&reader, 16, view("a", "", ""));
+    writer.apply(other(25)).expect("in order");
+    assert_eq!(told(&mut slow), ["expired 17"]);
+}
+
 #[test]
 fn cluster_scoped_objects_have_lanes_by_name() {
     let gvr = Gvr::new("", "v1", "nodes");
     let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
     let fields = FieldTable::of_builtin(&gvr, false);
-    let (mut writer, reader) = CacheWriter::new(ring(10), gvr, envelope, false, &fields, None);
+    let (mut writer, reader) = CacheWriter::new(ring(10), gvr, envelope, false);
     let by_name = crate::kube::FieldSelector::parse("metadata.name=p").and_then(|parsed| parsed.compile(&fields));
     let selector = Selector { fields: by_name.expect("a known field"), ..Selector::everything() };
     let mut one = open(&reader, 0, View::new(None, selector));
@@ -177,28 +269,13 @@ fn cluster_scoped_objects_have_lanes_by_name() {
     assert_eq!(told(&mut all), ["ADDED p 11", "ADDED q 12", "MODIFIED p 13"]);
 }
 
-#[test]
-fn without_a_lane_field_everybody_with_that_selector_follows_all_events() {
-    let gvr = Gvr::new("", "v1", "pods");
-    let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
-    let fields = FieldTable::of_builtin(&gvr, true);
-    for lane_field in [None, Some("spec.noSuchField")] {
-        let (mut writer, reader) = CacheWriter::new(ring(10), gvr.clone(), envelope.clone(), true, &fields, lane_field);
-        let mut cursor = open(&reader, 0, view("", "", "spec.nodeName=n1"));
-        assert_eq!(lanes(&reader), 0);
-        writer.apply(added(&POD, 11)).expect("in order");
-        writer.apply(added(&Pod { node: "n2", ..POD }, 12)).expect("in order");
-        assert_eq!(told(&mut cursor), ["ADDED a/p 11", "DELETED a/p 12"]);
-    }
-}
-
 /// The view among all events, whatever lane it would follow.
 fn among_all(reader: &CacheReader, view: View) -> Cursor {
     let (after, next, all) = {
         let inner = reader.shared.inner.read();
         (inner.progress, inner.next_seq, inner.lanes.all.clone())
     };
-    Cursor::new(reader.shared.clone(), all, LaneKey::All, view, next, after, after)
+    Cursor::new(reader.shared.clone(), all, view, next, after, after)
 }
 
 #[derive(Debug, Clone)]

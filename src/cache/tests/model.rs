@@ -3,10 +3,9 @@
 //! The state is a map, the history a list that is never cut. `told` is `exp(w, a, b)` of reliability.md §1.1.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
 
-use super::fixture::{Pod, Seen, view};
-use crate::cache::View;
+use super::fixture::{Pod, Seen};
+use super::want::{Lane, Want};
 use crate::kube::EventType::{self, Added, Deleted, Modified};
 
 /// Current objects by key, in the apiserver's order: bytewise by `namespace/name`. With each its version.
@@ -18,34 +17,6 @@ pub(super) struct Fact {
     pub(super) rv: u64,
     pub(super) before: Option<Pod>,
     pub(super) after: Option<Pod>,
-}
-
-/// What a watch wants to see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Want {
-    Everything,
-    NamespaceA,
-    NamespaceAByField,
-    AppX,
-    NotAppX,
-    NoApp,
-    AppXInB,
-    TheOneInA,
-    NameEverywhere,
-    NodeOne,
-    NodeOneAppXInA,
-    NoNode,
-    NotNodeOne,
-    TwoNames,
-}
-
-/// Which part of the events a reader is led past: the narrowest lane that holds all it may see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lane {
-    All,
-    Namespace(&'static str),
-    Object(&'static str, &'static str),
-    Node(&'static str),
 }
 
 impl Fact {
@@ -68,90 +39,7 @@ impl Fact {
     }
 
     pub(super) fn concerns(&self, lane: Lane) -> bool {
-        let sides = [self.before, self.after];
-        let mut sides = sides.iter().flatten();
-        sides.any(|pod| match lane {
-            Lane::All => true,
-            Lane::Namespace(namespace) => pod.namespace == namespace,
-            Lane::Object(namespace, name) => pod.namespace == namespace && pod.name == name,
-            Lane::Node(node) => pod.node == node,
-        })
-    }
-}
-
-impl Want {
-    pub(super) const ALL: [Self; 14] = [
-        Self::Everything,
-        Self::NamespaceA,
-        Self::NamespaceAByField,
-        Self::AppX,
-        Self::NotAppX,
-        Self::NoApp,
-        Self::AppXInB,
-        Self::TheOneInA,
-        Self::NameEverywhere,
-        Self::NodeOne,
-        Self::NodeOneAppXInA,
-        Self::NoNode,
-        Self::NotNodeOne,
-        Self::TwoNames,
-    ];
-
-    pub(super) fn matches(self, pod: &Pod) -> bool {
-        match self {
-            Self::Everything => true,
-            Self::NamespaceA | Self::NamespaceAByField => pod.namespace == "a",
-            Self::AppX => pod.app == "x",
-            Self::NotAppX => pod.app != "x",
-            Self::NoApp => pod.app.is_empty(),
-            Self::AppXInB => pod.namespace == "b" && pod.app == "x",
-            Self::TheOneInA => pod.namespace == "a" && pod.name == "p",
-            Self::NameEverywhere => pod.name == "p",
-            Self::NodeOne => pod.node == "n1",
-            Self::NodeOneAppXInA => pod.namespace == "a" && pod.app == "x" && pod.node == "n1",
-            Self::NoNode => pod.node.is_empty(),
-            Self::NotNodeOne => pod.node != "n1",
-            Self::TwoNames => false,
-        }
-    }
-
-    /// The same, as a client writes it: namespace, labels, fields.
-    pub(super) fn view(self) -> View {
-        static VIEWS: LazyLock<Vec<View>> = LazyLock::new(|| Want::ALL.into_iter().map(Want::parsed).collect());
-        VIEWS[Self::ALL.into_iter().position(|want| want == self).expect("one of all")].clone()
-    }
-
-    fn parsed(self) -> View {
-        let (namespace, labels, fields) = match self {
-            Self::Everything => ("", "", ""),
-            Self::NamespaceA => ("a", "", ""),
-            Self::NamespaceAByField => ("", "", "metadata.namespace=a"),
-            Self::AppX => ("", "app=x", ""),
-            Self::NotAppX => ("", "app!=x", ""),
-            Self::NoApp => ("", "!app", ""),
-            Self::AppXInB => ("b", "app in (x)", ""),
-            Self::TheOneInA => ("a", "", "metadata.name=p"),
-            Self::NameEverywhere => ("", "", "metadata.name=p"),
-            Self::NodeOne => ("", "", "spec.nodeName=n1"),
-            Self::NodeOneAppXInA => ("a", "app=x", "spec.nodeName=n1"),
-            Self::NoNode => ("", "", "spec.nodeName="),
-            Self::NotNodeOne => ("", "", "spec.nodeName!=n1"),
-            Self::TwoNames => ("a", "", "metadata.name=p,metadata.name=q"),
-        };
-        view(namespace, labels, fields)
-    }
-
-    pub(super) fn lane(self) -> Lane {
-        match self {
-            Self::NamespaceA | Self::NamespaceAByField => Lane::Namespace("a"),
-            Self::AppXInB => Lane::Namespace("b"),
-            Self::TheOneInA | Self::TwoNames => Lane::Object("a", "p"),
-            Self::NodeOne | Self::NodeOneAppXInA => Lane::Node("n1"),
-            Self::NoNode => Lane::Node(""),
-            Self::Everything | Self::AppX | Self::NotAppX | Self::NoApp | Self::NameEverywhere | Self::NotNodeOne => {
-                Lane::All
-            }
-        }
+        [self.before, self.after].iter().flatten().any(|pod| lane.has(pod))
     }
 }
 

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::fixture::Pod;
-use super::model::{State, Want};
+use super::model::State;
+use super::want::Want;
 use super::world::World;
 use crate::kube::EventType::{self, Added, Deleted, Modified};
 

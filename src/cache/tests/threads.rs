@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::fixture::{POD, Pod, Seen, change, listed, ring, rv, seen};
-use super::model::Want;
+use super::want::Want;
 use crate::cache::{CacheReader, CacheWriter, Opened, Pull, Start};
 use crate::kube::EventType::{self, Added, Deleted, Modified};
 

@@ -30,28 +30,44 @@ impl Parked {
     }
 }
 
-/// One reader in each kind of lane: all, namespace a, object a/p, node n1.
-fn one_of_each(reader: &CacheReader) -> [Parked; 4] {
-    let views =
-        [View::everything(), view("a", "", ""), view("a", "", "metadata.name=p"), view("", "", "spec.nodeName=n1")];
+const KINDS: usize = 8;
+
+/// One reader in each kind of lane.
+fn one_of_each(reader: &CacheReader) -> [Parked; KINDS] {
+    let views = [
+        View::everything(),
+        view("a", "", ""),
+        view("a", "", "metadata.name=p"),
+        view("", "", "spec.nodeName=n1"),
+        view("", "", "status.phase=Running"),
+        view("", "app=x", ""),
+        view("a", "app in (x,y)", ""),
+        view("", "app", ""),
+    ];
     views.map(|view| Parked::new(reader, view))
 }
 
-fn rung(readers: &[Parked; 4]) -> [usize; 4] {
+fn rung(readers: &[Parked; KINDS]) -> [usize; KINDS] {
     readers.each_ref().map(Parked::rung)
 }
 
-const ELSEWHERE: Pod = Pod { namespace: "b", name: "q", node: "n2", ..POD };
+/// In no lane but that of all events.
+const ELSEWHERE: Pod = Pod { namespace: "b", name: "q", app: "", node: "n2", note: 1 };
 
 #[test]
 fn an_event_wakes_the_readers_of_its_lanes_and_nobody_else() {
     for (pod, expected) in [
-        (POD, [1, 1, 1, 1]),
-        (Pod { name: "q", ..POD }, [1, 1, 0, 1]),
-        (Pod { name: "q", node: "n2", ..POD }, [1, 1, 0, 0]),
-        (Pod { namespace: "b", ..POD }, [1, 0, 0, 1]),
-        (Pod { node: "", ..POD }, [1, 1, 1, 0]),
-        (ELSEWHERE, [1, 0, 0, 0]),
+        (POD, [1, 1, 1, 1, 1, 1, 1, 1]),
+        (Pod { name: "q", ..POD }, [1, 1, 0, 1, 1, 1, 1, 1]),
+        (Pod { name: "q", node: "n2", ..POD }, [1, 1, 0, 0, 1, 1, 1, 1]),
+        (Pod { namespace: "b", ..POD }, [1, 0, 0, 1, 1, 1, 0, 1]),
+        (Pod { node: "", ..POD }, [1, 1, 1, 0, 1, 1, 1, 1]),
+        (Pod { app: "y", ..POD }, [1, 1, 1, 1, 1, 0, 1, 1]),
+        (Pod { app: "gone", ..POD }, [1, 1, 1, 1, 1, 0, 0, 1]),
+        (Pod { app: "", ..POD }, [1, 1, 1, 1, 1, 0, 0, 0]),
+        (Pod { note: 1, ..POD }, [1, 1, 1, 1, 0, 1, 1, 1]),
+        (Pod { app: "x", ..ELSEWHERE }, [1, 0, 0, 0, 0, 1, 0, 1]),
+        (ELSEWHERE, [1, 0, 0, 0, 0, 0, 0, 0]),
     ] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         let readers = one_of_each(&reader);
@@ -60,19 +76,35 @@ fn an_event_wakes_the_readers_of_its_lanes_and_nobody_else() {
     }
 }
 
+/// Lanes for other labels, more of them than an object has: it is found by its own labels then.
 #[test]
-fn an_object_that_leaves_a_node_wakes_the_readers_there() {
-    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
-    let readers = one_of_each(&reader);
-    writer.apply(added(&Pod { node: "n2", ..POD }, 11)).expect("in order");
-    assert_eq!(rung(&readers), [1, 1, 1, 1]);
+fn an_event_finds_its_lanes_among_many_labels() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let others = ["b", "c", "d", "e"].map(|label| Parked::new(&reader, view("", &format!("{label}=x"), "")));
+    let mut app = Parked::new(&reader, view("", "app=x", ""));
+    for (version, app_now, woken) in [(11, "x", 1), (12, "y", 2), (13, "y", 2), (14, "x", 3), (15, "", 4), (16, "", 4)]
+    {
+        writer.apply(added(&Pod { app: app_now, ..POD }, version)).expect("in order");
+        assert_eq!(app.rung(), woken, "at {version}");
+        told(&mut app.cursor);
+        app.park();
+    }
+    assert!(others.iter().all(|other| other.rung() == 0));
 }
 
-/// A selector does not decide who is woken: who is woken for nothing goes back to sleep.
+#[test]
+fn an_object_that_leaves_a_selector_wakes_the_readers_there() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
+    let readers = one_of_each(&reader);
+    writer.apply(added(&Pod { node: "n2", app: "", note: 1, ..POD }, 11)).expect("in order");
+    assert_eq!(rung(&readers), [1; KINDS]);
+}
+
+/// Not every term of a selector has a lane: who is woken for nothing goes back to sleep.
 #[test]
 fn a_reader_woken_by_an_event_that_it_may_not_see_is_told_nothing() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut parked = Parked::new(&reader, view("", "app=y", ""));
+    let mut parked = Parked::new(&reader, view("", "app!=x", ""));
     writer.apply(added(&POD, 11)).expect("in order");
     assert_eq!(parked.rung(), 1);
     parked.park();
@@ -86,10 +118,10 @@ fn a_bookmark_that_is_announced_wakes_everybody() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut readers = one_of_each(&reader);
     writer.advance(rv(20), true);
-    assert_eq!(rung(&readers), [1; 4]);
+    assert_eq!(rung(&readers), [1; KINDS]);
     readers.iter_mut().for_each(Parked::park);
     writer.advance(rv(20), true);
-    assert_eq!(rung(&readers), [2; 4], "the same bookmark again is upstream's sign of life");
+    assert_eq!(rung(&readers), [2; KINDS], "the same bookmark again is upstream's sign of life");
 }
 
 #[test]
@@ -97,7 +129,7 @@ fn progress_without_an_announcement_wakes_nobody() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let readers = one_of_each(&reader);
     writer.advance(rv(20), false);
-    assert_eq!(rung(&readers), [0; 4]);
+    assert_eq!(rung(&readers), [0; KINDS]);
     assert_eq!((reader.progress().rv, reader.progress().bookmarks), (rv(20), 0));
 }
 
@@ -108,7 +140,7 @@ fn what_is_not_applied_wakes_nobody() {
     let readers = one_of_each(&reader);
     writer.apply(added(&POD, 15)).expect("a duplicate");
     writer.apply(added(&ELSEWHERE, 12)).expect_err("out of order");
-    assert_eq!(rung(&readers), [0; 4]);
+    assert_eq!(rung(&readers), [0; KINDS]);
 }
 
 #[test]
@@ -127,7 +159,7 @@ fn the_end_of_a_history_wakes_everybody() {
         let (writer, reader) = listed(ring(10), 10, &[]);
         let mut readers = one_of_each(&reader);
         let _writer = end(writer);
-        assert_eq!(rung(&readers), [1; 4]);
+        assert_eq!(rung(&readers), [1; KINDS]);
         for parked in &mut readers {
             assert_eq!(told(&mut parked.cursor), ["expired 10"]);
         }

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::fixture::{Bell, Pod, Seen, change, pods, ring, rv, seen, snapshot};
-use super::model::{Fact, Lane, Model, State, Verdict, Want, visible};
+use super::model::{Fact, Model, State, Verdict, visible};
+use super::want::{Lane, Want};
 use crate::cache::{Applied, CacheReader, CacheWriter, Cursor, Event, Opened, Pull, Snapshot, Start};
 use crate::kube::EventType::{self, Added, Deleted, Modified};
 
@@ -282,7 +283,7 @@ impl World {
         let mut lanes: Vec<Lane> = Vec::new();
         for follower in self.followers.iter().flatten().filter(|follower| follower.epoch == self.model.epoch) {
             let lane = follower.want.lane();
-            if lane != Lane::All && !lanes.contains(&lane) {
+            if lane != Lane::ALL && !lanes.contains(&lane) {
                 lanes.push(lane);
             }
         }

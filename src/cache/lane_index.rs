@@ -1,0 +1,212 @@
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use super::Event;
+use super::lane::Lane;
+use super::lane_key::Term;
+use crate::kube::Attributes;
+use crate::wire::Object;
+
+/// The narrow lanes of one namespace, or of all together, where an event finds those that it concerns.
+///
+/// It looks up what somebody asked for and nothing else: an object with thirty labels costs no look-up where no lane is
+/// open for any label. How many there are at most is bounded by the object, not by the lanes: one for its name, two
+/// for each field of the table, two for each of its labels.
+#[derive(Debug, Default)]
+pub(super) struct LaneIndex {
+    whole: Option<Arc<Lane>>,
+    names: ByValue,
+    /// By the field's place in the table; a table has a dozen fields at most.
+    fields: Vec<(usize, ByValue)>,
+    labels: HashMap<Box<str>, LabelLanes>,
+}
+
+type ByValue = HashMap<Box<str>, Arc<Lane>>;
+
+/// The lanes for one label.
+#[derive(Debug, Default)]
+struct LabelLanes {
+    present: Option<Arc<Lane>>,
+    equal: ByValue,
+    sets: HashMap<Box<[Box<str>]>, Arc<Lane>>,
+    /// Lanes of `sets`, by each of their values.
+    members: HashMap<Box<str>, Vec<Arc<Lane>>>,
+}
+
+impl LaneIndex {
+    /// The lane for a term, made by `fresh` on demand.
+    pub(super) fn open(&mut self, term: &Term, fresh: impl FnOnce() -> Arc<Lane>) -> Arc<Lane> {
+        match term {
+            Term::Whole => self.whole.get_or_insert_with(fresh).clone(),
+            Term::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
+            Term::Field(position, value) => {
+                let at = self.fields.iter().position(|(field, _)| field == position).unwrap_or_else(|| {
+                    self.fields.push((*position, HashMap::new()));
+                    self.fields.len() - 1
+                });
+                self.fields[at].1.entry(value.clone()).or_insert_with(fresh).clone()
+            }
+            Term::Label(key, value) => self.label(key).equal.entry(value.clone()).or_insert_with(fresh).clone(),
+            Term::LabelIn(key, values) => self.label(key).open_set(values, fresh),
+            Term::HasLabel(key) => self.label(key).present.get_or_insert_with(fresh).clone(),
+        }
+    }
+
+    /// Drops the lane for a term if nobody reads it. Returns whether it was dropped.
+    pub(super) fn release(&mut self, term: &Term) -> bool {
+        match term {
+            Term::Whole => unread(self.whole.as_ref()) && self.whole.take().is_some(),
+            Term::Name(name) => drop_unread(&mut self.names, name),
+            Term::Field(position, value) => {
+                let Some(at) = self.fields.iter().position(|(field, _)| field == position) else { return false };
+                let dropped = drop_unread(&mut self.fields[at].1, value);
+                if self.fields[at].1.is_empty() {
+                    self.fields.swap_remove(at);
+                }
+                dropped
+            }
+            Term::Label(key, _) | Term::LabelIn(key, _) | Term::HasLabel(key) => {
+                let Some(lanes) = self.labels.get_mut(key) else { return false };
+                let dropped = lanes.release(term);
+                if lanes.is_empty() {
+                    self.labels.remove(key);
+                }
+                dropped
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.whole.is_none() && self.names.is_empty() && self.fields.is_empty() && self.labels.is_empty()
+    }
+
+    /// Every lane, once.
+    pub(super) fn each(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        let fields = self.fields.iter().flat_map(|(_, lanes)| lanes.values());
+        let labels = self.labels.values().flat_map(LabelLanes::each);
+        self.whole.iter().chain(self.names.values()).chain(fields).chain(labels)
+    }
+
+    /// The lanes that have the event because of what the object is or was; one that a set leads to perhaps twice.
+    pub(super) fn visit(&self, event: &Event, name: &str, visit: &mut impl FnMut(&Lane)) {
+        self.whole.iter().for_each(|lane| visit(lane));
+        find(&self.names, name, visit);
+        let (now, before) = (&*event.object, event.previous.as_deref());
+        for (position, lanes) in &self.fields {
+            let after = value_of(now, *position);
+            find(lanes, after, visit);
+            if let Some(before) = before.map(|before| value_of(before, *position)).filter(|before| *before != after) {
+                find(lanes, before, visit);
+            }
+        }
+        if !self.labels.is_empty() {
+            self.visit_labels(&now.attributes, before.map(|before| &before.attributes), visit);
+        }
+    }
+
+    /// Goes by the labels that somebody asked for, or by those that the object has: whichever are fewer.
+    fn visit_labels(&self, now: &Attributes, before: Option<&Attributes>, visit: &mut impl FnMut(&Lane)) {
+        let value_before = |key: &str| before.and_then(|before| before.label(key));
+        if self.labels.len() <= now.labels.len() {
+            for (key, lanes) in &self.labels {
+                lanes.visit(now.label(key), value_before(key), visit);
+            }
+            return;
+        }
+        for (key, value) in &now.labels {
+            if let Some(lanes) = self.labels.get(key) {
+                lanes.visit(Some(value), value_before(key), visit);
+            }
+        }
+        for (key, value) in before.into_iter().flat_map(|before| &before.labels) {
+            if let Some(lanes) = self.labels.get(key).filter(|_| now.label(key).is_none()) {
+                lanes.visit(None, Some(value), visit);
+            }
+        }
+    }
+
+    fn label(&mut self, key: &str) -> &mut LabelLanes {
+        self.labels.entry(key.into()).or_default()
+    }
+}
+
+impl LabelLanes {
+    fn open_set(&mut self, values: &[Box<str>], fresh: impl FnOnce() -> Arc<Lane>) -> Arc<Lane> {
+        if let Some(lane) = self.sets.get(values) {
+            return lane.clone();
+        }
+        let lane = fresh();
+        self.sets.insert(values.into(), lane.clone());
+        for value in values {
+            self.members.entry(value.clone()).or_default().push(lane.clone());
+        }
+        lane
+    }
+
+    fn release(&mut self, term: &Term) -> bool {
+        match term {
+            Term::Label(_, value) => drop_unread(&mut self.equal, value),
+            Term::LabelIn(_, values) => {
+                let Some(lane) = self.sets.get(values).filter(|lane| !lane.has_readers()).cloned() else {
+                    return false;
+                };
+                self.sets.remove(values);
+                for value in values {
+                    let Some(lanes) = self.members.get_mut(value) else { continue };
+                    lanes.retain(|member| !Arc::ptr_eq(member, &lane));
+                    if lanes.is_empty() {
+                        self.members.remove(value);
+                    }
+                }
+                true
+            }
+            _ => unread(self.present.as_ref()) && self.present.take().is_some(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.present.is_none() && self.equal.is_empty() && self.sets.is_empty()
+    }
+
+    fn each(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        self.present.iter().chain(self.equal.values()).chain(self.sets.values())
+    }
+
+    fn visit(&self, now: Option<&str>, before: Option<&str>, visit: &mut impl FnMut(&Lane)) {
+        if now.is_none() && before.is_none() {
+            return;
+        }
+        self.present.iter().for_each(|lane| visit(lane));
+        for value in now.into_iter().chain(before.filter(|_| before != now)) {
+            find(&self.equal, value, visit);
+            if !self.members.is_empty() {
+                self.members.get(value).into_iter().flatten().for_each(|lane| visit(lane));
+            }
+        }
+    }
+}
+
+fn value_of(object: &Object, field: usize) -> &str {
+    object.attributes.fields.get(field).map_or("", |value| value)
+}
+
+fn find(lanes: &ByValue, key: &str, visit: &mut impl FnMut(&Lane)) {
+    // An empty map would hash the key all the same.
+    if let Some(lane) = (!lanes.is_empty()).then(|| lanes.get(key)).flatten() {
+        visit(lane);
+    }
+}
+
+fn unread(lane: Option<&Arc<Lane>>) -> bool {
+    lane.is_some_and(|lane| !lane.has_readers())
+}
+
+fn drop_unread<K, Q>(lanes: &mut HashMap<K, Arc<Lane>>, key: &Q) -> bool
+where
+    K: Hash + Eq + Borrow<Q>,
+    Q: Hash + Eq + ?Sized,
+{
+    unread(lanes.get(key)) && lanes.remove(key).is_some()
+}
