@@ -15,7 +15,8 @@ use crate::wire::{Refused, Renderer};
 pub struct Cursor {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
-    view: View,
+    /// Shared with other readers of the lane.
+    view: Arc<View>,
     renderer: Renderer,
     slot: usize,
     next: u64,
@@ -84,8 +85,8 @@ impl Cursor {
         after: ResourceVersion,
         skip: ResourceVersion,
     ) -> Self {
-        let slot = lane.add_reader();
-        let renderer = Renderer::verbatim(&shared.envelope);
+        let (slot, view) = lane.add_reader(view);
+        let renderer = shared.verbatim.clone();
         Self { shared, lane, view, renderer, slot, next, after, skip }
     }
 

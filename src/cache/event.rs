@@ -25,21 +25,27 @@ pub struct Event {
     pub(super) at: Instant,
     /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
     frame: Bytes,
-    alternates: OnceLock<Box<Alternates>>,
+    alternates: Next,
 }
 
-/// Frames besides the one that came: for watches whose selector the object entered or left, and in representations
-/// that are derived. Made at first need, once for everybody, and gone with the event.
+/// A frame besides the one that came: for watches whose selector the object entered or left, or in a representation
+/// that is derived. Made at first need, once for everybody, and gone with the event.
+///
+/// A list, for an event has one or two of them, of more that it might have; and one that only grows, so that whoever
+/// reads it waits for nobody.
 #[derive(Debug)]
-struct Alternates {
-    /// Each with the release that it was written for.
-    frames: [OnceLock<(u32, Bytes)>; Representation::PLACES * EVENT_TYPES],
+struct Alternate {
+    representation: Representation,
+    event_type: EventType,
+    /// The release that it was written for.
+    release: u32,
+    frame: Bytes,
     /// Bytes of all alternates of the feed: the ring makes room for them.
     held: Arc<AtomicUsize>,
+    next: Next,
 }
 
-/// Added, Modified, Deleted.
-const EVENT_TYPES: usize = 3;
+type Next = OnceLock<Box<Alternate>>;
 
 impl Event {
     pub(super) fn new(
@@ -79,14 +85,38 @@ impl Event {
         if event_type == self.event_type && renderer.is_verbatim() {
             return Ok(self.frame.clone());
         }
-        let alternates = self.alternates.get_or_init(|| Box::new(Alternates::new(held)));
-        alternates.get_or_make(renderer, event_type, || match (event_type, &self.previous) {
+        let representation = renderer.representation();
+        let known = self.alternates().find(|known| known.is(representation, event_type));
+        if let Some(known) = known.filter(|known| known.release == renderer.release()) {
+            return Ok(known.frame.clone());
+        }
+        // A lost race costs one frame made twice; nobody waits under a lock.
+        let frame = match (event_type, &self.previous) {
             // The object left the selector: its previous content, at this change's version (semantics.md §4.2).
             (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
-                renderer.frame(event_type, &previous.restamped(self.rv))
+                renderer.frame(event_type, &previous.restamped(self.rv))?
             }
-            _ => renderer.frame(event_type, self.object.body()),
-        })
+            _ => renderer.frame(event_type, self.object.body())?,
+        };
+        // Of one release only: what is kept is bounded.
+        if known.is_none() {
+            self.keep(Alternate::new(representation, event_type, renderer.release(), frame.clone(), held));
+        }
+        Ok(frame)
+    }
+
+    fn keep(&self, alternate: Alternate) {
+        let (representation, event_type) = (alternate.representation, alternate.event_type);
+        let mut alternate = Box::new(alternate);
+        let mut next = &self.alternates;
+        while let Err(mine) = next.set(alternate) {
+            let Some(there) = next.get().filter(|there| !there.is(representation, event_type)) else { return };
+            (alternate, next) = (mine, &there.next);
+        }
+    }
+
+    fn alternates(&self) -> impl Iterator<Item = &Alternate> {
+        std::iter::successors(self.alternates.get(), |alternate| alternate.next.get()).map(|alternate| &**alternate)
     }
 
     /// What a reader gets who may no longer see the object, and who knows it as it was before: nothing newer of it than
@@ -98,7 +128,7 @@ impl Event {
 
     /// Bytes of the frames that were made of this event.
     pub(super) fn alternate_bytes(&self) -> usize {
-        self.alternates.get().map_or(0, |alternates| alternates.bytes())
+        self.alternates().map(|alternate| alternate.frame.len()).sum()
     }
 
     /// Bytes charged to the ring for this event: its frame, what was read of its object, and its previous object, which
@@ -109,43 +139,26 @@ impl Event {
     }
 }
 
-impl Alternates {
-    fn new(held: &Arc<AtomicUsize>) -> Self {
-        Self { frames: std::array::from_fn(|_| OnceLock::new()), held: held.clone() }
-    }
-
-    /// A lost race costs one frame made twice; nobody waits under a lock.
-    fn get_or_make(
-        &self,
-        renderer: &Renderer,
+impl Alternate {
+    fn new(
+        representation: Representation,
         event_type: EventType,
-        make: impl FnOnce() -> Result<Bytes, Refused>,
-    ) -> Result<Bytes, Refused> {
-        let place = match event_type {
-            EventType::Added => 0,
-            EventType::Modified => 1,
-            _ => 2,
-        };
-        let cell = &self.frames[renderer.representation().place() * EVENT_TYPES + place];
-        if let Some((_, frame)) = cell.get().filter(|(release, _)| *release == renderer.release()) {
-            return Ok(frame.clone());
-        }
-        let made = make()?;
-        let len = made.len();
-        if cell.set((renderer.release(), made.clone())).is_ok() {
-            self.held.fetch_add(len, Ordering::Relaxed);
-        }
-        Ok(made)
+        release: u32,
+        frame: Bytes,
+        held: &Arc<AtomicUsize>,
+    ) -> Self {
+        held.fetch_add(frame.len(), Ordering::Relaxed);
+        Self { representation, event_type, release, frame, held: held.clone(), next: OnceLock::new() }
     }
 
-    fn bytes(&self) -> usize {
-        self.frames.iter().filter_map(OnceLock::get).map(|(_, frame)| frame.len()).sum()
+    fn is(&self, representation: Representation, event_type: EventType) -> bool {
+        self.representation == representation && self.event_type == event_type
     }
 }
 
-impl Drop for Alternates {
+impl Drop for Alternate {
     fn drop(&mut self) {
-        self.held.fetch_sub(self.bytes(), Ordering::Relaxed);
+        self.held.fetch_sub(self.frame.len(), Ordering::Relaxed);
     }
 }
 

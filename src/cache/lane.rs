@@ -5,8 +5,8 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use slab::Slab;
 
-use super::Event;
 use super::lane_key::LaneKey;
+use super::{Event, View};
 
 /// A sequence of events that readers follow: all of a feed's, or those that its key says.
 ///
@@ -28,9 +28,19 @@ struct Log {
     lost: u64,
     /// No event will follow: the feed started a new history.
     closed: bool,
-    readers: Slab<Option<Waker>>,
-    /// Slots of `readers` that hold a waker.
+    readers: Slab<Option<Parked>>,
+    /// Slots of the readers that are parked.
     parked: Vec<usize>,
+    /// What the last reader that came wants to see: mostly the same as the next one.
+    view: Option<Arc<View>>,
+}
+
+/// A reader that waits.
+#[derive(Debug)]
+struct Parked {
+    waker: Waker,
+    /// Its place in [`Log::parked`]: ten thousand readers that leave one by one do not search it each time.
+    at: usize,
 }
 
 /// Events that a narrow lane holds: what its readers fall behind by while they do not stall. It bounds what a lane
@@ -145,15 +155,20 @@ impl Lane {
         log.lost = seq + 1;
     }
 
-    pub(super) fn add_reader(&self) -> usize {
-        self.log.lock().readers.insert(None)
+    /// Adds a reader: its slot, and its view, which readers who want the same share.
+    pub(super) fn add_reader(&self, view: View) -> (usize, Arc<View>) {
+        let mut log = self.log.lock();
+        let known = log.view.take().filter(|known| **known == view);
+        let view = known.unwrap_or_else(|| Arc::new(view));
+        log.view = Some(view.clone());
+        (log.readers.insert(None), view)
     }
 
     /// Returns whether this was the last reader.
     pub(super) fn remove_reader(&self, slot: usize) -> bool {
         let mut log = self.log.lock();
-        if log.readers.remove(slot).is_some() {
-            log.parked.retain(|parked| *parked != slot);
+        if let Some(parked) = log.readers.remove(slot) {
+            log.unpark(parked.at);
         }
         log.readers.is_empty()
     }
@@ -183,17 +198,26 @@ impl Log {
     fn park(&mut self, slot: usize, waker: &Waker) {
         let Some(entry) = self.readers.get_mut(slot) else { return };
         match entry {
-            Some(parked) => parked.clone_from(waker),
+            Some(parked) => parked.waker.clone_from(waker),
             None => {
-                *entry = Some(waker.clone());
+                *entry = Some(Parked { waker: waker.clone(), at: self.parked.len() });
                 self.parked.push(slot);
             }
         }
     }
 
+    /// Takes a place out of `parked`; the last one moves there.
+    fn unpark(&mut self, at: usize) {
+        self.parked.swap_remove(at);
+        if let Some(moved) = self.parked.get(at).and_then(|slot| self.readers.get_mut(*slot)?.as_mut()) {
+            moved.at = at;
+        }
+    }
+
     fn take_parked(&mut self, wake: &mut Vec<Waker>) {
+        wake.reserve(self.parked.len());
         for slot in self.parked.drain(..) {
-            wake.extend(self.readers.get_mut(slot).and_then(Option::take));
+            wake.extend(self.readers.get_mut(slot).and_then(Option::take).map(|parked| parked.waker));
         }
     }
 }

@@ -7,7 +7,6 @@ use super::Event;
 use super::lane::Lane;
 use super::lane_key::Term;
 use crate::kube::Attributes;
-use crate::wire::Object;
 
 /// The narrow lanes of one namespace, or of all together, where an event finds those that it concerns.
 ///
@@ -93,34 +92,34 @@ impl LaneIndex {
     pub(super) fn visit(&self, event: &Event, name: &str, visit: &mut impl FnMut(&Lane)) {
         self.whole.iter().for_each(|lane| visit(lane));
         find(&self.names, name, visit);
-        let (now, before) = (&*event.object, event.previous.as_deref());
+        let (now, before) = (&event.object.attributes, event.previous.as_ref().map(|before| &before.attributes));
         for (position, lanes) in &self.fields {
-            let after = value_of(now, *position);
+            let after = now.field(*position);
             find(lanes, after, visit);
-            if let Some(before) = before.map(|before| value_of(before, *position)).filter(|before| *before != after) {
+            if let Some(before) = before.map(|before| before.field(*position)).filter(|before| *before != after) {
                 find(lanes, before, visit);
             }
         }
         if !self.labels.is_empty() {
-            self.visit_labels(&now.attributes, before.map(|before| &before.attributes), visit);
+            self.visit_labels(now, before, visit);
         }
     }
 
     /// Goes by the labels that somebody asked for, or by those that the object has: whichever are fewer.
     fn visit_labels(&self, now: &Attributes, before: Option<&Attributes>, visit: &mut impl FnMut(&Lane)) {
         let value_before = |key: &str| before.and_then(|before| before.label(key));
-        if self.labels.len() <= now.labels.len() {
+        if self.labels.len() <= now.labels().len() {
             for (key, lanes) in &self.labels {
                 lanes.visit(now.label(key), value_before(key), visit);
             }
             return;
         }
-        for (key, value) in &now.labels {
+        for (key, value) in now.labels() {
             if let Some(lanes) = self.labels.get(key) {
                 lanes.visit(Some(value), value_before(key), visit);
             }
         }
-        for (key, value) in before.into_iter().flat_map(|before| &before.labels) {
+        for (key, value) in before.into_iter().flat_map(Attributes::labels) {
             if let Some(lanes) = self.labels.get(key).filter(|_| now.label(key).is_none()) {
                 lanes.visit(None, Some(value), visit);
             }
@@ -186,10 +185,6 @@ impl LabelLanes {
             }
         }
     }
-}
-
-fn value_of(object: &Object, field: usize) -> &str {
-    object.attributes.fields.get(field).map_or("", |value| value)
 }
 
 fn find(lanes: &ByValue, key: &str, visit: &mut impl FnMut(&Lane)) {

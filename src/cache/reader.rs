@@ -20,6 +20,8 @@ pub(super) struct Shared {
     pub(super) config: Config,
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
+    /// What every reader begins with.
+    pub(super) verbatim: Renderer,
     pub(super) namespaced: bool,
     pub(super) inner: RwLock<Inner>,
     /// Bytes of the events' alternate frames.

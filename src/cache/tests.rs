@@ -16,6 +16,7 @@ mod paging;
 mod random;
 mod releases;
 mod siblings;
+mod sizes;
 mod threads;
 mod truth;
 mod wakeups;

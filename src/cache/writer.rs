@@ -13,7 +13,7 @@ use super::lanes::Lanes;
 use super::reader::{CacheReader, CacheStats, End, Progress, Shared, State};
 use super::{Config, Event, Segments, Snapshot};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
-use crate::wire::{BookmarkTemplate, Envelope, Object};
+use crate::wire::{BookmarkTemplate, Envelope, Object, Renderer};
 
 /// The only hand that changes a feed's cache. Not `Clone`: one reflector per feed.
 #[derive(Debug)]
@@ -76,6 +76,7 @@ impl CacheWriter {
             config,
             gvr,
             bookmark: RwLock::new(BookmarkTemplate::minimal(&envelope)),
+            verbatim: Renderer::verbatim(&envelope),
             envelope,
             namespaced,
             inner: RwLock::new(Inner::new()),

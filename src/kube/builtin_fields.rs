@@ -231,10 +231,8 @@ mod tests {
     fn absent_fields_read_as_their_kind_says() {
         let absent = |gvr: &str| -> Attributes {
             let fields = table(gvr).fields;
-            Attributes {
-                fields: fields.iter().map(|field| field.kind.absent_text().into()).collect(),
-                ..Attributes::default()
-            }
+            let fields: Vec<_> = fields.iter().map(|field| field.kind.absent_text()).collect();
+            Attributes::new::<&str, _>(&[], &fields)
         };
         for (gvr, selector, matches) in [
             ("/v1/pods", "spec.nodeName=", true),

@@ -92,7 +92,7 @@ struct Condition {
 enum Subject {
     Name,
     Namespace,
-    /// A place in [`Attributes::fields`].
+    /// A place in the [`FieldTable`].
     Field(usize),
     /// No object has it: always `""`.
     Absent,
@@ -116,7 +116,7 @@ impl FieldMatcher {
             let value = match condition.subject {
                 Subject::Name => key.name(),
                 Subject::Namespace => key.namespace(),
-                Subject::Field(position) => attributes.fields.get(position).map_or("", |value| value),
+                Subject::Field(position) => attributes.field(position),
                 Subject::Absent => "",
             };
             (value == &*condition.value) != condition.negated
@@ -147,7 +147,7 @@ impl FieldMatcher {
             .map(|condition| &*condition.value)
     }
 
-    /// The `=` conditions on fields of the table: key, place in [`Attributes::fields`], value.
+    /// The `=` conditions on fields of the table: key, place in [`Attributes`], value.
     pub fn required_fields(&self) -> impl Iterator<Item = (&str, usize, &str)> {
         self.conditions.iter().filter(|condition| !condition.negated).filter_map(|condition| match condition.subject {
             Subject::Field(position) => Some((&*condition.key, position, &*condition.value)),

@@ -3,7 +3,7 @@
 /// Source: semantics.md §8. `metadata.name` and `metadata.namespace` are not stored: they are the object's key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FieldTable {
-    /// Fields whose value is read from each object, in the order of [`Attributes::fields`](super::Attributes).
+    /// Fields whose value is read from each object, in the order of [`Attributes::fields`](super::Attributes::fields).
     pub fields: Vec<Field>,
     /// Accepted keys that mean another one: `spec.host` is `spec.nodeName`.
     pub aliases: Vec<(String, String)>,

@@ -67,8 +67,7 @@ mod tests {
     #[test]
     fn labels_and_fields_must_both_match() {
         let key = ObjectKey::new("shop", "cart-1");
-        let attributes =
-            Attributes { labels: Box::new([("app".into(), "cart".into())]), fields: Box::new(["node-1".into()]) };
+        let attributes = Attributes::new(&[("app", "cart")], &["node-1"]);
         for (labels, fields, matches) in [
             ("", "", true),
             ("app=cart", "spec.nodeName=node-1", true),

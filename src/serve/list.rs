@@ -112,7 +112,7 @@ fn left_behind(permit: &Permit, lease: &Lease, snapshot: &Snapshot, read: &ListR
         return scanned.count();
     }
     let indexed = index(lease, read);
-    usize::from(scanned.any(|object| indexed.is_none_or(|(field, value)| &*object.attributes.fields[field] == value)))
+    usize::from(scanned.any(|object| indexed.is_none_or(|(field, value)| object.attributes.field(field) == value)))
 }
 
 /// The field by which the apiserver finds what it scans, and its value: it uses its index but for lists of an exact

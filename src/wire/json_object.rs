@@ -26,7 +26,7 @@ pub(super) struct JsonPaths {
 pub(super) struct Found<'de> {
     document: &'de str,
     texts: Vec<Option<Cow<'de, str>>>,
-    labels: Vec<(Box<str>, Box<str>)>,
+    labels: Vec<(Cow<'de, str>, Cow<'de, str>)>,
     has_metadata: bool,
 }
 
@@ -64,10 +64,9 @@ impl JsonPaths {
         let key = ObjectKey::new(found.text(NAMESPACE), found.text(NAME));
         let Found { texts, mut labels, .. } = found;
         sort_labels(&mut labels)?;
-        // A text may serve two fields (events' reportingComponent): copy, do not take.
-        let text = |_, slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Box::from));
+        let text = |_, slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Cow::Borrowed));
         let fields = FieldSlots::values(&self.fields, text)?;
-        Ok(Reading { key, rv, rv_at, attributes: Attributes { labels: labels.into(), fields } })
+        Ok(Reading { key, rv, rv_at, attributes: Attributes::new(&labels, &fields) })
     }
 }
 
@@ -206,7 +205,7 @@ impl<'de> Walk<'_, '_, 'de> {
 
     fn visit_labels<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some((Text(key), Text(value))) = map.next_entry()? {
-            self.found.labels.push((key.into(), value.into()));
+            self.found.labels.push((key, value));
         }
         Ok(())
     }

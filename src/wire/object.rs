@@ -113,10 +113,7 @@ impl Object {
     /// Bytes to charge for holding this object: the allocation behind its body (all of the frame, if it came by watch),
     /// its key and attributes, and itself. An estimate: allocator overhead is not in it.
     pub fn size(&self) -> usize {
-        let Attributes { labels, fields } = &self.attributes;
-        let labels: usize = labels.iter().map(|(key, value)| LABEL + key.len() + value.len()).sum();
-        let fields: usize = fields.iter().map(|field| FIELD + field.len()).sum();
-        size_of::<Self>() + self.held as usize + self.key.as_str().len() + labels + fields
+        size_of::<Self>() + self.held as usize + self.key.as_str().len() + self.attributes.held_bytes()
     }
 
     fn restamped_protobuf(&self, start: usize, end: usize, digits: &[u8]) -> Bytes {
@@ -168,8 +165,8 @@ pub(super) fn parse_resource_version(digits: &str) -> Result<ResourceVersion, Wi
 }
 
 /// Go prints maps sorted and protobuf is written sorted: normally this finds nothing to do.
-pub(super) fn sort_labels(labels: &mut [(Box<str>, Box<str>)]) -> Result<(), WireError> {
-    let sorted = |labels: &[(Box<str>, Box<str>)]| labels.windows(2).all(|pair| pair[0].0 < pair[1].0);
+pub(super) fn sort_labels<T: Ord>(labels: &mut [(T, T)]) -> Result<(), WireError> {
+    let sorted = |labels: &[(T, T)]| labels.windows(2).all(|pair| pair[0].0 < pair[1].0);
     if !sorted(labels) {
         labels.sort_unstable();
         if !sorted(labels) {
@@ -197,6 +194,3 @@ impl Digits {
         }
     }
 }
-
-const LABEL: usize = size_of::<(Box<str>, Box<str>)>();
-const FIELD: usize = size_of::<Box<str>>();

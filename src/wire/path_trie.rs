@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use crate::kube::{FieldKind, FieldTable};
 
 /// The paths to read from each object of a feed, merged into a tree: one walk over the object visits them all, and
@@ -103,10 +105,10 @@ impl FieldSlots {
 
     /// The values of `all` fields, in their order: the first of a field's places where `text` finds something other
     /// than `""`, else what absence means.
-    pub(super) fn values<E>(
+    pub(super) fn values<'a, E>(
         all: &[Self],
-        text: impl Fn(FieldKind, usize) -> Result<Option<Box<str>>, E>,
-    ) -> Result<Box<[Box<str>]>, E> {
+        text: impl Fn(FieldKind, usize) -> Result<Option<Cow<'a, str>>, E>,
+    ) -> Result<Vec<Cow<'a, str>>, E> {
         // Not `collect`: through a `Result` it does not know the length, and this runs once per object.
         let mut values = Vec::with_capacity(all.len());
         for field in all {
@@ -120,6 +122,6 @@ impl FieldSlots {
             let value = value.filter(|value| !value.is_empty());
             values.push(value.unwrap_or_else(|| field.kind.absent_text().into()));
         }
-        Ok(values.into())
+        Ok(values)
     }
 }

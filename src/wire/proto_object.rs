@@ -1,6 +1,8 @@
 //! Reading one protobuf object: a field walk that steps over everything a [`PathTrie`] does not ask for, so that its
 //! cost does not depend on the object's size (encodings.md §4).
 
+use std::borrow::Cow;
+
 use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
 use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
@@ -20,7 +22,7 @@ pub(super) struct Metadata<'a> {
     pub(super) name: &'a str,
     pub(super) namespace: &'a str,
     resource_version: &'a str,
-    labels: Vec<(Box<str>, Box<str>)>,
+    labels: Vec<(&'a str, &'a str)>,
     pub(super) initial_events_end: bool,
 }
 
@@ -42,7 +44,7 @@ impl ProtoPaths {
         let Metadata { name, namespace, mut labels, .. } = metadata;
         sort_labels(&mut labels)?;
         let key = ObjectKey::new(namespace, name);
-        Ok(Reading { key, rv, rv_at, attributes: Attributes { labels: labels.into(), fields } })
+        Ok(Reading { key, rv, rv_at, attributes: Attributes::new(&labels, &fields) })
     }
 
     fn walk<'a>(&self, node: NodeId, message: &'a [u8], values: &mut [Option<Value<'a>>]) -> Result<(), WireError> {
@@ -84,8 +86,7 @@ impl<'a> Metadata<'a> {
                 }
                 META_RESOURCE_VERSION => metadata.resource_version = field.text()?,
                 META_LABELS => {
-                    let (key, value) = map_entry(field.bytes()?)?;
-                    metadata.labels.push((key.into(), value.into()));
+                    metadata.labels.push(map_entry(field.bytes()?)?);
                 }
                 META_ANNOTATIONS => {
                     // Only bookmarks have it, but asking is cheaper than knowing: the length differs first.
@@ -115,7 +116,7 @@ impl<'a> Metadata<'a> {
 }
 
 /// A selectable field's text (semantics.md §8.1).
-fn render(kind: FieldKind, value: Value<'_>) -> Result<Box<str>, WireError> {
+fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> {
     Ok(match (kind, value) {
         (FieldKind::Text | FieldKind::Any, Value::Bytes(bytes)) => protobuf::text(bytes)?.into(),
         (FieldKind::Bool, Value::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),

@@ -223,6 +223,23 @@ fn a_reader_that_went_away_is_not_woken_and_its_place_is_used_again() {
     assert_eq!((bell.rung(), stays.rung(), next.rung()), (0, 1, 1));
 }
 
+/// Whoever leaves gives its place to another: nobody else may lose its own by that.
+#[test]
+fn readers_that_leave_in_any_order_take_nobodys_place() {
+    for leave in [[0, 1, 2], [4, 3, 2], [0, 4, 2], [1, 0, 3], [3, 4, 0]] {
+        let (mut writer, reader) = listed(ring(10), 10, &[]);
+        let mut readers: Vec<_> = (0..5).map(|_| Some(Parked::new(&reader, View::everything()))).collect();
+        let bells: Vec<_> = readers.iter().flatten().map(|parked| parked.bell.clone()).collect();
+        for gone in leave {
+            readers[gone] = None;
+        }
+        writer.apply(added(&POD, 11)).expect("in order");
+        for (place, bell) in bells.iter().enumerate() {
+            assert_eq!(bell.rung(), usize::from(!leave.contains(&place)), "reader {place} after {leave:?} left");
+        }
+    }
+}
+
 #[test]
 fn a_waker_is_let_go_when_it_is_used_and_when_its_reader_goes() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);

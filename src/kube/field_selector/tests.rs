@@ -13,9 +13,9 @@ fn compiled(text: &str) -> FieldMatcher {
 /// A pod with one field set and the others absent.
 fn pod(field: &str, value: &str) -> Attributes {
     let table = pods();
-    let mut fields: Vec<Box<str>> = table.fields.iter().map(|field| field.kind.absent_text().into()).collect();
-    fields[table.position(field).expect("a field of pods")] = value.into();
-    Attributes { fields: fields.into(), ..Attributes::default() }
+    let mut fields: Vec<_> = table.fields.iter().map(|field| field.kind.absent_text()).collect();
+    fields[table.position(field).expect("a field of pods")] = value;
+    Attributes::new::<&str, _>(&[], &fields)
 }
 
 #[test]

@@ -3,9 +3,9 @@ use super::*;
 use proptest::prelude::*;
 
 fn attributes(labels: &[(&str, &str)]) -> Attributes {
-    let mut labels: Vec<_> = labels.iter().map(|&(key, value)| (key.into(), value.into())).collect();
+    let mut labels = labels.to_vec();
     labels.sort_unstable();
-    Attributes { labels: labels.into(), ..Attributes::default() }
+    Attributes::new::<_, &str>(&labels, &[])
 }
 
 fn refusal(text: &str) -> String {

@@ -143,7 +143,7 @@ pub(super) fn pod_fields() -> FieldTable {
 }
 
 pub(super) fn fields_of(object: &crate::wire::Object) -> Vec<&str> {
-    object.attributes.fields.iter().map(|field| &**field).collect()
+    object.attributes.fields().collect()
 }
 
 pub(super) fn event(form: Form, event_type: &str, document: &[u8]) -> Bytes {

@@ -1,0 +1,55 @@
+//! What there are a million of is small: ranges, so that growth and shrinking both show.
+
+use std::ops::RangeInclusive;
+
+use super::fixture::{POD, added, listed, pull_all, read_frame, ring, rv, view};
+use crate::cache::{CacheReader, Cursor, Event, Start, View};
+use crate::kube::EventType::Added;
+
+/// What a watch costs here besides its connection, if others want to see the same.
+const CURSOR_BYTES: RangeInclusive<usize> = 96..=128;
+/// What an event costs besides its object and its frame.
+const EVENT_BYTES: RangeInclusive<usize> = 80..=112;
+/// What a pod with six labels costs besides its body.
+const OBJECT_BYTES: RangeInclusive<usize> = 350..=520;
+
+#[test]
+fn a_cursor_and_an_event_are_small() {
+    assert!(CURSOR_BYTES.contains(&size_of::<Cursor>()), "{}", size_of::<Cursor>());
+    assert!(EVENT_BYTES.contains(&size_of::<Event>()), "{}", size_of::<Event>());
+}
+
+#[test]
+fn what_is_read_of_an_object_is_small() {
+    let labels = concat!(
+        r#""app.kubernetes.io/instance":"checkout-production","app.kubernetes.io/managed-by":"Helm","#,
+        r#""app.kubernetes.io/name":"checkout","pod-template-hash":"6c8f9d7b54","team":"payments","#,
+        r#""topology.kubernetes.io/zone":"eu-west-1a""#,
+    );
+    let frame = String::from_utf8(POD.frame(Added, 11).to_vec()).expect("JSON");
+    let frame =
+        frame.replace(r#""app":"x""#, labels).replace(r#""n1""#, r#""ip-10-0-12-34.eu-west-1.compute.internal""#);
+    let object = read_frame(frame.clone().into()).object;
+    assert_eq!(object.attributes.labels().len(), 6);
+    let beside = object.size() - frame.len();
+    assert!(OBJECT_BYTES.contains(&beside), "{beside}");
+}
+
+fn open(reader: &CacheReader, view: View) -> Cursor {
+    reader.open(Start::After(rv(10)), view).expect("in the ring").cursor
+}
+
+#[test]
+fn watches_that_want_the_same_share_what_they_want() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let [first, second, other, third] =
+        ["app=x", "app=x", "app=x,tier!=front", "app=x,tier!=front"].map(|labels| open(&reader, view("", labels, "")));
+    assert!(std::ptr::eq(first.view(), second.view()));
+    assert!(std::ptr::eq(other.view(), third.view()));
+    assert_eq!(*first.view(), view("", "app=x", ""));
+    assert_eq!(*other.view(), view("", "app=x,tier!=front", ""));
+    writer.apply(added(&POD, 11)).expect("in order");
+    for mut cursor in [first, second, other, third] {
+        assert_eq!(pull_all(&mut cursor).0.len(), 1);
+    }
+}
