@@ -22,7 +22,8 @@ impl Tasks {
 
     /// Runs `future` until it ends or the tasks are stopped, whichever is first.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.stop.clone();
+        // A token of its own: one that all share is one lock that all take whenever they are polled.
+        let stop = self.stop.child_token();
         // Boxed once: moved into a block that awaits it, a future has its size twice.
         let future = Box::pin(future);
         let work = async move {

@@ -26,6 +26,8 @@ struct Line<I> {
 
 /// Bytes gathered at most: four full TLS records, and what rustls takes at a time.
 const HELD_BYTES_MAX: usize = 64 << 10;
+/// Room made for the first of them: an event of most kinds, with its frame's head.
+const HELD_BYTES_MIN: usize = 4 << 10;
 
 impl<I> Corked<I> {
     pub(super) fn new(io: I) -> Self {
@@ -62,6 +64,11 @@ impl<I: AsyncWrite + Unpin> Line<I> {
             return Pin::new(&mut self.io).poll_write(cx, bytes);
         }
         let taken = bytes.len().min(HELD_BYTES_MAX - self.held.len());
+        if self.held.capacity() - self.held.len() < taken {
+            // Mostly one frame is all there is; where there are several, there are many.
+            let room = if self.held.is_empty() { HELD_BYTES_MIN.max(taken) } else { HELD_BYTES_MAX };
+            self.held.reserve_exact(room - self.held.len());
+        }
         self.held.extend_from_slice(&bytes[..taken]);
         Poll::Ready(Ok(taken))
     }

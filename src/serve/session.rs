@@ -38,7 +38,7 @@ pub(super) struct WatchSession {
     metrics: WatchMetrics,
     permit: Permit,
     /// Of a watch that does not show all namespaces.
-    part: Option<Part>,
+    part: Option<Box<Part>>,
     /// Wakes the watch when its permission is over.
     revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     _place: Place,
@@ -54,7 +54,7 @@ enum Phase {
         end_bookmark: bool,
     },
     /// A state of one object as upstream has just printed it, older than all events.
-    Row(Object),
+    Row(Box<Object>),
     Live,
     /// A last frame, then the end.
     Last(Bytes, End),
@@ -123,7 +123,8 @@ impl WatchSession {
     pub(super) fn new(opening: Opening) -> Self {
         let Opening { permit, place, lease, renderer, opened, row, terms, drain, metrics } = opening;
         let readable = permit.part().cloned();
-        let part = readable.map(|readable| Part::new(readable, &opened, opened.cursor.view(), terms.end_bookmark));
+        let part = |readable| Box::new(Part::new(readable, &opened, opened.cursor.view(), terms.end_bookmark));
+        let part = readable.map(part);
         let Opened { snapshot, cursor } = opened;
         let is_table = matches!(renderer.representation(), Representation::Table(_));
         let columns = is_table.then(|| lease.columns.clone());
@@ -138,7 +139,7 @@ impl WatchSession {
             // It is told in parts.
             Some(_) if part.is_some() => Phase::Live,
             Some(snapshot) => Phase::Initial { snapshot, next: String::new(), end_bookmark: terms.end_bookmark },
-            None => row.map_or(Phase::Live, Phase::Row),
+            None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
         Self {
             seen_bookmarks: lease.reader.progress().bookmarks,
@@ -276,7 +277,7 @@ impl WatchSession {
     }
 
     fn is_settled(&self) -> bool {
-        self.part.as_ref().is_none_or(Part::is_settled)
+        self.part.as_deref().is_none_or(Part::is_settled)
     }
 
     /// What comes or goes with rights. False: there is nothing of the kind.

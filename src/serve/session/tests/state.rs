@@ -150,3 +150,11 @@ async fn a_start_that_is_too_slow_expires_behind_the_mark() {
     assert_eq!(told[3..], ["BOOKMARK 10 end", "ERROR 410 Expired: too old resource version: 10 (11)"]);
     assert_eq!(client.told(), ["over"]);
 }
+
+/// Ten thousand of them lie idle as a rule. Next to it a watch has its cursor's view, which many share, a timer, and what
+/// its codec keeps.
+#[test]
+fn an_open_watch_is_small() {
+    let size = size_of::<crate::serve::session::WatchSession>();
+    assert!(size <= 512, "{size} bytes");
+}
