@@ -13,6 +13,7 @@
 
 mod currency;
 mod cursor;
+mod encodings;
 mod event;
 mod feed_key;
 mod feeds;
@@ -24,7 +25,8 @@ mod lane_key;
 mod lanes;
 mod reader;
 mod renderings;
-mod segments;
+mod runs;
+mod shelf;
 mod snapshot;
 mod view;
 mod writer;
@@ -34,12 +36,13 @@ mod tests;
 
 pub use currency::Currency;
 pub use cursor::{Cursor, Mark, Pull, Sifted, Step};
+pub use encodings::{Deflated, Encoding, Encodings, Part, Plain};
 pub use event::{Event, seen_as};
 pub use feed_key::{FeedKey, Scope};
 pub use feeds::{Demand, FEEDS_MAX, Feed, FeedSpec, Feeds, Lease, Unavailable};
 pub use reader::{CacheReader, CacheStats, End, Opened, Progress, Start, State, TooOld};
 pub use renderings::{Mode, Reason, Renderings};
-pub use segments::{Segment, Segments};
+pub use runs::{Cutter, Run};
 pub use snapshot::Snapshot;
 pub use view::View;
 pub use writer::{Applied, CacheWriter, Change, OutOfOrder};

@@ -25,8 +25,11 @@ mod metrics;
 mod read;
 mod readable;
 mod route;
+mod scribe;
 mod session;
+mod stretches;
 mod table;
+mod underway;
 mod watch;
 mod websocket;
 

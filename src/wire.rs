@@ -49,7 +49,7 @@ pub use derive::{Metadata, Refused, Transcoder, Why};
 pub use envelope::{Envelope, websocket_payload};
 pub use error::WireError;
 pub use form::{Form, Shape};
-pub use list_frame::{ListFrame, ListMeta};
+pub use list_frame::{Lengths, ListFrame, ListMeta};
 pub use object::Object;
 pub use reader::{ErrorEvent, ListPage, ObjectReader, WatchItem};
 pub use renderer::Renderer;

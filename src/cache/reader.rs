@@ -10,7 +10,7 @@ use super::held::Held;
 use super::kept::Kept;
 use super::lane_key::LaneKey;
 use super::writer::Inner;
-use super::{Config, Cursor, Segments, Snapshot, View};
+use super::{Config, Cursor, Encodings, Snapshot, View};
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Form, Object, Refused, Renderer, Representation};
 
@@ -27,7 +27,7 @@ pub(super) struct Shared {
     /// Bytes of the events' alternate frames.
     pub(super) alternate_bytes: Arc<AtomicUsize>,
     pub(super) kept: Kept,
-    pub(super) segments: Segments,
+    pub(super) encodings: Encodings,
     pub(super) held: Mutex<Held>,
     pub(super) progress: watch::Sender<Progress>,
     pub(super) state: watch::Sender<State>,
@@ -218,8 +218,7 @@ impl CacheReader {
         let current = {
             let inner = self.shared.inner.read();
             // Nothing has changed between the last event and the progress reached since.
-            (inner.last_event() <= rv && rv <= inner.progress)
-                .then(|| Snapshot::new(rv, inner.snapshot().into_objects()))
+            (inner.last_event() <= rv && rv <= inner.progress).then(|| inner.snapshot().at(rv))
         };
         current.or_else(|| self.held_at(rv))
     }
@@ -294,14 +293,27 @@ impl CacheReader {
         Ok(body)
     }
 
-    /// Compressed stretches of this feed's lists.
-    pub fn segments(&self) -> &Segments {
-        &self.shared.segments
+    /// Appends an object's body in a representation, and keeps nothing of it; when it is refused, `out` is as it was.
+    pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), Refused> {
+        let kept = renderer.representation() == Representation::Object(Form::Json) && !renderer.is_verbatim();
+        if let Some(body) = kept.then(|| object.kept_json()).flatten() {
+            out.extend_from_slice(&body);
+            return Ok(());
+        }
+        renderer.put_body(object.body(), out)?;
+        object.note_written(renderer.representation());
+        Ok(())
     }
 
-    /// Forgets every derived body.
+    /// What runs of this feed's objects were written as.
+    pub fn encodings(&self) -> &Encodings {
+        &self.shared.encodings
+    }
+
+    /// Forgets everything that was derived.
     pub fn forget_derived(&self) {
         self.shared.kept.clear();
+        self.shared.encodings.forget_derived();
     }
 
     /// Wakes every reader to look again.
@@ -312,8 +324,8 @@ impl CacheReader {
     }
 
     pub fn stats(&self) -> CacheStats {
-        let Shared { kept, segments, .. } = &*self.shared;
-        let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + segments.bytes();
+        let Shared { kept, encodings, .. } = &*self.shared;
+        let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + encodings.bytes();
         CacheStats { derived_bytes, ..self.shared.inner.read().stats() }
     }
 }

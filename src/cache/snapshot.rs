@@ -3,7 +3,8 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::View;
+use super::runs::Cut;
+use super::{Cutter, Run, View};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
@@ -13,17 +14,29 @@ pub struct Snapshot {
     /// The version whose state this is.
     pub rv: ResourceVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
+    /// Of this state, whoever has it.
+    cut: Arc<Cut>,
 }
 
 impl Snapshot {
     pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<Object>>) -> Self {
-        Self { rv, objects }
+        Self { rv, objects, cut: Arc::default() }
+    }
+
+    /// The same state, which is also that of another version.
+    pub(super) fn at(self, rv: ResourceVersion) -> Self {
+        Self { rv, ..self }
+    }
+
+    /// The same state, of which `cut` has the runs.
+    pub(super) fn cut_by(self, cut: Arc<Cut>) -> Self {
+        Self { cut, ..self }
     }
 
     /// Gathers listed objects; of two with one key the later wins.
     pub fn from_objects(rv: ResourceVersion, objects: impl IntoIterator<Item = Object>) -> Self {
         let objects = objects.into_iter().map(|object| (object.key.clone(), Arc::new(object))).collect();
-        Self { rv, objects }
+        Self::new(rv, objects)
     }
 
     pub fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
@@ -41,6 +54,21 @@ impl Snapshot {
     /// Every object, in the apiserver's key order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.objects.values()
+    }
+
+    /// All objects, as runs: cut once, whoever asks.
+    pub async fn runs(&self) -> Arc<[Run]> {
+        self.cut.runs(self.iter()).await
+    }
+
+    /// The objects of one of its runs.
+    pub fn objects_of<'a>(&'a self, run: &Run) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+        self.objects.range(run.first().clone()..).map(|(_, object)| object).take(run.lengths().items)
+    }
+
+    /// What puts runs together of some of its objects.
+    pub fn cutter(&self) -> Cutter {
+        self.cut.cutter()
     }
 
     /// The objects that `view` sees, in key order, from the first key that is not before `start` (inclusive).

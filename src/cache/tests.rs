@@ -15,6 +15,8 @@ mod model;
 mod paging;
 mod random;
 mod releases;
+mod runs;
+mod shelf;
 mod siblings;
 mod sizes;
 mod threads;

@@ -11,7 +11,8 @@ use super::held::Held;
 use super::kept::Kept;
 use super::lanes::Lanes;
 use super::reader::{CacheReader, CacheStats, End, Progress, Shared, State};
-use super::{Config, Event, Segments, Snapshot};
+use super::runs::Cut;
+use super::{Config, Encodings, Event, Snapshot};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Object, Renderer};
 
@@ -67,6 +68,8 @@ pub(super) struct Inner {
     events: usize,
     /// How many times the feed has started over.
     pub(super) history: u64,
+    /// The runs of the state as it is.
+    cut: Arc<Cut>,
 }
 
 impl CacheWriter {
@@ -82,7 +85,7 @@ impl CacheWriter {
             inner: RwLock::new(Inner::new()),
             alternate_bytes: Arc::default(),
             kept: Kept::default(),
-            segments: Segments::default(),
+            encodings: Encodings::default(),
             held: Mutex::new(Held::default()),
             progress: watch::Sender::new(Progress::default()),
             state: watch::Sender::new(State::Syncing),
@@ -109,7 +112,7 @@ impl CacheWriter {
             inner.lanes.close(&mut wake);
             inner.restart(list);
             self.shared.held.lock().clear();
-            self.shared.segments.clear();
+            self.shared.encodings.clear();
         }
         self.shared.kept.clear();
         self.shared.progress.send_modify(|progress| progress.rv = rv);
@@ -131,6 +134,7 @@ impl CacheWriter {
             inner.lanes.push(&event, &mut wake);
             event.rv
         };
+        self.shared.encodings.expire(now);
         self.shared.progress.send_modify(|progress| progress.rv = rv);
         wake_all(wake);
         Ok(Applied::Fresh)
@@ -139,11 +143,13 @@ impl CacheWriter {
     /// Everything up to `rv` is known to have been applied. With `announce` the readers are told, so that bookmarks
     /// cross a tier at once (reliability.md W10).
     pub fn advance(&mut self, rv: ResourceVersion, announce: bool) {
+        let now = Instant::now();
         {
             let mut inner = self.shared.inner.write();
             inner.progress = inner.progress.max(rv);
-            inner.evict(&self.shared.config, Instant::now(), self.shared.alternate_bytes());
+            inner.evict(&self.shared.config, now, self.shared.alternate_bytes());
         }
+        self.shared.encodings.expire(now);
         self.shared.progress.send_modify(|progress| {
             progress.rv = progress.rv.max(rv);
             if announce {
@@ -201,6 +207,7 @@ impl Inner {
             event_bytes: 0,
             events: 0,
             history: 0,
+            cut: Arc::default(),
         }
     }
 
@@ -210,6 +217,7 @@ impl Inner {
         self.objects = list.into_objects();
         self.lanes.reopen(self.next_seq);
         self.history += 1;
+        self.cut = Arc::new(Cut::of_history(self.history));
         (self.base, self.floor) = (rv, rv);
         (self.progress, self.last_event) = (rv, rv);
         (self.events, self.event_bytes) = (0, 0);
@@ -268,6 +276,10 @@ impl Inner {
             self.object_bytes += event.object.body().len();
             self.objects.insert(event.object.key.clone(), event.object.clone());
         }
+        // Whoever has it, has it for the state before.
+        if self.cut.is_made() || Arc::strong_count(&self.cut) > 1 {
+            self.cut = Arc::new(Cut::of_history(self.history));
+        }
         self.next_seq = event.seq + 1;
         self.last_event = event.rv;
         self.progress = self.progress.max(event.rv);
@@ -294,7 +306,7 @@ impl Inner {
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        Snapshot::new(self.progress, self.objects.clone())
+        Snapshot::new(self.progress, self.objects.clone()).cut_by(self.cut.clone())
     }
 
     pub(super) fn last_event(&self) -> ResourceVersion {

@@ -114,6 +114,9 @@ impl File {
         top.within("limits", |limits| {
             limits.put_bounded("watches", &mut file.door.limits.watches_max, 1, 10_000_000);
             limits.put_bounded("watchesPerCaller", &mut file.door.limits.watches_per_caller_max, 1, 10_000_000);
+            let mut mebibytes = file.door.limits.lists_bytes_max >> 20;
+            limits.put_bounded("listMebibytes", &mut mebibytes, 1, 1 << 20);
+            file.door.limits.lists_bytes_max = mebibytes << 20;
             limits.put_bounded("forwardsPerCaller", &mut file.door.limits.forwards_per_caller_max, 1, 1_000_000);
             limits.put_bounded("streamsPerCaller", &mut file.door.limits.streams_per_caller_max, 1, 1_000_000);
             limits.put_bounded("forwards", &mut file.door.limits.forwards_max, 1, 1_000_000);

@@ -12,6 +12,9 @@ pub struct Limits {
     /// Watches served from the cache; in all, and of one caller.
     pub watches_max: usize,
     pub watches_per_caller_max: usize,
+    /// Bytes of LISTs on their way out, of which each is charged its length, a quarter MiB at most; one caller has half
+    /// of them.
+    pub lists_bytes_max: usize,
     /// Requests that are passed through and answered within seconds; in all, and of one caller.
     pub forwards_max: usize,
     pub forwards_per_caller_max: usize,
@@ -29,6 +32,7 @@ impl Default for Limits {
         Self {
             watches_max: 100_000,
             watches_per_caller_max: 10_000,
+            lists_bytes_max: 1 << 30,
             forwards_max: 600,
             forwards_per_caller_max: 200,
             streams_max: 2_000,
@@ -43,6 +47,8 @@ impl Default for Limits {
 #[derive(Debug)]
 pub(super) struct Admission {
     watches: Room,
+    /// Places of a KiB.
+    lists: Room,
     forwards: Room,
     streams: Room,
     unready: Room,
@@ -58,7 +64,7 @@ struct Room {
     of: Mutex<HashMap<CredentialId, Weak<Semaphore>>>,
 }
 
-/// A place; given back on drop.
+/// A place, or several; given back on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     _all: OwnedSemaphorePermit,
@@ -70,6 +76,8 @@ pub(super) struct Place {
 #[error("too many {0} are under way")]
 pub(super) struct Shed(pub(super) &'static str);
 
+/// What a LIST is charged at most: a run that HTTP/2 has taken and not sent, and one behind that.
+const LIST_BYTES_MAX: usize = 256 << 10;
 /// Callers whose shares are remembered before those without a place are forgotten.
 const CALLERS_MAX: usize = 4_096;
 
@@ -78,6 +86,7 @@ impl Admission {
         let (unready, anonymous) = (limits.unready_forwards_max, limits.anonymous_forwards_max);
         Self {
             watches: Room::new("watches", limits.watches_max, limits.watches_per_caller_max),
+            lists: Room::new("lists", limits.lists_bytes_max >> 10, limits.lists_bytes_max >> 11),
             forwards: Room::new("requests", limits.forwards_max, limits.forwards_per_caller_max),
             streams: Room::new("streams", limits.streams_max, limits.streams_per_caller_max),
             unready: Room::new("reads of resources that are not ready", unready, unready.div_ceil(2)),
@@ -88,6 +97,11 @@ impl Admission {
     /// A place for a watch. `caller`: whose share it is of; `None` where all are one.
     pub(super) fn watch(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
         self.watches.take(caller)
+    }
+
+    /// A place for a LIST of so many bytes.
+    pub(super) fn list(&self, caller: Option<CredentialId>, bytes: usize) -> Result<Place, Shed> {
+        self.lists.take_many(caller, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
     }
 
     pub(super) fn forward(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
@@ -113,9 +127,14 @@ impl Room {
     }
 
     fn take(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
+        self.take_many(caller, 1)
+    }
+
+    fn take_many(&self, caller: Option<CredentialId>, places: usize) -> Result<Place, Shed> {
+        let places = u32::try_from(places).unwrap_or(u32::MAX);
         let shed = |_| Shed(self.what);
-        let own = caller.map(|caller| self.share(caller).try_acquire_owned()).transpose().map_err(shed)?;
-        Ok(Place { _all: self.all.clone().try_acquire_owned().map_err(shed)?, _own: own })
+        let own = caller.map(|caller| self.share(caller).try_acquire_many_owned(places)).transpose().map_err(shed)?;
+        Ok(Place { _all: self.all.clone().try_acquire_many_owned(places).map_err(shed)?, _own: own })
     }
 
     fn share(&self, caller: CredentialId) -> Arc<Semaphore> {
@@ -151,5 +170,20 @@ mod tests {
         assert_eq!((bobs.len(), room.take(None).err()), (2, Some(Shed("places"))));
         drop(adas);
         assert!(room.take(Some(ada)).is_ok() && room.take(None).is_ok());
+    }
+
+    /// However large a list is, it holds what is on its way, and nothing else.
+    #[test]
+    fn lists_are_charged_what_they_hold() {
+        let admission = Admission::new(&Limits { lists_bytes_max: 2 << 20, ..Limits::default() });
+        let ada = Some(CredentialId::new([1; 32]));
+        let large: Vec<_> = std::iter::from_fn(|| admission.list(ada, usize::MAX).ok()).collect();
+        assert_eq!(large.len(), 4, "half of it is one caller's share");
+        assert_eq!(admission.list(ada, 1).err(), Some(Shed("lists")));
+        let small: Vec<_> = std::iter::from_fn(|| admission.list(None, 100).ok()).collect();
+        assert_eq!(small.len(), 1 << 10);
+        drop(large);
+        assert!(admission.list(ada, 1 << 20).is_ok());
+        assert!(admission.list(ada, 0).is_ok(), "an empty list holds nothing");
     }
 }

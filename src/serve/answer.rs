@@ -11,9 +11,10 @@ use http::{HeaderMap, Response, StatusCode, Version};
 
 use super::audit::{Ours, Record};
 use super::body::ReplyBody;
-use super::gzip;
+use super::gzip::{self, GzipList};
 use super::list::ListBody;
 use super::readable::{Extent, READABLE};
+use super::underway::{Underway, Written};
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
 use crate::wire::Form;
 
@@ -100,11 +101,18 @@ impl Manner {
     }
 
     /// A list, likewise.
-    pub(super) fn list(&self, form: Form, stale_seconds: Option<u64>, list: ListBody) -> Response<ReplyBody> {
-        if self.gzip && list.is_longer_than(gzip::PLAIN_BYTES_MAX) {
-            return gzipped(self.served(form, false, stale_seconds, ReplyBody::gzip_list(list)));
+    pub(super) fn list(
+        &self,
+        form: Form,
+        stale_seconds: Option<u64>,
+        list: ListBody,
+        underway: impl FnOnce(Written) -> Underway,
+    ) -> Response<ReplyBody> {
+        if self.gzip && list.is_worth_compressing() {
+            let list = underway(Written::Gzip(GzipList::new(list)));
+            return gzipped(self.served(form, false, stale_seconds, ReplyBody::list(list)));
         }
-        self.served(form, false, stale_seconds, ReplyBody::list(list))
+        self.served(form, false, stale_seconds, ReplyBody::list(underway(Written::Plain(list))))
     }
 
     fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {

@@ -7,9 +7,8 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use super::admission::Place;
 use super::audit::Record;
-use super::gzip::GzipList;
-use super::list::ListBody;
 use super::session::WatchSession;
+use super::underway::Underway;
 use super::watch::WatchBody;
 use crate::upstream::ResponseBody;
 
@@ -22,9 +21,7 @@ enum Kind {
     /// All there is, in one piece.
     Full(Option<Bytes>),
     /// A LIST, written as the client takes it.
-    List(Box<ListBody>),
-    /// The same, compressed.
-    GzipList(Box<GzipList>),
+    List(Underway),
     /// A watch.
     Watch(Box<WatchBody>),
     /// Upstream's own; the place is given back with its end.
@@ -58,12 +55,8 @@ impl ReplyBody {
         Self(Kind::Full(None))
     }
 
-    pub(super) fn list(list: ListBody) -> Self {
-        Self(Kind::List(Box::new(list)))
-    }
-
-    pub(super) fn gzip_list(list: ListBody) -> Self {
-        Self(Kind::GzipList(Box::new(GzipList::new(list))))
+    pub(super) fn list(list: Underway) -> Self {
+        Self(Kind::List(list))
     }
 
     pub(super) fn watch(session: WatchSession, record: Option<Arc<Record>>) -> Self {
@@ -82,9 +75,8 @@ impl Body for ReplyBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.get_mut().0 {
             Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Kind::List(list) => Poll::Ready(list.next_chunk().map(|chunk| chunk.map(Frame::data).map_err(Into::into))),
-            Kind::GzipList(list) => {
-                Poll::Ready(list.next_chunk().map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
+            Kind::List(list) => {
+                list.poll_chunk(cx).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
             }
             Kind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
             Kind::Forwarded(forwarded) => {
@@ -97,7 +89,8 @@ impl Body for ReplyBody {
         match &self.0 {
             Kind::Full(bytes) => bytes.is_none(),
             Kind::Forwarded(forwarded) => forwarded.body.is_end_stream(),
-            Kind::List(_) | Kind::GzipList(_) | Kind::Watch(_) => false,
+            Kind::List(list) => list.is_over(),
+            Kind::Watch(_) => false,
         }
     }
 
@@ -105,7 +98,7 @@ impl Body for ReplyBody {
         match &self.0 {
             Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Kind::Forwarded(forwarded) => forwarded.body.size_hint(),
-            Kind::List(_) | Kind::GzipList(_) | Kind::Watch(_) => SizeHint::default(),
+            Kind::List(_) | Kind::Watch(_) => SizeHint::default(),
         }
     }
 }

@@ -1,16 +1,18 @@
 //! Compressed answers, as the apiserver compresses: GET and LIST above 128 KiB, for clients that name `gzip`
 //! (semantics.md §5.8; `APIResponseCompression`).
 //!
-//! A list is cut into runs of neighbouring objects, each compressed on its own and kept by the feed, so that a thousand
-//! clients cost one compression, and a changed object that of its run. The runs of one answer are one gzip member
+//! Each run of a list is compressed on its own and kept by the feed, so that a thousand clients cost one compression,
+//! and a changed object that of its run. The runs of one answer are one gzip member
 //! (RFC 1952): some clients stop reading behind the first.
+
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use crc32fast::Hasher;
 use flate2::{Compress, Compression, FlushCompress};
 
 use super::list::ListBody;
-use crate::cache::Segment;
+use crate::cache::Deflated;
 use crate::wire::Refused;
 
 /// The apiserver's own bound: more is compressed.
@@ -48,7 +50,7 @@ pub(super) struct GzipList {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Head,
-    Items,
+    Stretch(usize),
     Over,
 }
 
@@ -57,39 +59,41 @@ impl GzipList {
         Self { list, member: Member::default(), stage: Stage::Head }
     }
 
-    /// The next piece; `None` after the last.
-    pub(super) fn next_chunk(&mut self) -> Option<Result<Bytes, Refused>> {
+    /// The next chunk; `None` after the last.
+    pub(super) fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
         let mut out = Vec::new();
         match self.stage {
-            Stage::Over => return None,
+            Stage::Over => return Poll::Ready(None),
             Stage::Head => {
                 out.extend_from_slice(&HEADER);
-                self.member.put(&compressed(&self.list.head()), &mut out);
-                self.stage = Stage::Items;
+                self.member.put(&compressed(self.list.head()), &mut out);
+                self.stage = Stage::Stretch(0);
             }
-            Stage::Items => match self.list.next_run() {
-                Some(run) => {
-                    if self.list.separates(&run) {
-                        self.member.put_comma(&mut out);
-                    }
-                    let make = || self.list.run(&run).map(|plain| compressed(&plain));
-                    match self.list.segments().get_or_make(self.list.name_of(&run), make) {
-                        Ok(segment) => self.member.put(&segment, &mut out),
-                        Err(refused) => return Some(Err(refused)),
-                    }
+            Stage::Stretch(index) if index == self.list.stretches() => {
+                self.member.put(&compressed(self.list.tail()), &mut out);
+                self.member.end(&mut out);
+                self.stage = Stage::Over;
+            }
+            Stage::Stretch(index) => {
+                let deflated = match ready!(self.list.poll_deflated(index, cx, compressed)) {
+                    Ok(deflated) => deflated,
+                    Err(refused) => return Poll::Ready(Some(Err(refused))),
+                };
+                self.stage = Stage::Stretch(index + 1);
+                if !self.list.separates(index) {
+                    // What others have, too.
+                    self.member.sum(&deflated);
+                    return Poll::Ready(Some(Ok(deflated.bytes)));
                 }
-                None => {
-                    self.member.put(&compressed(&self.list.tail()), &mut out);
-                    self.member.end(&mut out);
-                    self.stage = Stage::Over;
-                }
-            },
+                self.member.put_comma(&mut out);
+                self.member.put(&deflated, &mut out);
+            }
         }
-        Some(Ok(out.into()))
+        Poll::Ready(Some(Ok(out.into())))
     }
 }
 
-/// One gzip member, put together from segments.
+/// One gzip member, put together from parts that were compressed apart.
 #[derive(Debug, Default)]
 struct Member {
     plain: Hasher,
@@ -97,10 +101,14 @@ struct Member {
 }
 
 impl Member {
-    fn put(&mut self, segment: &Segment, out: &mut Vec<u8>) {
-        out.extend_from_slice(&segment.deflated);
-        self.plain.combine(&Hasher::new_with_initial_len(segment.crc, segment.len));
-        self.len += segment.len;
+    fn put(&mut self, part: &Deflated, out: &mut Vec<u8>) {
+        out.extend_from_slice(&part.bytes);
+        self.sum(part);
+    }
+
+    fn sum(&mut self, part: &Deflated) {
+        self.plain.combine(&Hasher::new_with_initial_len(part.crc, part.len));
+        self.len += part.len;
     }
 
     fn put_comma(&mut self, out: &mut Vec<u8>) {
@@ -118,7 +126,7 @@ impl Member {
 }
 
 /// Compressed on its own and flushed to a byte boundary, so that others can come before and behind.
-fn compressed(plain: &[u8]) -> Segment {
+fn compressed(plain: &[u8]) -> Deflated {
     let mut deflate = Compress::new(Compression::fast(), false);
     let mut deflated = Vec::with_capacity(plain.len() / 4 + SLACK);
     let mut at = 0;
@@ -132,7 +140,7 @@ fn compressed(plain: &[u8]) -> Segment {
         }
         deflated.reserve(deflated.capacity());
     }
-    Segment { deflated: deflated.into(), crc: crc32fast::hash(plain), len: plain.len() as u64 }
+    Deflated { bytes: deflated.into(), crc: crc32fast::hash(plain), len: plain.len() as u64 }
 }
 
 /// What an empty input takes, and more.

@@ -40,9 +40,10 @@ impl WatchMetrics {
         }
     }
 
-    pub(super) fn sent(&self, frames: &[Bytes]) {
-        self.events.increment(frames.len() as u64);
-        self.bytes.increment(frames.iter().map(|frame| frame.len() as u64).sum());
+    /// So many frames in these pieces.
+    pub(super) fn sent(&self, frames: usize, pieces: &[Bytes]) {
+        self.events.increment(frames as u64);
+        self.bytes.increment(pieces.iter().map(|piece| piece.len() as u64).sum());
     }
 
     /// Events were handed to the sink; the first of them was applied at `applied`.

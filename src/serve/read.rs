@@ -1,5 +1,7 @@
 //! Reads that the cache answers: from a route to a response.
 
+use std::sync::Arc;
+
 use http::{Request, Response};
 use hyper::body::Incoming;
 
@@ -13,15 +15,20 @@ use super::list;
 use super::metrics::{self, WatchMetrics};
 use super::route::{GetRead, ListRead, Reason, WatchRead};
 use super::session::{End, Opening, Terms, WatchSession};
+use super::stretches::Stretches;
+use super::underway::Underway;
 use super::websocket;
 use crate::auth::{Permit, Refused};
-use crate::cache::{CacheReader, Opened, Start, TooOld};
+use crate::cache::{CacheReader, Opened, Run, Start, TooOld};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
 use crate::wire::{Object, Representation};
 
 /// When a watch that found its feed still being filled may try again.
 const SYNC_RETRY_SECONDS: u32 = 1;
+/// When those may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
+const LIST_RETRY_SECONDS: u32 = 1;
+const WATCH_RETRY_SECONDS: u32 = 5;
 
 /// A watch that may be opened: permission, a place, and the feed.
 struct Admitted {
@@ -29,6 +36,8 @@ struct Admitted {
     place: Place,
     source: Source,
     opened: Result<Opened, TooOld>,
+    /// Of the state that it begins with.
+    runs: Option<Arc<[Run]>>,
     /// What a Table watch begins with.
     row: Option<Object>,
 }
@@ -100,16 +109,23 @@ impl Door {
         {
             return visit.turned_away(&refused);
         }
-        let body = match list::page(permit, lease, &snapshot, &read).written_by(&source.renderer).await {
+        let page = list::page(permit, lease, &snapshot, &read).await;
+        let place = match self.admission.list(visit.caller.id(), page.bytes()) {
+            Ok(place) => place,
+            Err(shed) => return visit.manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
+        };
+        let body = match page.written_by(&source.renderer).await {
             Ok(body) => body,
             Err(refused) => {
                 source.refuse(&refused);
+                drop(place);
                 // Refused now and for good, so that this ends.
                 return Box::pin(self.list(visit, permit, resource, read)).await;
             }
         };
         metrics::served("list", &lease.spec.key, read.representation);
-        visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body)
+        let underway = |list| Underway::new(list, place, &self.tasks);
+        visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, underway)
     }
 
     pub(super) async fn watch(
@@ -165,7 +181,7 @@ impl Door {
         };
         let place = match self.admission.watch(visit.caller.id()) {
             Ok(place) => place,
-            Err(shed) => return visit.manner.status(&too_many_watches(shed)),
+            Err(shed) => return visit.manner.status(&too_many(shed, WATCH_RETRY_SECONDS)),
         };
         let opened = open(&source.lease.reader, &read);
         if let Ok(opened) = &opened
@@ -173,13 +189,14 @@ impl Door {
         {
             return visit.turned_away(&refused);
         }
-        self.open_watch(visit, Admitted { permit, place, source, opened, row }, &read, failed)
+        let admitted = Admitted { permit, place, source, opened, runs: None, row };
+        self.open_watch(visit, admitted, &read, failed).await
     }
 
-    fn open_watch(
+    async fn open_watch(
         &self,
         mut visit: Visit,
-        admitted: Admitted,
+        mut admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
     ) -> Response<ReplyBody> {
@@ -189,6 +206,8 @@ impl Door {
             Some(Err(response)) => return response,
             None => None,
         };
+        // A message has one frame.
+        admitted.runs = if websocket { None } else { runs(&admitted).await };
         metrics::served("watch", &admitted.source.lease.spec.key, read.representation);
         let stale = Self::stale_seconds(&admitted.source.lease);
         let protocol = protocol(&visit.request, websocket);
@@ -216,7 +235,7 @@ impl Door {
         failed: Option<Status>,
         protocol: &'static str,
     ) -> WatchSession {
-        let Admitted { permit, place, source: Source { lease, renderer }, opened, row } = admitted;
+        let Admitted { permit, place, source: Source { lease, renderer }, opened, runs, row } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
         let metrics = WatchMetrics::open(&lease.spec.key, read.representation, protocol);
@@ -229,7 +248,7 @@ impl Door {
         };
         let drain = self.drain.clone();
         let mut session =
-            WatchSession::new(Opening { permit, place, lease, renderer, opened, row, terms, drain, metrics });
+            WatchSession::new(Opening { permit, place, lease, renderer, opened, runs, row, terms, drain, metrics });
         if let Some((status, end)) = refusal {
             session.end_with(&status, end);
         }
@@ -244,6 +263,13 @@ fn open(reader: &CacheReader, read: &WatchRead) -> Result<Opened, TooOld> {
         WatchStart::State { .. } => reader.open(Start::Current, view),
         WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
     }
+}
+
+/// The runs of the state that a watch begins with, if what it shows is made of them.
+async fn runs(admitted: &Admitted) -> Option<Arc<[Run]>> {
+    let opened = admitted.opened.as_ref().ok()?;
+    let snapshot = opened.snapshot.as_ref().filter(|_| admitted.permit.part().is_none())?;
+    if Stretches::suit(opened.cursor.view()) { Some(snapshot.runs().await) } else { None }
 }
 
 /// Which namespaces of those that there are a watch may begin with.
@@ -261,6 +287,6 @@ fn protocol(request: &Request<Incoming>, websocket: bool) -> &'static str {
     }
 }
 
-fn too_many_watches(shed: Shed) -> Status {
-    Status::too_many_requests(shed.to_string(), 5)
+fn too_many(shed: Shed, retry_seconds: u32) -> Status {
+    Status::too_many_requests(shed.to_string(), retry_seconds)
 }

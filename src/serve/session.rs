@@ -1,21 +1,24 @@
+mod initial;
 mod part;
 #[cfg(test)]
 mod tests;
 
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use self::initial::{Initial, Put};
 use self::part::{Bookmark, Part, Told};
 use super::admission::Place;
 use super::metrics::WatchMetrics;
 use crate::auth::Permit;
 use crate::base::{DrainWatch, Draining};
-use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State, Step};
+use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Run, State, Step};
 use crate::kube::{EventType, ResourceVersion, Status};
 use crate::wire::{Columns, Object, Refused, Renderer, Representation};
 
@@ -47,12 +50,8 @@ pub(super) struct WatchSession {
 /// What the client gets next.
 #[derive(Debug)]
 enum Phase {
-    /// The state as ADDED events, from the first key not yet sent.
-    Initial {
-        snapshot: Snapshot,
-        next: String,
-        end_bookmark: bool,
-    },
+    /// The state as ADDED events.
+    Initial(Initial),
     /// A state of one object as upstream has just printed it, older than all events.
     Row(Box<Object>),
     Live,
@@ -96,6 +95,8 @@ pub(super) struct Opening {
     pub(super) lease: Lease,
     pub(super) renderer: Renderer,
     pub(super) opened: Opened,
+    /// Of the state that the watch begins with, for a sink that takes several frames in one.
+    pub(super) runs: Option<Arc<[Run]>>,
     /// A state of one object, as a Table has it.
     pub(super) row: Option<Object>,
     pub(super) terms: Terms,
@@ -121,7 +122,7 @@ const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
-        let Opening { permit, place, lease, renderer, opened, row, terms, drain, metrics } = opening;
+        let Opening { permit, place, lease, renderer, opened, runs, row, terms, drain, metrics } = opening;
         let readable = permit.part().cloned();
         let part = |readable| Box::new(Part::new(readable, &opened, opened.cursor.view(), terms.end_bookmark));
         let part = readable.map(part);
@@ -138,7 +139,13 @@ impl WatchSession {
             }
             // It is told in parts.
             Some(_) if part.is_some() => Phase::Live,
-            Some(snapshot) => Phase::Initial { snapshot, next: String::new(), end_bookmark: terms.end_bookmark },
+            Some(snapshot) => {
+                let initial = Initial::new(snapshot, terms.end_bookmark);
+                Phase::Initial(match runs.filter(|_| !is_table) {
+                    Some(runs) => initial.in_runs(runs, &permit, &cursor, &lease.reader),
+                    None => initial,
+                })
+            }
             None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
         Self {
@@ -168,6 +175,7 @@ impl WatchSession {
     ) -> Poll<Option<()>> {
         loop {
             self.check_grant();
+            let mut frames = 0;
             match &self.phase {
                 Phase::Ended => return Poll::Ready(None),
                 Phase::Last(..) => {
@@ -176,9 +184,10 @@ impl WatchSession {
                         self.metrics.ended(end);
                     }
                 }
-                Phase::Initial { .. } => {
-                    if let Err(refused) = self.initial(room, batch) {
-                        self.underivable(&refused);
+                Phase::Initial(_) => {
+                    match ready!(self.initial(cx, room, batch)) {
+                        Ok(put) => frames = put,
+                        Err(refused) => self.underivable(&refused),
                     }
                     // Nothing to say of an empty state; but nobody has asked to be woken yet either.
                     if batch.is_empty() {
@@ -206,7 +215,7 @@ impl WatchSession {
                     *first = headed;
                     self.columns = None;
                 }
-                self.metrics.sent(batch);
+                self.metrics.sent(frames.max(batch.len()), batch);
                 return Poll::Ready(Some(()));
             }
             if matches!(self.phase, Phase::Live) && self.parked(cx) {
@@ -225,32 +234,21 @@ impl WatchSession {
         }
     }
 
-    /// A stretch of the initial state.
-    fn initial(&mut self, room: usize, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
-        let Phase::Initial { snapshot, next, end_bookmark } = &mut self.phase else { return Ok(()) };
-        let (reader, renderer) = (&self.lease.reader, self.cursor.renderer());
-        let mut bytes = 0;
-        let start = Some(next.as_str()).filter(|start| !start.is_empty());
-        let mut resume_at = None;
-        for object in snapshot.select(self.cursor.view(), reader.namespaced(), start) {
-            if !batch.is_empty() && bytes >= room {
-                resume_at = Some(object.key.as_str().to_owned());
-                break;
-            }
-            let frame = renderer.envelope().frame(EventType::Added, &reader.body(object, renderer)?);
-            bytes += frame.len();
-            batch.push(frame);
-        }
-        if let Some(key) = resume_at {
-            *next = key;
-            return Ok(());
-        }
-        self.told = snapshot.rv;
-        if *end_bookmark {
-            batch.push(reader.bookmark(snapshot.rv, true, renderer)?);
+    /// A stretch of the initial state; how many frames it is.
+    fn initial(&mut self, cx: &Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<usize, Refused>> {
+        let Phase::Initial(initial) = &mut self.phase else { return Poll::Ready(Ok(0)) };
+        let reader = &self.lease.reader;
+        let mut frames = match ready!(initial.poll_put(cx, &self.cursor, reader, room, batch))? {
+            Put::Some(frames) => return Poll::Ready(Ok(frames)),
+            Put::All(frames) => frames,
+        };
+        self.told = initial.snapshot.rv;
+        if initial.end_bookmark {
+            batch.push(reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
+            frames += 1;
         }
         self.phase = Phase::Live;
-        Ok(())
+        Poll::Ready(Ok(frames))
     }
 
     /// Events, or a bookmark that is due, or nothing.

@@ -69,20 +69,34 @@ impl Envelope {
     /// [`Object`](super::Object) has one.
     pub fn frame(&self, event_type: EventType, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.frame_len(event_type, body.len()));
-        match self.parts.form {
-            Form::Json | Form::Table => {
-                put_json_event(&mut out, event_type);
-                out.put_slice(&self.parts.object_head);
-                out.put_slice(body);
-                out.put_slice(JSON_EVENT_TAIL);
-            }
-            Form::Protobuf => {
-                put_protobuf_event(&mut out, event_type, self.object_len(body.len()));
-                self.put_protobuf_object(&mut out, body);
-            }
-        }
+        self.put_frame_head(event_type, body.len(), &mut out);
+        out.put_slice(body);
+        self.put_frame_tail(&mut out);
         debug_assert_eq!(out.len(), out.capacity());
         out.freeze()
+    }
+
+    /// Appends what comes before the body in a [`frame`](Self::frame). Only protobuf needs to know its length.
+    pub fn put_frame_head(&self, event_type: EventType, body_len: usize, out: &mut impl BufMut) {
+        match self.parts.form {
+            Form::Json | Form::Table => {
+                put_json_event(out, event_type);
+                out.put_slice(&self.parts.object_head);
+            }
+            Form::Protobuf => {
+                put_protobuf_event(out, event_type, self.object_len(body_len));
+                out.put_slice(&self.parts.object_head);
+                put_header(out, UNKNOWN_RAW, body_len);
+            }
+        }
+    }
+
+    /// Appends what comes behind the body.
+    pub fn put_frame_tail(&self, out: &mut impl BufMut) {
+        out.put_slice(match self.parts.form {
+            Form::Json | Form::Table => JSON_EVENT_TAIL,
+            Form::Protobuf => &UNKNOWN_TAIL,
+        });
     }
 
     /// Bytes of [`frame`](Self::frame) for a body of `body_len` bytes.
@@ -191,7 +205,7 @@ pub(super) fn json_text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-fn put_json_event(out: &mut BytesMut, event_type: EventType) {
+fn put_json_event(out: &mut impl BufMut, event_type: EventType) {
     out.put_slice(JSON_EVENT_HEAD);
     out.put_slice(event_type.as_str().as_bytes());
     out.put_slice(JSON_EVENT_OBJECT);
@@ -202,7 +216,7 @@ fn json_event_head_len(event_type: EventType) -> usize {
 }
 
 /// Length prefix and `WatchEvent` up to the document of `document_len` bytes that ends it.
-fn put_protobuf_event(out: &mut BytesMut, event_type: EventType, document_len: usize) {
+fn put_protobuf_event(out: &mut impl BufMut, event_type: EventType, document_len: usize) {
     let len = protobuf_event_len(event_type, document_len) - LENGTH_PREFIX;
     // A body comes from a frame with a 32-bit length or is less than 4 GiB of a page: ~100 bytes more still are, or the
     // frame limit, which is far lower, has been given up.

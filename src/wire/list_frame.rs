@@ -1,3 +1,5 @@
+use std::ops::Add;
+
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::Shape;
@@ -32,6 +34,33 @@ enum Layout {
     Json { item_prefix: &'static [u8] },
     /// `head` is the document up to Unknown's raw field.
     Protobuf { list_meta: Bytes },
+}
+
+/// How long some bodies are together, as the items of any list: what its head says of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lengths {
+    /// How many there are.
+    pub items: usize,
+    /// Bytes of the bodies alone.
+    pub bytes: usize,
+    /// Bytes of them as fields of a protobuf message.
+    fields: usize,
+}
+
+impl Lengths {
+    /// One body more.
+    pub fn add(&mut self, body_len: usize) {
+        *self = *self + Self { items: 1, bytes: body_len, fields: field_len(body_len) };
+    }
+}
+
+impl Add for Lengths {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let Self { items, bytes, fields } = other;
+        Self { items: self.items + items, bytes: self.bytes + bytes, fields: self.fields + fields }
+    }
 }
 
 impl ListFrame {
@@ -93,6 +122,14 @@ impl ListFrame {
         match self.layout {
             Layout::Json { item_prefix } => SEPARATOR + item_prefix.len() + body_len,
             Layout::Protobuf { .. } => field_len(body_len),
+        }
+    }
+
+    /// The sum of [`item_len`](Self::item_len)s.
+    pub fn items_len(&self, lengths: Lengths) -> usize {
+        match self.layout {
+            Layout::Json { item_prefix } => lengths.items * (SEPARATOR + item_prefix.len()) + lengths.bytes,
+            Layout::Protobuf { .. } => lengths.fields,
         }
     }
 

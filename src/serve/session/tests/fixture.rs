@@ -14,7 +14,8 @@ use tokio::task::JoinHandle;
 use crate::auth::{Caller, Gate, Permit, Readable};
 use crate::base::{DrainTrigger, DrainWatch};
 use crate::cache::{
-    CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Scope, Snapshot, Start, State, View,
+    CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Run, Scope, Snapshot, Start, State,
+    View,
 };
 use crate::kube::{EventType, FieldTable, Gvr, LabelSelector, Query, RequestInfo, ResourceVersion, Selector};
 use crate::serve::admission::{Admission, Limits, Place};
@@ -110,22 +111,34 @@ impl Stage {
     /// A watch that shows what `readable` allows.
     pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: Terms) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
-        self.permitted(Permit::Part(readable.clone()), opened, terms)
+        self.permitted(Permit::Part(readable.clone()), opened, None, terms)
+    }
+
+    /// A watch whose sink takes runs of frames.
+    pub(super) fn watch_in_runs(&self, view: View, terms: Terms) -> Client {
+        let opened = self.reader.open(Start::Current, view).expect("current");
+        let runs = opened.snapshot.as_ref().expect("asked for").runs().now_or_never().expect("few enough for one go");
+        self.client_of(opened, Some(runs), terms)
     }
 
     pub(super) fn client(&self, opened: Opened, terms: Terms) -> Client {
-        let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
-        let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
-        self.permitted(Permit::Whole(grant.expect("whoever asks is us")), opened, terms)
+        self.client_of(opened, None, terms)
     }
 
-    fn permitted(&self, permit: Permit, opened: Opened, terms: Terms) -> Client {
+    fn client_of(&self, opened: Opened, runs: Option<Arc<[Run]>>, terms: Terms) -> Client {
+        let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
+        let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+        self.permitted(Permit::Whole(grant.expect("whoever asks is us")), opened, runs, terms)
+    }
+
+    fn permitted(&self, permit: Permit, opened: Opened, runs: Option<Arc<[Run]>>, terms: Terms) -> Client {
         let session = WatchSession::new(Opening {
             permit,
             place: self.place(),
             lease: self.lease.clone(),
             renderer: Renderer::verbatim(self.lease.reader.envelope()),
             opened,
+            runs,
             row: None,
             terms,
             drain: self.watch.clone(),
@@ -175,6 +188,14 @@ impl Client {
             }
         }
         panic!("it never stops: {told:?}")
+    }
+
+    /// What comes next, as it is handed to the sink.
+    pub(super) fn pieces(&mut self, room: usize) -> Vec<Bytes> {
+        let mut batch = Vec::new();
+        let waker = Waker::from(self.bell.clone());
+        let _ = self.session.poll_frames(&mut Context::from_waker(&waker), room, &mut batch);
+        batch
     }
 
     pub(super) fn poll(&mut self, room: usize) -> Poll<Option<Vec<String>>> {

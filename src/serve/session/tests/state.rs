@@ -2,8 +2,11 @@
 
 use std::task::Poll;
 
+use bytes::Bytes;
+
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, app_x, pass};
 use crate::cache::{Config, View};
+use crate::kube::Selector;
 use crate::serve::session::Terms;
 
 const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
@@ -149,6 +152,33 @@ async fn a_start_that_is_too_slow_expires_behind_the_mark() {
     let told = sips(&mut client, 1).concat();
     assert_eq!(told[3..], ["BOOKMARK 10 end", "ERROR 410 Expired: too old resource version: 10 (11)"]);
     assert_eq!(client.told(), ["over"]);
+}
+
+/// A sink that takes several frames in one is given the memory that every watch is given, and the same bytes.
+#[tokio::test(start_paused = true)]
+async fn runs_of_frames_are_shared() {
+    let names: Vec<_> = (0..300).map(|n| format!("{}/p{n:03}", ["a", "b"][n % 2])).collect();
+    let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 5)).collect();
+    let mut stage = Stage::new(Config::default(), &pods);
+    let all = |client: &mut Client| -> Vec<Bytes> {
+        std::iter::from_fn(|| Some(client.pieces(100)).filter(|pieces| !pieces.is_empty())).flatten().collect()
+    };
+    let in_namespace = || View::new(Some("b"), Selector::everything());
+    for (view, end_bookmark) in [(View::everything(), true), (in_namespace(), true), (in_namespace(), false)] {
+        let terms = || Terms { end_bookmark, ..TERMS };
+        let frames = all(&mut stage.watch_current(view.clone(), terms()));
+        let one = all(&mut stage.watch_in_runs(view.clone(), terms()));
+        let other = all(&mut stage.watch_in_runs(view, terms()));
+        assert_eq!(one.concat(), frames.concat());
+        assert!(one.len() < 10 && one[0].as_ptr() == other[0].as_ptr());
+    }
+    // What a selector picks is nobody else's, and what comes later comes as ever.
+    let mut picked = stage.watch_in_runs(app_x(), WATCH_LIST);
+    assert_eq!(all(&mut picked).len(), 301);
+    let mut client = stage.watch_in_runs(View::everything(), WATCH_LIST);
+    all(&mut client);
+    stage.put("p", "x", 11);
+    assert_eq!(client.told(), ["ADDED p 11"]);
 }
 
 /// Ten thousand of them lie idle as a rule. Next to it a watch has its cursor's view, which many share, a timer, and what

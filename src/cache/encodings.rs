@@ -1,0 +1,110 @@
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::shelf::Shelf;
+use crate::wire::Representation;
+
+/// What runs of one feed's objects have been written as, so that it is made once and not for every client. Bounded.
+#[derive(Debug)]
+pub struct Encodings {
+    /// Bodies as they came, joined. The store has the same bytes, so these are kept while a storm lasts.
+    copies: Shelf<Plain>,
+    derived: Shelf<Plain>,
+    deflated: Shelf<Deflated>,
+}
+
+/// A run's items or frames. Large bodies are slices of the store's own.
+pub type Plain = Arc<[Bytes]>;
+
+/// A run's items, compressed on their own.
+#[derive(Debug, Clone)]
+pub struct Deflated {
+    /// DEFLATE (RFC 1951), flushed to a byte boundary and without a final block.
+    pub bytes: Bytes,
+    /// CRC-32 and length of what it stands for.
+    pub crc: u32,
+    pub len: u64,
+}
+
+/// Everything that decides what a run is written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Encoding {
+    /// [`Run::name`](super::Run::name).
+    pub run: u128,
+    pub representation: Representation,
+    /// Of the server as which it is written.
+    pub release: u32,
+    pub part: Part,
+}
+
+/// What is made of each object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Items of a list.
+    Items,
+    /// ADDED events.
+    Added,
+}
+
+/// What one feed may keep of each kind: some four thousand pods in JSON.
+const BYTES_MAX: usize = 64 << 20;
+/// How long copies are kept that nobody reads.
+const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
+
+impl Default for Encodings {
+    fn default() -> Self {
+        Self {
+            copies: Shelf::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
+            derived: Shelf::new(BYTES_MAX, None),
+            deflated: Shelf::new(BYTES_MAX, None),
+        }
+    }
+}
+
+impl Encodings {
+    /// The run in an encoding, as a feed has it that came in `verbatim`; made if nobody has it.
+    pub fn poll_plain<E>(
+        &self,
+        encoding: Encoding,
+        verbatim: bool,
+        cx: &Context<'_>,
+        make: impl FnOnce() -> Result<(Plain, usize), E>,
+    ) -> Poll<Result<Plain, E>> {
+        let shelf = if verbatim { &self.copies } else { &self.derived };
+        shelf.poll_get_or_make(encoding, cx, make)
+    }
+
+    pub fn poll_deflated<E>(
+        &self,
+        encoding: Encoding,
+        cx: &Context<'_>,
+        make: impl FnOnce() -> Result<Deflated, E>,
+    ) -> Poll<Result<Deflated, E>> {
+        self.deflated.poll_get_or_make(encoding, cx, || make().map(|made| (made.clone(), made.bytes.len())))
+    }
+
+    /// Lets what was derived go: it was wrong, or written for another release.
+    pub(super) fn forget_derived(&self) {
+        self.derived.clear();
+        self.deflated.clear();
+    }
+
+    /// Lets everything go.
+    pub(super) fn clear(&self) {
+        self.copies.clear();
+        self.forget_derived();
+    }
+
+    /// Lets what is too old go.
+    pub(super) fn expire(&self, now: Instant) {
+        self.copies.expire(now);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.copies.bytes() + self.derived.bytes() + self.deflated.bytes()
+    }
+}

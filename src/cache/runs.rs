@@ -1,0 +1,135 @@
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use tokio::sync::OnceCell;
+
+use crate::kube::ObjectKey;
+use crate::wire::{Lengths, Object, Representation};
+
+/// Neighbouring objects of one namespace, about [`RUN_BYTES`](Self::BYTES) of them: what lists are made of.
+///
+/// It holds none of them, so that it keeps nothing alive. Where it ends is a matter of the objects in it alone: it is
+/// the same in every state and every list that has all of them, and a change touches one run, or two.
+#[derive(Debug)]
+pub struct Run {
+    first: ObjectKey,
+    lengths: Lengths,
+    name: u128,
+    /// A bit for each representation that all of its objects have been written in.
+    written: AtomicU8,
+}
+
+/// The runs of one state, cut when somebody lists it and shared by all who do.
+#[derive(Debug, Default)]
+pub(super) struct Cut {
+    history: u64,
+    runs: OnceCell<Arc<[Run]>>,
+}
+
+/// Puts runs together, object by object.
+#[derive(Debug)]
+pub struct Cutter {
+    /// Counts the feed's histories: versions of one stand for nothing in another.
+    history: u64,
+    run: Option<Run>,
+    /// The run ends with what it has.
+    ends: bool,
+}
+
+/// Cut between two looks at what else is to be done: half a millisecond.
+const CUT_AT_A_TIME: usize = 2_048;
+/// Names are not to be foreseen by those who choose objects' names.
+static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+impl Run {
+    /// On average, of bodies as they came: several TLS records, and a millisecond of compression.
+    pub const BYTES: usize = 128 << 10;
+    /// At most, if it is more than one object.
+    pub const BYTES_MAX: usize = 256 << 10;
+
+    fn new(first: ObjectKey, history: u64) -> Self {
+        Self { first, lengths: Lengths::default(), name: u128::from(history), written: AtomicU8::new(0) }
+    }
+
+    /// The first key in it.
+    pub fn first(&self) -> &ObjectKey {
+        &self.first
+    }
+
+    /// How many objects it has, and how long they are as they came.
+    pub fn lengths(&self) -> Lengths {
+        self.lengths
+    }
+
+    /// A number that no other content has.
+    pub fn name(&self) -> u128 {
+        self.name
+    }
+
+    /// Whether all of it has been written in a representation, and so can be again.
+    pub fn was_written(&self, representation: Representation) -> bool {
+        self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
+    }
+
+    /// All of it has been written in a representation.
+    pub fn note_written(&self, representation: Representation) {
+        self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
+    }
+}
+
+impl Cutter {
+    /// Takes the next object. Returns the run before it, if that is over.
+    pub fn put(&mut self, object: &Object) -> Option<Run> {
+        let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
+        let ended = self.run.take_if(|run| {
+            self.ends || run.lengths.bytes + len > Run::BYTES_MAX || run.first.namespace() != key.namespace()
+        });
+        let run = self.run.get_or_insert_with(|| Run::new(key.clone(), self.history));
+        run.lengths.add(len);
+        // No step loses anything: contents that differ in one object have different names for certain.
+        let part = u128::from(hash) << 64 | u128::from(object.rv.0);
+        run.name = (run.name.rotate_left(61) ^ part).wrapping_mul(MIX);
+        // The longer an object, the likelier a run ends with it: so runs are as long whatever objects are.
+        self.ends = hash % (Run::BYTES as u64) < len as u64;
+        ended
+    }
+
+    /// The last run.
+    pub fn end(self) -> Option<Run> {
+        self.run
+    }
+}
+
+impl Cut {
+    pub(super) fn of_history(history: u64) -> Self {
+        Self { history, runs: OnceCell::new() }
+    }
+
+    pub(super) fn is_made(&self) -> bool {
+        self.runs.initialized()
+    }
+
+    pub(super) fn cutter(&self) -> Cutter {
+        Cutter { history: self.history, run: None, ends: false }
+    }
+
+    /// The runs of these objects, which are all of the state's. Others are let in now and then.
+    pub(super) async fn runs(&self, objects: impl Iterator<Item = &Arc<Object>>) -> Arc<[Run]> {
+        let cut = async || {
+            let (mut cutter, mut runs) = (self.cutter(), Vec::new());
+            for (index, object) in objects.enumerate() {
+                runs.extend(cutter.put(object));
+                if index % CUT_AT_A_TIME == CUT_AT_A_TIME - 1 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            runs.extend(cutter.end());
+            runs.into()
+        };
+        self.runs.get_or_init(cut).await.clone()
+    }
+}
+
+/// Odd, so that multiplying by it loses nothing; its bits are those of the golden ratio.
+const MIX: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;

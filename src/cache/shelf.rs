@@ -1,0 +1,171 @@
+use std::collections::{HashMap, VecDeque};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::Encoding;
+
+/// Things that are made once for all who want them, and kept within bounds of bytes and of age: what was not wanted for
+/// longest goes first.
+#[derive(Debug)]
+pub(super) struct Shelf<T> {
+    bytes_max: usize,
+    age_max: Option<Duration>,
+    kept: Mutex<Kept<T>>,
+}
+
+#[derive(Debug)]
+struct Kept<T> {
+    places: HashMap<Encoding, Place<T>>,
+    /// With the time since which it was not wanted, as far as was known then: looked at again before it goes.
+    order: VecDeque<(Encoding, Instant)>,
+    bytes: usize,
+    /// Numbers the makers, so that nothing is kept that was let go while it was made.
+    tickets: u64,
+}
+
+#[derive(Debug)]
+enum Place<T> {
+    /// Somebody makes it, in one go; others wait.
+    Making {
+        ticket: u64,
+        waiting: Vec<Waker>,
+    },
+    Made {
+        thing: T,
+        bytes: usize,
+        wanted: Instant,
+    },
+}
+
+/// Whoever makes something. However that ends, nobody waits for ever.
+struct Maker<'a, T> {
+    shelf: &'a Shelf<T>,
+    encoding: Encoding,
+    ticket: u64,
+}
+
+impl<T: Clone> Shelf<T> {
+    pub(super) fn new(bytes_max: usize, age_max: Option<Duration>) -> Self {
+        Self { bytes_max, age_max, kept: Mutex::default() }
+    }
+
+    /// What `encoding` stands for, which `make` makes with its size if it is not there. While somebody else makes it
+    /// the task is not ready, and is woken.
+    pub(super) fn poll_get_or_make<E>(
+        &self,
+        encoding: Encoding,
+        cx: &Context<'_>,
+        make: impl FnOnce() -> Result<(T, usize), E>,
+    ) -> Poll<Result<T, E>> {
+        let now = Instant::now();
+        let maker = {
+            let mut kept = self.kept.lock();
+            match kept.places.get_mut(&encoding) {
+                Some(Place::Made { thing, wanted, .. }) => {
+                    *wanted = now;
+                    return Poll::Ready(Ok(thing.clone()));
+                }
+                Some(Place::Making { waiting, .. }) => {
+                    waiting.push(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                None => {}
+            }
+            kept.tickets += 1;
+            let ticket = kept.tickets;
+            kept.places.insert(encoding, Place::Making { ticket, waiting: Vec::new() });
+            Maker { shelf: self, encoding, ticket }
+        };
+        Poll::Ready(make().map(|(thing, bytes)| {
+            maker.put(thing.clone(), bytes, now);
+            thing
+        }))
+    }
+
+    /// Lets everything go, what is being made as well.
+    pub(super) fn clear(&self) {
+        let gone = {
+            let mut kept = self.kept.lock();
+            let tickets = kept.tickets;
+            std::mem::replace(&mut *kept, Kept { tickets, ..Kept::default() })
+        };
+        gone.places.into_values().for_each(Place::wake);
+    }
+
+    /// Lets go what nobody has wanted for too long.
+    pub(super) fn expire(&self, now: Instant) {
+        let Some(oldest) = self.age_max.and_then(|age| now.checked_sub(age)) else { return };
+        let mut kept = self.kept.lock();
+        while kept.order.front().is_some_and(|(_, wanted)| *wanted < oldest) {
+            kept.drop_oldest(Some(oldest));
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.kept.lock().bytes
+    }
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self { places: HashMap::new(), order: VecDeque::new(), bytes: 0, tickets: 0 }
+    }
+}
+
+impl<T> Kept<T> {
+    /// Lets the first in the queue go. What was wanted since, and not before `oldest`, goes to its end instead.
+    fn drop_oldest(&mut self, oldest: Option<Instant>) {
+        let Some((encoding, since)) = self.order.pop_front() else { return };
+        match self.places.get(&encoding) {
+            Some(Place::Made { wanted, .. }) if *wanted > since && oldest.is_none_or(|oldest| *wanted >= oldest) => {
+                self.order.push_back((encoding, *wanted));
+            }
+            Some(Place::Made { bytes, .. }) => {
+                self.bytes -= bytes;
+                self.places.remove(&encoding);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl<T> Place<T> {
+    fn wake(self) {
+        if let Self::Making { waiting, .. } = self {
+            waiting.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl<T> Maker<'_, T> {
+    fn put(&self, thing: T, bytes: usize, now: Instant) {
+        let mut kept = self.shelf.kept.lock();
+        if !self.has_place(&kept) || bytes > self.shelf.bytes_max {
+            return;
+        }
+        let place = kept.places.insert(self.encoding, Place::Made { thing, bytes, wanted: now });
+        kept.order.push_back((self.encoding, now));
+        kept.bytes += bytes;
+        while kept.bytes > self.shelf.bytes_max {
+            kept.drop_oldest(None);
+        }
+        drop(kept);
+        place.into_iter().for_each(Place::wake);
+    }
+
+    fn has_place(&self, kept: &Kept<T>) -> bool {
+        matches!(kept.places.get(&self.encoding), Some(Place::Making { ticket, .. }) if *ticket == self.ticket)
+    }
+}
+
+impl<T> Drop for Maker<'_, T> {
+    fn drop(&mut self) {
+        let mut kept = self.shelf.kept.lock();
+        let place = if self.has_place(&kept) { kept.places.remove(&self.encoding) } else { None };
+        drop(kept);
+        place.into_iter().for_each(Place::wake);
+    }
+}

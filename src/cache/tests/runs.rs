@@ -1,0 +1,114 @@
+//! Where runs end: a matter of the objects in them, so that what they were written as is found again.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+
+use super::fixture::read_frame;
+use crate::cache::{CacheWriter, Config, Run, Snapshot};
+use crate::kube::ResourceVersion;
+use crate::wire::Object;
+
+/// A pod whose body is about so many bytes.
+fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> Object {
+    let padding = "x".repeat(bytes);
+    let metadata = format!(r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}""#);
+    let body = format!(r#""metadata":{{{metadata},"annotations":{{"padding":"{padding}"}}}}}}"#);
+    let frame = format!("{{\"type\":\"ADDED\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",{body}}}\n");
+    read_frame(frame.into()).object
+}
+
+fn runs(objects: impl IntoIterator<Item = Object>) -> (Snapshot, Arc<[Run]>) {
+    let snapshot = Snapshot::from_objects(ResourceVersion(1), objects);
+    let runs = snapshot.runs().now_or_never().expect("few enough for one go");
+    (snapshot, runs)
+}
+
+fn names(runs: &[Run]) -> HashSet<u128> {
+    runs.iter().map(Run::name).collect()
+}
+
+const BYTES: usize = 5_000;
+
+fn pods(namespaces: &[&str], count: usize) -> Vec<Object> {
+    let named = |namespace: &str, n: usize| pod(namespace, &format!("p{n:04}"), n as u64 + 1, BYTES);
+    namespaces.iter().flat_map(|namespace| (0..count).map(move |n| named(namespace, n))).collect()
+}
+
+#[test]
+fn they_have_every_object_once_and_end_with_their_namespace() {
+    let (snapshot, runs) = runs(pods(&["t1", "t1-a", "t1.a"], 400));
+    let told: Vec<_> = runs.iter().flat_map(|run| snapshot.objects_of(run)).map(|object| &object.key).collect();
+    assert_eq!(told, snapshot.iter().map(|object| &object.key).collect::<Vec<_>>());
+    for run in &*runs {
+        let objects: Vec<_> = snapshot.objects_of(run).collect();
+        assert!(objects.iter().all(|object| object.key.namespace() == run.first().namespace()));
+        let bytes: usize = objects.iter().map(|object| object.body().len()).sum();
+        assert_eq!((run.lengths().items, run.lengths().bytes), (objects.len(), bytes));
+        assert!(bytes <= Run::BYTES_MAX);
+    }
+    assert_eq!(names(&runs).len(), runs.len());
+    let average = 1_200 * BYTES / runs.len();
+    assert!((Run::BYTES / 3..Run::BYTES_MAX).contains(&average), "{average} bytes on average");
+}
+
+#[test]
+fn a_change_touches_one_run() {
+    let (_, before) = runs(pods(&["a"], 600));
+    for changed in [0, 1, 299, 598, 599] {
+        let mut objects = pods(&["a"], 600);
+        objects[changed] = pod("a", &format!("p{changed:04}"), 10_000, BYTES);
+        let (_, after) = runs(objects);
+        assert_eq!(before.len(), after.len());
+        assert_eq!(names(&before).difference(&names(&after)).count(), 1);
+    }
+}
+
+/// A run that is full ends where its bytes say, but those behind the next end of its own are as they were.
+#[test]
+fn an_object_that_comes_goes_or_grows_touches_few() {
+    let (_, before) = runs(pods(&["a"], 1_000));
+    let mut grown = pods(&["a"], 1_000);
+    grown[500] = pod("a", "p0500", 10_000, BYTES * 4);
+    let come = [pods(&["a"], 1_000), vec![pod("a", "p0500a", 10_000, BYTES)]].concat();
+    let mut gone = pods(&["a"], 1_000);
+    gone.remove(500);
+    for objects in [grown, come, gone] {
+        let (_, after) = runs(objects);
+        let touched = names(&after).difference(&names(&before)).count();
+        assert!((1..=10).contains(&touched), "{touched} of {} runs are new", after.len());
+    }
+}
+
+#[test]
+fn an_object_that_is_larger_than_a_run_is_one() {
+    let large = |name: &str| pod("a", name, 1, Run::BYTES_MAX * 2);
+    let (_, runs) = runs([large("p"), large("q"), large("r")]);
+    assert_eq!(runs.iter().map(|run| run.lengths().items).collect::<Vec<_>>(), [1, 1, 1]);
+}
+
+#[test]
+fn a_state_is_cut_once_and_a_new_one_anew() {
+    let (mut writer, reader): (CacheWriter, _) = super::fixture::listed(Config::default(), 10, &[]);
+    let cut = |snapshot: &Snapshot| snapshot.runs().now_or_never().expect("few enough for one go");
+    let empty = reader.snapshot();
+    assert_eq!(cut(&empty).len(), 0);
+    writer.apply(super::fixture::added(&super::fixture::POD, 11)).expect("in order");
+    assert_eq!((cut(&empty).len(), cut(&reader.snapshot()).len()), (0, 1));
+    assert!(Arc::ptr_eq(&cut(&reader.snapshot()), &cut(&reader.snapshot())));
+    // A later version of the same state.
+    writer.advance(ResourceVersion(20), false);
+    let later = reader.snapshot_at(ResourceVersion(15)).expect("nothing has changed since 11");
+    assert!(Arc::ptr_eq(&cut(&later), &cut(&reader.snapshot())));
+}
+
+/// After a restore from a backup a version may stand for something else.
+#[test]
+fn versions_of_another_history_are_other_versions() {
+    let (mut writer, reader) = super::fixture::listed(Config::default(), 10, &[(super::fixture::POD, 5)]);
+    let name = || reader.snapshot().runs().now_or_never().expect("few")[0].name();
+    let before = name();
+    writer.replace(super::fixture::snapshot(10, &[(super::fixture::POD, 5)]));
+    assert_ne!(name(), before);
+}

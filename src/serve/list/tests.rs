@@ -1,0 +1,209 @@
+//! Whatever a LIST is made of, its bytes are those of its objects, one after the other.
+
+use std::future::poll_fn;
+use std::io::Read as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+
+use super::page;
+use crate::auth::{Caller, Gate, Permit};
+use crate::base::Tasks;
+use crate::cache::{Config, Demand, Feeds, Lease, Run, Scope, Snapshot, View};
+use crate::kube::{
+    ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, Query, RequestInfo,
+    ResourceVersion, Selector, VersionMatch,
+};
+use crate::serve::admission::{Admission, Limits};
+use crate::serve::feed_spec;
+use crate::serve::gzip::GzipList;
+use crate::serve::route::ListRead;
+use crate::serve::underway::{Broken, Underway, Written};
+use crate::upstream::{Origin, Resource};
+use crate::wire::{Form, ListMeta, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
+
+const REPRESENTATIONS: [Representation; 3] = [
+    Representation::Object(Form::Json),
+    Representation::Metadata(Form::Json, MetaVersion::V1),
+    Representation::Metadata(Form::Protobuf, MetaVersion::V1),
+];
+const NAMESPACES: [&str; 4] = ["t1", "t1-a", "t1.a", "t2"];
+
+fn pod(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
+    let (app, padding) = (["x", "y"][name % 2], "p".repeat(bytes));
+    let labels = format!(r#""labels":{{"app":"{app}"}},"annotations":{{"padding":"{padding}"}}"#);
+    let metadata = format!(r#""name":"p{name:03}","namespace":"{namespace}","resourceVersion":"{rv}",{labels}"#);
+    let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{{metadata}}},"spec":{{}},"status":{{}}}}"#);
+    let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(FieldTable::default()));
+    match reader.watch_event(format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n").into()).expect("well-formed") {
+        WatchItem::Change { object, .. } => object,
+        other => panic!("{other:?} is not a change"),
+    }
+}
+
+/// A feed of pods with these objects.
+fn feed(objects: Vec<Object>) -> (Lease, (Feeds, Demand)) {
+    let gvr = Gvr::new("", "v1", "pods");
+    let (fields, origin, form) = (Arc::new(FieldTable::of_builtin(&gvr, true)), Origin::BuiltIn, Form::Json);
+    let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
+    let (namespaced, watchable, fields_unknown) = (true, true, false);
+    let pods = Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, edition };
+    let (feeds, mut demands) = Feeds::new(Config::default());
+    let lease = feeds.lease(&feed_spec(&pods, Scope::Cluster, form), None).expect("there is room");
+    let mut demand = demands.try_recv().expect("the feed is demanded");
+    demand.writer.replace(Snapshot::from_objects(ResourceVersion(1_000), objects));
+    (lease, (feeds, demand))
+}
+
+fn permit() -> Permit {
+    let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
+    let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+    Permit::Whole(grant.expect("whoever asks is us"))
+}
+
+fn renderer(lease: &Lease, representation: Representation) -> Renderer {
+    let feed = lease.reader.envelope();
+    Renderer::derived(representation, feed, 36).unwrap_or_else(|| Renderer::verbatim(feed))
+}
+
+/// As it comes to the client, and again compressed.
+async fn listed(lease: &Lease, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
+    let written = async || {
+        let page = page(&permit(), lease, &lease.reader.snapshot(), read).await;
+        page.written_by(renderer).await.expect("everything can be written")
+    };
+    let (mut plain, mut deflated) = (Vec::new(), Vec::new());
+    let mut list = written().await;
+    while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
+        let chunk = chunk.expect("it was written before");
+        assert!(!chunk.is_empty());
+        plain.extend_from_slice(&chunk);
+    }
+    assert!(list.is_over());
+    let list = written().await;
+    assert_eq!(list.is_worth_compressing(), plain.len() > super::PLAIN_BYTES_MAX);
+    let mut list = GzipList::new(list);
+    while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
+        deflated.extend_from_slice(&chunk.expect("it was written before"));
+    }
+    let mut inflated = Vec::new();
+    flate2::bufread::GzDecoder::new(deflated.as_slice()).read_to_end(&mut inflated).expect("one whole member");
+    assert_eq!(inflated, plain);
+    plain
+}
+
+/// The same, object by object.
+fn expected(lease: &Lease, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
+    let snapshot = lease.reader.snapshot();
+    let start = read.plan.start.as_ref().map(|start| match read.view.namespace() {
+        Some(namespace) => format!("{namespace}/{start}"),
+        None => start.clone(),
+    });
+    let scoped = |object: &&Arc<Object>| {
+        read.view.namespace().is_none_or(|namespace| object.key.namespace() == namespace)
+            && start.as_deref().is_none_or(|start| object.key.as_str() >= start)
+    };
+    let all: Vec<_> = snapshot.iter().filter(scoped).collect();
+    let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).expect("small"));
+    let found: Vec<_> = all.iter().copied().filter(|object| read.view.matches(object)).take(limit).collect();
+    let last = found.last().filter(|_| found.len() == limit);
+    let left = last.map_or(0, |last| all.iter().filter(|object| object.key > last.key).count());
+    let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
+    if let (Some(last), true) = (last, left > 0) {
+        let at = ContinueAt::Version(snapshot.rv);
+        meta.continue_token = ContinueToken::after(at, &last.key, read.in_namespace).encode();
+        meta.remaining = read.view.selector().is_everything().then(|| i64::try_from(left).expect("few"));
+    }
+    let bodies: Vec<Bytes> = found.iter().map(|object| renderer.body(object.body()).expect("written")).collect();
+    let frame = renderer.list(&meta, bodies.len());
+    let items_len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
+    let mut out = frame.head(bodies.len(), items_len).to_vec();
+    for (index, body) in bodies.iter().enumerate() {
+        frame.put_item(index == 0, body, &mut out);
+    }
+    out.extend_from_slice(&frame.tail());
+    assert_eq!(out.len(), frame.content_length(bodies.len(), items_len));
+    out
+}
+
+fn reads(random: &mut fastrand::Rng) -> ListRead {
+    let namespace = random.bool().then(|| NAMESPACES[random.usize(..NAMESPACES.len())]);
+    let labels = LabelSelector::parse(["", "", "app=x"][random.usize(..3)]).expect("a label selector");
+    let start = random.bool().then(|| {
+        let name = format!("p{:03}\0", random.usize(..60));
+        if namespace.is_some() { name } else { format!("{}/{name}", NAMESPACES[random.usize(..NAMESPACES.len())]) }
+    });
+    let plan = ListPlan { version: VersionMatch::Any, limit: random.bool().then(|| random.u64(1..80)), start };
+    let view = View::new(namespace, Selector { labels, ..Selector::everything() });
+    ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: namespace.is_some() }
+}
+
+#[tokio::test]
+async fn a_list_is_its_objects_one_after_the_other() {
+    let mut random = fastrand::Rng::with_seed(31);
+    for round in 0..12 {
+        // Some that are shared rather than copied, some rounds without.
+        let longest = [200, 5_000, 60_000][round % 3];
+        let of = |namespace: &&'static str, random: &mut fastrand::Rng| {
+            let count = random.usize(..60);
+            let pods = (0..count).map(|name| pod(namespace, name, random.u64(1..1_000), random.usize(..longest)));
+            pods.collect::<Vec<_>>()
+        };
+        let objects = NAMESPACES.iter().flat_map(|namespace| of(namespace, &mut random)).collect();
+        let (lease, _feeds) = feed(objects);
+        for _ in 0..20 {
+            let read = reads(&mut random);
+            for representation in REPRESENTATIONS {
+                let renderer = renderer(&lease, representation);
+                let (ours, theirs) = (listed(&lease, &read, &renderer).await, expected(&lease, &read, &renderer));
+                assert!(ours == theirs, "{read:?} as {representation}: {} and {} bytes", ours.len(), theirs.len());
+            }
+        }
+    }
+}
+
+/// Ten lists at once, and ten compressed ones, have each run from the same memory.
+#[tokio::test]
+async fn lists_share_what_they_are_made_of() {
+    let objects: Vec<_> = (0..200).map(|name| pod("a", name, 7, 5_000)).collect();
+    let (lease, _feeds) = feed(objects);
+    let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
+    let view = View::everything();
+    let read = ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false };
+    let renderer = renderer(&lease, REPRESENTATIONS[0]);
+    let mut addresses = Vec::new();
+    for _ in 0..10 {
+        let page = page(&permit(), &lease, &lease.reader.snapshot(), &read).await;
+        let mut list = page.written_by(&renderer).await.expect("as it came");
+        let mut chunks = Vec::new();
+        while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
+            chunks.push(chunk.expect("as it came"));
+        }
+        let large = chunks.iter().filter(|chunk| chunk.len() > 16 << 10);
+        addresses.push(large.map(|chunk| chunk.as_ptr()).collect::<Vec<_>>());
+    }
+    assert!(addresses[0].len() >= 200 * 5_000 / Run::BYTES_MAX);
+    assert!(addresses.iter().all(|others| *others == addresses[0]));
+    let kept = lease.reader.stats().derived_bytes;
+    assert!((200 * 5_000..200 * 5_300).contains(&kept), "{kept} bytes are kept");
+}
+
+/// A client that does not read keeps nothing alive for longer than the apiserver would.
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_not_read_lets_its_state_go() {
+    let (lease, _feeds) = feed((0..100).map(|name| pod("a", name, 7, 5_000)).collect());
+    let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
+    let read = ListRead { representation: REPRESENTATIONS[0], view: View::everything(), plan, in_namespace: false };
+    let page = page(&permit(), &lease, &lease.reader.snapshot(), &read).await;
+    let place = Admission::new(&Limits::default()).list(None, page.bytes()).expect("there is room");
+    let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0])).await.expect("as it came");
+    let tasks = Tasks::new();
+    let underway = Underway::new(Written::Plain(list), place, &tasks);
+    assert!(matches!(poll_fn(|cx| underway.poll_chunk(cx)).await, Some(Ok(_))));
+    tokio::time::sleep(Duration::from_secs(59)).await;
+    assert!(matches!(poll_fn(|cx| underway.poll_chunk(cx)).await, Some(Ok(_))));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(matches!(poll_fn(|cx| underway.poll_chunk(cx)).await, Some(Err(Broken::TooSlow))));
+}

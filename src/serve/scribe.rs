@@ -1,0 +1,176 @@
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+
+use super::stretches::Stretches;
+use crate::cache::{CacheReader, Deflated, Encoding, Part, Plain};
+use crate::kube::EventType;
+use crate::wire::{Form, ListFrame, Object, Refused, Renderer};
+
+/// Writes stretches of objects, and shares what it writes of whole runs with everybody.
+#[derive(Debug)]
+pub(super) struct Scribe {
+    reader: CacheReader,
+    renderer: Renderer,
+    what: What,
+}
+
+/// What objects become.
+#[derive(Debug)]
+enum What {
+    /// Items of a list, each with what separates it from the one before.
+    Items(ListFrame),
+    /// Frames of ADDED events.
+    Added,
+}
+
+/// A run as it grows.
+#[derive(Default)]
+struct Pieces {
+    done: Vec<Bytes>,
+    open: Vec<u8>,
+    copied: usize,
+}
+
+/// Bodies from here on are a piece of their own, which costs less than a copy.
+const SHARED_BYTES: usize = 32 << 10;
+
+impl Scribe {
+    pub(super) fn items(reader: CacheReader, renderer: Renderer, frame: ListFrame) -> Self {
+        Self { reader, renderer, what: What::Items(frame) }
+    }
+
+    pub(super) fn added(reader: CacheReader, renderer: Renderer) -> Self {
+        Self { reader, renderer, what: What::Added }
+    }
+
+    /// A stretch, written by whoever comes first; others wait for that.
+    pub(super) fn poll_plain(
+        &self,
+        stretches: &Stretches,
+        index: usize,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Plain, Refused>> {
+        let write = || self.write(stretches, index);
+        if !stretches.is_whole(index) {
+            return Poll::Ready(write().map(|(plain, _)| plain));
+        }
+        let encoding = self.encoding(stretches, index);
+        self.reader.encodings().poll_plain(encoding, self.renderer.is_verbatim(), cx, write)
+    }
+
+    /// A stretch, compressed.
+    pub(super) fn poll_deflated(
+        &self,
+        stretches: &Stretches,
+        index: usize,
+        cx: &Context<'_>,
+        deflate: impl FnOnce(&[u8]) -> Deflated,
+    ) -> Poll<Result<Deflated, Refused>> {
+        let make = || self.write(stretches, index).map(|(plain, _)| deflate(&plain.concat()[self.separator()..]));
+        self.reader.encodings().poll_deflated(self.encoding(stretches, index), cx, make)
+    }
+
+    /// Bytes that a stretch begins with and a list does not.
+    pub(super) fn separator(&self) -> usize {
+        match &self.what {
+            What::Items(_) if self.renderer.representation().form() == Form::Json => 1,
+            What::Items(_) | What::Added => 0,
+        }
+    }
+
+    /// Whether everything in a stretch was written in this representation, and so can be again.
+    pub(super) fn was_written(&self, stretches: &Stretches, index: usize) -> bool {
+        let (run, representation) = (stretches.run(index), self.renderer.representation());
+        if self.renderer.is_verbatim() || run.was_written(representation) {
+            return true;
+        }
+        let written = stretches.objects(index).iter().all(|object| object.was_written(representation));
+        if written {
+            run.note_written(representation);
+        }
+        written
+    }
+
+    fn encoding(&self, stretches: &Stretches, index: usize) -> Encoding {
+        Encoding {
+            run: stretches.run(index).name(),
+            representation: self.renderer.representation(),
+            release: self.renderer.release(),
+            part: match self.what {
+                What::Items(_) => Part::Items,
+                What::Added => Part::Added,
+            },
+        }
+    }
+
+    /// The pieces, and how many bytes of them are not the store's own.
+    fn write(&self, stretches: &Stretches, index: usize) -> Result<(Plain, usize), Refused> {
+        let lengths = stretches.run(index).lengths();
+        let mut pieces = Pieces::default();
+        pieces.open.reserve(self.estimate(lengths.items, lengths.bytes));
+        for object in stretches.objects(index) {
+            self.put(object, stretches.is_whole(index), &mut pieces)?;
+        }
+        stretches.run(index).note_written(self.renderer.representation());
+        Ok(pieces.end())
+    }
+
+    /// What is not kept with its run is kept with the object, if it costs more than a copy.
+    fn put(&self, object: &Arc<Object>, with_run: bool, pieces: &mut Pieces) -> Result<(), Refused> {
+        if with_run && self.renderer.representation().form() == Form::Json && !self.renderer.is_verbatim() {
+            // Its length is not known yet, and need not be.
+            self.put_head(0, &mut pieces.open);
+            self.reader.put_body(object, &self.renderer, &mut pieces.open)?;
+        } else {
+            let body = self.reader.body(object, &self.renderer)?;
+            self.put_head(body.len(), &mut pieces.open);
+            pieces.put(body, self.renderer.is_verbatim());
+        }
+        if matches!(self.what, What::Added) {
+            self.renderer.envelope().put_frame_tail(&mut pieces.open);
+        }
+        Ok(())
+    }
+
+    fn put_head(&self, body_len: usize, out: &mut Vec<u8>) {
+        match &self.what {
+            What::Items(frame) => frame.put_item_head(false, body_len, out),
+            What::Added => self.renderer.envelope().put_frame_head(EventType::Added, body_len, out),
+        }
+    }
+
+    /// About what they take.
+    fn estimate(&self, objects: usize, bytes: usize) -> usize {
+        let around = match &self.what {
+            What::Items(frame) => frame.item_len(0) + 4,
+            What::Added => self.renderer.envelope().frame_len(EventType::Added, 0) + 16,
+        };
+        let bodies = if self.renderer.is_verbatim() { bytes } else { bytes + bytes / 2 };
+        objects * around + bodies
+    }
+}
+
+impl Pieces {
+    fn put(&mut self, body: Bytes, shares: bool) {
+        if shares && body.len() >= SHARED_BYTES {
+            self.close();
+            self.done.push(body);
+        } else {
+            self.open.extend_from_slice(&body);
+        }
+    }
+
+    fn close(&mut self) {
+        if !self.open.is_empty() {
+            self.copied += self.open.len();
+            self.done.push(std::mem::take(&mut self.open).into_boxed_slice().into());
+        }
+    }
+
+    fn end(mut self) -> (Plain, usize) {
+        self.close();
+        (self.done.into(), self.copied)
+    }
+}

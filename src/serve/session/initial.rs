@@ -1,0 +1,139 @@
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+
+use crate::auth::Permit;
+use crate::cache::{CacheReader, Cursor, Plain, Run, Snapshot};
+use crate::kube::EventType;
+use crate::serve::scribe::Scribe;
+use crate::serve::stretches::Stretches;
+use crate::wire::Refused;
+
+/// The state that a watch begins with, as ADDED events.
+#[derive(Debug)]
+pub(super) struct Initial {
+    pub(super) snapshot: Snapshot,
+    pub(super) end_bookmark: bool,
+    how: How,
+}
+
+#[derive(Debug)]
+enum How {
+    /// Frame by frame, from the first key not yet sent.
+    Frames { next: String },
+    /// In runs of frames that all watches share, from the first piece not yet sent.
+    Runs(Box<Runs>),
+}
+
+#[derive(Debug)]
+struct Runs {
+    scribe: Scribe,
+    stretches: Stretches,
+    stretch: usize,
+    /// What the stretch was written as, once it is.
+    plain: Option<Plain>,
+    piece: usize,
+}
+
+/// Frames that were put into a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Put {
+    Some(usize),
+    /// And that was all.
+    All(usize),
+}
+
+impl Initial {
+    pub(super) fn new(snapshot: Snapshot, end_bookmark: bool) -> Self {
+        Self { snapshot, end_bookmark, how: How::Frames { next: String::new() } }
+    }
+
+    /// In runs, if what the watch sees is made of them.
+    pub(super) fn in_runs(self, runs: Arc<[Run]>, permit: &Permit, cursor: &Cursor, reader: &CacheReader) -> Self {
+        if !Stretches::suit(cursor.view()) {
+            return self;
+        }
+        let mut stretches = Stretches::new(self.snapshot.clone(), runs);
+        stretches.put_runs(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
+        let scribe = Scribe::added(reader.clone(), cursor.renderer().clone());
+        let how = How::Runs(Box::new(Runs { scribe, stretches, stretch: 0, plain: None, piece: 0 }));
+        Self { how, ..self }
+    }
+
+    /// Appends about `room` bytes of frames, and one frame or run of them at least.
+    pub(super) fn poll_put(
+        &mut self,
+        cx: &Context<'_>,
+        cursor: &Cursor,
+        reader: &CacheReader,
+        room: usize,
+        batch: &mut Vec<Bytes>,
+    ) -> Poll<Result<Put, Refused>> {
+        match &mut self.how {
+            How::Frames { next } => Poll::Ready(put_frames(&self.snapshot, next, cursor, reader, room, batch)),
+            How::Runs(runs) => runs.poll_put(cx, room, batch),
+        }
+    }
+}
+
+impl Runs {
+    fn poll_put(&mut self, cx: &Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<Put, Refused>> {
+        let (mut frames, mut bytes) = (0, 0);
+        while self.stretch < self.stretches.len() {
+            let plain = match &self.plain {
+                Some(plain) => plain,
+                None => match self.scribe.poll_plain(&self.stretches, self.stretch, cx) {
+                    Poll::Pending if !batch.is_empty() => return Poll::Ready(Ok(Put::Some(frames))),
+                    polled => self.plain.insert(ready!(polled)?),
+                },
+            };
+            let Some(piece) = plain.get(self.piece) else {
+                (self.stretch, self.piece, self.plain) = (self.stretch + 1, 0, None);
+                continue;
+            };
+            // What is alone in a batch is not copied.
+            if !batch.is_empty() && bytes + piece.len() > room {
+                return Poll::Ready(Ok(Put::Some(frames)));
+            }
+            if self.piece == 0 {
+                frames += self.stretches.run(self.stretch).lengths().items;
+            }
+            bytes += piece.len();
+            batch.push(piece.clone());
+            self.piece += 1;
+        }
+        // A bookmark comes behind the last, in a batch of its own if this one is not to be copied.
+        Poll::Ready(Ok(if bytes > room { Put::Some(frames) } else { Put::All(frames) }))
+    }
+}
+
+fn put_frames(
+    snapshot: &Snapshot,
+    next: &mut String,
+    cursor: &Cursor,
+    reader: &CacheReader,
+    room: usize,
+    batch: &mut Vec<Bytes>,
+) -> Result<Put, Refused> {
+    let renderer = cursor.renderer();
+    let mut bytes = 0;
+    let start = Some(next.as_str()).filter(|start| !start.is_empty());
+    let mut resume_at = None;
+    for object in snapshot.select(cursor.view(), reader.namespaced(), start) {
+        if !batch.is_empty() && bytes >= room {
+            resume_at = Some(object.key.as_str().to_owned());
+            break;
+        }
+        let frame = renderer.envelope().frame(EventType::Added, &reader.body(object, renderer)?);
+        bytes += frame.len();
+        batch.push(frame);
+    }
+    match resume_at {
+        Some(key) => {
+            *next = key;
+            Ok(Put::Some(batch.len()))
+        }
+        None => Ok(Put::All(batch.len())),
+    }
+}

@@ -1,0 +1,127 @@
+use std::sync::Arc;
+
+use crate::auth::Permit;
+use crate::cache::{Run, Snapshot, View};
+use crate::wire::{Lengths, Object};
+
+/// Objects of one state in the order of their keys, in stretches: whole runs, which everybody shares, and what was
+/// picked of others.
+#[derive(Debug)]
+pub(super) struct Stretches {
+    snapshot: Snapshot,
+    runs: Arc<[Run]>,
+    parts: Vec<Stretch>,
+    lengths: Lengths,
+}
+
+#[derive(Debug)]
+enum Stretch {
+    Whole(usize),
+    Picked(Run, Vec<Arc<Object>>),
+}
+
+impl Stretches {
+    /// None so far. `runs`: of the snapshot, or none of them.
+    pub(super) fn new(snapshot: Snapshot, runs: Arc<[Run]>) -> Self {
+        Self { snapshot, runs, parts: Vec::new(), lengths: Lengths::default() }
+    }
+
+    /// Whether a view is made of whole runs but at its edges.
+    pub(super) fn suit(view: &View) -> bool {
+        view.selector().is_everything()
+    }
+
+    /// Appends what there is of a view that they [`suit`](Self::suit) from `start` on, up to `limit` objects in all.
+    /// Returns how many more there are.
+    pub(super) fn put_runs(
+        &mut self,
+        permit: &Permit,
+        view: &View,
+        namespaced: bool,
+        start: Option<&str>,
+        limit: usize,
+    ) -> usize {
+        let (runs, snapshot) = (self.runs.clone(), self.snapshot.clone());
+        let namespace = view.namespace().filter(|_| namespaced);
+        let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let start = start.unwrap_or_default().max(&prefix);
+        let whole = runs.partition_point(|run| run.first().as_str() < start);
+        // The rest of the run that it starts in the middle of.
+        let end = runs.get(whole).map(Run::first);
+        let objects = snapshot.select(view, namespaced, Some(start).filter(|start| !start.is_empty()));
+        let rest = objects.take_while(|object| end.is_none_or(|end| object.key < *end));
+        let mut more = self.put(rest.filter(|object| permit.sees(object.key.namespace())), limit);
+        for (index, run) in runs.iter().enumerate().skip(whole) {
+            if !run.first().as_str().starts_with(&prefix) {
+                break;
+            }
+            if !permit.sees(run.first().namespace()) {
+                continue;
+            }
+            if run.lengths().items <= limit - self.lengths.items {
+                self.lengths = self.lengths + run.lengths();
+                self.parts.push(Stretch::Whole(index));
+            } else if self.lengths.items < limit {
+                more += self.put(snapshot.objects_of(run), limit);
+            } else {
+                more += run.lengths().items;
+            }
+        }
+        more
+    }
+
+    /// Appends these objects, up to `limit` in all. Returns how many more there are.
+    pub(super) fn put<'a>(&mut self, mut objects: impl Iterator<Item = &'a Arc<Object>>, limit: usize) -> usize {
+        let (mut cutter, mut picked) = (self.snapshot.cutter(), Vec::new());
+        for object in objects.by_ref().take(limit - self.lengths.items) {
+            if let Some(run) = cutter.put(object) {
+                self.put_picked(run, std::mem::take(&mut picked));
+            }
+            picked.push(object.clone());
+        }
+        if let Some(run) = cutter.end() {
+            self.put_picked(run, picked);
+        }
+        objects.count()
+    }
+
+    fn put_picked(&mut self, run: Run, objects: Vec<Arc<Object>>) {
+        self.lengths = self.lengths + run.lengths();
+        self.parts.push(Stretch::Picked(run, objects));
+    }
+
+    /// How many objects there are, and how long they are as they came.
+    pub(super) fn lengths(&self) -> Lengths {
+        self.lengths
+    }
+
+    /// How many stretches there are.
+    pub(super) fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// What names a stretch, as a run of its own.
+    pub(super) fn run(&self, index: usize) -> &Run {
+        match &self.parts[index] {
+            Stretch::Whole(run) => &self.runs[*run],
+            Stretch::Picked(run, _) => run,
+        }
+    }
+
+    /// Whether a stretch is a run that all lists share.
+    pub(super) fn is_whole(&self, index: usize) -> bool {
+        matches!(self.parts[index], Stretch::Whole(_))
+    }
+
+    pub(super) fn objects(&self, index: usize) -> Vec<&Arc<Object>> {
+        match &self.parts[index] {
+            Stretch::Whole(run) => self.snapshot.objects_of(&self.runs[*run]).collect(),
+            Stretch::Picked(_, objects) => objects.iter().collect(),
+        }
+    }
+
+    pub(super) fn last(&self) -> Option<&Object> {
+        let last = self.parts.len().checked_sub(1)?;
+        self.objects(last).last().map(|object| &***object)
+    }
+}
