@@ -2,6 +2,7 @@
 //!
 //! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted) → [`Bound::run`] until shutdown.
 
+pub mod bench;
 pub mod demo;
 mod discovery;
 mod identity;

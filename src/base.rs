@@ -1,6 +1,7 @@
 //! The floor: what every layer may stand on. No domain words, no sockets.
 
 mod backoff;
+mod clock;
 mod drain;
 mod metrics;
 mod ready;
@@ -8,6 +9,7 @@ mod reloaded;
 mod tasks;
 
 pub use backoff::{Backoff, Waits};
+pub use clock::now_ns;
 pub use drain::{DrainTrigger, DrainWatch, Draining};
 pub use ready::{NotReady, Ready};
 pub use reloaded::{LOOK_EVERY, LoadError, Reloaded};

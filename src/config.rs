@@ -4,6 +4,7 @@
 //! reported at once. Unknown keys are errors.
 
 mod arguments;
+mod bench;
 mod coverage;
 mod delegated;
 mod file;
@@ -12,6 +13,7 @@ mod problems;
 mod tests;
 
 pub use arguments::{Arguments, Command, ServeArguments};
+pub use bench::{BenchArguments, LoadArguments};
 pub use delegated::Delegated;
 pub use problems::Problems;
 

@@ -30,3 +30,5 @@ pub mod config;
 pub mod app;
 // Beside the layers: the demo upstream shares no logic with what it is served through.
 pub mod demo;
+// As the bench shares none with what it measures.
+pub mod bench;

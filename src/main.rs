@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use kube_fanout::app::{self, Bound};
-use kube_fanout::config::{Arguments, Command, Log, Serve, ServeArguments};
+use kube_fanout::config::{Arguments, BenchArguments, Command, Log, Serve, ServeArguments};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     match arguments.command {
         Command::Serve(arguments) => serve(*arguments),
         Command::Demo { pods, rate, watches, seconds } => demo(app::demo::Options { pods, rate, watches, seconds }),
+        Command::Bench(arguments) => bench(*arguments),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "kube-fanout", &mut std::io::stdout());
             ExitCode::SUCCESS
@@ -76,6 +77,31 @@ fn demo(options: app::demo::Options) -> ExitCode {
             Err(error) => return fail(1, &error),
         };
         match app::demo::run(options, shutdown).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(1, &error),
+        }
+    })
+}
+
+#[expect(clippy::print_stdout, reason = "the list is what was asked for")]
+fn bench(arguments: BenchArguments) -> ExitCode {
+    if arguments.list_scenarios {
+        print!("{}", app::bench::scenarios());
+        return ExitCode::SUCCESS;
+    }
+    #[expect(clippy::disallowed_methods, reason = "not read, but recorded with the results as it was typed")]
+    let command = std::env::args().collect();
+    let bench = match app::bench::Bench::of(arguments, command) {
+        Ok(bench) => bench,
+        Err(problems) => return fail(EX_USAGE, &problems),
+    };
+    start_log(&Log { level: "warn".to_owned(), json: false });
+    block_on(async {
+        let shutdown = match shutdown() {
+            Ok(shutdown) => shutdown,
+            Err(error) => return fail(1, &error),
+        };
+        match bench.run(shutdown).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(1, &error),
         }

@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use super::coverage::Said;
 use super::file::File;
-use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsSource};
+use super::{BenchArguments, DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsSource};
 use crate::auth::Mode;
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
@@ -42,6 +42,9 @@ pub enum Command {
         #[arg(long, value_name = "N")]
         seconds: Option<u64>,
     },
+    /// Put load on an apiserver or on what stands in front of it, and measure both (docs/BENCH.md)
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(Box<BenchArguments>),
     /// Print a completion script for a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
@@ -61,6 +64,17 @@ Examples:
     kube-fanout serve --listen unix:/run/kube-fanout/api.sock --preload pods,nodes
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, 64 wrong usage, 78 wrong configuration, 1 anything else.";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  A thousand watches of a proxy, of which this kubeconfig's apiserver is upstream:
+    kube-fanout bench --target https://127.0.0.1:8443 --ca proxy.crt --kubeconfig admin.kubeconfig --pid 4711 \
+      --watches 1000 --rate 50
+  Both of them, in turn, three times each:
+    kube-fanout bench --compare https://127.0.0.1:6443 https://127.0.0.1:8443 --names apiserver,proxy \
+      --pids 4242,4711 --ca proxy.crt --kubeconfig admin.kubeconfig --scenario gentle --rounds 3 --report gentle.html
+
+Exit codes: 0 measured, 64 wrong usage, 1 anything else, also when a watch missed an event.";
 
 #[derive(Debug, Default, clap::Args)]
 pub struct ServeArguments {

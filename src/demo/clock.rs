@@ -1,17 +1,8 @@
 //! The two clocks of the demo: one that latency is measured with, one that is shown to people.
 
-use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tokio::time::Instant;
-
-/// Where monotonic time starts in this process: its first use.
-static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-/// Nanoseconds since the process-wide epoch. Comparable between any two places in this process, and nowhere else.
-pub fn now_ns() -> u64 {
-    u64::try_from(EPOCH.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
+pub use crate::base::now_ns;
 
 /// Seconds since 1970, for `creationTimestamp` and AGE columns. Nothing is measured or ordered with it.
 #[allow(clippy::disallowed_methods, reason = "objects carry the wall clock's time, as an apiserver's do")]

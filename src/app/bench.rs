@@ -1,0 +1,161 @@
+//! The `bench` command: what was asked for becomes an order, and its results are written where they were wanted.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio_util::sync::CancellationToken;
+
+use crate::bench::{
+    BenchError, Credentials, Order, Problems, Progress, Results, SCENARIOS, Scenario, Side, render, run,
+};
+use crate::config::BenchArguments;
+
+/// An order, and where its results go.
+#[derive(Debug)]
+pub struct Bench {
+    order: Order,
+    json: Option<PathBuf>,
+}
+
+/// Why there are no results.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchFailure {
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    #[error("{path}: {source}")]
+    Write { path: PathBuf, source: io::Error },
+    #[error("standard output: {0}")]
+    Output(io::Error),
+    #[error("not every watch saw every event once: the figures missed and repeated say how many")]
+    Incomplete,
+}
+
+/// The scenarios that are part of the binary, a line each.
+pub fn scenarios() -> String {
+    let about = |name| Scenario::embedded(name).and_then(Result::ok).map(|of| of.about().to_owned());
+    SCENARIOS.iter().map(|(name, _)| format!("{name:<24}{}\n", about(name).unwrap_or_default())).collect()
+}
+
+impl Bench {
+    /// Reads the scenario, lays the flags over it and checks the whole.
+    ///
+    /// # Errors
+    /// Everything that is wrong, at once.
+    pub fn of(arguments: BenchArguments, command: Vec<String>) -> Result<Self, Problems> {
+        let mut problems = Vec::new();
+        let scenario = scenario(arguments.scenario.as_deref()).unwrap_or_else(|wrong| {
+            problems.extend(wrong.0);
+            Scenario::default()
+        });
+        let variants = scenario.plans(&arguments.load.keys()).unwrap_or_else(|wrong| {
+            problems.extend(wrong.0);
+            Vec::new()
+        });
+        let sides = sides(&arguments, &mut problems);
+        let credentials = Credentials {
+            kubeconfig: arguments.kubeconfig,
+            ca: arguments.ca,
+            insecure: arguments.insecure_skip_tls_verify,
+            client_certificate: arguments.client_cert,
+            client_key: arguments.client_key,
+            token_file: arguments.token_file,
+        };
+        let named = credentials.kubeconfig.as_ref().map(|_| credentials.server().map_err(|error| error.to_string()));
+        let write = match (arguments.write, named) {
+            (Some(url), _) | (None, Some(Ok(url))) => url,
+            (None, Some(Err(why))) => {
+                problems.push(why);
+                String::new()
+            }
+            (None, None) => sides.first().map(|side| side.url.clone()).unwrap_or_default(),
+        };
+        if arguments.rounds == 0 {
+            problems.push("rounds is 0; it may be 1 or more".to_owned());
+        }
+        if !problems.is_empty() {
+            return Err(Problems(problems));
+        }
+        let about = scenario.about().to_owned();
+        let name = if scenario.name.is_empty() { "bench".to_owned() } else { scenario.name };
+        let (rounds, keep) = (arguments.rounds, arguments.keep);
+        let order = Order { scenario: name, about, variants, sides, write, credentials, rounds, keep, command };
+        Ok(Self { order, json: arguments.json })
+    }
+
+    /// Measures until it is done or `shutdown` completes, and prints what there is.
+    ///
+    /// # Errors
+    /// See [`BenchFailure`].
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), BenchFailure> {
+        raise_open_files();
+        let (progress, stop) = (Progress::open(), CancellationToken::new());
+        let results = {
+            let running = run(&self.order, &progress, &stop);
+            let stopping = async {
+                shutdown.await;
+                stop.cancel();
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                results = running => results?,
+                () = stopping => unreachable!("it is pending"),
+            }
+        };
+        let mut out = io::stdout().lock();
+        out.write_all(render(&results).as_bytes()).and_then(|()| out.flush()).map_err(BenchFailure::Output)?;
+        if let Some(path) = &self.json {
+            write_json(path, &results)?;
+        }
+        if results.is_complete() { Ok(()) } else { Err(BenchFailure::Incomplete) }
+    }
+}
+
+fn write_json(path: &Path, results: &Results) -> Result<(), BenchFailure> {
+    let text = serde_json::to_string_pretty(results).map_err(io::Error::other);
+    let written = text.and_then(|text| std::fs::write(path, text + "\n"));
+    written.map_err(|source| BenchFailure::Write { path: path.to_owned(), source })
+}
+
+fn scenario(named: Option<&str>) -> Result<Scenario, Problems> {
+    let Some(named) = named else { return Ok(Scenario::default()) };
+    if let Some(embedded) = Scenario::embedded(named) {
+        return embedded;
+    }
+    let text = std::fs::read_to_string(named).map_err(|error| {
+        Problems(vec![format!("scenario {named}: no such name (--list-scenarios), and as a file: {error}")])
+    })?;
+    let name =
+        Path::new(named).file_stem().map_or_else(|| named.to_owned(), |stem| stem.to_string_lossy().into_owned());
+    Scenario::parse(&name, &text)
+}
+
+fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<Side> {
+    let urls: Vec<_> = arguments.compare.iter().chain(&arguments.target).cloned().collect();
+    let pids: Vec<_> = arguments.pids.iter().chain(&arguments.pid).copied().collect();
+    let names = match (arguments.names.len(), urls.len()) {
+        (0, 1) => vec!["target".to_owned()],
+        (0, _) => vec!["A".to_owned(), "B".to_owned()],
+        _ => arguments.names.clone(),
+    };
+    for (what, count) in [("names", names.len()), ("pids", pids.len()), ("metrics", arguments.metrics.len())] {
+        if count != 0 && count != urls.len() {
+            problems.push(format!("{what}: {count} for {} servers", urls.len()));
+        }
+    }
+    let side = |(n, url): (usize, String)| Side {
+        name: names.get(n).cloned().unwrap_or_default(),
+        url,
+        pid: pids.get(n).copied(),
+        metrics: arguments.metrics.get(n).cloned(),
+    };
+    urls.into_iter().enumerate().map(side).collect()
+}
+
+/// A connection is an open file, and there are to be thousands.
+fn raise_open_files() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "the number of open files cannot be raised");
+    }
+}

@@ -1,0 +1,68 @@
+//! The bench: a load generator for whatever answers like an apiserver. Many watches, writers that say when they wrote,
+//! storms, and what all of that cost the server.
+//!
+//! ```text
+//! Scenario + flags ─► Plan ─► Session ─► Fleet ─► Lane (a connection) ─► Watcher (a stream) ─► Tally
+//!                               │                                                               │
+//!                               └─► Writing ─► the apiserver       Costs of the server ─► Outcome ─► Results
+//! ```
+//!
+//! **Invariants.** It imports neither `cache` nor `serve` nor anything else of what it measures. A delivery costs no
+//! allocation and no lock of its own. What it cannot measure it leaves out, and says so when it was itself the limit.
+
+mod caller;
+mod compare;
+mod fleet;
+mod frames;
+mod lane;
+mod link;
+mod objects;
+mod order;
+mod outcome;
+mod plan;
+mod population;
+mod process;
+mod progress;
+mod recognise;
+mod scenario;
+mod session;
+mod storm;
+mod tally;
+mod target;
+mod text;
+mod watcher;
+mod words;
+mod writer;
+
+pub use compare::{Cell, Ratio, Results};
+pub use objects::WRITTEN_AT;
+pub use order::{Order, Side, run};
+pub use outcome::{Figures, Outcome};
+pub use plan::{Group, Plan, Problems};
+pub use process::Machine;
+pub use progress::Progress;
+pub use scenario::{SCENARIOS, Scenario, Variant};
+pub use target::{Credentials, Target, TargetError};
+pub use text::render;
+pub use words::{Encoding, Protocol, Rate, Select, Shape, Storm, WriteWith};
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error(transparent)]
+    Server(#[from] TargetError),
+    #[error("the target: {0}")]
+    Target(String),
+    #[error("writing: {0}")]
+    Write(String),
+    #[error("{0}")]
+    Prepare(String),
+    #[error("{0}")]
+    Open(String),
+}
+
+impl BenchError {
+    fn write(error: link::Failed) -> Self {
+        Self::Write(error.to_string())
+    }
+}

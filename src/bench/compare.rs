@@ -1,0 +1,156 @@
+use serde::Serialize;
+
+use super::order::Order;
+use super::outcome::{Better, CATALOGUE, Figures, Outcome};
+use super::process::Machine;
+use super::scenario::Variant;
+
+/// Everything that was measured, and what follows from it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Results {
+    pub scenario: String,
+    pub about: String,
+    pub command: Vec<String>,
+    pub machine: Machine,
+    pub plans: Vec<Variant>,
+    pub outcomes: Vec<Outcome>,
+    /// Medians of the rounds.
+    pub cells: Vec<Cell>,
+    pub ratios: Vec<Ratio>,
+}
+
+/// One variant against one side.
+#[derive(Clone, Debug, Serialize)]
+pub struct Cell {
+    pub variant: String,
+    pub side: String,
+    pub rounds: usize,
+    pub figures: Figures,
+}
+
+/// One cell over another, figure by figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ratio {
+    /// Places among the cells.
+    pub of: usize,
+    pub over: usize,
+    pub figures: Figures,
+}
+
+impl Cell {
+    pub(super) fn title(&self) -> String {
+        match (self.side.as_str(), self.variant.as_str()) {
+            (side, "") => side.to_owned(),
+            (side, variant) => format!("{side} {variant}"),
+        }
+    }
+}
+
+impl Results {
+    pub(super) fn of(order: &Order, outcomes: Vec<Outcome>) -> Self {
+        let cells = cells(order, &outcomes);
+        let ratios = ratios(&cells);
+        Self {
+            scenario: order.scenario.clone(),
+            about: order.about.clone(),
+            command: order.command.clone(),
+            machine: Machine::this(),
+            plans: order.variants.clone(),
+            outcomes,
+            cells,
+            ratios,
+        }
+    }
+
+    /// Whether every watch of every run saw every event once.
+    pub fn is_complete(&self) -> bool {
+        self.outcomes.iter().all(|outcome| outcome.interrupted || outcome.is_complete())
+    }
+}
+
+fn cells(order: &Order, outcomes: &[Outcome]) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for variant in &order.variants {
+        for side in &order.sides {
+            let of_cell = |outcome: &&Outcome| outcome.variant == variant.name && outcome.side == side.name;
+            let runs: Vec<_> = outcomes.iter().filter(of_cell).collect();
+            if runs.is_empty() {
+                continue;
+            }
+            let mut figures = Figures::default();
+            for (name, ..) in CATALOGUE {
+                let values: Vec<_> = runs.iter().filter_map(|outcome| outcome.figures.of(name)).collect();
+                figures.put_some(name, median(values));
+            }
+            cells.push(Cell { variant: variant.name.clone(), side: side.name.clone(), rounds: runs.len(), figures });
+        }
+    }
+    cells
+}
+
+/// Each side over the first of the same variant, and each variant over the first of the same side.
+fn ratios(cells: &[Cell]) -> Vec<Ratio> {
+    let mut ratios = Vec::new();
+    for (of, cell) in cells.iter().enumerate() {
+        let same_variant = cells.iter().position(|other| other.variant == cell.variant);
+        let same_side = cells.iter().position(|other| other.side == cell.side);
+        let over = [same_variant, same_side].into_iter().flatten().filter(|over| *over != of);
+        ratios.extend(over.map(|over| Ratio { of, over, figures: ratio(&cell.figures, &cells[over].figures) }));
+    }
+    ratios
+}
+
+fn ratio(of: &Figures, over: &Figures) -> Figures {
+    let mut figures = Figures::default();
+    for (name, _, better, _) in CATALOGUE.iter().filter(|(_, _, better, _)| *better != Better::Neither) {
+        debug_assert_ne!(*better, Better::Neither);
+        if let (Some(of), Some(over)) = (of.of(name), over.of(name).filter(|over| *over != 0.0)) {
+            figures.put(name, of / over);
+        }
+    }
+    figures
+}
+
+/// Of an even number, the middle between the two in the middle.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        len if len % 2 == 1 => Some(values[middle]),
+        _ => Some(f64::midpoint(values[middle - 1], values[middle])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    fn cell(variant: &str, side: &str, cpu: f64) -> Cell {
+        let mut figures = Figures::default();
+        figures.put("cpu_us_per_delivery", cpu);
+        figures.put("missed", 0.0);
+        figures.put("watches", 5.0);
+        Cell { variant: variant.to_owned(), side: side.to_owned(), rounds: 1, figures }
+    }
+
+    #[test]
+    fn sides_are_compared_within_a_variant_and_variants_within_a_side() {
+        let cells = [cell("few", "A", 8.0), cell("few", "B", 2.0), cell("many", "A", 16.0), cell("many", "B", 3.0)];
+        let ratios = ratios(&cells);
+        let found: Vec<_> = ratios
+            .iter()
+            .map(|ratio| (ratio.of, ratio.over, ratio.figures.of("cpu_us_per_delivery").unwrap()))
+            .collect();
+        assert_eq!(found, [(1, 0, 0.25), (2, 0, 2.0), (3, 2, 0.1875), (3, 1, 1.5)]);
+        let of_nothing = |ratio: &Ratio| ratio.figures.of("missed").or(ratio.figures.of("watches"));
+        assert!(ratios.iter().all(|ratio| of_nothing(ratio).is_none()), "nothing over nothing, and no counts");
+    }
+}

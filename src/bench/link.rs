@@ -1,0 +1,168 @@
+//! Connections to a server: what they cost the generator is what is left over for the server, so each is read by one
+//! task, from the socket to the recognised frame.
+
+mod h1;
+mod h2;
+mod ws;
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpSocket, lookup_host};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::target::{Ask, Target};
+use super::words::Protocol;
+
+/// A connection may take so long to be there; a server that takes thousands of handshakes at once is slow.
+const CONNECT: Duration = Duration::from_secs(60);
+/// An answer's head; a proxy may park a watch while it fills its cache.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failed {
+    #[error("cannot connect: {0}")]
+    Connect(#[from] std::io::Error),
+    #[error("nothing within {0:?}")]
+    Late(Duration),
+    #[error("http/1.1: {0}")]
+    H1(#[from] hyper::Error),
+    #[error("http/2: {0}")]
+    H2(#[from] ::h2::Error),
+    #[error("WebSocket: {0}")]
+    Ws(String),
+    #[error("not a request: {0}")]
+    Request(#[from] http::Error),
+}
+
+/// How much a connection takes in before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Windows {
+    pub(super) stream_bytes: u32,
+    pub(super) connection_bytes: u32,
+    /// The kernel's receive buffer; `None` leaves it to the kernel.
+    pub(super) socket_bytes: Option<u32>,
+}
+
+trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
+
+type Io = Box<dyn Socket>;
+
+/// A connection that is there. Nothing moves on it unless its driver is polled.
+pub(super) struct Opened {
+    pub(super) sender: Sender,
+    pub(super) driver: Driver,
+}
+
+/// Completes when the connection is over.
+pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What requests are sent with. A clone shares the connection.
+#[derive(Clone)]
+pub(super) enum Sender {
+    H1(h1::Sender),
+    H2(h2::Sender),
+    Ws(ws::Sender),
+}
+
+/// An answer whose body is still to come.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) body: Body,
+}
+
+pub(super) enum Body {
+    H1(hyper::body::Incoming),
+    H2(::h2::RecvStream),
+    Ws(Box<ws::Messages>),
+}
+
+/// Dials and shakes hands.
+pub(super) async fn open(target: &Target, protocol: Protocol, windows: Windows) -> Result<Opened, Failed> {
+    let opening = async {
+        match protocol {
+            Protocol::H1 => h1::open(dial(target, b"http/1.1", windows).await?, target).await,
+            Protocol::H2 => h2::open(dial(target, b"h2", windows).await?, target, windows).await,
+            Protocol::Ws => Ok(ws::open(dial(target, b"http/1.1", windows).await?, target)),
+        }
+    };
+    timeout(CONNECT, opening).await.map_err(|_| Failed::Late(CONNECT))?
+}
+
+async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<Io, Failed> {
+    let address = lookup_host(target.authority()).await?.next();
+    let address = address.ok_or_else(|| std::io::Error::other(format!("{}: no address", target.authority())))?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if let Some(bytes) = windows.socket_bytes {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    socket.set_nodelay(true)?;
+    let stream = socket.connect(address).await?;
+    match target.tls(alpn) {
+        None => Ok(Box::new(stream)),
+        Some((config, name)) => Ok(Box::new(TlsConnector::from(config).connect(name, stream).await?)),
+    }
+}
+
+impl Sender {
+    /// Sends a request with a body; the answer's body is still to come. The driver must be polled meanwhile.
+    pub(super) async fn send(&self, target: &Target, ask: &Ask<'_>, body: Bytes) -> Result<Answer, Failed> {
+        let answered = async {
+            match self {
+                Self::H1(sender) => sender.send(target.request(ask, false)?, body).await,
+                Self::H2(sender) => sender.send(target.request(ask, true)?, body).await,
+                Self::Ws(sender) => sender.send(target.request(ask, false)?).await,
+            }
+        };
+        timeout(ANSWER, answered).await.map_err(|_| Failed::Late(ANSWER))?
+    }
+
+    /// Sends a request without one.
+    pub(super) async fn get(&self, target: &Target, ask: &Ask<'_>) -> Result<Answer, Failed> {
+        self.send(target, ask, Bytes::new()).await
+    }
+
+    /// Whether it is of no use any more.
+    pub(super) fn is_closed(&self) -> bool {
+        match self {
+            Self::H1(sender) => sender.is_closed(),
+            // A connection over HTTP/2 ends with its driver.
+            Self::H2(_) => false,
+            Self::Ws(sender) => sender.is_used(),
+        }
+    }
+}
+
+impl Body {
+    /// The next bytes; `None` is the end.
+    pub(super) async fn chunk(&mut self) -> Option<Result<Bytes, Failed>> {
+        match self {
+            Self::H1(body) => h1::chunk(body).await,
+            Self::H2(body) => h2::chunk(body).await,
+            Self::Ws(messages) => messages.next().await,
+        }
+    }
+
+    /// Whether a chunk is one frame, whole.
+    pub(super) fn is_of_messages(&self) -> bool {
+        matches!(self, Self::Ws(_))
+    }
+
+    /// All of it that fits into `bytes_max`, and how many bytes there were.
+    pub(super) async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), Failed> {
+        let (mut kept, mut bytes) = (Vec::new(), 0);
+        while let Some(chunk) = self.chunk().await {
+            let chunk = chunk?;
+            bytes += chunk.len() as u64;
+            let room = bytes_max.saturating_sub(kept.len()).min(chunk.len());
+            kept.extend_from_slice(&chunk[..room]);
+        }
+        Ok((kept, bytes))
+    }
+}

@@ -1,0 +1,49 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::sync::Mutex;
+
+use super::{Answer, Body, Failed, Io, Opened};
+use crate::bench::target::Target;
+
+/// One request at a time, as HTTP/1.1 has it.
+#[derive(Clone)]
+pub(in crate::bench) struct Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
+
+pub(super) async fn open(io: Io, _: &Target) -> Result<Opened, Failed> {
+    let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
+    let sender = Sender(Arc::new(Mutex::new(sender)));
+    Ok(Opened { sender: super::Sender::H1(sender), driver: Box::pin(async { drop(connection.await) }) })
+}
+
+impl Sender {
+    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<Answer, Failed> {
+        let mut sender = self.0.lock().await;
+        sender.ready().await?;
+        let response = sender.send_request(request.map(|()| Full::new(body))).await?;
+        let (head, body) = response.into_parts();
+        Ok(Answer { status: head.status, body: Body::H1(body) })
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.0.try_lock().is_ok_and(|sender| sender.is_closed())
+    }
+}
+
+pub(super) async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, Failed>> {
+    loop {
+        match body.frame().await? {
+            // Trailers are no bytes of the body.
+            Ok(frame) => match frame.into_data() {
+                Ok(data) => return Some(Ok(data)),
+                Err(_) => continue,
+            },
+            Err(error) => return Some(Err(error.into())),
+        }
+    }
+}

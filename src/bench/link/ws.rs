@@ -1,0 +1,67 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http::Request;
+use http::header::{CONNECTION, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
+use parking_lot::Mutex;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::{Error, Message};
+
+use super::{Answer, Body, Failed, Io, Opened};
+use crate::bench::target::Target;
+
+/// The connection until it becomes a WebSocket, which it does once.
+#[derive(Clone)]
+pub(in crate::bench) struct Sender {
+    io: Arc<Mutex<Option<Io>>>,
+    authority: String,
+}
+
+/// An open WebSocket; a message is a frame of the watch.
+pub(in crate::bench) struct Messages(WebSocketStream<Io>);
+
+pub(super) fn open(io: Io, target: &Target) -> Opened {
+    let sender = Sender { io: Arc::new(Mutex::new(Some(io))), authority: target.authority().to_owned() };
+    // Who reads the messages drives the connection.
+    Opened { sender: super::Sender::Ws(sender), driver: Box::pin(std::future::pending()) }
+}
+
+impl Sender {
+    pub(super) fn is_used(&self) -> bool {
+        self.io.lock().is_none()
+    }
+
+    pub(super) async fn send(&self, request: Request<()>) -> Result<Answer, Failed> {
+        let io = self.io.lock().take().ok_or_else(|| Failed::Ws("the connection is used".to_owned()))?;
+        let (mut head, ()) = request.into_parts();
+        head.uri = format!("ws://{}{}", self.authority, head.uri).parse().map_err(http::Error::from)?;
+        let fixed = [(CONNECTION, "Upgrade"), (UPGRADE, "websocket"), (SEC_WEBSOCKET_VERSION, "13")];
+        for (name, value) in fixed {
+            head.headers.insert(name, http::HeaderValue::from_static(value));
+        }
+        let key = http::HeaderValue::try_from(generate_key()).map_err(http::Error::from)?;
+        head.headers.insert(SEC_WEBSOCKET_KEY, key);
+        match tokio_tungstenite::client_async(Request::from_parts(head, ()), io).await {
+            Ok((stream, _)) => Ok(Answer { status: http::StatusCode::OK, body: Body::Ws(Box::new(Messages(stream))) }),
+            Err(Error::Http(response)) => Err(Failed::Ws(format!("refused: {}", response.status()))),
+            Err(error) => Err(Failed::Ws(error.to_string())),
+        }
+    }
+}
+
+impl Messages {
+    pub(super) async fn next(&mut self) -> Option<Result<Bytes, Failed>> {
+        loop {
+            match self.0.next().await? {
+                Ok(Message::Text(text)) => return Some(Ok(text.into())),
+                Ok(Message::Binary(bytes)) => return Some(Ok(bytes)),
+                Ok(Message::Close(_)) | Err(Error::ConnectionClosed) => return None,
+                // The library answers pings itself.
+                Ok(_) => {}
+                Err(error) => return Some(Err(Failed::Ws(error.to_string()))),
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+use tokio_util::sync::CancellationToken;
+
+use super::BenchError;
+use super::caller::Caller;
+use super::compare::Results;
+use super::objects::Objects;
+use super::outcome::Outcome;
+use super::population;
+use super::process::Costs;
+use super::progress::Progress;
+use super::scenario::Variant;
+use super::session::Session;
+use super::target::{Credentials, Target};
+use super::words::Protocol;
+use crate::base::Tasks;
+
+/// A server that is measured.
+#[derive(Clone, Debug, Default)]
+pub struct Side {
+    pub name: String,
+    pub url: String,
+    /// Its process, if it runs on this machine.
+    pub pid: Option<u32>,
+    /// The URL of its metrics, if they say what it costs.
+    pub metrics: Option<String>,
+}
+
+/// What the bench is asked to do.
+#[derive(Clone, Debug)]
+pub struct Order {
+    pub scenario: String,
+    pub about: String,
+    pub variants: Vec<Variant>,
+    pub sides: Vec<Side>,
+    /// Where objects are written, for all sides.
+    pub write: String,
+    pub credentials: Credentials,
+    pub rounds: usize,
+    /// The objects stay when it is over.
+    pub keep: bool,
+    /// As it was typed, for the record.
+    pub command: Vec<String>,
+}
+
+/// Runs every variant against every side, as often as asked, the sides taking turns in who is first.
+///
+/// # Errors
+/// If something could not be measured at all. That somebody ended it early is no error.
+pub async fn run(order: &Order, progress: &Progress, stop: &CancellationToken) -> Result<Results, BenchError> {
+    let tasks = Tasks::new();
+    let ran = run_all(order, progress, stop, &tasks).await;
+    tasks.join().await;
+    progress.close();
+    Ok(Results::of(order, ran?))
+}
+
+async fn run_all(
+    order: &Order,
+    progress: &Progress,
+    stop: &CancellationToken,
+    tasks: &Tasks,
+) -> Result<Vec<Outcome>, BenchError> {
+    let write = order.credentials.target(&order.write).await?;
+    let mut sides = Vec::new();
+    for side in &order.sides {
+        let target = order.credentials.target(&side.url).await?;
+        let costs = costs(side, order, tasks).await?;
+        sides.push((side, target, costs));
+    }
+    let caller = Caller::new(&write, Protocol::H2, tasks);
+    let mut outcomes = Vec::new();
+    let mut made: Vec<Objects> = Vec::new();
+    let mut failed = None;
+    'all: for variant in &order.variants {
+        let objects = Objects::of(&variant.plan);
+        progress.phase(format!("{} objects at {}", objects.count, order.write));
+        let creating = population::create(&caller, &objects, variant.plan.object_bytes, progress);
+        let created = tokio::select! {
+            created = creating => created,
+            () = stop.cancelled() => break,
+        };
+        made.push(objects.clone());
+        if let Err(error) = created {
+            failed = Some(error);
+            break;
+        }
+        for round in 0..order.rounds {
+            let turn = |n: usize| if round % 2 == 0 { n } else { sides.len() - 1 - n };
+            for n in 0..sides.len() {
+                let (side, target, costs) = &sides[turn(n)];
+                let session = Session {
+                    plan: &variant.plan,
+                    objects: &objects,
+                    target,
+                    write: &write,
+                    costs,
+                    progress,
+                    stop,
+                    tasks,
+                };
+                progress.phase(format!("{} {}, round {}", side.name, variant.name, round + 1));
+                match session.run().await {
+                    Ok(outcome) => outcomes.push(Outcome {
+                        side: side.name.clone(),
+                        variant: variant.name.clone(),
+                        round,
+                        ..outcome
+                    }),
+                    Err(error) => failed = Some(error),
+                }
+                if failed.is_some() || stop.is_cancelled() {
+                    break 'all;
+                }
+            }
+        }
+    }
+    if !order.keep {
+        clean_up(&caller, &made, progress).await;
+    }
+    failed.map_or(Ok(outcomes), Err)
+}
+
+/// Deletes what was made; that it could not be is said, and changes no figure.
+async fn clean_up(caller: &Caller, made: &[Objects], progress: &Progress) {
+    progress.phase("cleaning up");
+    for objects in made {
+        if let Err(error) = population::delete(caller, objects).await {
+            tracing::warn!(%error, "objects were left behind");
+        }
+    }
+}
+
+async fn costs(side: &Side, order: &Order, tasks: &Tasks) -> Result<Costs, BenchError> {
+    let Some(metrics) = &side.metrics else { return Ok(Costs::of(side.pid, None, tasks)) };
+    let at = metrics.find("://").map_or(0, |at| at + 3);
+    let (server, path) = metrics.split_at(metrics[at..].find('/').map_or(metrics.len(), |slash| at + slash));
+    let target: Target = order.credentials.target(server).await?;
+    let path = if path.is_empty() { "/metrics" } else { path };
+    Ok(Costs::of(side.pid, Some((&target, path)), tasks))
+}

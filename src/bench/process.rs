@@ -1,0 +1,168 @@
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::caller::Caller;
+use super::target::Target;
+use super::words::Protocol;
+use crate::base::Tasks;
+
+/// Clock ticks of `/proc`, which Linux fixed at a hundred a second.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// Where a server's costs are read.
+pub(super) enum Costs {
+    Process(u32),
+    Metrics(Caller, String),
+    Unknown,
+}
+
+/// What a server has cost so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    pub(super) cpu: Option<Duration>,
+    pub(super) resident_bytes: Option<u64>,
+    /// Of memory that is shared with others, only its share.
+    pub(super) proportional_bytes: Option<u64>,
+    pub(super) peak_bytes: Option<u64>,
+}
+
+impl Costs {
+    /// By the process, or by the metrics at a URL.
+    pub(super) fn of(pid: Option<u32>, metrics: Option<(&Target, &str)>, tasks: &Tasks) -> Self {
+        match (pid, metrics) {
+            (Some(pid), _) => Self::Process(pid),
+            (None, Some((target, path))) => Self::Metrics(Caller::new(target, Protocol::H1, tasks), path.to_owned()),
+            (None, None) => Self::Unknown,
+        }
+    }
+
+    /// Forgets the peak so far. Not everybody may; the peak is then unknown.
+    pub(super) fn reset_peak(&self) -> bool {
+        match self {
+            Self::Process(pid) => std::fs::write(format!("/proc/{pid}/clear_refs"), "5").is_ok(),
+            Self::Metrics(..) | Self::Unknown => false,
+        }
+    }
+
+    /// Its CPU time alone, which is read without disturbing it.
+    pub(super) async fn cpu(&self) -> Option<Duration> {
+        match self {
+            Self::Process(pid) => {
+                std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(cpu_of_stat)
+            }
+            Self::Metrics(..) | Self::Unknown => self.sample().await.cpu,
+        }
+    }
+
+    pub(super) async fn sample(&self) -> Sample {
+        match self {
+            Self::Process(pid) => of_process(*pid),
+            Self::Metrics(caller, path) => match caller.get(path, "text/plain").await {
+                Ok(reply) => of_metrics(&String::from_utf8_lossy(&reply.body)),
+                Err(_) => Sample::default(),
+            },
+            Self::Unknown => Sample::default(),
+        }
+    }
+}
+
+/// The generator's own CPU time.
+pub(super) fn own_cpu() -> Duration {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(spent.tv_sec).unwrap_or(0), u32::try_from(spent.tv_nsec).unwrap_or(0))
+}
+
+/// Cores that are there to be shared.
+pub(super) fn cores() -> f64 {
+    std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64)
+}
+
+/// What the numbers were measured on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Machine {
+    pub cores: usize,
+    pub processor: String,
+    pub memory_mib: u64,
+    pub kernel: String,
+}
+
+impl Machine {
+    pub fn this() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let (cpus, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
+        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        Self {
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            processor: model.map(|(_, model)| model.trim().to_owned()).unwrap_or_default(),
+            memory_mib: kilobytes(&memory, "MemTotal:").unwrap_or(0) >> 20,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { cores, processor, memory_mib, kernel } = self;
+        write!(f, "{cores} cores of {processor}, {memory_mib} MiB, Linux {kernel}")
+    }
+}
+
+fn of_process(pid: u32) -> Sample {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+    let rollup = read("smaps_rollup").unwrap_or_default();
+    let status = read("status").unwrap_or_default();
+    Sample {
+        cpu: read("stat").and_then(|stat| cpu_of_stat(&stat)),
+        resident_bytes: kilobytes(&rollup, "Rss:").or_else(|| kilobytes(&status, "VmRSS:")),
+        proportional_bytes: kilobytes(&rollup, "Pss:"),
+        peak_bytes: kilobytes(&status, "VmHWM:"),
+    }
+}
+
+/// User and system time; the fields are counted from behind the name, which may hold anything.
+fn cpu_of_stat(stat: &str) -> Option<Duration> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut ticks = fields.split_ascii_whitespace().skip(11).map(str::parse::<u64>);
+    let sum = ticks.next()?.ok()? + ticks.next()?.ok()?;
+    Some(Duration::from_millis(sum * 1000 / TICKS_PER_SECOND))
+}
+
+fn kilobytes(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
+}
+
+fn of_metrics(text: &str) -> Sample {
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        line.split_ascii_whitespace().next()?.parse::<f64>().ok().filter(|value| *value >= 0.0)
+    };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]
+    let resident_bytes = value("process_resident_memory_bytes").map(|bytes| bytes as u64);
+    let cpu = value("process_cpu_seconds_total").map(Duration::from_secs_f64);
+    Sample { cpu, resident_bytes, ..Sample::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_proc_says_is_read() {
+        let stat = "42 (a) name) S 1 42 42 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 9 0 1 2 3";
+        assert_eq!(cpu_of_stat(stat), Some(Duration::from_secs(2)));
+        assert_eq!(kilobytes("Name: x\nVmHWM:\t  2048 kB\n", "VmHWM:"), Some(2 << 20));
+        let own = of_process(std::process::id());
+        assert!(own.cpu.is_some() && own.resident_bytes > Some(1 << 20), "{own:?}");
+        assert!(own_cpu() > Duration::ZERO);
+    }
+
+    #[test]
+    fn what_metrics_say_is_read() {
+        let text = "# HELP x\nprocess_cpu_seconds_total 1.5\nprocess_resident_memory_bytes 1.048576e+06\n";
+        let sample = of_metrics(text);
+        assert_eq!((sample.cpu, sample.resident_bytes), (Some(Duration::from_millis(1500)), Some(1 << 20)));
+        assert_eq!(of_metrics(""), Sample::default());
+    }
+}

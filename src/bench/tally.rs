@@ -1,0 +1,185 @@
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hdrhistogram::Histogram;
+use parking_lot::{Mutex, MutexGuard};
+
+/// Longer than this is as bad as this: two minutes, in microseconds.
+const LATENCY_US_MAX: u64 = 120_000_000;
+/// Significant digits of a latency.
+const DIGITS: u8 = 3;
+/// Recorders that the connections are spread over. Two threads seldom meet at one.
+const SHARDS: usize = 32;
+
+/// Microseconds, three digits.
+pub(super) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_max(LATENCY_US_MAX, DIGITS).expect("the bounds are constants that fit")
+}
+
+/// What happened to watches, summed up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Events after the initial set, bookmarks excluded.
+    pub(super) deliveries: u64,
+    /// Objects in initial sets and LISTs of informers.
+    pub(super) initial: u64,
+    pub(super) bytes: u64,
+    pub(super) bookmarks: u64,
+    /// Connections that were made.
+    pub(super) connected: u64,
+    /// Streams that were opened, and that are over.
+    pub(super) opened: u64,
+    pub(super) closed: u64,
+    /// Watches that have had what they begin with, once for each storm.
+    pub(super) synced: u64,
+    /// Streams that ended and went on from the last version.
+    pub(super) resumed: u64,
+    /// Streams that had to begin anew.
+    pub(super) relisted: u64,
+    /// Requests that were answered with something else than a stream.
+    pub(super) refused: u64,
+    /// Connections and streams that broke.
+    pub(super) broken: u64,
+}
+
+impl Counts {
+    pub(super) fn open(&self) -> u64 {
+        self.opened.saturating_sub(self.closed)
+    }
+
+    fn add(&mut self, other: &Self) {
+        let Self {
+            deliveries,
+            initial,
+            bytes,
+            bookmarks,
+            connected,
+            opened,
+            closed,
+            synced,
+            resumed,
+            relisted,
+            refused,
+            broken,
+        } = *other;
+        self.deliveries += deliveries;
+        self.initial += initial;
+        self.bytes += bytes;
+        self.bookmarks += bookmarks;
+        self.connected += connected;
+        self.opened += opened;
+        self.closed += closed;
+        self.synced += synced;
+        self.resumed += resumed;
+        self.relisted += relisted;
+        self.refused += refused;
+        self.broken += broken;
+    }
+}
+
+/// The recorder of some connections: locked once for what a socket had, not once for each event.
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub(super) counts: Counts,
+    /// From when a write was meant to happen to its arrival.
+    pub(super) latency: Histogram<u64>,
+    /// From the beginning of a storm until a watch was synced.
+    pub(super) synced: Histogram<u64>,
+}
+
+/// All recorders, and what is known of each watch.
+#[derive(Debug)]
+pub(super) struct Tally {
+    shards: Box<[Mutex<Shard>]>,
+    pub(super) seen: Box<[Seen]>,
+    pub(super) window: Window,
+}
+
+/// What one watch has seen, stored by its connection after every chunk.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Events that say when they were written.
+    pub(super) ours: AtomicU64,
+    /// Events of a version that was not above the last one.
+    pub(super) repeated: AtomicU64,
+    /// It began anew in between: what it missed cannot be known.
+    pub(super) broken: AtomicBool,
+    /// It is not read, or slowly: what it misses is its own affair.
+    pub(super) lags: AtomicBool,
+}
+
+/// Writes that were meant for this stretch are timed.
+#[derive(Debug)]
+pub(super) struct Window {
+    from_ns: AtomicU64,
+    until_ns: AtomicU64,
+}
+
+impl Window {
+    pub(super) fn open(&self, from_ns: u64) {
+        self.from_ns.store(from_ns, Ordering::Relaxed);
+    }
+
+    pub(super) fn close(&self, until_ns: u64) {
+        self.until_ns.store(until_ns, Ordering::Relaxed);
+    }
+
+    pub(super) fn read(&self) -> std::ops::Range<u64> {
+        self.from_ns.load(Ordering::Relaxed)..self.until_ns.load(Ordering::Relaxed)
+    }
+}
+
+impl Tally {
+    pub(super) fn new(watches: usize) -> Self {
+        let shard = || Mutex::new(Shard { counts: Counts::default(), latency: histogram(), synced: histogram() });
+        Self {
+            shards: (0..SHARDS).map(|_| shard()).collect(),
+            seen: (0..watches).map(|_| Seen::default()).collect(),
+            window: Window { from_ns: AtomicU64::new(u64::MAX), until_ns: AtomicU64::new(u64::MAX) },
+        }
+    }
+
+    /// The recorder of the `n`-th connection.
+    pub(super) fn shard(&self, n: usize) -> MutexGuard<'_, Shard> {
+        self.shards[n % self.shards.len()].lock()
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let mut sum = Counts::default();
+        self.shards.iter().for_each(|shard| sum.add(&shard.lock().counts));
+        sum
+    }
+
+    pub(super) fn latency(&self) -> Histogram<u64> {
+        self.merged(|shard| &shard.latency)
+    }
+
+    pub(super) fn synced(&self) -> Histogram<u64> {
+        self.merged(|shard| &shard.synced)
+    }
+
+    fn merged(&self, of: impl Fn(&Shard) -> &Histogram<u64>) -> Histogram<u64> {
+        let mut sum = histogram();
+        for shard in &self.shards {
+            sum.add(of(&shard.lock())).expect("histograms of the same bounds");
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_shards_have_is_summed_up() {
+        let tally = Tally::new(0);
+        for n in 0..100 {
+            let mut shard = tally.shard(n);
+            shard.counts.deliveries += 2;
+            shard.latency.saturating_record(n as u64 * 1_000_000_000);
+        }
+        assert_eq!(tally.counts().deliveries, 200);
+        assert_eq!(tally.latency().len(), 100);
+        assert!(tally.latency().max() >= LATENCY_US_MAX);
+    }
+}

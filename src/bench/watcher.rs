@@ -1,0 +1,335 @@
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::time::sleep;
+
+use super::fleet::Shared;
+use super::frames::{Frames, Framing};
+use super::link::{Answer, Body, Failed, Sender};
+use super::objects::with;
+use super::recognise::Found;
+use super::tally::Shard;
+use super::target::Ask;
+use super::words::Start;
+use crate::base::now_ns;
+
+/// Of a LIST, what its version is looked for in.
+const LIST_HEAD_BYTES: usize = 1024;
+/// Longer than any run, so that no server ends a watch on its own account.
+const TIMEOUT_SECONDS: u64 = 3600;
+
+/// How what arrives is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Reads,
+    /// At so many bytes a second.
+    Slow(u32),
+    Stuck,
+}
+
+/// One watch, from its first stream to the end of the fleet.
+pub(super) struct Watcher {
+    shared: Arc<Shared>,
+    /// Among all, among those of its kind, and of which kind it is.
+    pub(super) index: usize,
+    nth: usize,
+    kind: usize,
+    /// Which recorder it writes to.
+    lane: usize,
+    role: Role,
+    /// The last version seen; `None` is to begin anew.
+    version: Option<u64>,
+    /// Whether the initial objects are complete.
+    live: bool,
+    /// The storm that it was last synced in.
+    synced_in: u64,
+    was_opened: bool,
+    ours: u64,
+    repeated: u64,
+}
+
+/// How a stream ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// To be continued from the last version.
+    Cleanly,
+    /// The last version is gone.
+    Expired,
+    Refused(StatusCode),
+    Broken(String),
+}
+
+impl From<Failed> for Ended {
+    fn from(error: Failed) -> Self {
+        Self::Broken(error.to_string())
+    }
+}
+
+impl Watcher {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        index: usize,
+        (kind, nth): (usize, usize),
+        lane: usize,
+        role: Role,
+    ) -> Self {
+        let seen = &shared.tally.seen[index];
+        seen.lags.store(role != Role::Reads, Ordering::Relaxed);
+        Self {
+            shared: shared.clone(),
+            index,
+            nth,
+            kind,
+            lane,
+            role,
+            version: None,
+            live: false,
+            synced_in: 0,
+            was_opened: false,
+            ours: 0,
+            repeated: 0,
+        }
+    }
+
+    /// Opens streams one after the other and reads them. Over HTTP/2 it never returns: its connection ends first.
+    pub(super) async fn follow(&mut self, sender: &Sender) {
+        loop {
+            let ended = self.stream(sender).await;
+            let pause = self.note(&ended);
+            if let Some(pause) = pause {
+                sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            }
+            if !matches!(sender, Sender::H2(_)) {
+                return;
+            }
+        }
+    }
+
+    /// Counts an end, and says how long to wait before the next stream.
+    fn note(&mut self, ended: &Ended) -> Option<Duration> {
+        let counts = &mut self.shared.tally.shard(self.lane).counts;
+        match ended {
+            Ended::Cleanly => {
+                counts.resumed += 1;
+                None
+            }
+            Ended::Expired => {
+                counts.relisted += 1;
+                self.version = None;
+                self.shared.tally.seen[self.index].broken.store(true, Ordering::Relaxed);
+                None
+            }
+            Ended::Refused(status) => {
+                counts.refused += 1;
+                self.shared.complain(&format!("a watch was refused: {status}"));
+                Some(Duration::from_millis(500))
+            }
+            Ended::Broken(why) => {
+                counts.broken += 1;
+                self.shared.complain(why);
+                Some(Duration::from_millis(200))
+            }
+        }
+    }
+
+    async fn stream(&mut self, sender: &Sender) -> Ended {
+        match self.open(sender).await {
+            Ok(answer) => {
+                let open = Open::new(&self.shared.clone(), self.lane);
+                let ended = self.read(answer.body).await;
+                drop(open);
+                ended
+            }
+            Err(ended) => ended,
+        }
+    }
+
+    /// Opens one stream; its body is still to be read.
+    pub(super) async fn open(&mut self, sender: &Sender) -> Result<Answer, Ended> {
+        let shared = self.shared.clone();
+        shared.gate_open().await;
+        let _permit = shared.opening.acquire().await;
+        let (target, kind) = (&shared.target, &shared.kinds[self.kind]);
+        let question = shared.objects.question(&kind.kind, self.nth);
+        let fresh = self.version.is_none();
+        match (self.version, shared.start) {
+            (None, Start::List) => self.list(sender, &question).await?,
+            (None, Start::Now) if !self.was_opened => self.version = Some(shared.version),
+            // What it had is gone: what there is now is found out as for the first one.
+            (None, Start::Now) => self.version = Some(shared.version_now(sender, &kind.kind.path).await?),
+            (Some(_), _) | (None, Start::WatchList) => {}
+        }
+        let path = request(&question, self.version);
+        let answer = sender.get(target, &Ask::get(&path, kind.kind.encoding.of_watch())).await?;
+        match answer.status {
+            status if status.is_success() => {}
+            StatusCode::GONE => return Err(Ended::Expired),
+            status => return Err(Ended::Refused(status)),
+        }
+        self.was_opened = true;
+        self.live = !(fresh && shared.start == Start::WatchList);
+        if self.live {
+            let mut shard = shared.tally.shard(self.lane);
+            self.note_synced(&mut shard, now_ns());
+        }
+        Ok(answer)
+    }
+
+    /// The LIST of an informer: read whole, and begun from.
+    async fn list(&mut self, sender: &Sender, question: &str) -> Result<(), Ended> {
+        let kind = &self.shared.kinds[self.kind];
+        // As client-go's reflectors ask for it: whatever the server has at hand.
+        let path = with(question, "resourceVersion=0");
+        let mut answer = sender.get(&self.shared.target, &Ask::get(&path, kind.kind.encoding.of_list())).await?;
+        if !answer.status.is_success() {
+            return Err(Ended::Refused(answer.status));
+        }
+        let (head, bytes) = answer.body.read(LIST_HEAD_BYTES).await?;
+        self.shared.tally.shard(self.lane).counts.bytes += bytes;
+        let version = kind.recogniser.list_version(&head);
+        self.version = Some(version.ok_or_else(|| Ended::Broken("a LIST without a version".to_owned()))?);
+        Ok(())
+    }
+
+    async fn read(&mut self, mut body: Body) -> Ended {
+        if self.role == Role::Stuck {
+            let _unread = body;
+            return pending().await;
+        }
+        let shared = self.shared.clone();
+        let is_protobuf = shared.kinds[self.kind].kind.encoding.is_protobuf();
+        let framing = match (body.is_of_messages(), is_protobuf) {
+            (true, _) => Framing::Messages,
+            (false, true) => Framing::Lengths,
+            (false, false) => Framing::Lines,
+        };
+        let mut frames = Frames::new(framing);
+        while let Some(chunk) = body.chunk().await {
+            let chunk = match chunk {
+                Ok(chunk) => chunk,
+                Err(error) => return error.into(),
+            };
+            if let Some(ended) = self.take(&shared, &mut frames, &chunk) {
+                return ended;
+            }
+            if let Role::Slow(bytes_per_s) = self.role {
+                sleep(Duration::from_secs_f64(chunk.len() as f64 / f64::from(bytes_per_s))).await;
+            }
+        }
+        if !self.live {
+            // Half an initial set is none: what was seen so far is no place to resume from.
+            self.version = None;
+        }
+        Ended::Cleanly
+    }
+
+    /// Everything that one read of the connection brought.
+    fn take(&mut self, shared: &Shared, frames: &mut Frames, chunk: &[u8]) -> Option<Ended> {
+        let arrived_ns = now_ns();
+        let window = shared.tally.window.read();
+        let mut ended = None;
+        let mut shard = shared.tally.shard(self.lane);
+        shard.counts.bytes += chunk.len() as u64;
+        let fed = frames.feed(chunk, |frame| {
+            let end = self.frame(shared, frame, arrived_ns, &window, &mut shard);
+            ended = ended.take().or(end);
+        });
+        drop(shard);
+        let seen = &shared.tally.seen[self.index];
+        seen.ours.store(self.ours, Ordering::Relaxed);
+        seen.repeated.store(self.repeated, Ordering::Relaxed);
+        if fed.is_err() { Some(Ended::Broken("a frame that is too long".to_owned())) } else { ended }
+    }
+
+    fn frame(
+        &mut self,
+        shared: &Shared,
+        frame: &[u8],
+        arrived_ns: u64,
+        window: &std::ops::Range<u64>,
+        shard: &mut Shard,
+    ) -> Option<Ended> {
+        let recogniser = &shared.kinds[self.kind].recogniser;
+        let found = recogniser.classify(frame);
+        match found {
+            Found::Event if self.live => {
+                shard.counts.deliveries += 1;
+                if let Some(written_ns) = recogniser.written_at_ns(frame).filter(|at| *at >= shared.began_ns) {
+                    self.ours += 1;
+                    if window.contains(&written_ns) {
+                        shard.latency.saturating_record(arrived_ns.saturating_sub(written_ns) / 1000);
+                    }
+                }
+            }
+            Found::Event => shard.counts.initial += 1,
+            Found::Bookmark { initial_end } => {
+                shard.counts.bookmarks += 1;
+                self.live |= initial_end;
+                if initial_end {
+                    self.note_synced(shard, arrived_ns);
+                }
+            }
+            Found::Expired => return Some(Ended::Expired),
+            Found::Error => return Some(Ended::Broken("an ERROR event".to_owned())),
+            Found::Unknown => return Some(Ended::Broken("a frame that is no watch event".to_owned())),
+        }
+        // Objects of an initial set come in the order of their names: only its end says where to resume.
+        if self.live
+            && let Some(version) = recogniser.version(frame)
+        {
+            let is_repeated = found == Found::Event && self.version.is_some_and(|last| version <= last);
+            self.repeated += u64::from(is_repeated);
+            self.version = Some(version.max(self.version.unwrap_or(0)));
+        }
+        None
+    }
+
+    /// Once for each storm, the first of which is the opening.
+    fn note_synced(&mut self, shard: &mut Shard, at_ns: u64) {
+        let (storm, began_ns) = self.shared.storm();
+        if self.synced_in < storm {
+            self.synced_in = storm;
+            shard.counts.synced += 1;
+            shard.synced.saturating_record(at_ns.saturating_sub(began_ns) / 1000);
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(super) fn lane(&self) -> usize {
+        self.lane
+    }
+}
+
+/// The request of a watch.
+fn request(question: &str, version: Option<u64>) -> String {
+    let common = with(question, &format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={TIMEOUT_SECONDS}"));
+    match version {
+        Some(version) => format!("{common}&resourceVersion={version}"),
+        None => format!("{common}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"),
+    }
+}
+
+/// Counts a stream as open until it is dropped.
+pub(super) struct Open {
+    shared: Arc<Shared>,
+    lane: usize,
+}
+
+impl Open {
+    pub(super) fn new(shared: &Arc<Shared>, lane: usize) -> Self {
+        shared.tally.shard(lane).counts.opened += 1;
+        Self { shared: shared.clone(), lane }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.shared.tally.shard(self.lane).counts.closed += 1;
+    }
+}

@@ -1,0 +1,161 @@
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// How a watch crosses the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    H1,
+    H2,
+    Ws,
+}
+
+impl Protocol {
+    pub(super) fn shares_connections(self) -> bool {
+        self == Self::H2
+    }
+}
+
+/// What objects are asked for as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Encoding {
+    Json,
+    Protobuf,
+    Metadata,
+    MetadataProtobuf,
+    Table,
+}
+
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const METADATA_PROTOBUF: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const METADATA_PROTOBUF_LIST: &str =
+    "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const PROTOBUF_STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
+const TABLE: &str = "application/json;as=Table;g=meta.k8s.io;v=v1";
+
+impl Encoding {
+    /// The Accept header of a watch.
+    pub(super) fn of_watch(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => PROTOBUF_STREAM,
+            Self::Metadata => METADATA,
+            Self::MetadataProtobuf => METADATA_PROTOBUF,
+            Self::Table => TABLE,
+        }
+    }
+
+    /// The Accept header of a LIST.
+    pub(super) fn of_list(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => PROTOBUF,
+            Self::Metadata => METADATA_LIST,
+            Self::MetadataProtobuf => METADATA_PROTOBUF_LIST,
+            Self::Table => TABLE,
+        }
+    }
+
+    pub(super) fn is_protobuf(self) -> bool {
+        matches!(self, Self::Protobuf | Self::MetadataProtobuf)
+    }
+}
+
+/// Which objects a watch selects. The values of the watches are spread over those of the objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Select {
+    All,
+    Namespace,
+    Node,
+    Name,
+    Label,
+}
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shape {
+    Pod,
+    Configmap,
+}
+
+impl Shape {
+    pub(super) fn collection(self) -> &'static str {
+        match self {
+            Self::Pod => "pods",
+            Self::Configmap => "configmaps",
+        }
+    }
+}
+
+/// How an object is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WriteWith {
+    /// A merge patch of one annotation: little to send, and the server reads, merges and writes.
+    Patch,
+    /// The whole object again, as the server gave it.
+    Put,
+}
+
+/// Something that happens to a server all at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Storm {
+    /// Informers that come at the same moment.
+    Join,
+    /// Full LISTs.
+    List,
+    /// Watches whose connections are all cut, and that go on from where they were.
+    Resume,
+    /// Small GETs.
+    Get,
+}
+
+/// How a watch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// From the version of a moment ago, learned once for all.
+    Now,
+    /// With the objects there are, in the stream.
+    WatchList,
+    /// With a LIST of its own.
+    List,
+}
+
+/// Writes per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rate {
+    PerSecond(f64),
+    /// As fast as the writers can.
+    Max,
+}
+
+impl Serialize for Rate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::PerSecond(rate) => serializer.serialize_f64(*rate),
+            Self::Max => serializer.serialize_str("max"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Rate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Said {
+            Number(f64),
+            Text(String),
+        }
+        let wrong = || serde::de::Error::custom("expected writes per second, or max");
+        match Said::deserialize(deserializer).map_err(|_| wrong())? {
+            Said::Number(rate) => Ok(Self::PerSecond(rate)),
+            Said::Text(text) if text == "max" => Ok(Self::Max),
+            Said::Text(text) => text.parse().map(Self::PerSecond).map_err(|_| wrong()),
+        }
+    }
+}
