@@ -24,6 +24,7 @@ mod population;
 mod process;
 mod progress;
 mod recognise;
+mod report;
 mod scenario;
 mod session;
 mod storm;
@@ -41,6 +42,7 @@ pub use outcome::{Figures, Outcome};
 pub use plan::{Group, Plan, Problems};
 pub use process::Machine;
 pub use progress::Progress;
+pub use report::html;
 pub use scenario::{SCENARIOS, Scenario, Variant};
 pub use target::{Credentials, Target, TargetError};
 pub use text::render;
@@ -62,7 +64,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    fn write(error: link::Failed) -> Self {
+    fn write(error: &link::Failed) -> Self {
         Self::Write(error.to_string())
     }
 }

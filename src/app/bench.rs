@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
-use crate::bench::{
-    BenchError, Credentials, Order, Problems, Progress, Results, SCENARIOS, Scenario, Side, render, run,
-};
+use crate::bench::{BenchError, Credentials, Order, Problems, Progress, SCENARIOS, Scenario, Side, html, render, run};
 use crate::config::BenchArguments;
 
 /// An order, and where its results go.
@@ -16,6 +14,7 @@ use crate::config::BenchArguments;
 pub struct Bench {
     order: Order,
     json: Option<PathBuf>,
+    report: Option<PathBuf>,
 }
 
 /// Why there are no results.
@@ -34,7 +33,8 @@ pub enum BenchFailure {
 /// The scenarios that are part of the binary, a line each.
 pub fn scenarios() -> String {
     let about = |name| Scenario::embedded(name).and_then(Result::ok).map(|of| of.about().to_owned());
-    SCENARIOS.iter().map(|(name, _)| format!("{name:<24}{}\n", about(name).unwrap_or_default())).collect()
+    let line = |(name, _): &(&'static str, _)| format!("{name:<24}{}", about(name).unwrap_or_default());
+    SCENARIOS.iter().map(line).collect::<Vec<_>>().join("\n") + "\n"
 }
 
 impl Bench {
@@ -80,7 +80,7 @@ impl Bench {
         let name = if scenario.name.is_empty() { "bench".to_owned() } else { scenario.name };
         let (rounds, keep) = (arguments.rounds, arguments.keep);
         let order = Order { scenario: name, about, variants, sides, write, credentials, rounds, keep, command };
-        Ok(Self { order, json: arguments.json })
+        Ok(Self { order, json: arguments.json, report: arguments.report })
     }
 
     /// Measures until it is done or `shutdown` completes, and prints what there is.
@@ -105,15 +105,18 @@ impl Bench {
         let mut out = io::stdout().lock();
         out.write_all(render(&results).as_bytes()).and_then(|()| out.flush()).map_err(BenchFailure::Output)?;
         if let Some(path) = &self.json {
-            write_json(path, &results)?;
+            let text = serde_json::to_string_pretty(&results).map_err(io::Error::other);
+            write(path, text.map(|text| text + "\n"))?;
+        }
+        if let Some(path) = &self.report {
+            write(path, Ok(html(&results)))?;
         }
         if results.is_complete() { Ok(()) } else { Err(BenchFailure::Incomplete) }
     }
 }
 
-fn write_json(path: &Path, results: &Results) -> Result<(), BenchFailure> {
-    let text = serde_json::to_string_pretty(results).map_err(io::Error::other);
-    let written = text.and_then(|text| std::fs::write(path, text + "\n"));
+fn write(path: &Path, text: io::Result<String>) -> Result<(), BenchFailure> {
+    let written = text.and_then(|text| std::fs::write(path, text));
     written.map_err(|source| BenchFailure::Write { path: path.to_owned(), source })
 }
 

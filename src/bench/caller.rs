@@ -9,7 +9,7 @@ use crate::base::Tasks;
 
 /// Answers of which more is not looked at.
 const BODY_BYTES_MAX: usize = 4 << 20;
-const WINDOWS: Windows = Windows { stream_bytes: 1 << 20, connection_bytes: 4 << 20, socket_bytes: None };
+const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None };
 
 /// Short requests to one server over one connection, which is dialled again when it breaks.
 pub(super) struct Caller {

@@ -62,9 +62,9 @@ impl Shared {
             target: target.clone(),
             protocol: plan.protocol,
             windows: Windows {
-                stream_bytes: plan.stream_window_kib << 10,
-                connection_bytes: plan.connection_window_kib << 10,
-                socket_bytes: None,
+                stream: plan.stream_window_kib << 10,
+                connection: plan.connection_window_kib << 10,
+                socket: None,
             },
             start: plan.start(),
             version,

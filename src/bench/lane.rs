@@ -110,7 +110,7 @@ fn windows(shared: &Shared, role: Role) -> Windows {
         Role::Reads => shared.windows,
         Role::Slow(_) | Role::Stuck => {
             // A connection's own window cannot be less than what HTTP/2 begins with.
-            Windows { stream_bytes: NARROW_BYTES, connection_bytes: 65_535, socket_bytes: Some(NARROW_BYTES) }
+            Windows { stream: NARROW_BYTES, connection: 65_535, socket: Some(NARROW_BYTES) }
         }
     }
 }

@@ -40,13 +40,13 @@ pub(super) enum Failed {
     Request(#[from] http::Error),
 }
 
-/// How much a connection takes in before it is read.
+/// How many bytes a connection takes in before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Windows {
-    pub(super) stream_bytes: u32,
-    pub(super) connection_bytes: u32,
+    pub(super) stream: u32,
+    pub(super) connection: u32,
     /// The kernel's receive buffer; `None` leaves it to the kernel.
-    pub(super) socket_bytes: Option<u32>,
+    pub(super) socket: Option<u32>,
 }
 
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -99,7 +99,7 @@ async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<Io, Fail
     let address = lookup_host(target.authority()).await?.next();
     let address = address.ok_or_else(|| std::io::Error::other(format!("{}: no address", target.authority())))?;
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    if let Some(bytes) = windows.socket_bytes {
+    if let Some(bytes) = windows.socket {
         socket.set_recv_buffer_size(bytes)?;
     }
     socket.set_nodelay(true)?;

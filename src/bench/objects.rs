@@ -72,9 +72,9 @@ impl Objects {
     pub(super) fn document(&self, n: usize, padding: usize) -> String {
         let (name, slot, node) = (Self::name(n), Self::slot(n % self.spread), Self::node(n % self.spread));
         let padding = "x".repeat(padding);
-        let meta = format!(
-            r#""metadata":{{"name":"{name}","labels":{{"app":"bench","{SLOT}":"{slot}"}},"annotations":{{"{WRITTEN_AT}":"0","{PADDING}":"{padding}"}}}}"#
-        );
+        let annotations = format!(r#"{{"{WRITTEN_AT}":"0","{PADDING}":"{padding}"}}"#);
+        let labels = format!(r#"{{"app":"bench","{SLOT}":"{slot}"}}"#);
+        let meta = format!(r#""metadata":{{"name":"{name}","labels":{labels},"annotations":{annotations}}}"#);
         match self.shape {
             Shape::Configmap => {
                 format!(r#"{{"apiVersion":"v1","kind":"ConfigMap",{meta},"data":{{"slot":"{slot}"}}}}"#)
@@ -158,7 +158,6 @@ impl<'a> Written<'a> {
         let total = by_object.iter().sum();
         Self { objects, by_object, by_namespace, by_slot, total }
     }
-
 
     /// Events that the `n`-th watch of a kind is to see.
     pub(super) fn expected(&self, kind: &Kind, n: usize) -> u64 {

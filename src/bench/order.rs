@@ -98,7 +98,8 @@ async fn run_all(
                     stop,
                     tasks,
                 };
-                progress.phase(format!("{} {}, round {}", side.name, variant.name, round + 1));
+                let of = [side.name.as_str(), variant.name.as_str()].join(" ");
+                progress.phase(format!("{}, round {}", of.trim_end(), round + 1));
                 match session.run().await {
                     Ok(outcome) => outcomes.push(Outcome {
                         side: side.name.clone(),

@@ -44,7 +44,8 @@ pub(super) async fn create(
 }
 
 async fn put_if_absent(caller: &Caller, path: &str, document: String, what: &str) -> Result<(), BenchError> {
-    let reply = caller.send(Method::POST, path, JSON, document.into()).await.map_err(BenchError::write)?;
+    let reply =
+        caller.send(Method::POST, path, JSON, document.into()).await.map_err(|error| BenchError::write(&error))?;
     let is_there = reply.status == StatusCode::CONFLICT;
     if !is_there {
         reply.success(&format!("create {what}")).map_err(BenchError::Prepare)?;
@@ -56,7 +57,7 @@ async fn put_if_absent(caller: &Caller, path: &str, document: String, what: &str
 async fn measure(caller: &Caller, objects: &Objects, object_bytes: usize) -> Result<usize, BenchError> {
     let path = with(&objects.collection_of(0), "dryRun=All");
     let reply = caller.send(Method::POST, &path, JSON, objects.document(0, 0).into()).await;
-    let reply = reply.map_err(BenchError::write)?;
+    let reply = reply.map_err(|error| BenchError::write(&error))?;
     if reply.status == StatusCode::CONFLICT {
         return Ok(0);
     }
@@ -69,7 +70,10 @@ pub(super) async fn delete(caller: &Caller, objects: &Objects) -> Result<(), Ben
     let options = r#"{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0}"#;
     for namespace in objects.namespaces() {
         let path = objects.collection(&namespace);
-        let reply = caller.send(Method::DELETE, &path, JSON, Bytes::from(options)).await.map_err(BenchError::write)?;
+        let reply = caller
+            .send(Method::DELETE, &path, JSON, Bytes::from(options))
+            .await
+            .map_err(|error| BenchError::write(&error))?;
         reply.success(&format!("delete what is in {namespace}")).map_err(BenchError::Prepare)?;
     }
     Ok(())

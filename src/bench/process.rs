@@ -13,7 +13,7 @@ const TICKS_PER_SECOND: u64 = 100;
 /// Where a server's costs are read.
 pub(super) enum Costs {
     Process(u32),
-    Metrics(Caller, String),
+    Metrics(Box<Caller>, String),
     Unknown,
 }
 
@@ -32,7 +32,9 @@ impl Costs {
     pub(super) fn of(pid: Option<u32>, metrics: Option<(&Target, &str)>, tasks: &Tasks) -> Self {
         match (pid, metrics) {
             (Some(pid), _) => Self::Process(pid),
-            (None, Some((target, path))) => Self::Metrics(Caller::new(target, Protocol::H1, tasks), path.to_owned()),
+            (None, Some((target, path))) => {
+                Self::Metrics(Box::new(Caller::new(target, Protocol::H1, tasks)), path.to_owned())
+            }
             (None, None) => Self::Unknown,
         }
     }

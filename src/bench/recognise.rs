@@ -72,7 +72,7 @@ impl Recogniser {
     pub(super) fn written_at_ns(&self, frame: &[u8]) -> Option<u64> {
         let at = self.written.find(frame)? + self.written.needle().len();
         // In protobuf the value's length stands between.
-        number(&frame[at + usize::from(self.is_protobuf)..])
+        number(frame.get(at + usize::from(self.is_protobuf)..)?)
     }
 
     /// The version of a LIST, from its first bytes.

@@ -113,10 +113,7 @@ impl Session<'_> {
         self.progress.phase(format!("{watches} watches on {connections} connections"));
         let (cpu, began) = (self.costs.cpu().await, Instant::now());
         fleet.set_out();
-        let synced = match self.or_stopped(fleet.synced(self.patience())).await {
-            None => return Ok(()),
-            Some(synced) => synced,
-        };
+        let Some(synced) = self.or_stopped(fleet.synced(self.patience())).await else { return Ok(()) };
         if synced.is_none() {
             let counts = fleet.counts();
             let what = format!("{} of {watches} watches have what they begin with", counts.synced);
@@ -161,8 +158,9 @@ impl Session<'_> {
 
     /// The writers, the warm-up, the window and the wait for the last deliveries.
     async fn measure(&self, fleet: &Fleet, shared: &Arc<Shared>, outcome: &mut Outcome) {
+        // Of the writers alone: the connections that they share have no end to wait for.
         let (plan, tasks) = (self.plan, Tasks::new());
-        let writing = Writing::new(plan, self.objects, self.write, &tasks);
+        let writing = Writing::new(plan, self.objects, self.write, self.tasks);
         writing.start(&tasks);
         self.progress.phase("warm-up");
         self.pause(Duration::from_secs_f64(plan.warmup)).await;
@@ -207,7 +205,7 @@ impl Session<'_> {
         if let Some(why) = record.last_failure {
             outcome.notes.push(format!("a write failed: {why}"));
         }
-        outcome.notes.extend(self.bottleneck(&first, &last, outcome.figures.of("schedule_lag_p99_ms")));
+        outcome.notes.extend(bottleneck(&first, &last, outcome.figures.of("schedule_lag_p99_ms")));
     }
 
     /// Until then, or until somebody stops it.
@@ -256,29 +254,29 @@ impl Session<'_> {
         }
     }
 
-    /// Why the figures may be the generator's and not the server's.
-    fn bottleneck(&self, first: &Moment, last: &Moment, lag_ms: Option<f64>) -> Vec<String> {
-        let seconds = last.at.duration_since(first.at).as_secs_f64();
-        let own = (last.own_cpu - first.own_cpu).as_secs_f64() / seconds;
-        let server = since(last.server_cpu, first.server_cpu).map_or(0.0, |cpu| cpu.as_secs_f64() / seconds);
-        let mut notes = Vec::new();
-        let left = cores() - server;
-        if own > BUSY * left {
-            notes.push(format!(
-                "THE GENERATOR WAS A BOTTLENECK: it used {own:.2} of the {left:.2} cores that the server left it"
-            ));
-        }
-        if let Some(lag) = lag_ms.filter(|lag| *lag > LATE_MS) {
-            notes.push(format!("writes were sent late (99 of 100 within {lag:.0} ms): the rate was not kept"));
-        }
-        notes
-    }
-
     fn why(&self, shared: &Shared, what: &str) -> String {
         let seconds = self.plan.patience;
         let complaint = shared.complaint().map(|why| format!(": {why}")).unwrap_or_default();
         format!("{what} after {seconds} s{complaint}")
     }
+}
+
+/// Why the figures may be the generator's and not the server's.
+fn bottleneck(first: &Moment, last: &Moment, lag_ms: Option<f64>) -> Vec<String> {
+    let seconds = last.at.duration_since(first.at).as_secs_f64();
+    let own = last.own_cpu.saturating_sub(first.own_cpu).as_secs_f64() / seconds;
+    let server = since(last.server_cpu, first.server_cpu).map_or(0.0, |cpu| cpu.as_secs_f64() / seconds);
+    let mut notes = Vec::new();
+    let left = cores() - server;
+    if own > BUSY * left {
+        notes.push(format!(
+            "THE GENERATOR WAS A BOTTLENECK: it used {own:.2} of the {left:.2} cores that the server left it"
+        ));
+    }
+    if let Some(lag) = lag_ms.filter(|lag| *lag > LATE_MS) {
+        notes.push(format!("writes were sent late (99 of 100 within {lag:.0} ms): the rate was not kept"));
+    }
+    notes
 }
 
 /// What was spent between two readings.
@@ -318,7 +316,7 @@ fn put_window(figures: &mut Figures, first: &Moment, last: &Moment) {
         figures.put_some("cpu_us_per_write", per(cpu, writes));
         figures.put("cpu_cores", cpu / seconds);
     }
-    let own = (last.own_cpu - first.own_cpu).as_secs_f64();
+    let own = last.own_cpu.saturating_sub(first.own_cpu).as_secs_f64();
     figures.put("generator_cores", own / seconds);
     figures.put_some("generator_us_per_delivery", per(own, deliveries));
 }

@@ -57,7 +57,7 @@ impl Credentials {
         let Some(path) = &self.kubeconfig else {
             return Err(TargetError::Credentials("no kubeconfig was given that could name a server".to_owned()));
         };
-        Ok(of_kubeconfig(path)?.cluster_url.to_string())
+        Ok(of_kubeconfig(path)?.cluster_url.to_string().trim_end_matches('/').to_owned())
     }
 
     /// The server at `url`, with these credentials.

@@ -49,7 +49,7 @@ pub fn render(results: &Results) -> String {
     out
 }
 
-fn title(results: &Results, ratio: &Ratio) -> String {
+pub(super) fn title(results: &Results, ratio: &Ratio) -> String {
     let (of, over) = (&results.cells[ratio.of], &results.cells[ratio.over]);
     if of.variant == over.variant {
         return match of.variant.as_str() {
@@ -63,8 +63,8 @@ fn title(results: &Results, ratio: &Ratio) -> String {
 /// Three significant digits, and thousands told apart.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
-    if size == 0.0 || (size >= 100.0 && size < 1e15) {
-        let digits = format!("{:.0}", size);
+    if size == 0.0 || (100.0..1e15).contains(&size) {
+        let digits = format!("{size:.0}");
         let grouped = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
         let sign = if value < 0.0 { "-" } else { "" };
         return format!("{sign}{}", grouped.collect::<Vec<_>>().join(" "));
@@ -85,7 +85,7 @@ mod tests {
     fn numbers_are_as_precise_as_people_read_them() {
         let rows = [
             (0.0, "0"),
-            (1234567.0, "1 234 567"),
+            (1_234_567.0, "1 234 567"),
             (99.94, "99.9"),
             (1.234, "1.23"),
             (0.0512, "0.051"),

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -111,10 +112,7 @@ impl Writing {
         let caller = &self.callers[writer % self.callers.len()];
         let mut bodies = Bodies::new(self.with);
         for n in (writer..self.objects.count).step_by(self.writers).cycle() {
-            let meant_ns = match self.next().await {
-                Some(meant_ns) => meant_ns,
-                None => return,
-            };
+            let Some(meant_ns) = self.next().await else { return };
             if let Err(error) = self.write_one(caller, &mut bodies, n, meant_ns).await {
                 {
                     let mut record = self.record.lock();
@@ -137,7 +135,7 @@ impl Writing {
             WriteWith::Patch => caller.send(Method::PATCH, &path, "application/merge-patch+json", body).await,
             WriteWith::Put => caller.send(Method::PUT, &path, "application/json", body).await,
         };
-        reply.map_err(BenchError::write)?.success(&path).map_err(BenchError::Prepare)?;
+        reply.map_err(|error| BenchError::write(&error))?.success(&path).map_err(BenchError::Prepare)?;
         self.accepted[n].fetch_add(1, Ordering::Relaxed);
         let mut record = self.record.lock();
         record.took.saturating_record((now_ns() - sent_ns) / 1000);
@@ -174,9 +172,10 @@ struct Bodies {
     with: WriteWith,
     patch: Template,
     /// Of PUTs: by object, read once.
-    whole: std::collections::HashMap<usize, Template>,
+    whole: HashMap<usize, Template>,
 }
 
+#[derive(Clone)]
 struct Template {
     before: Bytes,
     after: Bytes,
@@ -208,19 +207,20 @@ impl Bodies {
     fn new(with: WriteWith) -> Self {
         let before = format!(r#"{{"metadata":{{"annotations":{{"{WRITTEN_AT}":""#).into();
         let patch = Template { before, after: Bytes::from_static(br#""}}}"#) };
-        Self { with, patch, whole: std::collections::HashMap::new() }
+        Self { with, patch, whole: HashMap::new() }
     }
 
-    async fn of(&mut self, caller: &Caller, path: &str, n: usize) -> Result<&Template, BenchError> {
+    async fn of(&mut self, caller: &Caller, path: &str, n: usize) -> Result<Template, BenchError> {
         if self.with == WriteWith::Patch {
-            return Ok(&self.patch);
+            return Ok(self.patch.clone());
         }
-        if !self.whole.contains_key(&n) {
-            let reply = caller.get(path, "application/json").await.map_err(BenchError::write)?;
-            let reply = reply.success(path).map_err(BenchError::Prepare)?;
-            self.whole.insert(n, Template::of(&reply.body)?);
+        if let Some(known) = self.whole.get(&n) {
+            return Ok(known.clone());
         }
-        Ok(&self.whole[&n])
+        let reply = caller.get(path, "application/json").await.map_err(|error| BenchError::write(&error))?;
+        let template = Template::of(&reply.success(path).map_err(BenchError::Prepare)?.body)?;
+        self.whole.insert(n, template.clone());
+        Ok(template)
     }
 }
 

@@ -4,6 +4,7 @@ mod direct;
 
 mod admin;
 mod audit;
+mod bench;
 mod callers;
 mod canaries;
 mod chaos;

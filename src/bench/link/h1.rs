@@ -39,10 +39,11 @@ pub(super) async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, Failed>> 
     loop {
         match body.frame().await? {
             // Trailers are no bytes of the body.
-            Ok(frame) => match frame.into_data() {
-                Ok(data) => return Some(Ok(data)),
-                Err(_) => continue,
-            },
+            Ok(frame) => {
+                if let Ok(data) = frame.into_data() {
+                    return Some(Ok(data));
+                }
+            }
             Err(error) => return Some(Err(error.into())),
         }
     }

@@ -12,8 +12,8 @@ pub(in crate::bench) struct Sender(SendRequest<Bytes>);
 pub(super) async fn open(io: Io, _: &Target, windows: Windows) -> Result<Opened, Failed> {
     let (sender, connection) = Builder::new()
         .enable_push(false)
-        .initial_window_size(windows.stream_bytes)
-        .initial_connection_window_size(windows.connection_bytes)
+        .initial_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
         .handshake::<_, Bytes>(io)
         .await?;
     Ok(Opened { sender: super::Sender::H2(Sender(sender)), driver: Box::pin(async { drop(connection.await) }) })

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::super::BenchError;
 use super::super::link::{self, Failed, Opened, Sender, Windows};
 use super::super::objects::Objects;
-use super::super::outcome::{Outcome, curve, ms, quantile_ms};
+use super::super::outcome::{Figures, Outcome, curve, ms, quantile_ms};
 use super::super::plan::{Kind, Plan};
 use super::super::process::own_cpu;
 use super::super::session::{Session, mib, since};
@@ -50,9 +50,9 @@ impl Calls {
             target: target.clone(),
             protocol: plan.protocol,
             windows: Windows {
-                stream_bytes: plan.stream_window_kib << 10,
-                connection_bytes: plan.connection_window_kib << 10,
-                socket_bytes: None,
+                stream: plan.stream_window_kib << 10,
+                connection: plan.connection_window_kib << 10,
+                socket: None,
             },
             objects: objects.clone(),
             kind,
@@ -156,10 +156,20 @@ pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut Outcome) 
     let seconds = began.elapsed().as_secs_f64();
     let (spent, own) = (since(session.costs.cpu().await, cpu), own_cpu().saturating_sub(own));
     tasks.join().await;
-    let record = calls.record.lock();
+    put(&mut outcome.figures, &calls.record.lock(), seconds, spent);
+    outcome.figures.put("connections", connections as f64);
+    outcome.figures.put("generator_cores", own.as_secs_f64() / seconds);
+    {
+        let record = calls.record.lock();
+        outcome.percentiles = curve(&record.took);
+        outcome.notes.extend(record.complaint.clone().map(|why| format!("the first thing that went wrong: {why}")));
+    }
+    outcome.figures.put_some("memory_mib", session.costs.sample().await.resident_bytes.map(mib));
+    Ok(())
+}
+
+fn put(figures: &mut Figures, record: &Record, seconds: f64, spent: Option<Duration>) {
     let answered = record.took.len() as f64;
-    let figures = &mut outcome.figures;
-    figures.put("connections", connections as f64);
     figures.put("requests", answered);
     figures.put("requests_per_s", answered / seconds);
     figures.put_some("request_p50_ms", quantile_ms(&record.took, 0.5));
@@ -171,16 +181,6 @@ pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut Outcome) 
     figures.put("bytes_per_s", record.bytes as f64 / seconds);
     figures.put("refused", record.refused as f64);
     figures.put("broken", record.broken as f64);
-    figures.put("generator_cores", own.as_secs_f64() / seconds);
-    outcome.percentiles = curve(&record.took);
-    outcome.notes.extend(record.complaint.clone().map(|why| format!("the first thing that went wrong: {why}")));
-    drop(record);
-    figures_of_memory(session, outcome).await;
-    Ok(())
-}
-
-async fn figures_of_memory(session: &Session<'_>, outcome: &mut Outcome) {
-    outcome.figures.put_some("memory_mib", session.costs.sample().await.resident_bytes.map(mib));
 }
 
 /// Until every request is answered, or the time is up.

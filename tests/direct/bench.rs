@@ -1,0 +1,190 @@
+//! The bench against the demo upstream and the proxy: what it counts is what happened.
+
+use kube_fanout::bench::{self, Credentials, Order, Outcome, Progress, Results, Scenario, Side, WRITTEN_AT};
+use kube_fanout::demo;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::direct::{self, App, Dir};
+use crate::process::run;
+
+/// So small that it is over soon, and large enough that something happens.
+const SMALL: [(&str, f64); 8] = [
+    ("watches", 12.0),
+    ("objects", 6.0),
+    ("spread", 3.0),
+    ("rate", 100.0),
+    ("warmup", 0.0),
+    ("seconds", 0.5),
+    ("patience", 20.0),
+    ("object-bytes", 1500.0),
+];
+
+fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> Order {
+    let mut keys: serde_json::Map<_, _> =
+        SMALL.map(|(key, value)| (key.to_owned(), json!(value))).into_iter().collect();
+    for key in ["watches", "objects", "spread", "object-bytes"] {
+        keys.insert(
+            key.to_owned(),
+            json!(SMALL.iter().find(|(known, _)| *known == key).map(|(_, value)| *value as u64)),
+        );
+    }
+    keys.extend(more.as_object().cloned().expect("keys"));
+    let variants = Scenario::default().plans(&keys).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let side = |(name, url): &(&str, &str)| Side {
+        name: (*name).to_owned(),
+        url: (*url).to_owned(),
+        pid: Some(std::process::id()),
+        metrics: None,
+    };
+    Order {
+        scenario: "test".to_owned(),
+        about: String::new(),
+        variants,
+        sides: sides.iter().map(side).collect(),
+        write: write.to_owned(),
+        credentials: Credentials::default(),
+        rounds: 1,
+        keep: false,
+        command: Vec::new(),
+    }
+}
+
+async fn measured(order: &Order) -> Results {
+    let stop = CancellationToken::new();
+    let results = direct::within("results", bench::run(order, &Progress::silent(), &stop)).await;
+    results.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Runs one plan through the proxy.
+async fn through(app: &App, up: &demo::Running, more: Value) -> Outcome {
+    let url = app.url();
+    let mut results = measured(&order(&[("proxy", &url)], &up.url(), &more)).await;
+    assert!(results.is_complete(), "{more}: {:?}", results.outcomes);
+    results.outcomes.remove(0)
+}
+
+fn figure(outcome: &Outcome, name: &str) -> f64 {
+    outcome.figures.of(name).unwrap_or_else(|| panic!("no {name}: {outcome:?}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_watch_of_every_kind_sees_every_write_once() {
+    assert_eq!(WRITTEN_AT, demo::WRITTEN_AT);
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    let kinds = [
+        json!({"protocol": "h1"}),
+        json!({"protocol": "h2", "encoding": "protobuf"}),
+        json!({"protocol": "h2", "connections": 2, "watch-list": true}),
+        json!({"protocol": "ws"}),
+        json!({"protocol": "ws", "encoding": "protobuf"}),
+        json!({"protocol": "h1", "encoding": "table"}),
+        json!({"protocol": "h2", "connections": 3, "encoding": "table"}),
+        json!({"encoding": "metadata", "select": "label"}),
+        json!({"encoding": "metadata-protobuf", "select": "node"}),
+        json!({"select": "name", "write-with": "put"}),
+        json!({"select": "namespace", "namespaces": 2}),
+        json!({"shape": "configmap", "rate": "max", "writers": 2}),
+    ];
+    for kind in kinds {
+        let outcome = through(&app, &up, kind.clone()).await;
+        for fault in ["missed", "repeated", "unexpected", "relisted", "refused", "broken", "writes_failed"] {
+            assert_eq!(figure(&outcome, fault), 0.0, "{kind}: {fault} of {outcome:?}");
+        }
+        assert!(figure(&outcome, "deliveries_per_s") > 0.0, "{kind}: {outcome:?}");
+        assert!(figure(&outcome, "latency_p50_ms") > 0.0 && !outcome.percentiles.is_empty(), "{kind}");
+        assert!(figure(&outcome, "cpu_us_per_delivery") >= 0.0 && figure(&outcome, "memory_mib") > 1.0, "{kind}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_matches_nothing_hears_nothing_and_the_stuck_are_not_waited_for() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    let deaf = through(&app, &up, json!({"select": "node", "non-matching": true})).await;
+    assert_eq!(figure(&deaf, "deliveries_per_s"), 0.0, "{deaf:?}");
+    for protocol in ["h1", "h2"] {
+        let odd = json!({"protocol": protocol, "stuck": 25, "slow": 25});
+        let outcome = through(&app, &up, odd).await;
+        assert!(figure(&outcome, "deliveries_per_s") > 0.0, "{outcome:?}");
+    }
+    let beside = json!({"companions": 2, "companion-reconnect-ms": 50, "companion-reads": true});
+    assert!(figure(&through(&app, &up, beside).await, "writes_per_s") > 0.0);
+    let beside = json!({"companions": 2, "companion-reconnect-ms": 50});
+    assert!(figure(&through(&app, &up, beside).await, "writes_per_s") > 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storms_are_counted_to_the_last_one() {
+    let up = demo::upstream().pods(50).run().await;
+    let app = direct::app(&up).run().await;
+    for how in [json!({"storm": "join"}), json!({"storm": "join", "watch-list": true, "encoding": "protobuf"})] {
+        let joined = through(&app, &up, how).await;
+        assert!(figure(&joined, "synced_p99_ms") > 0.0 && figure(&joined, "request_bytes") > 1000.0, "{joined:?}");
+    }
+    let resumed = through(&app, &up, json!({"storm": "resume", "connections": 4})).await;
+    assert_eq!((figure(&resumed, "missed"), figure(&resumed, "relisted")), (0.0, 0.0), "{resumed:?}");
+    assert!(figure(&resumed, "synced_max_ms") > 0.0);
+    for protocol in ["h1", "h2"] {
+        let storm = json!({"storm": "list", "requests": 10, "connections": 3, "protocol": protocol, "in-flight": 2});
+        let listed = through(&app, &up, storm).await;
+        assert_eq!((figure(&listed, "requests"), figure(&listed, "refused")), (10.0, 0.0), "{listed:?}");
+        assert!(figure(&listed, "request_bytes") > 50.0 * 1000.0, "{listed:?}");
+    }
+    let storm = json!({"storm": "get", "path": "/api/v1/namespaces", "connections": 2, "requests": 20});
+    assert_eq!(figure(&through(&app, &up, storm).await, "requests"), 20.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_are_compared_and_nothing_is_left_behind() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    let (straight, proxied) = (up.url(), app.url());
+    let order = order(&[("apiserver", &straight), ("proxy", &proxied)], &straight, &json!({}));
+    let results = measured(&Order { rounds: 2, ..order }).await;
+    let turns: Vec<_> = results.outcomes.iter().map(|outcome| (outcome.side.as_str(), outcome.round)).collect();
+    assert_eq!(turns, [("apiserver", 0), ("proxy", 0), ("proxy", 1), ("apiserver", 1)]);
+    assert_eq!((results.cells.len(), results.ratios.len()), (2, 1));
+    assert!(results.is_complete() && results.ratios[0].figures.of("latency_p50_ms").is_some());
+    let text = bench::render(&results);
+    assert!(text.contains("proxy / apiserver") && text.contains("latency_p99_ms"), "{text}");
+    let pods = direct::straight(&up).get("/api/v1/pods").await;
+    assert!(!pods.text().contains("\"bench-0"), "objects were left behind");
+}
+
+#[test]
+fn wrong_usage_is_64_with_every_problem_at_once() {
+    let output =
+        run(&["bench", "--target", "http://127.0.0.1:1", "--opening", "0", "--rate", "often", "--rounds", "0"]);
+    assert_eq!(output.code, Some(64), "{}", output.stderr);
+    for word in ["rate", "rounds"] {
+        assert!(output.stderr.contains(word), "{word}: {}", output.stderr);
+    }
+    for arguments in [&["bench"][..], &["bench", "--target", "x", "--scenario", "none"], &["bench", "--storm", "brain"]]
+    {
+        assert_eq!(run(arguments).code, Some(64), "{arguments:?}");
+    }
+    let list = run(&["bench", "--list-scenarios"]);
+    assert!(list.code == Some(0) && list.stdout.contains("saturated-own"), "{}", list.stdout);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_writes_what_it_measured() {
+    let up = demo::upstream().run().await;
+    let dir = Dir::new();
+    let (json, page) = (dir.join("out.json"), dir.join("out.html"));
+    let path = |path: &std::path::Path| path.to_str().expect("a path").to_owned();
+    let (url, json_path, page_path) = (up.url(), path(&json), path(&page));
+    let output = tokio::task::spawn_blocking(move || {
+        let few = ["--watches", "3", "--objects", "2", "--warmup", "0", "--seconds", "0.3"];
+        let files = ["--json", &json_path, "--report", &page_path];
+        run(&[&["bench", "--target", &url][..], &few, &files].concat())
+    });
+    let output = direct::within("the command", output).await.expect("no panic");
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(output.stdout.contains("deliveries_per_s"), "{}", output.stdout);
+    let results: Value = serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("JSON");
+    assert_eq!(results["outcomes"][0]["figures"]["missed"], 0.0);
+    assert!(std::fs::read_to_string(page).expect("a file").contains("<svg"));
+}
