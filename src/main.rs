@@ -89,7 +89,7 @@ fn bench(arguments: BenchArguments) -> ExitCode {
         print!("{}", app::bench::scenarios());
         return ExitCode::SUCCESS;
     }
-    #[expect(clippy::disallowed_methods, reason = "not read, but recorded with the results as it was typed")]
+    #[allow(clippy::disallowed_methods, reason = "not read, but recorded with the results as it was typed")]
     let command = std::env::args().collect();
     let bench = match app::bench::Bench::of(arguments, command) {
         Ok(bench) => bench,

@@ -1,4 +1,4 @@
-//! The bench against the demo upstream and the proxy: what it counts is what happened.
+//! The bench against the demo upstream, which has no protobuf, and the proxy: what it counts is what happened.
 
 use kube_fanout::bench::{self, Credentials, Order, Outcome, Progress, Results, Scenario, Side, WRITTEN_AT};
 use kube_fanout::demo;
@@ -9,26 +9,15 @@ use crate::direct::{self, App, Dir};
 use crate::process::run;
 
 /// So small that it is over soon, and large enough that something happens.
-const SMALL: [(&str, f64); 8] = [
-    ("watches", 12.0),
-    ("objects", 6.0),
-    ("spread", 3.0),
-    ("rate", 100.0),
-    ("warmup", 0.0),
-    ("seconds", 0.5),
-    ("patience", 20.0),
-    ("object-bytes", 1500.0),
-];
+fn small() -> Value {
+    json!({
+        "watches": 12, "objects": 6, "spread": 3, "object-bytes": 1500,
+        "rate": 100, "warmup": 0, "seconds": 0.5, "patience": 20,
+    })
+}
 
 fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> Order {
-    let mut keys: serde_json::Map<_, _> =
-        SMALL.map(|(key, value)| (key.to_owned(), json!(value))).into_iter().collect();
-    for key in ["watches", "objects", "spread", "object-bytes"] {
-        keys.insert(
-            key.to_owned(),
-            json!(SMALL.iter().find(|(known, _)| *known == key).map(|(_, value)| *value as u64)),
-        );
-    }
+    let mut keys = small().as_object().cloned().expect("keys");
     keys.extend(more.as_object().cloned().expect("keys"));
     let variants = Scenario::default().plans(&keys).unwrap_or_else(|wrong| panic!("{wrong}"));
     let side = |(name, url): &(&str, &str)| Side {
@@ -68,6 +57,11 @@ fn figure(outcome: &Outcome, name: &str) -> f64 {
     outcome.figures.of(name).unwrap_or_else(|| panic!("no {name}: {outcome:?}"))
 }
 
+/// A figure that is a count.
+fn count(outcome: &Outcome, name: &str) -> i64 {
+    format!("{:.0}", figure(outcome, name)).parse().expect("a number")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_watch_of_every_kind_sees_every_write_once() {
     assert_eq!(WRITTEN_AT, demo::WRITTEN_AT);
@@ -75,14 +69,14 @@ async fn every_watch_of_every_kind_sees_every_write_once() {
     let app = direct::app(&up).run().await;
     let kinds = [
         json!({"protocol": "h1"}),
-        json!({"protocol": "h2", "encoding": "protobuf"}),
+        json!({"protocol": "h2"}),
         json!({"protocol": "h2", "connections": 2, "watch-list": true}),
         json!({"protocol": "ws"}),
-        json!({"protocol": "ws", "encoding": "protobuf"}),
+        json!({"protocol": "ws", "encoding": "table"}),
         json!({"protocol": "h1", "encoding": "table"}),
         json!({"protocol": "h2", "connections": 3, "encoding": "table"}),
         json!({"encoding": "metadata", "select": "label"}),
-        json!({"encoding": "metadata-protobuf", "select": "node"}),
+        json!({"select": "node"}),
         json!({"select": "name", "write-with": "put"}),
         json!({"select": "namespace", "namespaces": 2}),
         json!({"shape": "configmap", "rate": "max", "writers": 2}),
@@ -90,7 +84,7 @@ async fn every_watch_of_every_kind_sees_every_write_once() {
     for kind in kinds {
         let outcome = through(&app, &up, kind.clone()).await;
         for fault in ["missed", "repeated", "unexpected", "relisted", "refused", "broken", "writes_failed"] {
-            assert_eq!(figure(&outcome, fault), 0.0, "{kind}: {fault} of {outcome:?}");
+            assert_eq!(count(&outcome, fault), 0, "{kind}: {fault} of {outcome:?}");
         }
         assert!(figure(&outcome, "deliveries_per_s") > 0.0, "{kind}: {outcome:?}");
         assert!(figure(&outcome, "latency_p50_ms") > 0.0 && !outcome.percentiles.is_empty(), "{kind}");
@@ -103,7 +97,7 @@ async fn what_matches_nothing_hears_nothing_and_the_stuck_are_not_waited_for() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     let deaf = through(&app, &up, json!({"select": "node", "non-matching": true})).await;
-    assert_eq!(figure(&deaf, "deliveries_per_s"), 0.0, "{deaf:?}");
+    assert_eq!(count(&deaf, "deliveries_per_s"), 0, "{deaf:?}");
     for protocol in ["h1", "h2"] {
         let odd = json!({"protocol": protocol, "stuck": 25, "slow": 25});
         let outcome = through(&app, &up, odd).await;
@@ -119,21 +113,21 @@ async fn what_matches_nothing_hears_nothing_and_the_stuck_are_not_waited_for() {
 async fn storms_are_counted_to_the_last_one() {
     let up = demo::upstream().pods(50).run().await;
     let app = direct::app(&up).run().await;
-    for how in [json!({"storm": "join"}), json!({"storm": "join", "watch-list": true, "encoding": "protobuf"})] {
+    for how in [json!({"storm": "join"}), json!({"storm": "join", "watch-list": true})] {
         let joined = through(&app, &up, how).await;
         assert!(figure(&joined, "synced_p99_ms") > 0.0 && figure(&joined, "request_bytes") > 1000.0, "{joined:?}");
     }
     let resumed = through(&app, &up, json!({"storm": "resume", "connections": 4})).await;
-    assert_eq!((figure(&resumed, "missed"), figure(&resumed, "relisted")), (0.0, 0.0), "{resumed:?}");
+    assert_eq!((count(&resumed, "missed"), count(&resumed, "relisted")), (0, 0), "{resumed:?}");
     assert!(figure(&resumed, "synced_max_ms") > 0.0);
     for protocol in ["h1", "h2"] {
         let storm = json!({"storm": "list", "requests": 10, "connections": 3, "protocol": protocol, "in-flight": 2});
         let listed = through(&app, &up, storm).await;
-        assert_eq!((figure(&listed, "requests"), figure(&listed, "refused")), (10.0, 0.0), "{listed:?}");
+        assert_eq!((count(&listed, "requests"), count(&listed, "refused")), (10, 0), "{listed:?}");
         assert!(figure(&listed, "request_bytes") > 50.0 * 1000.0, "{listed:?}");
     }
     let storm = json!({"storm": "get", "path": "/api/v1/namespaces", "connections": 2, "requests": 20});
-    assert_eq!(figure(&through(&app, &up, storm).await, "requests"), 20.0);
+    assert_eq!(count(&through(&app, &up, storm).await, "requests"), 20);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
