@@ -40,7 +40,7 @@ pub use impersonation::{Headless, Impersonation};
 pub use judge::{FrontProxy, Trusted};
 pub use metrics::describe;
 pub use policy::{Change, Policy, PolicyKind};
-pub use readable::{Permit, Readable, Verdicts};
+pub use readable::{Permit, Readable, Standing, Verdicts};
 pub use refused::Refused;
 pub use sight::Verdict;
 

@@ -1,9 +1,7 @@
 use std::sync::Arc;
 
-use tokio_util::sync::CancellationToken;
-
 use super::lease::Lease;
-use crate::kube::{Access, Gvr, Status, Target};
+use crate::kube::{Access, Gvr, Target};
 
 /// Permission to read what one request asks for: verb, resource, namespace, name and selectors.
 ///
@@ -39,13 +37,7 @@ impl Grant {
         same && within && target.subresource.is_empty()
     }
 
-    /// Why it is over, once it is: nothing may be sent any more but this.
-    pub fn revoked(&self) -> Option<&Status> {
-        self.lease.as_ref()?.revoked()
-    }
-
-    /// Completes when it is over; `None` if that never happens.
-    pub fn over(&self) -> Option<CancellationToken> {
-        self.lease.as_ref().map(|lease| lease.over())
+    pub(super) fn lease(&self) -> Option<&Arc<Lease>> {
+        self.lease.as_ref()
     }
 }

@@ -27,6 +27,10 @@ pub struct Readable {
     lease: Option<Arc<Lease>>,
 }
 
+/// How long a permission lasts, without what it is for: that is asked again by whoever keeps it standing.
+#[derive(Debug, Clone)]
+pub struct Standing(Option<Arc<Lease>>);
+
 /// What is known of namespaces, as it changes.
 #[derive(Debug)]
 pub struct Verdicts(watch::Receiver<sight::Verdicts>);
@@ -67,20 +71,24 @@ impl Permit {
         }
     }
 
+    /// What a watch keeps of it.
+    pub fn standing(&self) -> Standing {
+        Standing(match self {
+            Self::Whole(grant) => grant.lease().cloned(),
+            Self::Part(readable) => readable.lease.clone(),
+        })
+    }
+}
+
+impl Standing {
     /// Why it is over, once it is: nothing may be sent any more but this.
     pub fn revoked(&self) -> Option<&Status> {
-        match self {
-            Self::Whole(grant) => grant.revoked(),
-            Self::Part(readable) => readable.lease.as_ref()?.revoked(),
-        }
+        self.0.as_ref()?.revoked()
     }
 
     /// Completes when it is over; `None` if that never happens.
     pub fn over(&self) -> Option<CancellationToken> {
-        match self {
-            Self::Whole(grant) => grant.over(),
-            Self::Part(readable) => readable.lease.as_ref().map(|lease| lease.over()),
-        }
+        self.0.as_ref().map(|lease| lease.over())
     }
 }
 

@@ -68,6 +68,7 @@ pub struct Door {
     pub(super) feeds: Feeds,
     pub(super) admission: Admission,
     pub(super) coalesced: Coalesced,
+    pub(super) watches: metrics::Watches,
     pub(super) tasks: Tasks,
     pub(super) drain: DrainWatch,
     pub(super) forwarder: Arc<Forwarder>,
@@ -136,8 +137,21 @@ impl Door {
     pub fn new(config: Config, parts: Parts) -> Self {
         let Parts { client, forwarder, catalog, feeds, gate, hosts, audit, tasks, drain } = parts;
         let (admission, forwarder) = (Admission::new(&config.limits), Arc::new(forwarder));
-        let coalesced = Coalesced::default();
-        Self { config, client, catalog, feeds, admission, coalesced, tasks, drain, forwarder, gate, hosts, audit }
+        Self {
+            config,
+            client,
+            catalog,
+            feeds,
+            admission,
+            coalesced: Coalesced::default(),
+            watches: metrics::Watches::default(),
+            tasks,
+            drain,
+            forwarder,
+            gate,
+            hosts,
+            audit,
+        }
     }
 
     /// Answers one request.

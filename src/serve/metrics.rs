@@ -1,62 +1,100 @@
 //! What serving reports of itself.
 
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use metrics::{Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram};
 use metrics::{gauge, histogram};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::route::Reason;
 use super::session::End;
 use crate::cache::FeedKey;
+use crate::kube::Gvr;
 use crate::wire::Representation;
 
-/// The handles of one watch, resolved when it opens; the open gauge falls with it.
-#[derive(Clone)]
-pub(super) struct WatchMetrics {
+/// The handles of watches, looked up once for all that are alike: ten thousand would look up and hold the same ones.
+#[derive(Debug, Default)]
+pub(super) struct Watches(Mutex<HashMap<Kind, Arc<Handles>>>);
+
+/// What watches are told apart by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Kind {
+    gvr: Gvr,
+    representation: Representation,
+    protocol: &'static str,
+}
+
+struct Handles {
+    resource: String,
     labels: Vec<Label>,
     open: Gauge,
     events: Counter,
     bytes: Counter,
     delay: Histogram,
+}
+
+/// What one watch reports; the open gauge falls with its end.
+pub(super) struct WatchMetrics {
+    of: Arc<Handles>,
     opened: Instant,
 }
 
-impl WatchMetrics {
-    /// Counts the watch as open.
-    pub(super) fn open(key: &FeedKey, representation: Representation, protocol: &'static str) -> Self {
-        let representation = Label::new("representation", representation.as_str());
-        let labels = vec![Label::new("resource", key.gvr.to_string()), representation];
+impl Watches {
+    /// Counts a watch as open.
+    pub(super) fn open(&self, key: &FeedKey, representation: Representation, protocol: &'static str) -> WatchMetrics {
+        let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
+        let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(Handles::of(kind))).clone();
+        of.open.increment(1.0);
+        WatchMetrics { of, opened: Instant::now() }
+    }
+}
+
+impl Handles {
+    fn of(kind: &Kind) -> Self {
+        let resource = kind.gvr.to_string();
+        let representation = Label::new("representation", kind.representation.as_str());
+        let labels = vec![Label::new("resource", resource.clone()), representation];
         let mut with_protocol = labels.clone();
-        with_protocol.push(Label::new("protocol", protocol));
-        let open = gauge!("kube_fanout_watches_open", with_protocol);
-        open.increment(1.0);
+        with_protocol.push(Label::new("protocol", kind.protocol));
         Self {
-            open,
+            open: gauge!("kube_fanout_watches_open", with_protocol),
             events: counter!("kube_fanout_watch_events_total", labels.clone()),
             bytes: counter!("kube_fanout_watch_bytes_total", labels.clone()),
             delay: histogram!("kube_fanout_watch_delivery_seconds", labels.clone()),
-            opened: Instant::now(),
+            resource,
             labels,
         }
     }
+}
 
+impl fmt::Debug for Handles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handles").field("resource", &self.resource).finish_non_exhaustive()
+    }
+}
+
+impl WatchMetrics {
     /// So many frames in these pieces.
     pub(super) fn sent(&self, frames: usize, pieces: &[Bytes]) {
-        self.events.increment(frames as u64);
-        self.bytes.increment(pieces.iter().map(|piece| piece.len() as u64).sum());
+        self.of.events.increment(frames as u64);
+        self.of.bytes.increment(pieces.iter().map(|piece| piece.len() as u64).sum());
     }
 
     /// Events were handed to the sink; the first of them was applied at `applied`.
     pub(super) fn delivered(&self, applied: Instant) {
-        self.delay.record(applied.elapsed().as_secs_f64());
+        self.of.delay.record(applied.elapsed().as_secs_f64());
     }
 
     /// The watch is over: counted, and one line in the access log.
     pub(super) fn ended(&self, end: End) {
-        let (resource, reason, lasted) = (self.labels[0].value(), end.as_str(), self.opened.elapsed());
+        let (resource, reason, lasted) = (&*self.of.resource, end.as_str(), self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
-        self.open.decrement(1.0);
-        let mut labels = self.labels.clone();
+        self.of.open.decrement(1.0);
+        let mut labels = self.of.labels.clone();
         labels.push(Label::new("reason", end.as_str()));
         counter!("kube_fanout_watches_ended_total", labels).increment(1);
     }

@@ -12,7 +12,7 @@ use super::body::ReplyBody;
 use super::door::{Door, Visit};
 use super::feed::{Source, Unready, unavailable};
 use super::list;
-use super::metrics::{self, WatchMetrics};
+use super::metrics;
 use super::route::{GetRead, ListRead, Reason, WatchRead};
 use super::session::{End, Opening, Terms, WatchSession};
 use super::stretches::Stretches;
@@ -238,7 +238,7 @@ impl Door {
         let Admitted { permit, place, source: Source { lease, renderer }, opened, runs, row } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
-        let metrics = WatchMetrics::open(&lease.spec.key, read.representation, protocol);
+        let metrics = self.watches.open(&lease.spec.key, read.representation, protocol);
         let (opened, refusal) = match opened {
             Ok(opened) => (opened, failed.map(|status| (status, End::TooLarge))),
             Err(too_old) => {

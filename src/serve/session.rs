@@ -16,7 +16,7 @@ use self::initial::{Initial, Put};
 use self::part::{Bookmark, Part, Told};
 use super::admission::Place;
 use super::metrics::WatchMetrics;
-use crate::auth::Permit;
+use crate::auth::{Permit, Standing};
 use crate::base::{DrainWatch, Draining};
 use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Run, State, Step};
 use crate::kube::{EventType, ResourceVersion, Status};
@@ -39,7 +39,7 @@ pub(super) struct WatchSession {
     /// Of a Table: for the first event, and for that one alone.
     columns: Option<Columns>,
     metrics: WatchMetrics,
-    permit: Permit,
+    standing: Standing,
     /// Of a watch that does not show all namespaces.
     part: Option<Box<Part>>,
     /// Wakes the watch when its permission is over.
@@ -51,7 +51,7 @@ pub(super) struct WatchSession {
 #[derive(Debug)]
 enum Phase {
     /// The state as ADDED events.
-    Initial(Initial),
+    Initial(Box<Initial>),
     /// A state of one object as upstream has just printed it, older than all events.
     Row(Box<Object>),
     Live,
@@ -123,7 +123,7 @@ impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
         let Opening { permit, place, lease, renderer, opened, runs, row, terms, drain, metrics } = opening;
-        let readable = permit.part().cloned();
+        let (readable, standing) = (permit.part().cloned(), permit.standing());
         let part = |readable| Box::new(Part::new(readable, &opened, opened.cursor.view(), terms.end_bookmark));
         let part = readable.map(part);
         let Opened { snapshot, cursor } = opened;
@@ -141,10 +141,10 @@ impl WatchSession {
             Some(_) if part.is_some() => Phase::Live,
             Some(snapshot) => {
                 let initial = Initial::new(snapshot, terms.end_bookmark);
-                Phase::Initial(match runs.filter(|_| !is_table) {
+                Phase::Initial(Box::new(match runs.filter(|_| !is_table) {
                     Some(runs) => initial.in_runs(runs, &permit, &cursor, &lease.reader),
                     None => initial,
-                })
+                }))
             }
             None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
@@ -159,8 +159,8 @@ impl WatchSession {
             drain: Box::pin(drain.my_slot()),
             columns,
             metrics,
-            revocation: permit.over().map(|over| Box::pin(over.cancelled_owned())),
-            permit,
+            revocation: standing.over().map(|over| Box::pin(over.cancelled_owned())),
+            standing,
             part,
             _place: place,
         }
@@ -229,7 +229,7 @@ impl WatchSession {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;
         }
-        if let Some(status) = self.permit.revoked().cloned() {
+        if let Some(status) = self.standing.revoked().cloned() {
             self.end_with(&status, End::Revoked);
         }
     }

@@ -20,7 +20,7 @@ use crate::cache::{
 use crate::kube::{EventType, FieldTable, Gvr, LabelSelector, Query, RequestInfo, ResourceVersion, Selector};
 use crate::serve::admission::{Admission, Limits, Place};
 use crate::serve::feed_spec;
-use crate::serve::metrics::WatchMetrics;
+use crate::serve::metrics::Watches;
 use crate::serve::session::{Opening, Terms, WatchSession};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
@@ -142,7 +142,7 @@ impl Stage {
             row: None,
             terms,
             drain: self.watch.clone(),
-            metrics: WatchMetrics::open(&self.lease.spec.key, Representation::Object(Form::Json), "h1"),
+            metrics: Watches::default().open(&self.lease.spec.key, Representation::Object(Form::Json), "h1"),
         });
         Client { session, bell: Arc::default() }
     }

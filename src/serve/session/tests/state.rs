@@ -186,5 +186,5 @@ async fn runs_of_frames_are_shared() {
 #[test]
 fn an_open_watch_is_small() {
     let size = size_of::<crate::serve::session::WatchSession>();
-    assert!(size <= 512, "{size} bytes");
+    assert!(size <= 440, "{size} bytes");
 }
