@@ -6,6 +6,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
+use super::Rarely;
+
 /// Owner of background tasks: each has a name, and all end with their owner.
 ///
 /// Cloning shares the owner. Everything long-lived is spawned here, so that nothing outlives shutdown unseen.
@@ -22,14 +24,14 @@ impl Tasks {
 
     /// Runs `future` until it ends or the tasks are stopped, whichever is first.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        // A token of its own: one that all share is one lock that all take whenever they are polled.
-        let stop = self.stop.child_token();
+        let stop = Rarely::new(self.stop.clone().cancelled_owned());
         // Boxed once: moved into a block that awaits it, a future has its size twice.
         let future = Box::pin(future);
         let work = async move {
             tokio::select! {
+                biased;
+                () = stop => {}
                 () = future => {}
-                () = stop.cancelled() => {}
             }
         };
         self.tracker.spawn(work.instrument(tracing::debug_span!("task", name)));

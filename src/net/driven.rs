@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use futures_util::task::AtomicWaker;
 use hyper::rt::Executor;
 use parking_lot::Mutex;
+use slab::Slab;
 use tokio::io::AsyncWrite;
 use tokio::task::coop::unconstrained;
 
@@ -22,9 +22,9 @@ pub(super) struct Driven<'a, C, I> {
     connection: Pin<&'a mut C>,
     io: Corked<I>,
     started: Streams,
-    running: FuturesUnordered<Stream>,
-    bell: Arc<Bell>,
-    /// The bell as the connection holds it.
+    running: Slab<Running>,
+    board: Arc<Board>,
+    /// How the connection is woken.
     ring: Waker,
 }
 
@@ -34,12 +34,35 @@ pub(super) struct Streams(Arc<Mutex<Vec<Stream>>>);
 
 type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Wakes the task for its connection. While streams run it is quiet: the connection is looked at next in any case.
-#[derive(Default)]
-struct Bell {
-    task: AtomicWaker,
-    is_quiet: AtomicBool,
+struct Running {
+    future: Stream,
+    bell: Arc<Bell>,
+    /// The bell as the stream holds it.
+    waker: Waker,
 }
+
+/// Who has been woken. While the task looks at it, it need not be woken itself: streams and connection wake each other
+/// all the time, and take their turns.
+#[derive(Default)]
+struct Board {
+    task: AtomicWaker,
+    is_looked_at: AtomicBool,
+    /// The connection is to be polled.
+    rung: AtomicBool,
+    /// So are these streams.
+    streams: Mutex<Vec<usize>>,
+}
+
+/// Wakes one stream.
+struct Bell {
+    board: Arc<Board>,
+    stream: usize,
+    /// It is on the board.
+    rung: AtomicBool,
+}
+
+/// Turns that streams and connection take before other tasks get theirs.
+const TURNS_MAX: usize = 16;
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     fn execute(&self, stream: F) {
@@ -49,14 +72,38 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     }
 }
 
+impl Board {
+    fn wake_task(&self) {
+        if !self.is_looked_at.load(Ordering::SeqCst) {
+            self.task.wake();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.rung.load(Ordering::SeqCst) && self.streams.lock().is_empty()
+    }
+}
+
+impl Wake for Board {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, Ordering::SeqCst);
+        self.wake_task();
+    }
+}
+
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.is_quiet.load(Ordering::Acquire) {
-            self.task.wake();
+        if !self.rung.swap(true, Ordering::SeqCst) {
+            self.board.streams.lock().push(self.stream);
+            self.board.wake_task();
         }
     }
 }
@@ -67,27 +114,49 @@ where
     I: AsyncWrite + Unpin,
 {
     pub(super) fn new(connection: Pin<&'a mut C>, io: Corked<I>, started: Streams) -> Self {
-        let bell = Arc::<Bell>::default();
-        let ring = Waker::from(bell.clone());
-        Self { connection, io, started, running: FuturesUnordered::new(), bell, ring }
+        let board = Arc::new(Board { rung: AtomicBool::new(true), ..Board::default() });
+        let ring = Waker::from(board.clone());
+        Self { connection, io, started, running: Slab::new(), board, ring }
     }
 
     pub(super) fn connection(&mut self) -> Pin<&mut C> {
+        // What is done to it may give it something to do.
+        self.board.rung.store(true, Ordering::SeqCst);
         self.connection.as_mut()
     }
 
-    fn poll_corked(&mut self, cx: &mut Context<'_>) -> Poll<T> {
-        self.bell.task.register(cx.waker());
-        loop {
-            self.bell.is_quiet.store(true, Ordering::Release);
-            while let Poll::Ready(Some(())) = self.running.poll_next_unpin(cx) {}
-            self.bell.is_quiet.store(false, Ordering::Release);
-            let ended = self.connection.as_mut().poll(&mut Context::from_waker(&self.ring));
-            let started = take(&mut *self.started.0.lock());
-            if ended.is_ready() || started.is_empty() {
-                return ended;
+    fn poll_all(&mut self) -> Poll<T> {
+        for _ in 0..TURNS_MAX {
+            let woken = take(&mut *self.board.streams.lock());
+            woken.into_iter().for_each(|stream| self.poll_stream(stream));
+            if self.board.rung.swap(false, Ordering::SeqCst) {
+                let ended = self.connection.as_mut().poll(&mut Context::from_waker(&self.ring));
+                if ended.is_ready() {
+                    return ended;
+                }
+                let started = take(&mut *self.started.0.lock());
+                started.into_iter().for_each(|stream| self.add(stream));
             }
-            self.running.extend(started);
+            if self.board.is_empty() {
+                break;
+            }
+        }
+        Poll::Pending
+    }
+
+    fn add(&mut self, future: Stream) {
+        let place = self.running.vacant_entry();
+        let bell = Arc::new(Bell { board: self.board.clone(), stream: place.key(), rung: AtomicBool::new(false) });
+        bell.wake_by_ref();
+        place.insert(Running { future, waker: bell.clone().into(), bell });
+    }
+
+    fn poll_stream(&mut self, stream: usize) {
+        // Whoever rings for one that is over may mean one that has taken its place, which is then polled for nothing.
+        let Some(Running { future, bell, waker }) = self.running.get_mut(stream) else { return };
+        bell.rung.store(false, Ordering::SeqCst);
+        if future.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
+            self.running.remove(stream);
         }
     }
 }
@@ -101,12 +170,107 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let this = self.get_mut();
+        this.board.task.register(cx.waker());
+        this.board.is_looked_at.store(true, Ordering::SeqCst);
         this.io.cork();
-        let ended = this.poll_corked(cx);
-        // Where the peer does not read, the rest goes out when it does: the wake-up is for this task. An error is for
-        // the codec, which meets it when it next reads or writes. Of a connection that has ended the stream may go on
-        // as another protocol's, which then flushes it.
-        let _ = this.io.poll_draw(cx);
+        let ended = this.poll_all();
+        // Where the peer does not read, the rest goes out when it does. An error is for the codec, which meets it when
+        // it next reads or writes. Of a connection that has ended the stream may go on as another protocol's, which
+        // then flushes it.
+        let _ = this.io.poll_draw(&mut Context::from_waker(&this.ring));
+        this.board.is_looked_at.store(false, Ordering::SeqCst);
+        if ended.is_pending() && !this.board.is_empty() {
+            cx.waker().wake_by_ref();
+        }
         ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::sync::atomic::AtomicUsize;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// A connection that starts these streams when it is first polled, writes what they send, and counts its polls.
+    async fn connection(
+        mut io: Corked<tokio::io::DuplexStream>,
+        started: Streams,
+        streams: Vec<Stream>,
+        mut sent: mpsc::UnboundedReceiver<u8>,
+        polls: Arc<AtomicUsize>,
+    ) {
+        streams.into_iter().for_each(|stream| started.execute(stream));
+        let mut next = Box::pin(async move {
+            while let Some(byte) = sent.recv().await {
+                io.write_all(&[byte]).await.expect("open");
+                io.flush().await.expect("open");
+            }
+        });
+        poll_fn(|cx| {
+            polls.fetch_add(1, Ordering::Relaxed);
+            next.as_mut().poll(cx)
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn an_event_for_many_streams_is_one_write_of_one_turn() {
+        const STREAMS: usize = 100;
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        let (io, started, polls) = (Corked::new(near), Streams::default(), Arc::<AtomicUsize>::default());
+        let (tx, rx) = mpsc::unbounded_channel();
+        let (event, seen) = tokio::sync::watch::channel(0_u8);
+        let streams = (0..STREAMS).map(|_| -> Stream {
+            let (tx, mut seen) = (tx.clone(), seen.clone());
+            Box::pin(async move {
+                while seen.changed().await.is_ok() {
+                    let _ = tx.send(*seen.borrow_and_update());
+                }
+            })
+        });
+        let streams = streams.collect();
+        drop((seen, tx));
+        let run = tokio::spawn({
+            let (started, polls) = (started.clone(), polls.clone());
+            async move {
+                let connection = connection(io.clone(), started.clone(), streams, rx, polls);
+                tokio::pin!(connection);
+                Driven::new(connection, io, started).await;
+            }
+        });
+        let mut bytes = [0; STREAMS];
+        // Whoever listens from here on has been started.
+        event.send(1).expect("they listen");
+        far.read_exact(&mut bytes).await.expect("open");
+        let before = polls.load(Ordering::Relaxed);
+        for round in 2..12 {
+            event.send(round).expect("they listen");
+            assert_eq!(far.read(&mut bytes).await.expect("open"), STREAMS, "all in one piece");
+            assert_eq!(bytes, [round; STREAMS]);
+        }
+        assert!(polls.load(Ordering::Relaxed) - before <= 20, "{before} and then {polls:?}");
+        drop(event);
+        run.await.expect("it ends when its streams have");
+        assert_eq!(far.read(&mut bytes).await.expect("closed"), 0);
+    }
+
+    #[tokio::test]
+    async fn streams_that_never_rest_leave_others_their_turn() {
+        let (near, _far) = tokio::io::duplex(1 << 10);
+        let (io, started) = (Corked::new(near), Streams::default());
+        started.execute(poll_fn(|cx| -> Poll<()> {
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }));
+        let (tx, rx) = tokio::sync::oneshot::channel::<()>();
+        let connection = async { rx.await.expect("sent") };
+        tokio::pin!(connection);
+        let other = async { drop(tx.send(())) };
+        tokio::join!(Driven::new(connection, io, started), other);
     }
 }

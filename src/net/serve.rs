@@ -21,7 +21,7 @@ use super::driven::{Driven, Streams};
 use super::listener::Stream;
 use super::metrics::{Failed, Open};
 use super::{Connection, Listener, Peer, PeerAddress, Tls};
-use crate::base::{DrainWatch, Tasks};
+use crate::base::{DrainWatch, Rarely, Tasks};
 
 /// What one connection may take (reliability.md §3.8).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +117,11 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
+/// Nothing was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("no request came")]
+struct Silent;
+
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn connection<S, F, B>(
@@ -195,15 +200,18 @@ where
             pending::<()>().await;
         }
     };
-    tokio::select! {
-        ended = &mut driven => return ended,
-        () = silence => {
-            Failed::Silent.count();
-            return Err("no request came".into());
+    let ending = Rarely::new(async {
+        tokio::select! {
+            () = silence => Err(Silent),
+            _held = drain.started() => Ok(()),
+            () = this.closing() => Ok(()),
+            () = old_age(limits.connection_age_max) => Ok(()),
         }
-        _held = drain.started() => {}
-        () = this.closing() => {}
-        () = old_age(limits.connection_age_max) => {}
+    });
+    tokio::select! {
+        biased;
+        ended = &mut driven => return ended,
+        over = ending => over.inspect_err(|_| Failed::Silent.count())?,
     }
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
     this.close();

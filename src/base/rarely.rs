@@ -1,0 +1,78 @@
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use futures_util::task::AtomicWaker;
+
+/// A future that is polled when it was woken, and not whenever its task is: for what a task waits for besides its work,
+/// such as the end of it. A timer or a signal looks at memory that others write to each time that it is polled.
+#[derive(Debug)]
+pub struct Rarely<F> {
+    future: Pin<Box<F>>,
+    bell: Arc<Bell>,
+    waker: Waker,
+}
+
+#[derive(Debug)]
+struct Bell {
+    task: AtomicWaker,
+    rung: AtomicBool,
+}
+
+impl<F> Rarely<F> {
+    pub fn new(future: F) -> Self {
+        let bell = Arc::new(Bell { task: AtomicWaker::new(), rung: AtomicBool::new(true) });
+        Self { future: Box::pin(future), waker: bell.clone().into(), bell }
+    }
+}
+
+impl<F: Future> Future for Rarely<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.get_mut();
+        this.bell.task.register(cx.waker());
+        if !this.bell.rung.swap(false, Ordering::AcqRel) {
+            return Poll::Pending;
+        }
+        this.future.as_mut().poll(&mut Context::from_waker(&this.waker))
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, Ordering::Release);
+        self.task.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::ready;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_is_polled_when_it_was_woken() {
+        let (tx, mut rx) = oneshot::channel();
+        let mut polls = 0;
+        let mut rarely = Rarely::new(poll_fn(|cx| {
+            polls += 1;
+            Poll::Ready(ready!(Pin::new(&mut rx).poll(cx)))
+        }));
+        for _ in 0..10 {
+            assert!(Pin::new(&mut rarely).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        tx.send(7).expect("it listens");
+        assert_eq!(rarely.await, Ok(7));
+        assert_eq!(polls, 2);
+    }
+}
