@@ -1,142 +1,177 @@
-//! The hot path without sockets: a change in, frames out, for readers that match and readers that do not.
+//! The cache without sockets: a change in, frames out, for readers that match and readers that do not.
 
+use std::cell::OnceCell;
 use std::hint::black_box;
-use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use bytes::Bytes;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kube_fanout::cache::{CacheReader, CacheWriter, Change, Config, Cursor, Snapshot, Start, View};
-use kube_fanout::kube::{FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
-use kube_fanout::wire::{Envelope, Form, ObjectReader, Shape, WatchItem};
+use kube_fanout::cache::{CacheReader, CacheWriter, Change, Config, Cursor, Pull, Snapshot, Start, View};
+use kube_fanout::kube::{MetaVersion, ResourceVersion};
+use kube_fanout::wire::{Form, Renderer, Representation};
+use pods::{MINOR, Pods, view};
 
-/// A pod of about 2.5 KB on one of ten nodes, as the apiserver writes it into a watch.
-fn frame(n: u64, rv: u64) -> Bytes {
-    let filler = "x".repeat(2_200);
-    let node = n % 10;
-    let head = r#"{"type":"MODIFIED","object":{"kind":"Pod","apiVersion":"v1""#;
-    let labels = format!(r#""labels":{{"app":"a{node}"}},"annotations":{{"filler":"{filler}"}}"#);
-    let metadata = format!(r#""name":"p{n}","namespace":"ns{}","resourceVersion":"{rv}",{labels}"#, n % 5);
-    let spec = format!(r#""spec":{{"containers":[],"nodeName":"n{node}"}},"status":{{"phase":"Running"}}"#);
-    format!("{head},\"metadata\":{{{metadata}}},{spec}}}}}\n").into()
-}
+#[allow(dead_code, reason = "each file uses a part of it")]
+#[path = "common/pods.rs"]
+mod pods;
 
+/// Changes that are made before they are timed. More would push what is measured out of the processor's caches.
+const BATCH: BatchSize = BatchSize::NumIterations(64);
+
+/// Events in the ring, which is full when something is measured: an event that stays would cost fresh memory.
+const EVENTS: u64 = 1_000;
+
+/// A feed of pods, and a source of changes of one after another of fifty.
 struct Bench {
-    reader: ObjectReader,
-    fields: FieldTable,
     writer: CacheWriter,
     cache: CacheReader,
+    changes: Changes,
+}
+
+struct Changes {
+    pods: Pods,
     rv: u64,
 }
 
 impl Bench {
     fn new() -> Self {
-        let gvr = Gvr::new("", "v1", "pods");
-        let fields = FieldTable::of_builtin(&gvr, true);
-        let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(fields.clone()));
-        let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
-        // A ring that is full soon: an event that stays costs fresh memory, and how many do depends on the run.
-        let config = Config { window_events_max: 1_000, ..Config::default() };
-        let (mut writer, cache) = CacheWriter::new(config, gvr, envelope, true);
+        let pods = Pods::new(Form::Protobuf);
+        let config = Config { window_events_max: usize::try_from(EVENTS).expect("a few"), ..Config::default() };
+        let (mut writer, cache) = CacheWriter::new(config, Pods::gvr(), pods.envelope.clone(), true);
         writer.replace(Snapshot::from_objects(ResourceVersion(1), Vec::new()));
-        Self { reader, fields, writer, cache, rv: 1 }
+        Self { writer, cache, changes: Changes { pods, rv: 0 } }
     }
 
-    fn change(&mut self, n: u64) -> Change {
-        self.rv += 1;
-        match self.reader.watch_event(frame(n, self.rv)) {
-            Ok(WatchItem::Change { event_type, object, frame }) => Change { event_type, object, frame: Some(frame) },
-            other => panic!("a pod reads as one: {other:?}"),
+    fn change(&mut self, changes: u64) {
+        for _ in 0..changes {
+            let change = self.changes.next();
+            self.writer.apply(change).expect("in order");
         }
     }
 
-    fn watch(&self, namespace: Option<&str>, labels: &str, fields: &str) -> Cursor {
-        let fields = FieldSelector::parse(fields).and_then(|parsed| parsed.compile(&self.fields)).expect("a selector");
-        let selector = Selector { labels: LabelSelector::parse(labels).expect("a selector"), fields };
-        self.cache.open(Start::Current, View::new(namespace, selector)).expect("current").cursor
-    }
-
-    /// A watch of a sort that no pod of this file is seen by; those of one `value` see the same.
-    fn watch_other(&self, sort: &str, value: usize) -> Cursor {
-        match sort {
-            "namespace" => self.watch(Some(&format!("other-{value}")), "", ""),
-            "name" => self.watch(Some("ns0"), "", &format!("metadata.name=other-{value}")),
-            "node" => self.watch(None, "", &format!("spec.nodeName=other-{value}")),
-            "phase" => self.watch(None, "", &format!("status.phase=other-{value}")),
-            "label" => self.watch(None, &format!("app=other-{value}"), ""),
-            "label of a namespace" => self.watch(Some("ns0"), &format!("app=other-{value}"), ""),
-            "set of labels" => self.watch(None, &format!("app in (other-{value},another-{value})"), ""),
-            "other label" => self.watch(None, &format!("other-{value}=yes"), ""),
-            _ => unreachable!("{sort} is no sort of watch"),
-        }
+    fn open(&self, view: View) -> Cursor {
+        self.cache.open(Start::Current, view).expect("current").cursor
     }
 }
 
-fn decode(c: &mut Criterion) {
-    let bench = Bench::new();
-    let frame = frame(7, 7);
-    let mut group = c.benchmark_group("decode");
-    group.throughput(Throughput::Bytes(frame.len() as u64));
-    group.bench_function("json pod", |b| b.iter(|| bench.reader.watch_event(black_box(frame.clone()))));
-    group.finish();
+impl Changes {
+    fn next(&mut self) -> Change {
+        self.rv += 1;
+        self.pods.change(self.rv % 50, self.rv)
+    }
 }
 
 const SORTS: [&str; 8] =
-    ["namespace", "name", "node", "phase", "label", "label of a namespace", "set of labels", "other label"];
+    ["namespace", "name", "node", "phase", "label", "label of a namespace", "set of labels", "strange label"];
 
-/// What one change costs the writer, by how many watches are open that it does not match: it should not depend on
-/// them, whether they follow one lane or ten thousand.
-fn apply(c: &mut Criterion) {
-    let mut group = c.benchmark_group("apply, other watches open");
+/// A view of a sort that none of the pods is in; those of one `value` are the same.
+fn elsewhere(sort: &str, value: usize) -> View {
+    match sort {
+        "namespace" => view(Some(&format!("other-{value}")), "", ""),
+        "name" => view(Some("shop-0"), "", &format!("metadata.name=other-{value}")),
+        "node" => view(None, "", &format!("spec.nodeName=other-{value}")),
+        "phase" => view(None, "", &format!("status.phase=other-{value}")),
+        "label" => view(None, &format!("app=other-{value}"), ""),
+        "label of a namespace" => view(Some("shop-0"), &format!("app=other-{value}"), ""),
+        "set of labels" => view(None, &format!("app in (other-{value},another-{value})"), ""),
+        "strange label" => view(None, &format!("other-{value}=yes"), ""),
+        _ => unreachable!("{sort} is no sort of watch"),
+    }
+}
+
+/// What one change costs the writer, store, ring and lanes, by the watches that are open and that it does not concern:
+/// it should not depend on them, whether they follow one lane or ten thousand.
+fn append(c: &mut Criterion) {
+    let mut group = c.benchmark_group("append");
+    group.throughput(Throughput::Elements(1));
     let mut measure = |name: &str, sort: &str, watches: usize, lanes: usize| {
-        let mut bench = Bench::new();
-        let mut idle: Vec<_> = (0..watches).map(|n| bench.watch_other(sort, n % lanes)).collect();
-        for cursor in &mut idle {
-            cursor.pull(usize::MAX, Some(Waker::noop()), &mut Vec::new());
-        }
-        for n in 0..2_000 {
-            let change = bench.change(n % 50);
-            bench.writer.apply(change).expect("in order");
-        }
+        // The closure is called for each sample, and not at all when something else is asked for.
+        let mut made = None;
         group.bench_function(BenchmarkId::new(name, watches), |b| {
-            b.iter_batched(
-                || (),
-                |()| {
-                    let change = bench.change(7);
-                    bench.writer.apply(change).expect("in order")
-                },
-                BatchSize::SmallInput,
-            );
+            let (Bench { writer, changes, .. }, _) = made.get_or_insert_with(|| {
+                let mut bench = Bench::new();
+                let mut idle: Vec<_> = (0..watches).map(|n| bench.open(elsewhere(sort, n % lanes))).collect();
+                for cursor in &mut idle {
+                    cursor.pull(usize::MAX, Some(Waker::noop()), &mut Vec::new());
+                }
+                bench.change(2 * EVENTS);
+                (bench, idle)
+            });
+            b.iter_batched(|| changes.next(), |change| writer.apply(change).expect("in order"), BATCH);
         });
     };
-    measure("none", "namespace", 0, 1);
+    measure("no watch", "namespace", 0, 1);
     for sort in SORTS {
-        for watches in [100, 10_000] {
-            measure(&format!("one {sort}"), sort, watches, 1);
-            measure(&format!("a {sort} each"), sort, watches, watches);
-        }
+        measure(&format!("one {sort}"), sort, 10_000, 1);
+        measure(&format!("a {sort} each"), sort, 10_000, 10_000);
     }
     group.finish();
 }
 
-/// One change and its delivery to every watch, per delivery.
+/// One change and its delivery to every watch, per delivery: a reference count and a look at the ring, not a copy.
 fn fan_out(c: &mut Criterion) {
-    let mut group = c.benchmark_group("fan out to watches of everything");
+    let mut group = c.benchmark_group("fan out");
     for watches in [1_usize, 100, 1_000] {
-        let mut bench = Bench::new();
-        let mut cursors: Vec<_> = (0..watches).map(|_| bench.watch(None, "", "")).collect();
-        let mut batch = Vec::new();
         group.throughput(Throughput::Elements(watches as u64));
-        group.bench_function(BenchmarkId::from_parameter(watches), |b| {
-            b.iter(|| {
-                let change = bench.change(7);
-                bench.writer.apply(change).expect("in order");
-                for cursor in &mut cursors {
+        let (mut made, mut batch) = (None, Vec::new());
+        group.bench_function(BenchmarkId::new("watches of everything", watches), |b| {
+            let (Bench { writer, changes, .. }, cursors) = made.get_or_insert_with(|| {
+                let mut bench = Bench::new();
+                bench.change(2 * EVENTS);
+                let cursors: Vec<_> = (0..watches).map(|_| bench.open(View::everything())).collect();
+                (bench, cursors)
+            });
+            let deliver = |change| {
+                writer.apply(change).expect("in order");
+                for cursor in &mut *cursors {
                     batch.clear();
                     black_box(cursor.pull(usize::MAX, None, &mut batch));
                 }
+            };
+            b.iter_batched(|| changes.next(), deliver, BATCH);
+        });
+    }
+    group.finish();
+}
+
+/// What a reader costs who is a whole ring behind, all of it pulled at once: what it sees is handed on as it is. JSON
+/// and metadata were derived for a reader before, as for all but the first.
+fn pull(c: &mut Criterion) {
+    let renderer = |cache: &CacheReader, representation| {
+        Renderer::derived(representation, cache.envelope(), MINOR).expect("derived from protobuf")
+    };
+    let (json, metadata) = (Representation::Object(Form::Json), Representation::Metadata(Form::Json, MetaVersion::V1));
+    let mut group = c.benchmark_group("pull the ring");
+    group.throughput(Throughput::Elements(EVENTS));
+    for (name, view, representation) in [
+        ("everything", View::everything(), None),
+        ("a namespace", view(Some("shop-3"), "", ""), None),
+        ("a label", view(None, "app=app-0,pod-template-hash", ""), None),
+        ("what is not over", view(None, "", "status.phase!=Succeeded,status.phase!=Failed"), None),
+        ("everything as JSON", View::everything(), Some(json)),
+        ("everything as metadata", View::everything(), Some(metadata)),
+    ] {
+        let made = OnceCell::new();
+        group.bench_function(name, |b| {
+            let bench = made.get_or_init(|| {
+                let mut bench = Bench::new();
+                bench.change(2 * EVENTS);
+                bench
             });
+            let behind = || {
+                let start = Start::After(bench.cache.floor());
+                let cursor = bench.cache.open(start, view.clone()).expect("in the ring").cursor;
+                let cursor = match representation {
+                    Some(representation) => cursor.rendered_by(renderer(&bench.cache, representation)),
+                    None => cursor,
+                };
+                (cursor, Vec::with_capacity(1_024))
+            };
+            let pull = |(mut cursor, mut batch): (Cursor, Vec<_>)| {
+                while matches!(cursor.pull(usize::MAX, None, &mut batch), Pull::Frames { .. }) {}
+                (cursor, batch)
+            };
+            b.iter_batched(behind, pull, BatchSize::PerIteration);
         });
     }
     group.finish();
@@ -144,7 +179,7 @@ fn fan_out(c: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
-    targets = decode, apply, fan_out
+    config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+    targets = append, fan_out, pull
 }
 criterion_main!(benches);

@@ -1,0 +1,144 @@
+//! Bytes to values and back: what is done once for each change, and what is done once for each other way to write it.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use kube_fanout::kube::{EventType, MetaVersion, ResourceVersion};
+use kube_fanout::wire::{BookmarkTemplate, Form, FrameSplitter, Include, ListMeta, Renderer, Representation};
+use pods::{MINOR, Pods};
+
+#[allow(dead_code, reason = "each file uses a part of it")]
+#[path = "common/pods.rs"]
+mod pods;
+
+const FORMS: [Form; 3] = [Form::Json, Form::Protobuf, Form::Table];
+
+/// What a connection gives at once.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// None of our code: what the machine needs for a chain of additions, one after the other. Numbers of two machines are
+/// compared in units of it.
+fn reference(c: &mut Criterion) {
+    let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(4_096).collect();
+    let hash = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    };
+    c.bench_function("reference", |b| b.iter(|| hash(black_box(&bytes))));
+}
+
+/// A stream cut into frames, per byte: little more than a copy, however the chunks fall.
+fn split(c: &mut Criterion) {
+    let mut group = c.benchmark_group("split");
+    for form in [Form::Json, Form::Protobuf] {
+        let pods = Pods::new(form);
+        let stream: Vec<u8> = (0..100).flat_map(|n| pods.frame(n, n).to_vec()).collect();
+        group.throughput(Throughput::Bytes(stream.len() as u64));
+        group.bench_function(form.as_str(), |b| {
+            b.iter(|| {
+                let mut splitter = FrameSplitter::new(form, 1 << 20);
+                for chunk in stream.chunks(CHUNK_BYTES) {
+                    splitter.push(chunk);
+                    while let Some(frame) = splitter.next_frame().expect("small frames") {
+                        black_box(frame);
+                    }
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+/// An object read: one pass over its bytes for key, version, labels and fields, without a copy of it. An object of a
+/// page is copied out of it.
+fn decode(c: &mut Criterion) {
+    let mut group = c.benchmark_group("decode");
+    for form in FORMS {
+        let pods = Pods::new(form);
+        let frame = pods.frame(7, 7);
+        group.throughput(Throughput::Bytes(frame.len() as u64));
+        group.bench_function(BenchmarkId::new("event", form), |b| {
+            b.iter(|| pods.reader.watch_event(black_box(frame.clone())));
+        });
+    }
+    for form in [Form::Json, Form::Protobuf] {
+        let pods = Pods::new(form);
+        let page = page(&pods, 500);
+        assert_eq!(pods.reader.list(&page).expect("a page").items.len(), 500);
+        group.throughput(Throughput::Bytes(page.len() as u64));
+        group.bench_function(BenchmarkId::new("page of 500", form), |b| b.iter(|| pods.reader.list(black_box(&page))));
+    }
+    group.finish();
+}
+
+/// Another representation of a body, per byte of it. Once for each event or object that somebody wants so.
+fn transcode(c: &mut Criterion) {
+    let (json, metadata) = (Representation::Object(Form::Json), |form| Representation::Metadata(form, MetaVersion::V1));
+    let mut group = c.benchmark_group("transcode");
+    for (form, name, representation) in [
+        (Form::Protobuf, "protobuf to JSON", json),
+        (Form::Protobuf, "protobuf to metadata in JSON", metadata(Form::Json)),
+        (Form::Protobuf, "protobuf to metadata in protobuf", metadata(Form::Protobuf)),
+        (Form::Json, "JSON to metadata in JSON", metadata(Form::Json)),
+        (Form::Json, "JSON to metadata in protobuf", metadata(Form::Protobuf)),
+        (Form::Table, "row without object", Representation::Table(Include::None)),
+        (Form::Table, "row with metadata", Representation::Table(Include::Metadata)),
+    ] {
+        let pods = Pods::new(form);
+        let renderer = Renderer::derived(representation, &pods.envelope, MINOR).expect("it is derived");
+        let object = pods.object(7, 7);
+        renderer.body(object.body()).expect("exact");
+        group.throughput(Throughput::Bytes(object.body().len() as u64));
+        group.bench_function(name, |b| b.iter(|| renderer.body(black_box(object.body()))));
+    }
+    group.finish();
+}
+
+/// Frames that upstream did not send: of another type, for those whom an object comes into sight of; with another
+/// version, for those whom it leaves; with the columns, for whoever just came to a Table; bookmarks. One allocation.
+fn build(c: &mut Criterion) {
+    let mut group = c.benchmark_group("build");
+    for form in FORMS {
+        let pods = Pods::new(form);
+        let (object, envelope) = (pods.object(7, 7), &pods.envelope);
+        let later = ResourceVersion(object.rv.0 + 1);
+        let bookmarks = BookmarkTemplate::minimal(envelope);
+        group.bench_function(BenchmarkId::new("added", form), |b| {
+            b.iter(|| envelope.frame(EventType::Added, black_box(object.body())));
+        });
+        group.bench_function(BenchmarkId::new("deleted, restamped", form), |b| {
+            b.iter(|| envelope.frame(EventType::Deleted, &black_box(&object).restamped(later)));
+        });
+        group.bench_function(BenchmarkId::new("bookmark", form), |b| {
+            b.iter(|| bookmarks.frame(black_box(later), false));
+        });
+    }
+    let rows = Pods::new(Form::Table);
+    let frame = rows.frame(7, 7);
+    group.bench_function("columns", |b| b.iter(|| rows.columns.put(black_box(&frame)).expect("they are known")));
+    group.finish();
+}
+
+/// A page of a LIST, as the apiserver writes it.
+fn page(pods: &Pods, count: u64) -> Bytes {
+    let rv = ResourceVersion(1_000_001_000);
+    let frame = pods.envelope.list(&ListMeta { resource_version: rv, continue_token: String::new(), remaining: None });
+    let objects: Vec<_> = (0..count).map(|n| pods.object(n, n)).collect();
+    let items_len = objects.iter().map(|object| frame.item_len(object.body().len())).sum();
+    let mut out = BytesMut::from(&frame.head(objects.len(), items_len)[..]);
+    for (index, object) in objects.iter().enumerate() {
+        frame.put_item(index == 0, object.body(), &mut out);
+    }
+    out.extend_from_slice(&frame.tail());
+    out.freeze()
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+    targets = reference, split, decode, transcode, build
+}
+criterion_main!(benches);
