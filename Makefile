@@ -14,7 +14,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: check
 check: fmt-check clippy tidy deny ## Format, lints, house rules, dependencies (DENY=1 installs cargo-deny)
@@ -107,9 +107,18 @@ demo: ## See it work: embedded upstream, proxy, watches (ARGS="--watches 2000 --
 	$(CARGO) run --release $(LOCKED) -- demo $(ARGS)
 
 .PHONY: bench
-bench: ## Criterion benchmarks (ARGS=<name>)
-	@if compgen -G 'benches/*.rs' >/dev/null; then $(CARGO) bench $(LOCKED) $(ARGS); \
-	else echo "there are no benchmarks yet"; fi
+bench: ## Criterion benchmarks (ARGS="--bench wire -- transcode")
+	$(CARGO) bench $(LOCKED) $(ARGS)
+
+BASE ?=
+
+.PHONY: bench-check
+bench-check: ## Is a benchmark slower than at BASE=<commit>? Both in one run (five minutes once built)
+	@BASE="$(BASE)" CARGO="$(CARGO)" benches/check.sh
+
+.PHONY: bench-baseline
+bench-baseline: ## Measure benches/baseline.json again
+	@CARGO="$(CARGO)" benches/check.sh baseline
 
 .PHONY: doc
 doc: ## The crate's documentation, private items included
