@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A byte stream that can be corked: what is written then is gathered, whatever the writer flushes, and goes out in a
-/// few large writes when the cork is drawn. A codec of HTTP/2 writes and flushes frame by frame, and each write to a TLS
-/// stream is a record and a system call of its own.
+/// few large writes when the cork is drawn. A codec of HTTP/2 writes and flushes frame by frame, and each write to a
+/// TLS stream is a record and a system call of its own.
 ///
 /// Cloned to be held by the codec and by who draws the cork. Nobody waits for the lock: both are one task.
 #[derive(Debug)]
@@ -195,7 +195,7 @@ mod tests {
         corked.cork();
         let sent: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[n as usize % 2]).collect();
         let mut taken = write(&mut corked, &sent);
-        assert!(taken >= HELD_BYTES_MAX && taken <= HELD_BYTES_MAX + 100, "{taken}");
+        assert!((HELD_BYTES_MAX..=HELD_BYTES_MAX + 100).contains(&taken), "{taken}");
         let mut seen = vec![0; 0];
         while seen.len() < sent.len() {
             let done = draw(&corked);

@@ -270,7 +270,7 @@ mod tests {
         let (tx, rx) = tokio::sync::oneshot::channel::<()>();
         let connection = async { rx.await.expect("sent") };
         tokio::pin!(connection);
-        let other = async { drop(tx.send(())) };
+        let other = async { tx.send(()).expect("it is waited for") };
         tokio::join!(Driven::new(connection, io, started), other);
     }
 }

@@ -181,8 +181,8 @@ async fn runs_of_frames_are_shared() {
     assert_eq!(client.told(), ["ADDED p 11"]);
 }
 
-/// Ten thousand of them lie idle as a rule. Next to it a watch has its cursor's view, which many share, a timer, and what
-/// its codec keeps.
+/// Ten thousand of them lie idle as a rule. Next to it a watch has a timer, its cursor's view, which many share, and
+/// what its codec keeps.
 #[test]
 fn an_open_watch_is_small() {
     let size = size_of::<crate::serve::session::WatchSession>();
