@@ -110,6 +110,10 @@ demo: ## See it work: embedded upstream, proxy, watches (ARGS="--watches 2000 --
 bench: ## Criterion benchmarks (ARGS="--bench wire -- transcode")
 	$(CARGO) bench $(LOCKED) $(ARGS)
 
+.PHONY: figures
+figures: ## Scenarios of the bench, apiserver and proxy in turn (ARGS="gentle stuck" ROUNDS=3; all of them take an hour)
+	@benches/beside.sh $(ARGS)
+
 BASE ?=
 
 .PHONY: bench-check
