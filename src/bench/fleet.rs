@@ -61,11 +61,7 @@ impl Shared {
         Arc::new(Self {
             target: target.clone(),
             protocol: plan.protocol,
-            windows: Windows {
-                stream: plan.stream_window_kib << 10,
-                connection: plan.connection_window_kib << 10,
-                socket: None,
-            },
+            windows: Windows::of(plan),
             start: plan.start(),
             version,
             began_ns: now_ns(),

@@ -15,6 +15,7 @@ use tokio::net::{TcpSocket, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::plan::Plan;
 use super::target::{Ask, Target};
 use super::words::Protocol;
 
@@ -47,6 +48,13 @@ pub(super) struct Windows {
     pub(super) connection: u32,
     /// The kernel's receive buffer; `None` leaves it to the kernel.
     pub(super) socket: Option<u32>,
+}
+
+impl Windows {
+    /// Those of whoever reads as fast as it can.
+    pub(super) fn of(plan: &Plan) -> Self {
+        Self { stream: plan.stream_window_kib << 10, connection: plan.connection_window_kib << 10, socket: None }
+    }
 }
 
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}

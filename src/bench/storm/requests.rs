@@ -49,11 +49,7 @@ impl Calls {
         Arc::new(Self {
             target: target.clone(),
             protocol: plan.protocol,
-            windows: Windows {
-                stream: plan.stream_window_kib << 10,
-                connection: plan.connection_window_kib << 10,
-                socket: None,
-            },
+            windows: Windows::of(plan),
             objects: objects.clone(),
             kind,
             accept,
