@@ -1,6 +1,7 @@
 //! The floor: what every layer may stand on. No domain words, no sockets.
 
 mod backoff;
+mod bell;
 mod clock;
 mod drain;
 mod metrics;
@@ -10,6 +11,7 @@ mod reloaded;
 mod tasks;
 
 pub use backoff::{Backoff, Waits};
+pub use bell::Bell;
 pub use clock::now_ns;
 pub use drain::{DrainTrigger, DrainWatch, Draining};
 pub use rarely::Rarely;

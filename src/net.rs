@@ -1,6 +1,7 @@
 //! Sockets, TLS and HTTP connections. Knows no Kubernetes.
 
 mod address;
+mod board;
 mod client_certificates;
 mod cork;
 mod driven;

@@ -1,29 +1,25 @@
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll};
 
-use futures_util::task::AtomicWaker;
+use super::Bell;
 
 /// A future that is polled when it was woken, and not whenever its task is: for what a task waits for besides its work,
 /// such as the end of it. A timer or a signal looks at memory that others write to each time that it is polled.
 #[derive(Debug)]
 pub struct Rarely<F> {
     future: Pin<Box<F>>,
-    bell: Arc<Bell>,
-    waker: Waker,
-}
-
-#[derive(Debug)]
-struct Bell {
-    task: AtomicWaker,
-    rung: AtomicBool,
+    bell: Bell,
 }
 
 impl<F> Rarely<F> {
     pub fn new(future: F) -> Self {
-        let bell = Arc::new(Bell { task: AtomicWaker::new(), rung: AtomicBool::new(true) });
-        Self { future: Box::pin(future), waker: bell.clone().into(), bell }
+        Self { future: Box::pin(future), bell: Bell::rung() }
+    }
+
+    /// The future. What is done to it may change when it completes, so it is polled next time.
+    pub fn inner(&mut self) -> Pin<&mut F> {
+        self.bell.look_again();
+        self.future.as_mut()
     }
 }
 
@@ -32,29 +28,17 @@ impl<F: Future> Future for Rarely<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.get_mut();
-        this.bell.task.register(cx.waker());
-        if !this.bell.rung.swap(false, Ordering::AcqRel) {
+        if !this.bell.has_rung(cx) {
             return Poll::Pending;
         }
-        this.future.as_mut().poll(&mut Context::from_waker(&this.waker))
-    }
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, Ordering::Release);
-        self.task.wake();
+        this.future.as_mut().poll(&mut Context::from_waker(this.bell.waker()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
-    use std::task::ready;
+    use std::task::{Waker, ready};
 
     use tokio::sync::oneshot;
 

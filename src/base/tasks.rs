@@ -1,12 +1,13 @@
+use std::collections::HashMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
-
-use super::Rarely;
 
 /// Owner of background tasks: each has a name, and all end with their owner.
 ///
@@ -14,7 +15,22 @@ use super::Rarely;
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
-    stop: CancellationToken,
+    running: Arc<Mutex<Running>>,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    /// What ends them, once they are spawned: a task that waits for its end besides its work would look at that each
+    /// time that it is polled.
+    handles: HashMap<u64, Option<AbortHandle>>,
+    next: u64,
+    are_stopped: bool,
+}
+
+/// Strikes a task off the list, however it ends.
+struct Entry {
+    running: Arc<Mutex<Running>>,
+    number: u64,
 }
 
 impl Tasks {
@@ -24,17 +40,35 @@ impl Tasks {
 
     /// Runs `future` until it ends or the tasks are stopped, whichever is first.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        let stop = Rarely::new(self.stop.clone().cancelled_owned());
         // Boxed once: moved into a block that awaits it, a future has its size twice.
         let future = Box::pin(future);
+        let Some(entry) = self.enter() else { return };
+        let number = entry.number;
         let work = async move {
-            tokio::select! {
-                biased;
-                () = stop => {}
-                () = future => {}
-            }
+            let _entry = entry;
+            future.await;
         };
-        self.tracker.spawn(work.instrument(tracing::debug_span!("task", name)));
+        // Not under the lock: a runtime that shuts down drops the task at once.
+        let task = self.tracker.spawn(work.instrument(tracing::debug_span!("task", name)));
+        let mut running = self.running.lock();
+        if running.are_stopped {
+            task.abort();
+        }
+        if let Some(handle) = running.handles.get_mut(&number) {
+            *handle = Some(task.abort_handle());
+        }
+    }
+
+    /// `None` once they are stopped.
+    fn enter(&self) -> Option<Entry> {
+        let mut running = self.running.lock();
+        if running.are_stopped {
+            return None;
+        }
+        let number = running.next;
+        running.next += 1;
+        running.handles.insert(number, None);
+        Some(Entry { running: self.running.clone(), number })
     }
 
     /// Waits for tasks that end by themselves, at most for so long; then stops what is left.
@@ -46,8 +80,59 @@ impl Tasks {
 
     /// Stops every task and waits for the last one.
     pub async fn join(&self) {
-        self.stop.cancel();
+        let handles: Vec<_> = {
+            let mut running = self.running.lock();
+            running.are_stopped = true;
+            running.handles.values().flatten().cloned().collect()
+        };
+        handles.iter().for_each(AbortHandle::abort);
         self.tracker.close();
         self.tracker.wait().await;
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.running.lock().handles.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Says when it is dropped.
+    struct Held(Option<oneshot::Sender<()>>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let _ = self.0.take().map(|told| told.send(()));
+        }
+    }
+
+    #[tokio::test]
+    async fn tasks_end_with_their_owner_and_none_begins_later() {
+        let tasks = Tasks::new();
+        let (tx, mut told) = oneshot::channel();
+        let held = Held(Some(tx));
+        tasks.spawn("short", async {});
+        tasks.spawn("long", async move {
+            let _held = held;
+            pending::<()>().await;
+        });
+        tasks.join().await;
+        assert_eq!(told.try_recv(), Ok(()), "join waits for the end of it");
+        let (tx, told) = oneshot::channel();
+        let held = Held(Some(tx));
+        tasks.spawn("late", async move {
+            let _held = held;
+            pending::<()>().await;
+        });
+        assert_eq!(told.await, Ok(()), "it was not begun");
+        assert!(tasks.running.lock().handles.is_empty());
     }
 }

@@ -34,6 +34,8 @@ pub enum Pull {
         last: ResourceVersion,
         /// When the first of them was applied.
         applied: Instant,
+        /// Where the feed is, if that was all: `waker` is woken as if [`Pull::CaughtUp`].
+        caught_up: Option<Progress>,
     },
     /// Everything that matches and is not later than `progress` has been pulled.
     CaughtUp { progress: Progress },
@@ -133,13 +135,14 @@ impl Cursor {
         let mut events = Vec::new();
         loop {
             // Read before the lane: whatever is published after this is also in the lane after this.
-            let progress = *self.shared.progress.borrow();
+            let progress = self.shared.progress();
             events.clear();
-            match self.read(waker, &mut events) {
+            let read = self.read(waker, &mut events);
+            match read {
                 Read::Lost => return Step::Pulled(Pull::Expired { oldest: self.shared.inner.read().floor }),
                 Read::CaughtUp if until.is_some() => return Step::Reached,
                 Read::CaughtUp => return Step::Pulled(Pull::CaughtUp { progress }),
-                Read::Some | Read::Behind => {}
+                Read::Some | Read::All | Read::Behind => {}
             }
             let mut last = self.after;
             let mut applied = None;
@@ -168,7 +171,10 @@ impl Cursor {
                 }
             }
             if let (Some(applied), true) = (applied, batch.len() > before) {
-                return Step::Pulled(Pull::Frames { last, applied });
+                let is_all = read == Read::All && events.last().is_some_and(|event| event.seq < self.next);
+                // Read after the lane: who is parked is woken for what is published from here on.
+                let caught_up = is_all.then(|| self.shared.progress());
+                return Step::Pulled(Pull::Frames { last, applied, caught_up });
             }
             if let Some(stop) = stop {
                 return stop;

@@ -53,6 +53,8 @@ const LANE_EVENTS_MAX: usize = if cfg!(test) { 3 } else { 256 };
 pub(super) enum Read {
     /// At least one event was put into the batch.
     Some,
+    /// And nothing follows yet; the waker is registered.
+    All,
     /// Nothing at or after the position yet; the waker is registered.
     CaughtUp,
     /// The lane begins later: the ring has what is between.
@@ -101,7 +103,7 @@ impl Lane {
         log.take_parked(wake);
     }
 
-    /// Copies up to `events_max` events from position `next` on, or registers `waker`.
+    /// Copies up to `events_max` events from position `next` on, and registers `waker` if that is all.
     ///
     /// Both happen under one lock, so that no event can fall between "nothing there" and "wake me".
     pub(super) fn read(
@@ -118,13 +120,14 @@ impl Lane {
         if next < log.from {
             return Read::Behind;
         }
+        let before = batch.len();
         if log.copy(next, events_max, batch) {
             return Read::Some;
         }
         if let (slot, Some(waker)) = reader {
             log.park(slot, waker);
         }
-        Read::CaughtUp
+        if batch.len() > before { Read::All } else { Read::CaughtUp }
     }
 
     /// Copies events of the ring for a reader of the lane `narrow`, which begins later than `next`. Returns the
@@ -142,8 +145,9 @@ impl Lane {
             (!log.closed && next >= log.lost).then_some(log.from)?
         };
         // What has left the ring behind `next` was of other lanes.
-        let found = self.log.lock().copy(next, events_max, batch);
-        Some(if found { next } else { from.max(next) })
+        let before = batch.len();
+        self.log.lock().copy(next, events_max, batch);
+        Some(if batch.len() > before { next } else { from.max(next) })
     }
 
     /// The event with this `seq` leaves the ring.
@@ -184,15 +188,19 @@ impl Lane {
 }
 
 impl Log {
-    /// Copies up to `events_max` events from position `next` on; whether there are any. Readers are mostly at the end:
+    /// Copies up to `events_max` events from position `next` on; whether there are more. Readers are mostly at the end:
     /// it looks there first.
     fn copy(&self, next: u64, events_max: usize, batch: &mut Vec<Arc<Event>>) -> bool {
         if self.events.back().is_none_or(|last| last.seq < next) {
             return false;
         }
-        let at = self.events.partition_point(|event| event.seq < next);
+        let at = match self.events.len().checked_sub(2) {
+            // Mostly it is one.
+            Some(last_but_one) if self.events[last_but_one].seq < next => last_but_one + 1,
+            _ => self.events.partition_point(|event| event.seq < next),
+        };
         batch.extend(self.events.range(at..).take(events_max).cloned());
-        true
+        self.events.len() - at > events_max
     }
 
     fn park(&mut self, slot: usize, waker: &Waker) {

@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
@@ -29,15 +29,40 @@ pub(super) struct Shared {
     pub(super) kept: Kept,
     pub(super) encodings: Encodings,
     pub(super) held: Mutex<Held>,
+    /// For who waits for progress.
     pub(super) progress: watch::Sender<Progress>,
+    /// For who looks, as every delivery does: without a lock that the readers of all cores would take.
+    pub(super) reached: Reached,
     pub(super) state: watch::Sender<State>,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
 }
 
 impl Shared {
+    /// Only the writer does.
+    pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
+        self.progress.send_modify(|progress| {
+            change(progress);
+            // Whoever sees a bookmark sees its version, or a later one.
+            self.reached.rv.store(progress.rv.0, Ordering::Release);
+            self.reached.bookmarks.store(progress.bookmarks, Ordering::Release);
+        });
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        let bookmarks = self.reached.bookmarks.load(Ordering::Acquire);
+        Progress { rv: ResourceVersion(self.reached.rv.load(Ordering::Acquire)), bookmarks }
+    }
+
     pub(super) fn alternate_bytes(&self) -> usize {
         self.alternate_bytes.load(Ordering::Relaxed)
     }
+}
+
+/// [`Progress`], to be looked at.
+#[derive(Debug, Default)]
+pub(super) struct Reached {
+    rv: AtomicU64,
+    bookmarks: AtomicU64,
 }
 
 /// How far a feed is.
@@ -162,12 +187,17 @@ impl CacheReader {
         &self.shared.envelope
     }
 
+    /// Writes objects as they came.
+    pub fn verbatim(&self) -> &Renderer {
+        &self.shared.verbatim
+    }
+
     pub fn namespaced(&self) -> bool {
         self.shared.namespaced
     }
 
     pub fn progress(&self) -> Progress {
-        *self.shared.progress.borrow()
+        self.shared.progress()
     }
 
     pub fn state(&self) -> State {

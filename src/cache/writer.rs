@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::held::Held;
 use super::kept::Kept;
 use super::lanes::Lanes;
-use super::reader::{CacheReader, CacheStats, End, Progress, Shared, State};
+use super::reader::{CacheReader, CacheStats, End, Progress, Reached, Shared, State};
 use super::runs::Cut;
 use super::{Config, Encodings, Event, Snapshot};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
@@ -88,6 +88,7 @@ impl CacheWriter {
             encodings: Encodings::default(),
             held: Mutex::new(Held::default()),
             progress: watch::Sender::new(Progress::default()),
+            reached: Reached::default(),
             state: watch::Sender::new(State::Syncing),
         });
         (Self { shared: shared.clone() }, CacheReader { shared })
@@ -115,7 +116,7 @@ impl CacheWriter {
             self.shared.encodings.clear();
         }
         self.shared.kept.clear();
-        self.shared.progress.send_modify(|progress| progress.rv = rv);
+        self.shared.publish(|progress| progress.rv = rv);
         wake_all(wake);
     }
 
@@ -135,7 +136,7 @@ impl CacheWriter {
             event.rv
         };
         self.shared.encodings.expire(now);
-        self.shared.progress.send_modify(|progress| progress.rv = rv);
+        self.shared.publish(|progress| progress.rv = rv);
         wake_all(wake);
         Ok(Applied::Fresh)
     }
@@ -150,7 +151,7 @@ impl CacheWriter {
             inner.evict(&self.shared.config, now, self.shared.alternate_bytes());
         }
         self.shared.encodings.expire(now);
-        self.shared.progress.send_modify(|progress| {
+        self.shared.publish(|progress| {
             progress.rv = progress.rv.max(rv);
             if announce {
                 progress.bookmarks += 1;

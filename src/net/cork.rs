@@ -1,10 +1,13 @@
+use std::cell::Cell;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::board::{Board, Part};
 
 /// A byte stream that can be corked: what is written then is gathered, whatever the writer flushes, and goes out in a
 /// few large writes when the cork is drawn. A codec of HTTP/2 writes and flushes frame by frame, and each write to a
@@ -22,16 +25,31 @@ struct Line<I> {
     /// How much of `held` is out.
     sent: usize,
     is_corked: bool,
+    board: Arc<Board>,
+    /// Who reads is the codec, and not what the connection becomes after it.
+    codec: Waker,
+    /// How it is told that there is something to read.
+    reader: Waker,
 }
 
 /// Bytes gathered at most: four full TLS records, and what rustls takes at a time.
 const HELD_BYTES_MAX: usize = 64 << 10;
-/// Room made for the first of them: an event of most kinds, with its frame's head.
-const HELD_BYTES_MIN: usize = 4 << 10;
+
+thread_local! {
+    /// What all connections of a thread gather in, one after the other: it stays in the processor's cache.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 impl<I> Corked<I> {
-    pub(super) fn new(io: I) -> Self {
-        Self(Arc::new(Mutex::new(Line { io, held: Vec::new(), sent: 0, is_corked: false })))
+    pub(super) fn new(io: I, board: Arc<Board>) -> Self {
+        let (codec, reader) = (board.waker(Part::Codec), board.waker(Part::Reader));
+        Self(Arc::new(Mutex::new(Line { io, held: Vec::new(), sent: 0, is_corked: false, board, codec, reader })))
+    }
+
+    /// Where those come who are woken, and what the codec has to be polled with.
+    pub(super) fn board(&self) -> (Arc<Board>, Waker) {
+        let line = self.0.lock();
+        (line.board.clone(), line.codec.clone())
     }
 
     /// From now on what is written is gathered. Whoever corks has to [draw](Self::poll_draw) the cork before it waits.
@@ -51,7 +69,9 @@ impl<I: AsyncWrite + Unpin> Corked<I> {
     pub(super) fn poll_draw(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut line = self.0.lock();
         line.is_corked = false;
-        line.poll_flush(cx)
+        let drawn = line.poll_flush(cx);
+        line.give_spare();
+        drawn
     }
 }
 
@@ -64,10 +84,11 @@ impl<I: AsyncWrite + Unpin> Line<I> {
             return Pin::new(&mut self.io).poll_write(cx, bytes);
         }
         let taken = bytes.len().min(HELD_BYTES_MAX - self.held.len());
-        if self.held.capacity() - self.held.len() < taken {
-            // Mostly one frame is all there is; where there are several, there are many.
-            let room = if self.held.is_empty() { HELD_BYTES_MIN.max(taken) } else { HELD_BYTES_MAX };
-            self.held.reserve_exact(room - self.held.len());
+        if self.held.is_empty() {
+            self.held = SPARE.take();
+        }
+        if self.held.capacity() < HELD_BYTES_MAX {
+            self.held.reserve_exact(HELD_BYTES_MAX - self.held.len());
         }
         self.held.extend_from_slice(&bytes[..taken]);
         Poll::Ready(Ok(taken))
@@ -82,8 +103,23 @@ impl<I: AsyncWrite + Unpin> Line<I> {
             }
             self.sent += written;
         }
-        (self.held, self.sent) = (Vec::new(), 0);
+        self.held.clear();
+        self.sent = 0;
+        if !self.is_corked {
+            self.give_spare();
+        }
         Poll::Ready(Ok(()))
+    }
+
+    /// Leaves the buffer to others, and keeps what the peer has not taken.
+    fn give_spare(&mut self) {
+        let rest = self.held[self.sent..].to_vec();
+        let mut spare = std::mem::replace(&mut self.held, rest);
+        self.sent = 0;
+        if spare.capacity() >= HELD_BYTES_MAX {
+            spare.clear();
+            SPARE.set(spare);
+        }
     }
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -95,9 +131,27 @@ impl<I: AsyncWrite + Unpin> Line<I> {
     }
 }
 
+impl<I: AsyncRead + Unpin> Line<I> {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !cx.waker().will_wake(&self.codec) {
+            return Pin::new(&mut self.io).poll_read(cx, buf);
+        }
+        // A codec reads whenever it is polled, and that is whenever something is to be written.
+        if !self.board.take(Part::Reader) {
+            return Poll::Pending;
+        }
+        let read = Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), buf);
+        if read.is_ready() {
+            // There may be more.
+            self.board.put(Part::Reader);
+        }
+        read
+    }
+}
+
 impl<I: AsyncRead + Unpin> AsyncRead for Corked<I> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0.lock().io).poll_read(cx, buf)
+        self.0.lock().poll_read(cx, buf)
     }
 }
 
@@ -174,7 +228,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_written_under_the_cork_goes_out_with_it_and_in_order() {
         let (near, mut far) = tokio::io::duplex(1 << 20);
-        let mut corked = Corked::new(near);
+        let mut corked = Corked::new(near, Board::shared());
         assert_eq!(write(&mut corked, b"a"), 1);
         corked.cork();
         assert_eq!(write(&mut corked, b"b"), 1);
@@ -191,7 +245,7 @@ mod tests {
     #[tokio::test]
     async fn no_more_is_gathered_than_the_limit_when_nobody_reads() {
         let (near, mut far) = tokio::io::duplex(100);
-        let mut corked = Corked::new(near);
+        let mut corked = Corked::new(near, Board::shared());
         corked.cork();
         let sent: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[n as usize % 2]).collect();
         let mut taken = write(&mut corked, &sent);
@@ -217,7 +271,7 @@ mod tests {
     #[tokio::test]
     async fn several_pieces_are_taken_at_once() {
         let (near, mut far) = tokio::io::duplex(1 << 10);
-        let mut corked = Corked::new(near);
+        let mut corked = Corked::new(near, Board::shared());
         corked.cork();
         let parts = [io::IoSlice::new(b"ab"), io::IoSlice::new(b""), io::IoSlice::new(b"cde")];
         let mut cx = Context::from_waker(Waker::noop());

@@ -1,16 +1,16 @@
+use std::future::poll_fn;
 use std::mem::take;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 
-use futures_util::task::AtomicWaker;
 use hyper::rt::Executor;
 use parking_lot::Mutex;
 use slab::Slab;
 use tokio::io::AsyncWrite;
 use tokio::task::coop::unconstrained;
 
+use super::board::{Bell, Board, Part};
 use super::cork::Corked;
 
 /// A connection and the streams on it, run as one task: an event that concerns a hundred streams wakes one task, and
@@ -24,8 +24,10 @@ pub(super) struct Driven<'a, C, I> {
     started: Streams,
     running: Slab<Running>,
     board: Arc<Board>,
-    /// How the connection is woken.
-    ring: Waker,
+    /// How the codec is woken.
+    codec: Waker,
+    /// An empty list, to be exchanged for that of the streams that were woken.
+    spare: Vec<usize>,
 }
 
 /// Where a codec puts the streams that it starts.
@@ -41,24 +43,11 @@ struct Running {
     waker: Waker,
 }
 
-/// Who has been woken. While the task looks at it, it need not be woken itself: streams and connection wake each other
-/// all the time, and take their turns.
-#[derive(Default)]
-struct Board {
-    task: AtomicWaker,
-    is_looked_at: AtomicBool,
-    /// The connection is to be polled.
-    rung: AtomicBool,
-    /// So are these streams.
-    streams: Mutex<Vec<usize>>,
-}
-
-/// Wakes one stream.
-struct Bell {
-    board: Arc<Board>,
-    stream: usize,
-    /// It is on the board.
-    rung: AtomicBool,
+/// What was first.
+pub(super) enum First<T, O> {
+    /// The connection is over.
+    Ended(T),
+    Aside(O),
 }
 
 /// Turns that streams and connection take before other tasks get theirs.
@@ -72,72 +61,52 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     }
 }
 
-impl Board {
-    fn wake_task(&self) {
-        if !self.is_looked_at.load(Ordering::SeqCst) {
-            self.task.wake();
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        !self.rung.load(Ordering::SeqCst) && self.streams.lock().is_empty()
-    }
-}
-
-impl Wake for Board {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, Ordering::SeqCst);
-        self.wake_task();
-    }
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if !self.rung.swap(true, Ordering::SeqCst) {
-            self.board.streams.lock().push(self.stream);
-            self.board.wake_task();
-        }
-    }
-}
-
 impl<'a, C, T, I> Driven<'a, C, I>
 where
     C: Future<Output = T>,
     I: AsyncWrite + Unpin,
 {
     pub(super) fn new(connection: Pin<&'a mut C>, io: Corked<I>, started: Streams) -> Self {
-        let board = Arc::new(Board { rung: AtomicBool::new(true), ..Board::default() });
-        let ring = Waker::from(board.clone());
-        Self { connection, io, started, running: Slab::new(), board, ring }
+        let (board, codec) = io.board();
+        Self { connection, io, started, running: Slab::new(), board, codec, spare: Vec::new() }
     }
 
     pub(super) fn connection(&mut self) -> Pin<&mut C> {
         // What is done to it may give it something to do.
-        self.board.rung.store(true, Ordering::SeqCst);
+        self.board.put(Part::Codec);
         self.connection.as_mut()
+    }
+
+    /// Runs it until it is over, or until `aside` is.
+    pub(super) async fn until<O>(&mut self, mut aside: Pin<&mut impl Future<Output = O>>) -> First<T, O> {
+        let waker = self.board.waker(Part::Aside);
+        poll_fn(|cx| {
+            if let Poll::Ready(ended) = Pin::new(&mut *self).poll(cx) {
+                return Poll::Ready(First::Ended(ended));
+            }
+            if !self.board.take(Part::Aside) {
+                return Poll::Pending;
+            }
+            aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
+        })
+        .await
     }
 
     fn poll_all(&mut self) -> Poll<T> {
         for _ in 0..TURNS_MAX {
-            let woken = take(&mut *self.board.streams.lock());
-            woken.into_iter().for_each(|stream| self.poll_stream(stream));
-            if self.board.rung.swap(false, Ordering::SeqCst) {
-                let ended = self.connection.as_mut().poll(&mut Context::from_waker(&self.ring));
+            let mut woken = take(&mut self.spare);
+            self.board.take_streams(&mut woken);
+            woken.drain(..).for_each(|stream| self.poll_stream(stream));
+            self.spare = woken;
+            if self.board.take(Part::Codec) {
+                let ended = self.connection.as_mut().poll(&mut Context::from_waker(&self.codec));
                 if ended.is_ready() {
                     return ended;
                 }
                 let started = take(&mut *self.started.0.lock());
                 started.into_iter().for_each(|stream| self.add(stream));
             }
-            if self.board.is_empty() {
+            if self.board.is_quiet() {
                 break;
             }
         }
@@ -146,15 +115,16 @@ where
 
     fn add(&mut self, future: Stream) {
         let place = self.running.vacant_entry();
-        let bell = Arc::new(Bell { board: self.board.clone(), stream: place.key(), rung: AtomicBool::new(false) });
-        bell.wake_by_ref();
-        place.insert(Running { future, waker: bell.clone().into(), bell });
+        let bell = Arc::new(Bell::new(self.board.clone(), place.key()));
+        let waker = Waker::from(bell.clone());
+        waker.wake_by_ref();
+        place.insert(Running { future, bell, waker });
     }
 
     fn poll_stream(&mut self, stream: usize) {
         // Whoever rings for one that is over may mean one that has taken its place, which is then polled for nothing.
         let Some(Running { future, bell, waker }) = self.running.get_mut(stream) else { return };
-        bell.rung.store(false, Ordering::SeqCst);
+        bell.answer();
         if future.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
             self.running.remove(stream);
         }
@@ -170,16 +140,15 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let this = self.get_mut();
-        this.board.task.register(cx.waker());
-        this.board.is_looked_at.store(true, Ordering::SeqCst);
+        this.board.begin_look(cx);
         this.io.cork();
         let ended = this.poll_all();
         // Where the peer does not read, the rest goes out when it does. An error is for the codec, which meets it when
         // it next reads or writes. Of a connection that has ended the stream may go on as another protocol's, which
         // then flushes it.
-        let _ = this.io.poll_draw(&mut Context::from_waker(&this.ring));
-        this.board.is_looked_at.store(false, Ordering::SeqCst);
-        if ended.is_pending() && !this.board.is_empty() {
+        let _ = this.io.poll_draw(&mut Context::from_waker(&this.codec));
+        this.board.end_look();
+        if ended.is_pending() && !this.board.is_quiet() {
             cx.waker().wake_by_ref();
         }
         ended
@@ -188,8 +157,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::sync::mpsc;
@@ -222,7 +190,8 @@ mod tests {
     async fn an_event_for_many_streams_is_one_write_of_one_turn() {
         const STREAMS: usize = 100;
         let (near, mut far) = tokio::io::duplex(1 << 16);
-        let (io, started, polls) = (Corked::new(near), Streams::default(), Arc::<AtomicUsize>::default());
+        let (io, started, polls) =
+            (Corked::new(near, Board::shared()), Streams::default(), Arc::<AtomicUsize>::default());
         let (tx, rx) = mpsc::unbounded_channel();
         let (event, seen) = tokio::sync::watch::channel(0_u8);
         let streams = (0..STREAMS).map(|_| -> Stream {
@@ -262,7 +231,7 @@ mod tests {
     #[tokio::test]
     async fn streams_that_never_rest_leave_others_their_turn() {
         let (near, _far) = tokio::io::duplex(1 << 10);
-        let (io, started) = (Corked::new(near), Streams::default());
+        let (io, started) = (Corked::new(near, Board::shared()), Streams::default());
         started.execute(poll_fn(|cx| -> Poll<()> {
             cx.waker().wake_by_ref();
             Poll::Pending
@@ -272,5 +241,40 @@ mod tests {
         tokio::pin!(connection);
         let other = async { tx.send(()).expect("it is waited for") };
         tokio::join!(Driven::new(connection, io, started), other);
+    }
+
+    #[tokio::test]
+    async fn what_is_aside_is_polled_when_it_was_woken() {
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let (io, started) = (Corked::new(near, Board::shared()), Streams::default());
+        let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel::<()>();
+        let read = {
+            let mut io = io.clone();
+            async move {
+                let mut byte = [0];
+                // As often as something comes.
+                while io.read(&mut byte).await.expect("open") > 0 {}
+            }
+        };
+        tokio::pin!(read);
+        let mut polls = 0;
+        let aside = poll_fn(|cx| {
+            polls += 1;
+            rx.poll_recv(cx)
+        });
+        tokio::pin!(aside);
+        let mut driven = Driven::new(read, io, started);
+        let busy = async {
+            for _ in 0..100 {
+                far.write_all(b"x").await.expect("open");
+                tokio::task::yield_now().await;
+            }
+            tx.send(()).expect("it listens");
+        };
+        let (first, ()) = tokio::join!(driven.until(aside.as_mut()), busy);
+        assert!(matches!(first, First::Aside(Some(()))));
+        far.shutdown().await.expect("open");
+        driven.await;
+        assert_eq!(polls, 2);
     }
 }

@@ -16,12 +16,13 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
+use super::board::Board;
 use super::cork::Corked;
-use super::driven::{Driven, Streams};
+use super::driven::{Driven, First, Streams};
 use super::listener::Stream;
 use super::metrics::{Failed, Open};
 use super::{Connection, Listener, Peer, PeerAddress, Tls};
-use crate::base::{DrainWatch, Rarely, Tasks};
+use crate::base::{DrainWatch, Tasks};
 
 /// What one connection may take (reliability.md §3.8).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,9 +145,9 @@ where
             let stream = Box::pin(handshake(&tls, stream, limits)).await?;
             let shown = stream.get_ref().1.peer_certificates();
             let shown = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
-            http(Corked::new(stream), peer(shown), limits, drain, handle).await
+            http(Corked::new(stream, Board::shared()), peer(shown), limits, drain, handle).await
         }
-        None => http(Corked::new(stream), peer(None), limits, drain, handle).await,
+        None => http(Corked::new(stream, Board::shared()), peer(None), limits, drain, handle).await,
     }
 }
 
@@ -200,18 +201,18 @@ where
             pending::<()>().await;
         }
     };
-    let ending = Rarely::new(async {
+    let ending = async {
         tokio::select! {
             () = silence => Err(Silent),
             _held = drain.started() => Ok(()),
             () = this.closing() => Ok(()),
             () = old_age(limits.connection_age_max) => Ok(()),
         }
-    });
-    tokio::select! {
-        biased;
-        ended = &mut driven => return ended,
-        over = ending => over.inspect_err(|_| Failed::Silent.count())?,
+    };
+    // On the heap: it is looked at once.
+    match driven.until(Box::pin(ending).as_mut()).await {
+        First::Ended(ended) => return ended,
+        First::Aside(over) => over.inspect_err(|_| Failed::Silent.count())?,
     }
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
     this.close();

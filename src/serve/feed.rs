@@ -83,7 +83,7 @@ impl Door {
         }
         let lease = self.ready_feed(resource, widest, need, form).await?;
         if wanted == Representation::verbatim(form) {
-            let renderer = Renderer::verbatim(lease.reader.envelope());
+            let renderer = lease.reader.verbatim().clone();
             return Ok(Source { lease, renderer });
         }
         match timeout_at(self.sync_deadline(need), lease.renderings.settled(wanted)).await {
@@ -149,7 +149,7 @@ impl Door {
         forms(resource, wanted).iter().find_map(|form| {
             let lease = running(*form)?;
             if wanted == Representation::verbatim(*form) {
-                return Some(Source { renderer: Renderer::verbatim(lease.reader.envelope()), lease });
+                return Some(Source { renderer: lease.reader.verbatim().clone(), lease });
             }
             // The next one may have it.
             lease.renderings.want(wanted);

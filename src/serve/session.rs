@@ -1,3 +1,4 @@
+mod alarm;
 mod initial;
 mod part;
 #[cfg(test)]
@@ -9,15 +10,15 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, Sleep, sleep_until};
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio::time::Instant;
 
+use self::alarm::{Alarm, Call};
 use self::initial::{Initial, Put};
 use self::part::{Bookmark, Part, Told};
 use super::admission::Place;
 use super::metrics::WatchMetrics;
 use crate::auth::{Permit, Standing};
-use crate::base::{DrainWatch, Draining};
+use crate::base::{DrainWatch, Rarely};
 use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Run, State, Step};
 use crate::kube::{EventType, ResourceVersion, Status};
 use crate::wire::{Columns, Object, Refused, Renderer, Representation};
@@ -35,15 +36,17 @@ pub(super) struct WatchSession {
     /// Upstream's bookmarks seen so far.
     seen_bookmarks: u64,
     clock: Clock,
-    drain: Pin<Box<dyn Future<Output = Draining> + Send>>,
+    alarm: Rarely<Alarm>,
+    /// What the alarm said last, until it has been heeded.
+    called: Option<Call>,
+    /// There is nothing to say until its waker is woken.
+    is_parked: bool,
     /// Of a Table: for the first event, and for that one alone.
     columns: Option<Columns>,
     metrics: WatchMetrics,
     standing: Standing,
     /// Of a watch that does not show all namespaces.
     part: Option<Box<Part>>,
-    /// Wakes the watch when its permission is over.
-    revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     _place: Place,
 }
 
@@ -81,11 +84,10 @@ pub(super) enum End {
     Closed,
 }
 
-/// The three moments that a watch waits for besides events.
+/// The moments that a watch waits for besides events.
 struct Clock {
     deadline: Instant,
     next_bookmark: Instant,
-    timer: Pin<Box<Sleep>>,
 }
 
 /// Everything that a watch is made of.
@@ -148,22 +150,30 @@ impl WatchSession {
             }
             None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
+        let clock = Clock::new(Instant::now(), terms.timeout_seconds);
         Self {
             seen_bookmarks: lease.reader.progress().bookmarks,
-            clock: Clock::new(Instant::now(), terms.timeout_seconds),
+            alarm: Rarely::new(Alarm::new(drain, &standing, clock.next())),
+            called: None,
+            is_parked: false,
+            clock,
             lease,
             told: cursor.start(),
             cursor,
             phase,
             bookmarks: terms.bookmarks,
-            drain: Box::pin(drain.my_slot()),
             columns,
             metrics,
-            revocation: standing.over().map(|over| Box::pin(over.cancelled_owned())),
             standing,
             part,
             _place: place,
         }
+    }
+
+    /// Whether there is nothing to say until the waker is woken that it was last polled with. It may be so right after
+    /// frames, too: then it need not be polled to hear that there are no more.
+    pub(super) fn is_parked(&self) -> bool {
+        self.is_parked
     }
 
     /// The next frames, about `room` bytes of them; `None` when the watch is over.
@@ -173,6 +183,7 @@ impl WatchSession {
         room: usize,
         batch: &mut Vec<Bytes>,
     ) -> Poll<Option<()>> {
+        self.is_parked = false;
         loop {
             self.check_grant();
             let mut frames = 0;
@@ -218,7 +229,8 @@ impl WatchSession {
                 self.metrics.sent(frames.max(batch.len()), batch);
                 return Poll::Ready(Some(()));
             }
-            if matches!(self.phase, Phase::Live) && self.parked(cx) {
+            if matches!(self.phase, Phase::Live) && self.called(cx).is_none() {
+                self.is_parked = true;
                 return Poll::Pending;
             }
         }
@@ -271,7 +283,7 @@ impl WatchSession {
 
     /// The next event is not to be told yet; nor is where the watch is.
     fn wait(&mut self) {
-        self.clock.bookmark_due(Instant::now());
+        self.bookmark_due();
     }
 
     fn is_settled(&self) -> bool {
@@ -317,14 +329,18 @@ impl WatchSession {
 
     fn pulled(&mut self, pull: Pull, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
         match pull {
-            Pull::Frames { last, applied } => {
+            Pull::Frames { last, applied, caught_up } => {
                 self.told = self.told.max(last);
                 self.metrics.delivered(applied);
+                // Events that come with rights, and bookmarks, are looked for when there are no others.
+                self.is_parked = self.part.is_none()
+                    && self.called.is_none()
+                    && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
             Pull::CaughtUp { progress } => {
                 let announced = progress.bookmarks != self.seen_bookmarks;
                 self.seen_bookmarks = progress.bookmarks;
-                let due = self.clock.bookmark_due(Instant::now());
+                let due = self.bookmark_due();
                 if self.bookmarks && (due || announced) && progress.rv > self.told {
                     self.told = progress.rv;
                     batch.push(self.bookmark(progress.rv)?);
@@ -365,12 +381,17 @@ impl WatchSession {
             return true;
         } else if self.cursor.renderer().is_revoked() {
             End::Underivable
-        } else if self.clock.deadline <= Instant::now() {
-            End::Timeout
-        } else if self.drain.as_mut().poll(cx).is_ready() {
-            End::Drained
         } else {
-            return false;
+            match self.called(cx) {
+                Some(Call::Time) if self.clock.deadline <= Instant::now() => End::Timeout,
+                Some(Call::Drained) => End::Drained,
+                Some(Call::Revoked) => {
+                    // The grant is looked at next, and says why.
+                    self.called = None;
+                    return true;
+                }
+                Some(Call::Time) | None => return false,
+            }
         };
         self.phase = Phase::Ended;
         match self.last_bookmark(end) {
@@ -392,10 +413,25 @@ impl WatchSession {
         }
     }
 
-    /// Arms the timer; true when there is nothing to do until a wake-up.
-    fn parked(&mut self, cx: &mut Context<'_>) -> bool {
-        let is_revoked = self.revocation.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready());
-        self.clock.timer.as_mut().poll(cx).is_pending() && !is_revoked
+    /// What the alarm has said that was not heeded yet; it is set.
+    fn called(&mut self, cx: &mut Context<'_>) -> Option<Call> {
+        if self.called.is_none()
+            && let Poll::Ready(call) = Pin::new(&mut self.alarm).poll(cx)
+        {
+            self.called = Some(call);
+        }
+        self.called
+    }
+
+    /// Whether a bookmark is due; if so the next one is scheduled.
+    fn bookmark_due(&mut self) -> bool {
+        if self.called != Some(Call::Time) {
+            return false;
+        }
+        self.called = None;
+        let is_due = self.clock.bookmark_due(Instant::now());
+        self.alarm.inner().set_to(self.clock.next());
+        is_due
     }
 
     /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
@@ -424,8 +460,12 @@ impl Clock {
             Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(TIMEOUT_MAX_SECONDS)),
         };
         let deadline = now + lasts;
-        let first = (now + BOOKMARK_PERIOD).min(Self::last_bookmark(now, deadline));
-        Self { deadline, next_bookmark: first, timer: Box::pin(sleep_until(first.min(deadline))) }
+        Self { deadline, next_bookmark: (now + BOOKMARK_PERIOD).min(Self::last_bookmark(now, deadline)) }
+    }
+
+    /// The next of them.
+    fn next(&self) -> Instant {
+        self.next_bookmark.min(self.deadline)
     }
 
     /// When the bookmark before the end is due; watches shorter than that get none.
@@ -440,8 +480,6 @@ impl Clock {
         }
         let last = Self::last_bookmark(now, self.deadline);
         self.next_bookmark = if last > now { (now + BOOKMARK_PERIOD).min(last) } else { self.deadline };
-        let next = self.next_bookmark.min(self.deadline);
-        self.timer.as_mut().reset(next);
         true
     }
 }

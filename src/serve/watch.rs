@@ -5,11 +5,14 @@ use bytes::{Bytes, BytesMut};
 
 use super::audit::Record;
 use super::session::WatchSession;
+use crate::base::Bell;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
 #[derive(Debug)]
 pub(super) struct WatchBody {
     session: WatchSession,
+    /// Rung by what the session waits for. A codec polls a body whenever it has made room in itself, too.
+    bell: Bell,
     batch: Vec<Bytes>,
     /// Says that the watch is over when it is dropped.
     _record: Option<Arc<Record>>,
@@ -20,12 +23,16 @@ pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
     pub(super) fn new(session: WatchSession, record: Option<Arc<Record>>) -> Self {
-        Self { session, batch: Vec::new(), _record: record }
+        Self { session, bell: Bell::rung(), batch: Vec::new(), _record: record }
     }
 
     pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if !self.bell.has_rung(cx) && self.session.is_parked() {
+            return Poll::Pending;
+        }
         self.batch.clear();
-        match self.session.poll_frames(cx, BATCH_BYTES, &mut self.batch) {
+        let mut cx = Context::from_waker(self.bell.waker());
+        match self.session.poll_frames(&mut cx, BATCH_BYTES, &mut self.batch) {
             Poll::Pending => {
                 // An idle watch keeps no buffer.
                 self.batch = Vec::new();

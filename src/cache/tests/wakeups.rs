@@ -177,19 +177,36 @@ fn a_reader_is_woken_once_for_all_that_comes_before_it_reads() {
     assert_eq!(parked.rung(), 1);
     assert_eq!(told(&mut parked.cursor).len(), 3);
     writer.apply(added(&POD, 21)).expect("in order");
-    assert_eq!(parked.rung(), 1, "it has not said that it waits");
+    assert_eq!(parked.rung(), 1, "it has looked without a bell since");
 }
 
+/// It need not look once more to hear that there is nothing.
 #[test]
-fn a_reader_that_got_something_does_not_wait() {
+fn a_reader_that_got_everything_waits() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let bell = Arc::<Bell>::default();
     writer.apply(added(&POD, 11)).expect("in order");
-    let pull = cursor.pull(1, Some(&bell.waker()), &mut Vec::new());
-    assert!(matches!(pull, Pull::Frames { .. }), "{pull:?}");
     writer.apply(added(&POD, 12)).expect("in order");
-    assert_eq!(bell.rung(), 0);
+    let mut caught_up = || match cursor.pull(1, Some(&bell.waker()), &mut Vec::new()) {
+        Pull::Frames { caught_up, .. } => caught_up.map(|progress| progress.rv.0),
+        pull => panic!("{pull:?}"),
+    };
+    assert_eq!([caught_up(), caught_up()], [None, Some(12)], "there was room for one at a time");
+    writer.apply(added(&POD, 13)).expect("in order");
+    assert_eq!(bell.rung(), 1);
+}
+
+/// Or it would sleep over a bookmark that came while it was awake.
+#[test]
+fn a_reader_that_got_everything_knows_where_the_feed_is() {
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    writer.apply(added(&POD, 11)).expect("in order");
+    writer.advance(rv(15), true);
+    let pull = cursor.pull(1, None, &mut Vec::new());
+    let Pull::Frames { last, caught_up: Some(progress), .. } = pull else { panic!("{pull:?}") };
+    assert_eq!((last.0, progress.rv.0, progress.bookmarks), (11, 15, 1));
 }
 
 #[test]

@@ -43,6 +43,28 @@ async fn the_clock_wakes_the_watch_for_it() {
     assert_eq!(client.told(), ["BOOKMARK 20"]);
 }
 
+/// A sink does not look at a watch that is parked before it is woken.
+#[tokio::test(start_paused = true)]
+async fn a_watch_with_something_to_say_is_not_parked() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    assert!(client.session.is_parked());
+    stage.put("p", "x", 11);
+    assert!(matches!(client.poll(1), Poll::Ready(Some(_))));
+    assert!(client.session.is_parked(), "that was all");
+    assert_eq!(client.woken(), 1);
+    stage.put("p", "x", 12);
+    assert_eq!(client.woken(), 2, "and it is woken for more");
+    stage.put("q", "x", 13);
+    assert!(matches!(client.poll(1), Poll::Ready(Some(_))));
+    assert!(!client.session.is_parked(), "there was room for one only");
+    stage.bookmark(15);
+    assert!(matches!(client.poll(1), Poll::Ready(Some(_))));
+    assert!(!client.session.is_parked(), "the bookmark came before it went to sleep");
+    assert_eq!(client.told(), ["BOOKMARK 15"]);
+}
+
 /// Observed of kube-apiserver with `timeoutSeconds=150`: at 60, 120 and 148 seconds.
 #[tokio::test(start_paused = true)]
 async fn the_last_one_comes_two_seconds_before_the_end() {

@@ -1,0 +1,94 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use parking_lot::Mutex;
+
+/// Wakes a task, and knows that it has: of all that a task waits for, it looks at what has called.
+#[derive(Debug)]
+pub struct Bell {
+    line: Arc<Line>,
+    waker: Waker,
+    /// As the line has it: mostly the same with each look, which then writes nothing.
+    task: Waker,
+}
+
+#[derive(Debug)]
+struct Line {
+    task: Mutex<Waker>,
+    rung: AtomicBool,
+}
+
+impl Bell {
+    /// A bell that has rung, for nobody has looked yet.
+    pub fn rung() -> Self {
+        let line = Line { task: Mutex::new(Waker::noop().clone()), rung: AtomicBool::new(true) };
+        let line = Arc::new(line);
+        Self { waker: line.clone().into(), line, task: Waker::noop().clone() }
+    }
+
+    /// Whether it has rung since the last look. From now on it wakes the task of `cx`.
+    pub fn has_rung(&mut self, cx: &Context<'_>) -> bool {
+        if !self.task.will_wake(cx.waker()) {
+            self.task.clone_from(cx.waker());
+            self.line.task.lock().clone_from(cx.waker());
+        }
+        // Mostly it has not, and reading leaves the line to others.
+        self.line.rung.load(Ordering::Acquire) && self.line.rung.swap(false, Ordering::AcqRel)
+    }
+
+    /// It is to be looked at again, though nobody has called.
+    pub fn look_again(&self) {
+        self.line.rung.store(true, Ordering::Release);
+    }
+
+    /// What rings it.
+    pub fn waker(&self) -> &Waker {
+        &self.waker
+    }
+}
+
+impl Wake for Line {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Before the task is woken: it looks at once.
+        self.rung.store(true, Ordering::Release);
+        self.task.lock().wake_by_ref();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn it_wakes_the_task_that_looked_last_each_time() {
+        let tasks: [Arc<Woken>; 2] = Default::default();
+        let wakers = tasks.clone().map(Waker::from);
+        let woken = || tasks.each_ref().map(|task| task.0.load(Ordering::Relaxed));
+        let mut bell = Bell::rung();
+        assert!(bell.has_rung(&Context::from_waker(&wakers[0])));
+        assert!(!bell.has_rung(&Context::from_waker(&wakers[0])));
+        bell.waker().wake_by_ref();
+        bell.waker().wake_by_ref();
+        assert_eq!(woken(), [2, 0]);
+        assert!(bell.has_rung(&Context::from_waker(&wakers[1])));
+        assert!(!bell.has_rung(&Context::from_waker(&wakers[1])));
+        bell.waker().wake_by_ref();
+        assert_eq!(woken(), [2, 1], "it moved to another task");
+    }
+}

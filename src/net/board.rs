@@ -1,0 +1,141 @@
+use std::mem::swap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+
+/// Who has been woken of all that are one task. Each is polled when it was, and not whenever the task is: a connection
+/// with a watch has far more to say than to read, and what nobody looks at stays out of the way of other connections.
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    task: AtomicWaker,
+    /// While the task looks at the board it need not be woken: codec and streams wake each other all the time.
+    is_looked_at: AtomicBool,
+    codec: AtomicBool,
+    reader: AtomicBool,
+    aside: AtomicBool,
+    streams: Mutex<Vec<usize>>,
+}
+
+/// Who is on the board besides the streams.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Part {
+    Codec,
+    /// The codec again, but there is something to read.
+    Reader,
+    /// What the connection waits for besides its work.
+    Aside,
+}
+
+/// Wakes a part.
+struct Caller {
+    board: Arc<Board>,
+    part: Part,
+}
+
+/// Wakes one stream.
+#[derive(Debug)]
+pub(super) struct Bell {
+    board: Arc<Board>,
+    stream: usize,
+    /// It is on the board.
+    rung: AtomicBool,
+}
+
+impl Board {
+    /// Nobody has been polled yet, so all have been woken.
+    pub(super) fn shared() -> Arc<Self> {
+        let board = Arc::new(Self::default());
+        [Part::Codec, Part::Reader, Part::Aside].into_iter().for_each(|part| board.put(part));
+        board
+    }
+
+    pub(super) fn waker(self: &Arc<Self>, part: Part) -> Waker {
+        Arc::new(Caller { board: self.clone(), part }).into()
+    }
+
+    /// To be polled without having been woken.
+    pub(super) fn put(&self, part: Part) {
+        self.flag(part).store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the part has been woken since this was last asked.
+    pub(super) fn take(&self, part: Part) -> bool {
+        let flag = self.flag(part);
+        flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
+    }
+
+    /// Exchanges the streams that have been woken for an empty list.
+    pub(super) fn take_streams(&self, empty: &mut Vec<usize>) {
+        swap(empty, &mut *self.streams.lock());
+    }
+
+    /// From now on who is woken only comes on the board; `cx` is woken once the look is over.
+    pub(super) fn begin_look(&self, cx: &Context<'_>) {
+        self.task.register(cx.waker());
+        self.is_looked_at.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn end_look(&self) {
+        self.is_looked_at.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether neither the codec nor a stream has been woken.
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.codec.load(Ordering::SeqCst) && self.streams.lock().is_empty()
+    }
+
+    fn wake_task(&self) {
+        if !self.is_looked_at.load(Ordering::SeqCst) {
+            self.task.wake();
+        }
+    }
+
+    fn flag(&self, part: Part) -> &AtomicBool {
+        match part {
+            Part::Codec => &self.codec,
+            Part::Reader => &self.reader,
+            Part::Aside => &self.aside,
+        }
+    }
+}
+
+impl Bell {
+    pub(super) fn new(board: Arc<Board>, stream: usize) -> Self {
+        Self { board, stream, rung: AtomicBool::new(false) }
+    }
+
+    /// The stream is polled now; it comes on the board again when it is woken from here on.
+    pub(super) fn answer(&self) {
+        self.rung.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Wake for Caller {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.board.put(self.part);
+        if matches!(self.part, Part::Reader) {
+            self.board.put(Part::Codec);
+        }
+        self.board.wake_task();
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.rung.swap(true, Ordering::SeqCst) {
+            self.board.streams.lock().push(self.stream);
+            self.board.wake_task();
+        }
+    }
+}

@@ -1,0 +1,56 @@
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use crate::auth::Standing;
+use crate::base::{DrainWatch, Draining};
+
+/// All that a watch waits for besides events. A watch has thousands of events for each of these.
+pub(super) struct Alarm {
+    drain: Pin<Box<dyn Future<Output = Draining> + Send>>,
+    /// Of a permission that can end.
+    revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// What was first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    /// The moment has come that it was set to.
+    Time,
+    /// It is this watch's turn to leave a proxy that goes away.
+    Drained,
+    /// The permission is over.
+    Revoked,
+}
+
+impl Alarm {
+    pub(super) fn new(drain: DrainWatch, standing: &Standing, at: Instant) -> Self {
+        Self {
+            drain: Box::pin(drain.my_slot()),
+            revocation: standing.over().map(|over| Box::pin(over.cancelled_owned())),
+            timer: Box::pin(sleep_until(at)),
+        }
+    }
+
+    /// The moment that it waits for now.
+    pub(super) fn set_to(&mut self, at: Instant) {
+        self.timer.as_mut().reset(at);
+    }
+}
+
+impl Future for Alarm {
+    type Output = Call;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Call> {
+        if self.revocation.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(Call::Revoked);
+        }
+        if self.drain.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Call::Drained);
+        }
+        self.timer.as_mut().poll(cx).map(|()| Call::Time)
+    }
+}
