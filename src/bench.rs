@@ -27,6 +27,7 @@ mod recognise;
 mod report;
 mod scenario;
 mod session;
+mod shared;
 mod storm;
 mod tally;
 mod target;

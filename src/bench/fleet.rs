@@ -1,145 +1,17 @@
-use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
-use super::frames::{Frames, Framing};
 use super::lane::{Lane, companion};
-use super::link::{Sender, Windows};
-use super::objects::{Objects, with};
-use super::plan::{Kind, Plan};
-use super::recognise::Recogniser;
-use super::tally::{Counts, Tally};
-use super::target::{Ask, Target};
-use super::watcher::{Ended, Role, Watcher};
-use super::words::{Protocol, Start};
-use crate::base::{Tasks, now_ns};
+use super::plan::Plan;
+use super::shared::Shared;
+use super::tally::Counts;
+use super::watcher::{Role, Watcher};
+use crate::base::Tasks;
 
 /// Between two looks at counts that tell nobody when they change.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-const LIST_BYTES_MAX: usize = 1024;
-
-/// What all watches of a fleet know.
-pub(super) struct Shared {
-    pub(super) target: Target,
-    pub(super) protocol: Protocol,
-    pub(super) windows: Windows,
-    pub(super) start: Start,
-    /// Where the watches begin that begin now.
-    pub(super) version: u64,
-    /// What was written before is none of this run's writes.
-    pub(super) began_ns: u64,
-    pub(super) objects: Objects,
-    pub(super) kinds: Vec<Watched>,
-    pub(super) tally: Tally,
-    /// Permits for connecting and opening.
-    pub(super) opening: Semaphore,
-    /// Nobody asks anything before it is true.
-    gate: watch::Sender<bool>,
-    pub(super) cut: watch::Sender<()>,
-    /// How many storms there were, the opening being the first, and when the last one began.
-    storm: AtomicU64,
-    storm_began_ns: AtomicU64,
-    complaint: Mutex<Option<String>>,
-    has_complained: AtomicBool,
-}
-
-/// One kind of watch, with what finds things in its frames.
-pub(super) struct Watched {
-    pub(super) kind: Kind,
-    pub(super) recogniser: Recogniser,
-}
-
-impl Shared {
-    pub(super) fn new(plan: &Plan, target: &Target, objects: &Objects, version: u64) -> Arc<Self> {
-        let watched = |kind: Kind| Watched { recogniser: Recogniser::new(kind.encoding.is_protobuf()), kind };
-        let all_at_once = plan.storm.is_some();
-        Arc::new(Self {
-            target: target.clone(),
-            protocol: plan.protocol,
-            windows: Windows::of(plan),
-            start: plan.start(),
-            version,
-            began_ns: now_ns(),
-            objects: objects.clone(),
-            kinds: plan.kinds().into_iter().map(watched).collect(),
-            tally: Tally::new(plan.watch_count()),
-            opening: Semaphore::new(if all_at_once { Semaphore::MAX_PERMITS } else { plan.opening }),
-            gate: watch::Sender::new(false),
-            cut: watch::Sender::new(()),
-            storm: AtomicU64::new(0),
-            storm_began_ns: AtomicU64::new(0),
-            complaint: Mutex::new(None),
-            has_complained: AtomicBool::new(false),
-        })
-    }
-
-    pub(super) async fn gate_open(&self) {
-        if !*self.gate.borrow() {
-            // The sender lives as long as this.
-            let _ = self.gate.subscribe().wait_for(|open| *open).await;
-        }
-    }
-
-    pub(super) fn storm(&self) -> (u64, u64) {
-        (self.storm.load(Ordering::Relaxed), self.storm_began_ns.load(Ordering::Relaxed))
-    }
-
-    /// Keeps the first thing that went wrong: it explains the others.
-    pub(super) fn complain(&self, why: &str) {
-        if !self.has_complained.swap(true, Ordering::Relaxed) {
-            *self.complaint.lock() = Some(why.to_owned());
-        }
-    }
-
-    pub(super) fn complaint(&self) -> Option<String> {
-        self.complaint.lock().clone()
-    }
-
-    /// The version of the collection at this moment.
-    pub(super) async fn version_now(&self, sender: &Sender, path: &str) -> Result<u64, Ended> {
-        let path = with(path, "limit=1");
-        let mut answer = sender.get(&self.target, &Ask::get(&path, "application/json")).await?;
-        let (head, _) = answer.body.read(LIST_BYTES_MAX).await?;
-        if !answer.status.is_success() {
-            return Err(Ended::Refused(answer.status));
-        }
-        let version = Recogniser::new(false).list_version(&head);
-        version.ok_or_else(|| Ended::Broken("a LIST without a version".to_owned()))
-    }
-
-    /// One stream of a companion: followed, or opened and left unread.
-    pub(super) async fn read_aside(&self, sender: &Sender, version: &mut u64, reads: bool) {
-        let Some(Watched { kind, recogniser }) = self.kinds.first() else { return };
-        let path = with(&kind.path, &format!("watch=true&allowWatchBookmarks=true&resourceVersion={version}"));
-        let Ok(mut answer) = sender.get(&self.target, &Ask::get(&path, kind.encoding.of_watch())).await else { return };
-        if !answer.status.is_success() {
-            self.complain(&format!("a companion was refused: {}", answer.status));
-            *version = self.version_now(sender, &kind.path).await.unwrap_or(*version);
-            return;
-        }
-        if !reads {
-            let _unread = answer;
-            return pending().await;
-        }
-        let framing = match (answer.body.is_of_messages(), kind.encoding.is_protobuf()) {
-            (true, _) => Framing::Messages,
-            (false, true) => Framing::Lengths,
-            (false, false) => Framing::Lines,
-        };
-        let mut frames = Frames::new(framing);
-        while let Some(Ok(chunk)) = answer.body.chunk().await {
-            let fed = frames.feed(&chunk, |frame| *version = recogniser.version(frame).unwrap_or(*version));
-            if fed.is_err() {
-                return;
-            }
-        }
-    }
-}
 
 /// Many watches of one server, in the background.
 pub(super) struct Fleet {
@@ -181,19 +53,14 @@ impl Fleet {
 
     /// Lets the watches ask; the time until they are synced counts from here.
     pub(super) fn set_out(&self) {
-        self.begin_storm();
-        self.shared.gate.send_replace(true);
+        self.shared.begin_storm();
+        self.shared.open_gate();
     }
 
     /// Cuts every connection. The watches go on from where they were.
     pub(super) fn cut(&self) {
-        self.begin_storm();
+        self.shared.begin_storm();
         self.shared.cut.send_replace(());
-    }
-
-    fn begin_storm(&self) {
-        self.shared.storm_began_ns.store(now_ns(), Ordering::Relaxed);
-        self.shared.storm.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -202,7 +69,7 @@ impl Fleet {
 
     /// Waits until every watch has been synced in every storm; says how long it took, or `None` when it did not happen.
     pub(super) async fn synced(&self, patience: Duration) -> Option<Duration> {
-        let wanted = self.shared.storm.load(Ordering::Relaxed) * self.watches as u64;
+        let wanted = self.shared.storm().0 * self.watches as u64;
         let began = Instant::now();
         self.until(patience, |counts| counts.synced >= wanted).await.then(|| began.elapsed())
     }

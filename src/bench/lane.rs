@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::{sleep, timeout};
 
-use super::fleet::Shared;
 use super::link::{self, Driver, Opened, Sender, Windows};
+use super::shared::Shared;
 use super::watcher::{Open, Role, Watcher};
 use super::words::Protocol;
 

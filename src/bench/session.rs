@@ -7,12 +7,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
 use super::caller::Caller;
-use super::fleet::{Fleet, Shared};
+use super::fleet::Fleet;
 use super::objects::{Objects, Written, with};
 use super::outcome::{Figures, Outcome, curve, ms, quantile_ms};
 use super::plan::Plan;
 use super::process::{Costs, Sample, cores, own_cpu};
 use super::progress::Progress;
+use super::shared::Shared;
 use super::storm::requests;
 use super::tally::Counts;
 use super::target::Target;

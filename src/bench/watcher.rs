@@ -6,11 +6,11 @@ use std::time::Duration;
 use http::StatusCode;
 use tokio::time::sleep;
 
-use super::fleet::Shared;
 use super::frames::{Frames, Framing};
 use super::link::{Answer, Body, Failed, Sender};
 use super::objects::with;
 use super::recognise::Found;
+use super::shared::Shared;
 use super::tally::Shard;
 use super::target::Ask;
 use super::words::Start;
