@@ -7,6 +7,8 @@
 //!                               └─► Writing ─► the apiserver       Costs of the server ─► Outcome ─► Results
 //! ```
 //!
+//! [`Fleet`] can be had alone, by whoever needs the watches and not the rest.
+//!
 //! **Invariants.** It imports neither `cache` nor `serve` nor anything else of what it measures. A delivery costs no
 //! allocation and no lock of its own. What it cannot measure it leaves out, and says so when it was itself the limit.
 
@@ -37,7 +39,7 @@ mod words;
 mod writer;
 
 pub use compare::{Cell, Ratio, Results};
-pub use objects::WRITTEN_AT;
+pub use fleet::Fleet;
 pub use order::{Order, Side, run};
 pub use outcome::{Figures, Outcome};
 pub use plan::{Group, Plan, Problems};
@@ -45,6 +47,7 @@ pub use process::Machine;
 pub use progress::Progress;
 pub use report::html;
 pub use scenario::{SCENARIOS, Scenario, Variant};
+pub use tally::Counts;
 pub use target::{Credentials, Target, TargetError};
 pub use text::render;
 pub use words::{Encoding, Protocol, Rate, Select, Shape, Storm, WriteWith};

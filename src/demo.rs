@@ -1,8 +1,8 @@
-//! The demo: an embedded upstream, a fleet of watches, and a live view of both.
+//! The demo: an embedded upstream, and a live view of what becomes of its events.
 //!
-//! Three parts that know nothing of each other. [`upstream()`] starts a small apiserver-alike over an in-memory store;
-//! tests use it too, for it can be told to misbehave. [`Fleet`] opens many watches against any URL and measures what
-//! arrives. [`View`] shows numbers that it is given. What goes between upstream and fleet is the caller's affair.
+//! Two parts that know nothing of each other. [`upstream()`] starts a small apiserver-alike over an in-memory store;
+//! tests use it too, for it can be told to misbehave. [`View`] shows numbers that it is given. Who watches, and through
+//! what, is the caller's affair.
 //!
 //! Invariant: nothing here imports the cache, the serving side or the reflector. The oracle shares no logic with what
 //! it judges.
@@ -13,7 +13,6 @@ mod clock;
 mod counts;
 mod discovery;
 mod faults;
-mod fleet;
 mod freeze;
 mod http;
 mod json;
@@ -43,12 +42,11 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use clock::now_ns;
+pub use churn::Churning;
 pub use counts::{Counts, Tally};
 pub use faults::{Faults, RequestKind};
-pub use fleet::{Fleet, FleetCounts, Latencies, RunningFleet, fleet};
 pub use options::Options;
-pub use pods::{Pod, WRITTEN_AT};
+pub use pods::Pod;
 pub use reviews::{Asked, Reviews};
 pub use shared::Seen;
 pub use upstream::{Running, Upstream, upstream};

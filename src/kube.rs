@@ -27,6 +27,7 @@ mod status;
 mod timeout;
 mod user;
 mod version;
+mod written_at;
 
 pub use accept::{Choice, Conversion, MediaType, MetaVersion, Offers, negotiate, pretty, router_accepts};
 pub use access::{Access, ResourceTarget, Target};
@@ -47,3 +48,4 @@ pub use status::{NotAStatus, Status, StatusCause, StatusDetails, StatusMetadata}
 pub use timeout::check_timeout;
 pub use user::User;
 pub use version::{NotAVersion, ResourceVersion};
+pub use written_at::WRITTEN_AT;

@@ -1,16 +1,18 @@
-//! The `demo` command: an embedded upstream whose pods churn, the proxy in front of it, and watchers behind, in one
-//! process.
+//! The `demo` command: an embedded upstream whose pods churn, the proxy in front of it, and the bench's watches behind,
+//! in one process.
 
 use std::io::Write;
 use std::pin::pin;
 use std::time::Duration;
 
+use hdrhistogram::Histogram;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::{Bound, StartError};
+use crate::bench::{Counts, Credentials, Fleet, Plan, TargetError};
 use crate::config::Serve;
-use crate::demo::{Latencies, Running, RunningFleet, Snapshot, Summary, View, fleet, upstream};
+use crate::demo::{Running, Snapshot, Summary, View, upstream};
 use crate::upstream::Source;
 
 pub use crate::demo::Options;
@@ -23,7 +25,7 @@ pub enum DemoError {
     #[error(transparent)]
     Proxy(#[from] StartError),
     #[error("the watchers: {0}")]
-    Fleet(std::io::Error),
+    Fleet(TargetError),
     #[error("standard output: {0}")]
     Output(std::io::Error),
 }
@@ -31,17 +33,23 @@ pub enum DemoError {
 /// How long the watchers may take to get their initial objects before the view starts without them.
 const SYNC_MAX: Duration = Duration::from_secs(60);
 const REDRAW: Duration = Duration::from_secs(1);
+/// How long the last events may take to arrive before they count as missed.
+const CATCH_UP_MAX: Duration = Duration::from_secs(5);
+/// What an apiserver allows on a connection.
+const WATCHES_PER_CONNECTION: usize = 100;
+const PODS: &str = "pods";
 
 /// What is looked at while the demo runs.
 struct Scene {
     up: Running,
-    fleet: RunningFleet,
+    fleet: Fleet,
     options: Options,
     started: Instant,
+    /// Whether every watch was there when it started.
+    is_whole: bool,
     /// What had happened by then: joining is not part of the show.
-    first_revision: u64,
-    first_deliveries: u64,
-    joined: Latencies,
+    first_events: u64,
+    joined: Counts,
 }
 
 /// Runs the demo until its time is up or `shutdown` completes, and sums up.
@@ -77,29 +85,35 @@ async fn show(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), DemoError> {
     introduce(options, address, admin).map_err(DemoError::Output)?;
-    let fleet = fleet(address, options.watches as usize).start().map_err(DemoError::Fleet)?;
+    let fleet = fleet(options, address).await.map_err(DemoError::Fleet)?;
     let mut shutdown = pin!(shutdown);
-    tokio::select! {
-        synced = fleet.synced(SYNC_MAX) => if !synced {
-            tracing::warn!(?SYNC_MAX, "not every watch has its initial objects yet");
-        },
-        () = &mut shutdown => {}
-    }
-    let scene = Scene {
-        started: Instant::now(),
-        first_revision: up.revision(),
-        first_deliveries: fleet.counts().deliveries,
-        joined: fleet.latencies(),
-        up,
-        fleet,
-        options,
+    let is_whole = tokio::select! {
+        synced = fleet.synced(SYNC_MAX) => {
+            if synced.is_none() {
+                let complaint = fleet.complaint();
+                tracing::warn!(?SYNC_MAX, complaint, "not every watch has its initial objects yet");
+            }
+            synced.is_some()
+        }
+        () = &mut shutdown => false,
     };
+    let (started, first_events, joined) = (Instant::now(), up.events(PODS), fleet.counts());
+    let scene = Scene { up, fleet, options, started, is_whole, first_events, joined };
     let mut view = View::open();
-    scene.play(&mut view, shutdown).await;
-    let summary = scene.summary();
+    let summary = scene.play(&mut view, shutdown).await;
     scene.fleet.stop().await;
     scene.up.stop().await;
     view.close(&summary).map_err(DemoError::Output)
+}
+
+/// Watches as informers open them: with the objects there are, in the stream.
+async fn fleet(options: Options, address: &str) -> Result<Fleet, TargetError> {
+    let watches = options.watches as usize;
+    let connections = watches.div_ceil(WATCHES_PER_CONNECTION);
+    let plan = Plan { watches, connections, watch_list: true, ..Plan::default() };
+    let fleet = Fleet::start(&plan, &Credentials::default().target(address).await?);
+    fleet.set_out();
+    Ok(fleet)
 }
 
 fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()> {
@@ -115,54 +129,89 @@ fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()
 }
 
 impl Scene {
-    /// Redraws once a second until the time is up or somebody stops it.
-    async fn play(&self, view: &mut View, mut shutdown: impl Future<Output = ()> + Unpin) {
+    /// Lets the pods change and redraws once a second, until the time is up or somebody stops it; sums up.
+    async fn play(&self, view: &mut View, shutdown: impl Future<Output = ()> + Unpin) -> Summary {
+        self.fleet.open_window();
+        let churning = self.up.churning();
+        self.redraw(view, shutdown).await;
+        let elapsed = self.started.elapsed();
+        churning.stop().await;
+        let events = self.events();
+        // The last ones are still on their way.
+        let wanted = |_: &Counts| self.fleet.missed(events) == 0;
+        let _ = self.is_whole && self.fleet.until(CATCH_UP_MAX, wanted).await;
+        self.summary(elapsed, events)
+    }
+
+    async fn redraw(&self, view: &mut View, mut shutdown: impl Future<Output = ()> + Unpin) {
         let end = self.options.seconds.map(|seconds| self.started + Duration::from_secs(seconds));
         let mut ticks = interval(REDRAW);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let mut last = self.joined.clone();
+        let mut last = self.fleet.latency();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = &mut shutdown => return,
             }
-            let latencies = self.fleet.latencies();
-            view.update(self.snapshot(end, &latencies.since(&last)));
-            last = latencies;
+            let all = self.fleet.latency();
+            let mut recent = all.clone();
+            recent.subtract(&last).expect("an earlier reading of the same counts");
+            last = all;
+            view.update(self.snapshot(end, &recent));
             if end.is_some_and(|end| Instant::now() >= end) {
                 return;
             }
         }
     }
 
-    fn snapshot(&self, end: Option<Instant>, recent: &Latencies) -> Snapshot {
+    fn snapshot(&self, end: Option<Instant>, recent: &Histogram<u64>) -> Snapshot {
         let counts = self.fleet.counts();
         Snapshot {
             elapsed: self.started.elapsed(),
             remaining: end.map(|end| end.saturating_duration_since(Instant::now())),
-            upstream_watches: self.up.counts().watches_open.of("pods"),
-            upstream_events: self.up.revision() - self.first_revision,
-            downstream_watches: counts.watches_open,
-            deliveries: counts.deliveries - self.first_deliveries,
-            errors: counts.errors,
-            latency_p50: recent.quantile(0.5),
-            latency_p99: recent.quantile(0.99),
+            upstream_watches: self.upstream_watches(),
+            upstream_events: self.events(),
+            downstream_watches: counts.open(),
+            deliveries: counts.deliveries - self.joined.deliveries,
+            errors: errors(&counts),
+            latency_p50: quantile(recent, 0.5),
+            latency_p99: quantile(recent, 0.99),
         }
     }
 
-    fn summary(&self) -> Summary {
-        let counts = self.fleet.counts();
-        let latencies = self.fleet.latencies().since(&self.joined);
+    fn summary(&self, elapsed: Duration, events: u64) -> Summary {
+        let (counts, latency) = (self.fleet.counts(), self.fleet.latency());
         Summary {
-            elapsed: self.started.elapsed(),
+            elapsed,
             pods: u64::from(self.options.pods),
-            upstream_watches: self.up.counts().watches_open.of("pods"),
-            upstream_events: self.up.revision() - self.first_revision,
-            downstream_watches: counts.watches_open,
-            deliveries: counts.deliveries - self.first_deliveries,
-            errors: counts.errors,
-            latency_p50: latencies.quantile(0.5),
-            latency_p99: latencies.quantile(0.99),
+            upstream_watches: self.upstream_watches(),
+            upstream_events: events,
+            downstream_watches: counts.open(),
+            deliveries: counts.deliveries - self.joined.deliveries,
+            missed: self.is_whole.then(|| self.fleet.missed(events)),
+            repeated: self.fleet.repeated(),
+            relisted: counts.relisted,
+            errors: errors(&counts),
+            first_error: self.fleet.complaint(),
+            latency_p50: quantile(&latency, 0.5),
+            latency_p99: quantile(&latency, 0.99),
         }
     }
+
+    fn upstream_watches(&self) -> u64 {
+        self.up.counts().watches_open.of(PODS)
+    }
+
+    /// What has happened to pods since the start.
+    fn events(&self) -> u64 {
+        self.up.events(PODS) - self.first_events
+    }
+}
+
+fn errors(counts: &Counts) -> u64 {
+    counts.refused + counts.broken
+}
+
+fn quantile(latency: &Histogram<u64>, quantile: f64) -> Duration {
+    Duration::from_micros(latency.value_at_quantile(quantile))
 }

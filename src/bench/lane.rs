@@ -117,7 +117,8 @@ fn windows(shared: &Shared, role: Role) -> Windows {
 
 /// A watch beside the measured ones, on a connection of its own that it gives up and makes anew every so often.
 pub(super) async fn companion(shared: Arc<Shared>, every: Option<Duration>, reads: bool) {
-    let mut version = shared.version;
+    // 0 is wherever the server likes to begin.
+    let mut version = shared.version.unwrap_or(0);
     loop {
         let once = companion_once(&shared, &mut version, reads);
         match every {

@@ -2,9 +2,8 @@ use std::fmt::Write as _;
 
 use super::plan::{Kind, Plan};
 use super::words::{Select, Shape};
+use crate::kube::WRITTEN_AT;
 
-/// The annotation that carries the time of a write, by the generator's clock.
-pub const WRITTEN_AT: &str = "kube-fanout.io/written-at-ns";
 /// The label that is spread over the objects, and the annotation that makes them as large as they are to be.
 const SLOT: &str = "kube-fanout.io/slot";
 const PADDING: &str = "kube-fanout.io/padding";

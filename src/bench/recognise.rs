@@ -3,13 +3,15 @@
 
 use memchr::memmem::Finder;
 
-use super::objects::WRITTEN_AT;
+use crate::kube::WRITTEN_AT;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// ADDED, MODIFIED or DELETED.
-    Event,
+    /// ADDED or MODIFIED: it may say when it was written.
+    Written,
+    /// DELETED: what it says of that is about an earlier write.
+    Deleted,
     Bookmark {
         initial_end: bool,
     },
@@ -49,7 +51,8 @@ impl Recogniser {
     pub(super) fn classify(&self, frame: &[u8]) -> Found {
         let kind = if self.is_protobuf { field(frame, 1) } else { json_type(frame) };
         match kind {
-            Some(b"ADDED" | b"MODIFIED" | b"DELETED") => Found::Event,
+            Some(b"ADDED" | b"MODIFIED") => Found::Written,
+            Some(b"DELETED") => Found::Deleted,
             Some(b"BOOKMARK") => Found::Bookmark { initial_end: self.initial_end.find(frame).is_some() },
             Some(b"ERROR") if self.expired.find(frame).is_some() => Found::Expired,
             Some(b"ERROR") => Found::Error,

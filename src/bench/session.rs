@@ -1,5 +1,3 @@
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -13,13 +11,12 @@ use super::outcome::{Figures, Outcome, curve, ms, quantile_ms};
 use super::plan::Plan;
 use super::process::{Costs, Sample, cores, own_cpu};
 use super::progress::Progress;
-use super::shared::Shared;
 use super::storm::requests;
 use super::tally::Counts;
 use super::target::Target;
 use super::words::{Rate, Storm};
 use super::writer::Writing;
-use crate::base::{Tasks, now_ns};
+use crate::base::Tasks;
 
 /// Between two lines of progress.
 const TICK: Duration = Duration::from_millis(200);
@@ -89,27 +86,20 @@ impl Session<'_> {
     async fn watches(&self, outcome: &mut Outcome) -> Result<(), BenchError> {
         let version = self.prime().await?;
         let before = self.costs.sample().await;
-        let shared = Shared::new(self.plan, self.target, self.objects, version);
-        let fleet = Fleet::start(self.plan, &shared);
-        let ran = self.with_fleet(&fleet, &shared, &before, outcome).await;
-        if let Some(complaint) = shared.complaint() {
+        let fleet = Fleet::start_at(self.plan, self.target, Some(version));
+        let ran = self.with_fleet(&fleet, &before, outcome).await;
+        if let Some(complaint) = fleet.complaint() {
             outcome.notes.push(format!("the first thing that went wrong: {complaint}"));
         }
         fleet.stop().await;
         ran
     }
 
-    async fn with_fleet(
-        &self,
-        fleet: &Fleet,
-        shared: &Arc<Shared>,
-        before: &Sample,
-        outcome: &mut Outcome,
-    ) -> Result<(), BenchError> {
+    async fn with_fleet(&self, fleet: &Fleet, before: &Sample, outcome: &mut Outcome) -> Result<(), BenchError> {
         let (watches, connections) = (self.plan.watch_count(), self.plan.connection_count());
         self.progress.phase(format!("{connections} connections to {}", self.target.url()));
         if !self.or_stopped(fleet.connected(self.patience())).await.unwrap_or(true) {
-            return Err(BenchError::Open(self.why(shared, "not every connection could be made")));
+            return Err(BenchError::Open(self.why(fleet, "not every connection could be made")));
         }
         self.progress.phase(format!("{watches} watches on {connections} connections"));
         let (cpu, began) = (self.costs.cpu().await, Instant::now());
@@ -118,7 +108,7 @@ impl Session<'_> {
         if synced.is_none() {
             let counts = fleet.counts();
             let what = format!("{} of {watches} watches have what they begin with", counts.synced);
-            return Err(BenchError::Open(self.why(shared, &what)));
+            return Err(BenchError::Open(self.why(fleet, &what)));
         }
         let joining = since(self.costs.cpu().await, cpu);
         let figures = &mut outcome.figures;
@@ -129,14 +119,14 @@ impl Session<'_> {
             .put_some("opening_cpu_ms_per_watch", joining.map(|cpu| cpu.as_secs_f64() * 1e3 / watches.max(1) as f64));
         if self.plan.storm == Some(Storm::Join) {
             figures.put_some("cpu_ms_per_informer", joining.map(|cpu| cpu.as_secs_f64() * 1e3 / watches.max(1) as f64));
-            put_synced(figures, shared);
+            put_synced(figures, fleet);
             let bytes = fleet.counts().bytes as f64;
             figures.put("request_bytes", bytes / watches.max(1) as f64);
             return Ok(());
         }
         self.pause(SETTLE).await;
         put_memory(figures, before, &self.costs.sample().await, watches);
-        self.measure(fleet, shared, outcome).await;
+        self.measure(fleet, outcome).await;
         Ok(())
     }
 
@@ -158,7 +148,7 @@ impl Session<'_> {
     }
 
     /// The writers, the warm-up, the window and the wait for the last deliveries.
-    async fn measure(&self, fleet: &Fleet, shared: &Arc<Shared>, outcome: &mut Outcome) {
+    async fn measure(&self, fleet: &Fleet, outcome: &mut Outcome) {
         // Of the writers alone: the connections that they share have no end to wait for.
         let (plan, tasks) = (self.plan, Tasks::new());
         let writing = Writing::new(plan, self.objects, self.write, self.tasks);
@@ -167,29 +157,29 @@ impl Session<'_> {
         self.pause(Duration::from_secs_f64(plan.warmup)).await;
         writing.reset_record();
         let first = self.moment(fleet, &writing).await;
-        shared.tally.window.open(now_ns());
+        fleet.open_window();
         self.progress.phase("measuring");
         if plan.storm == Some(Storm::Resume) {
             fleet.cut();
         }
         self.watch_over(fleet, first.at + self.window()).await;
-        shared.tally.window.close(now_ns());
+        fleet.close_window();
         let last = self.moment(fleet, &writing).await;
         let record = writing.record();
         writing.stop();
         self.progress.phase("the last deliveries");
         tasks.finish(self.patience()).await;
         let written = Written::new(self.objects, writing.accepted());
-        let _ = self.or_stopped(self.drained(shared, &written)).await;
+        let _ = self.or_stopped(self.drained(fleet, &written)).await;
         let figures = &mut outcome.figures;
         if plan.storm == Some(Storm::Resume) {
-            put_synced(figures, shared);
+            put_synced(figures, fleet);
             let spent = since(last.server_cpu, first.server_cpu).map(|cpu| cpu.as_secs_f64() * 1e3);
             figures.put_some("cpu_ms_per_informer", spent.map(|ms| ms / plan.watch_count().max(1) as f64));
         }
         put_window(figures, &first, &last);
-        put_faults(figures, shared, &written, &fleet.counts());
-        let latency = shared.tally.latency();
+        put_faults(figures, fleet, &written);
+        let latency = fleet.latency();
         for (name, quantile) in
             [("latency_p50_ms", 0.5), ("latency_p90_ms", 0.9), ("latency_p99_ms", 0.99), ("latency_p999_ms", 0.999)]
         {
@@ -226,9 +216,9 @@ impl Session<'_> {
     }
 
     /// Waits until every watch has what it is to have, for as long as that may take.
-    async fn drained(&self, shared: &Shared, written: &Written<'_>) {
+    async fn drained(&self, fleet: &Fleet, written: &Written<'_>) {
         let deadline = Instant::now() + self.patience();
-        while missed(shared, written).0 > 0 && Instant::now() < deadline {
+        while balance(fleet, written).0 > 0 && Instant::now() < deadline {
             sleep(TICK / 4).await;
         }
     }
@@ -255,9 +245,9 @@ impl Session<'_> {
         }
     }
 
-    fn why(&self, shared: &Shared, what: &str) -> String {
+    fn why(&self, fleet: &Fleet, what: &str) -> String {
         let seconds = self.plan.patience;
-        let complaint = shared.complaint().map(|why| format!(": {why}")).unwrap_or_default();
+        let complaint = fleet.complaint().map(|why| format!(": {why}")).unwrap_or_default();
         format!("{what} after {seconds} s{complaint}")
     }
 }
@@ -297,8 +287,8 @@ fn put_memory(figures: &mut Figures, before: &Sample, after: &Sample, watches: u
     }
 }
 
-fn put_synced(figures: &mut Figures, shared: &Shared) {
-    let synced = shared.tally.synced();
+fn put_synced(figures: &mut Figures, fleet: &Fleet) {
+    let synced = fleet.time_to_sync();
     figures.put_some("synced_p50_ms", quantile_ms(&synced, 0.5));
     figures.put_some("synced_p99_ms", quantile_ms(&synced, 0.99));
     figures.put_some("synced_max_ms", (!synced.is_empty()).then(|| ms(synced.max())));
@@ -322,12 +312,11 @@ fn put_window(figures: &mut Figures, first: &Moment, last: &Moment) {
     figures.put_some("generator_us_per_delivery", per(own, deliveries));
 }
 
-fn put_faults(figures: &mut Figures, shared: &Shared, written: &Written<'_>, counts: &Counts) {
-    let (missed, unexpected) = missed(shared, written);
-    let repeated: u64 = shared.tally.seen.iter().map(|seen| seen.repeated.load(Ordering::Relaxed)).sum();
+fn put_faults(figures: &mut Figures, fleet: &Fleet, written: &Written<'_>) {
+    let ((missed, unexpected), counts) = (balance(fleet, written), fleet.counts());
     figures.put("bookmarks", counts.bookmarks as f64);
     figures.put("missed", missed as f64);
-    figures.put("repeated", repeated as f64);
+    figures.put("repeated", fleet.repeated() as f64);
     figures.put("unexpected", unexpected as f64);
     figures.put("resumed", counts.resumed as f64);
     figures.put("relisted", counts.relisted as f64);
@@ -335,22 +324,7 @@ fn put_faults(figures: &mut Figures, shared: &Shared, written: &Written<'_>, cou
     figures.put("broken", counts.broken as f64);
 }
 
-/// Events that watches lack, and that they have beyond what was written; of those that read all the time and never had
-/// to begin anew.
-fn missed(shared: &Shared, written: &Written<'_>) -> (u64, u64) {
-    let (mut missed, mut unexpected, mut index) = (0, 0, 0);
-    for watched in &shared.kinds {
-        for nth in 0..watched.kind.watches {
-            let seen = &shared.tally.seen[index];
-            index += 1;
-            if seen.lags.load(Ordering::Relaxed) || seen.broken.load(Ordering::Relaxed) {
-                continue;
-            }
-            let expected = written.expected(&watched.kind, nth);
-            let had = seen.ours.load(Ordering::Relaxed) - seen.repeated.load(Ordering::Relaxed).min(expected);
-            missed += expected.saturating_sub(had);
-            unexpected += had.saturating_sub(expected);
-        }
-    }
-    (missed, unexpected)
+/// Of our own writes alone: others may write too.
+fn balance(fleet: &Fleet, written: &Written<'_>) -> (u64, u64) {
+    fleet.balance(|kind, nth| written.expected(kind, nth), |seen| &seen.ours)
 }

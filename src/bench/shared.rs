@@ -24,8 +24,8 @@ pub(super) struct Shared {
     pub(super) protocol: Protocol,
     pub(super) windows: Windows,
     pub(super) start: Start,
-    /// Where the watches begin that begin now.
-    pub(super) version: u64,
+    /// Where the watches begin that begin now; `None` leaves each to find out.
+    pub(super) version: Option<u64>,
     /// What was written before is none of this run's writes.
     pub(super) began_ns: u64,
     pub(super) objects: Objects,
@@ -50,7 +50,7 @@ pub(super) struct Watched {
 }
 
 impl Shared {
-    pub(super) fn new(plan: &Plan, target: &Target, objects: &Objects, version: u64) -> Arc<Self> {
+    pub(super) fn new(plan: &Plan, target: &Target, version: Option<u64>) -> Arc<Self> {
         let watched = |kind: Kind| Watched { recogniser: Recogniser::new(kind.encoding.is_protobuf()), kind };
         let all_at_once = plan.storm.is_some();
         Arc::new(Self {
@@ -60,7 +60,7 @@ impl Shared {
             start: plan.start(),
             version,
             began_ns: now_ns(),
-            objects: objects.clone(),
+            objects: Objects::of(plan),
             kinds: plan.kinds().into_iter().map(watched).collect(),
             tally: Tally::new(plan.watch_count()),
             opening: Semaphore::new(if all_at_once { Semaphore::MAX_PERMITS } else { plan.opening }),

@@ -17,32 +17,34 @@ pub(super) fn histogram() -> Histogram<u64> {
 
 /// What happened to watches, summed up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub struct Counts {
     /// Events after the initial set, bookmarks excluded.
-    pub(super) deliveries: u64,
+    pub deliveries: u64,
     /// Objects in initial sets and LISTs of informers.
-    pub(super) initial: u64,
-    pub(super) bytes: u64,
-    pub(super) bookmarks: u64,
+    pub initial: u64,
+    /// Of bodies.
+    pub bytes: u64,
+    pub bookmarks: u64,
     /// Connections that were made.
-    pub(super) connected: u64,
+    pub connected: u64,
     /// Streams that were opened, and that are over.
-    pub(super) opened: u64,
-    pub(super) closed: u64,
+    pub opened: u64,
+    pub closed: u64,
     /// Watches that have had what they begin with, once for each storm.
-    pub(super) synced: u64,
+    pub synced: u64,
     /// Streams that ended and went on from the last version.
-    pub(super) resumed: u64,
+    pub resumed: u64,
     /// Streams that had to begin anew.
-    pub(super) relisted: u64,
+    pub relisted: u64,
     /// Requests that were answered with something else than a stream.
-    pub(super) refused: u64,
+    pub refused: u64,
     /// Connections and streams that broke.
-    pub(super) broken: u64,
+    pub broken: u64,
 }
 
 impl Counts {
-    pub(super) fn open(&self) -> u64 {
+    /// Streams that are open.
+    pub fn open(&self) -> u64 {
         self.opened.saturating_sub(self.closed)
     }
 
@@ -97,7 +99,9 @@ pub(super) struct Tally {
 /// What one watch has seen, stored by its connection after every chunk.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Events that say when they were written.
+    /// Events after the initial set, bookmarks excluded.
+    pub(super) events: AtomicU64,
+    /// Those of them that were written by this process since the fleet is there.
     pub(super) ours: AtomicU64,
     /// Events of a version that was not above the last one.
     pub(super) repeated: AtomicU64,

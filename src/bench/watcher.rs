@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::StatusCode;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::frames::{Frames, Framing};
 use super::link::{Answer, Body, Failed, Sender};
@@ -20,6 +20,8 @@ use crate::base::now_ns;
 const LIST_HEAD_BYTES: usize = 1024;
 /// Longer than any run, so that no server ends a watch on its own account.
 const TIMEOUT_SECONDS: u64 = 3600;
+/// A stream that ends sooner than this, with nothing in it, did not work: to go on at once would be to hammer.
+const SHORT: Duration = Duration::from_secs(1);
 
 /// How what arrives is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,7 @@ pub(super) struct Watcher {
     /// The storm that it was last synced in.
     synced_in: u64,
     was_opened: bool,
+    events: u64,
     ours: u64,
     repeated: u64,
 }
@@ -89,6 +92,7 @@ impl Watcher {
             live: false,
             synced_in: 0,
             was_opened: false,
+            events: 0,
             ours: 0,
             repeated: 0,
         }
@@ -157,9 +161,14 @@ impl Watcher {
         let fresh = self.version.is_none();
         match (self.version, shared.start) {
             (None, Start::List) => self.list(sender, &question).await?,
-            (None, Start::Now) if !self.was_opened => self.version = Some(shared.version),
-            // What it had is gone: what there is now is found out as for the first one.
-            (None, Start::Now) => self.version = Some(shared.version_now(sender, &kind.kind.path).await?),
+            // What it had is gone, or nobody has found out where to begin.
+            (None, Start::Now) => {
+                let known = shared.version.filter(|_| !self.was_opened);
+                self.version = match known {
+                    Some(version) => Some(version),
+                    None => Some(shared.version_now(sender, &kind.kind.path).await?),
+                };
+            }
             (Some(_), _) | (None, Start::WatchList) => {}
         }
         let path = request(&question, self.version);
@@ -206,12 +215,13 @@ impl Watcher {
             (false, true) => Framing::Lengths,
             (false, false) => Framing::Lines,
         };
-        let mut frames = Frames::new(framing);
+        let (began, mut is_empty, mut frames) = (Instant::now(), true, Frames::new(framing));
         while let Some(chunk) = body.chunk().await {
             let chunk = match chunk {
                 Ok(chunk) => chunk,
                 Err(error) => return error.into(),
             };
+            is_empty &= chunk.is_empty();
             if let Some(ended) = self.take(&shared, &mut frames, &chunk) {
                 return ended;
             }
@@ -222,6 +232,9 @@ impl Watcher {
         if !self.live {
             // Half an initial set is none: what was seen so far is no place to resume from.
             self.version = None;
+        }
+        if is_empty && began.elapsed() < SHORT {
+            return Ended::Broken("a stream that ended at once, with nothing in it".to_owned());
         }
         Ended::Cleanly
     }
@@ -239,6 +252,7 @@ impl Watcher {
         });
         drop(shard);
         let seen = &shared.tally.seen[self.index];
+        seen.events.store(self.events, Ordering::Relaxed);
         seen.ours.store(self.ours, Ordering::Relaxed);
         seen.repeated.store(self.repeated, Ordering::Relaxed);
         if fed.is_err() { Some(Ended::Broken("a frame that is too long".to_owned())) } else { ended }
@@ -255,16 +269,19 @@ impl Watcher {
         let recogniser = &shared.kinds[self.kind].recogniser;
         let found = recogniser.classify(frame);
         match found {
-            Found::Event if self.live => {
+            Found::Written | Found::Deleted if self.live => {
                 shard.counts.deliveries += 1;
-                if let Some(written_ns) = recogniser.written_at_ns(frame).filter(|at| *at >= shared.began_ns) {
+                self.events += 1;
+                if found == Found::Written
+                    && let Some(written_ns) = recogniser.written_at_ns(frame).filter(|at| *at >= shared.began_ns)
+                {
                     self.ours += 1;
                     if window.contains(&written_ns) {
                         shard.latency.saturating_record(arrived_ns.saturating_sub(written_ns) / 1000);
                     }
                 }
             }
-            Found::Event => shard.counts.initial += 1,
+            Found::Written | Found::Deleted => shard.counts.initial += 1,
             Found::Bookmark { initial_end } => {
                 shard.counts.bookmarks += 1;
                 self.live |= initial_end;
@@ -280,7 +297,8 @@ impl Watcher {
         if self.live
             && let Some(version) = recogniser.version(frame)
         {
-            let is_repeated = found == Found::Event && self.version.is_some_and(|last| version <= last);
+            let is_event = matches!(found, Found::Written | Found::Deleted);
+            let is_repeated = is_event && self.version.is_some_and(|last| version <= last);
             self.repeated += u64::from(is_repeated);
             self.version = Some(version.max(self.version.unwrap_or(0)));
         }

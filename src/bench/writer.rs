@@ -13,12 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
 use super::caller::Caller;
-use super::objects::{Objects, WRITTEN_AT};
+use super::objects::Objects;
 use super::plan::Plan;
 use super::tally::histogram;
 use super::target::Target;
 use super::words::{Protocol, Rate, WriteWith};
 use crate::base::{Tasks, now_ns};
+use crate::kube::WRITTEN_AT;
 
 /// Writers that share a connection: below what a server allows of streams.
 const WRITERS_PER_CONNECTION: usize = 50;

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::kinds::PODS;
 use super::pods::{Pod, nth};
@@ -103,14 +105,37 @@ pub(crate) async fn churn(shared: &Shared, population: &Mutex<Population>, n: us
     revision
 }
 
-/// Events at a steady rate until the upstream stops.
-pub(crate) async fn run(shared: Arc<Shared>, population: Arc<Mutex<Population>>, events_per_second: u32) {
+/// Events at a steady rate, until this is dropped or the upstream stops.
+#[derive(Debug)]
+#[must_use = "the churn ends when this is dropped"]
+pub struct Churning {
+    stop: DropGuard,
+    running: JoinHandle<()>,
+}
+
+impl Churning {
+    /// Begins.
+    pub(crate) fn start(shared: &Arc<Shared>, population: &Arc<Mutex<Population>>, events_per_second: u32) -> Self {
+        let stop = shared.stopping.child_token();
+        let running = run(shared.clone(), population.clone(), events_per_second, stop.clone());
+        Self { running: shared.tasks.spawn(running), stop: stop.drop_guard() }
+    }
+
+    /// Ends it: when this returns, the last event has been written.
+    pub async fn stop(self) {
+        drop(self.stop);
+        // A churn that panicked is over too.
+        let _ = self.running.await;
+    }
+}
+
+async fn run(shared: Arc<Shared>, population: Arc<Mutex<Population>>, events_per_second: u32, stop: CancellationToken) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let (mut since, mut done) = (Instant::now(), 0);
     loop {
         tokio::select! {
-            () = shared.stopping.cancelled() => return,
+            () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
         let elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);

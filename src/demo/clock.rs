@@ -1,8 +1,6 @@
-//! The two clocks of the demo: one that latency is measured with, one that is shown to people.
+//! The clock that is shown to people. Latency is measured with another, [`crate::base::now_ns`].
 
 use std::time::{SystemTime, UNIX_EPOCH};
-
-pub use crate::base::now_ns;
 
 /// Seconds since 1970, for `creationTimestamp` and AGE columns. Nothing is measured or ordered with it.
 #[allow(clippy::disallowed_methods, reason = "objects carry the wall clock's time, as an apiserver's do")]

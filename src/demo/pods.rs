@@ -4,9 +4,8 @@ use super::clock;
 use super::json::{Fields, Json};
 use super::object::{Meta, Object};
 use super::objects::{POD_SPEC, POD_STATUS, POD_STATUS_PENDING, fill};
-
-/// The annotation that carries [`clock::now_ns`] of the write, for watches in the same process to measure with.
-pub const WRITTEN_AT: &str = "kube-fanout.io/written-at-ns";
+use crate::base::now_ns;
+use crate::kube::WRITTEN_AT;
 
 pub(crate) const NAMESPACES: [&str; 10] =
     ["default", "auth", "billing", "checkout", "data", "edge", "mail", "media", "search", "shop"];
@@ -98,7 +97,7 @@ impl Pod {
         };
         meta.labels.insert("pod-template-hash".to_owned(), format!("{:08x}", hash(app)));
         let annotations = [
-            (WRITTEN_AT, clock::now_ns().to_string()),
+            (WRITTEN_AT, now_ns().to_string()),
             ("cni.projectcalico.org/podIP", format!("{}/32", self.ip())),
             ("prometheus.io/scrape", "true".to_owned()),
         ];

@@ -104,6 +104,11 @@ impl Store {
         self.state.read().revision
     }
 
+    /// Events that the resource has had, those that are forgotten included.
+    pub(crate) fn events(&self, kind: usize) -> u64 {
+        self.state.read().tables[kind].next()
+    }
+
     /// Wakes whenever the resource gets an event.
     pub(crate) fn subscribe(&self, kind: usize) -> watch::Receiver<u64> {
         self.changed[kind].subscribe()

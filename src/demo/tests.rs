@@ -2,7 +2,6 @@
 
 mod client;
 mod faults;
-mod fleet;
 mod reads;
 mod watches;
 mod writes;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::churn::{self, Population};
+use super::churn::{self, Churning, Population};
 use super::counts::Counts;
 use super::faults::Faults;
 use super::kinds::{PODS, known};
@@ -66,7 +66,7 @@ impl Upstream {
         Self { nodes, ..self }
     }
 
-    /// Pod events per second, from the start on.
+    /// Pod events per second, from [`Running::churning`] on.
     #[must_use]
     pub fn rate(self, events_per_second: u32) -> Self {
         Self { rate: events_per_second, ..self }
@@ -149,10 +149,7 @@ impl Upstream {
         let population = Arc::new(Mutex::new(Population::new(self.pods, self.nodes, self.seed)));
         shared.bound.send_replace(true);
         drop(shared.tasks.spawn(accept(port, listener, shared.clone())));
-        if self.rate > 0 {
-            drop(shared.tasks.spawn(churn::run(shared.clone(), population.clone(), self.rate)));
-        }
-        Ok(Running { address, shared, population })
+        Ok(Running { address, shared, population, rate: self.rate })
     }
 }
 
@@ -162,6 +159,7 @@ pub struct Running {
     address: SocketAddr,
     shared: Arc<Shared>,
     population: Arc<Mutex<Population>>,
+    rate: u32,
 }
 
 impl Running {
@@ -177,6 +175,14 @@ impl Running {
     /// The newest revision of the whole store.
     pub fn revision(&self) -> u64 {
         self.shared.store.revision()
+    }
+
+    /// Events that a resource has had since the start, one for each object that it started with included.
+    ///
+    /// # Panics
+    /// If the upstream has no such resource: a mistake of the caller.
+    pub fn events(&self, plural: &str) -> u64 {
+        self.shared.store.events(known(plural))
     }
 
     pub fn counts(&self) -> Counts {
@@ -229,6 +235,11 @@ impl Running {
     /// Returns the current revision if there is no such pod.
     pub fn delete_pod(&self, namespace: &str, name: &str) -> u64 {
         churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
+    }
+
+    /// Pod events in the demo's mix, at the [`rate`](Upstream::rate) that was asked for.
+    pub fn churning(&self) -> Churning {
+        Churning::start(&self.shared, &self.population, self.rate)
     }
 
     /// `n` pod events in the demo's mix, as fast as they can be made.

@@ -152,3 +152,22 @@ async fn a_taken_address_is_a_failure_that_names_it() {
     assert_eq!(second.code, Some(1), "{}", second.stderr);
     assert!(second.stderr.contains(&address), "{}", second.stderr);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_says_what_one_watch_became_and_whether_all_of_it_arrived() {
+    let demo = tokio::task::spawn_blocking(|| run(&["demo", "--pods", "20", "--watches", "150", "--seconds", "1"]));
+    let output = direct::within("the demo", demo).await.expect("no panic");
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    for words in [
+        "1 upstream watch became 150 watches for clients.",
+        "events from upstream",
+        "deliveries to clients",
+        "0  missed, 0 repeated",
+        "from write to arrival at p50",
+        "150 times as much.",
+    ] {
+        assert!(output.stdout.contains(words), "{words}: {}", output.stdout);
+    }
+    assert!(!output.stdout.contains("errors"), "{}", output.stdout);
+    assert!(output.stderr.contains("watches=150") && output.stderr.contains("p99="), "{}", output.stderr);
+}

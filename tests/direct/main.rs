@@ -16,6 +16,7 @@ mod cuts;
 mod discovery;
 mod doors;
 mod fanout;
+mod fleet;
 mod forward;
 mod front_proxy;
 mod gaps;

@@ -140,6 +140,8 @@ fn a_planted_violation_is_found_wherever_it_is_written() {
         ("cache.rs", "use super::upstream::Client;"),
         ("cache.rs", "mod tests { use super::super::upstream::Client; }"),
         ("demo/store.rs", "use crate::cache::Feeds;"),
+        ("demo/view.rs", "use crate::bench::Fleet;"),
+        ("bench/lane.rs", "use crate::demo::upstream;"),
         ("serve/door.rs", "use crate::reflect;"),
         ("serve/door.rs", "use crate::demo::upstream;"),
         ("main.rs", "use kube_fanout::serve::Door;"),
@@ -161,7 +163,10 @@ fn what_is_allowed_or_only_looks_like_an_import_is_not_found() {
         ("auth.rs", "mod tests { use super::*; }"),
         ("reflect/tests.rs", "use crate::demo::upstream;"),
         ("reflect.rs", "#[cfg(test)] mod tests { use crate::demo::upstream; }"),
-        ("app/demo.rs", "use crate::demo::fleet; use crate::config::Serve; use super::Bound;"),
+        (
+            "app/demo.rs",
+            "use crate::bench::Fleet; use crate::demo::upstream; use crate::config::Serve; use super::Bound;",
+        ),
         ("main.rs", "use kube_fanout::app::{self, Bound}; use kube_fanout::config::Arguments;"),
         ("lib.rs", "pub mod demo;"),
     ];

@@ -44,8 +44,9 @@ fn what_matters_is_found_in_a_line() {
         r#""annotations":{"kube-fanout.io/written-at-ns":"777"}}}}"#
     )
     .as_bytes();
-    assert_eq!(search.classify(line), Found::Event);
+    assert_eq!(search.classify(line), Found::Written);
     assert_eq!((search.version(line), search.written_at_ns(line)), (Some(42), Some(777)));
+    assert_eq!(search.classify(br#"{"type":"DELETED","object":{}}"#), Found::Deleted);
     let end = br#"{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
     assert_eq!(search.classify(end), Found::Bookmark { initial_end: true });
     assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":410}}"#), Found::Expired);
@@ -63,7 +64,7 @@ fn what_matters_is_found_in_a_table() {
         r#"{{"type":"ADDED","object":{{"kind":"Table","metadata":{{"resourceVersion":"42"}},"rows":[{row}]}}}}"#
     );
     let search = Recogniser::new(false);
-    assert_eq!(search.classify(line.as_bytes()), Found::Event);
+    assert_eq!(search.classify(line.as_bytes()), Found::Written);
     assert_eq!((search.version(line.as_bytes()), search.written_at_ns(line.as_bytes())), (Some(42), Some(777)));
 }
 
@@ -71,8 +72,9 @@ fn what_matters_is_found_in_a_table() {
 fn what_matters_is_found_in_protobuf() {
     let search = Recogniser::new(true);
     let frame = protobuf(EventType::Modified, &pod());
-    assert_eq!(search.classify(&frame), Found::Event);
+    assert_eq!(search.classify(&frame), Found::Written);
     assert_eq!((search.version(&frame), search.written_at_ns(&frame)), (Some(42), Some(777)));
+    assert_eq!(search.classify(&protobuf(EventType::Deleted, &pod())), Found::Deleted);
     let entry = [put(1, b"k8s.io/initial-events-end"), put(2, b"true")].concat();
     let bookmark = protobuf(EventType::Bookmark, &put(1, &[put(6, b"43"), put(12, &entry)].concat()));
     assert_eq!(search.classify(&bookmark), Found::Bookmark { initial_end: true });

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// The demo as a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     pub elapsed: Duration,
     pub pods: u64,
@@ -16,7 +16,15 @@ pub struct Summary {
     pub downstream_watches: u64,
     /// Events that arrived at clients.
     pub deliveries: u64,
+    /// Events that a client lacked at the end, of each that it was to have; `None` if not every client was there from
+    /// the first change on.
+    pub missed: Option<u64>,
+    /// Events that a client had more than once.
+    pub repeated: u64,
+    /// Watches that had to begin anew, and are not among those that missed something.
+    pub relisted: u64,
     pub errors: u64,
+    pub first_error: Option<String>,
     pub latency_p50: Duration,
     pub latency_p99: Duration,
 }
@@ -25,6 +33,23 @@ impl Summary {
     /// How many watches the upstream was spared for each that it served.
     fn saving(&self) -> u64 {
         self.downstream_watches / self.upstream_watches.max(1)
+    }
+
+    /// What was not delivered as it should have been; that nothing was missed or repeated is said too.
+    fn faults(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let repeated = count(self.repeated);
+        match self.missed {
+            Some(missed) => writeln!(f, "  {:>13}  missed, {repeated} repeated", count(missed))?,
+            None => writeln!(f, "  {repeated:>13}  repeated; how many were missed is not known")?,
+        }
+        if self.relisted > 0 {
+            writeln!(f, "  {:>13}  watches that had to begin anew", count(self.relisted))?;
+        }
+        if self.errors > 0 {
+            let first = self.first_error.as_ref().map(|why| format!(", the first: {why}")).unwrap_or_default();
+            writeln!(f, "  {:>13}  errors seen by clients{first}", count(self.errors))?;
+        }
+        Ok(())
     }
 }
 
@@ -46,15 +71,13 @@ impl fmt::Display for Summary {
             count(deliveries),
             per_second(deliveries, seconds)
         )?;
+        self.faults(f)?;
         writeln!(
             f,
             "  {:>13}  from write to arrival at p50, {} at p99",
             latency(self.latency_p50),
             latency(self.latency_p99)
         )?;
-        if self.errors > 0 {
-            writeln!(f, "  {:>13}  errors seen by clients", count(self.errors))?;
-        }
         writeln!(f)?;
         writeln!(
             f,
@@ -114,18 +137,38 @@ mod tests {
             upstream_events: 1_500,
             downstream_watches: 500,
             deliveries: 750_000,
-            errors: 0,
+            missed: Some(0),
             latency_p50: Duration::from_micros(900),
             latency_p99: Duration::from_micros(7_249),
+            ..Summary::default()
         };
         let text = summary.to_string().replace('\u{a0}', " ");
         for expected in [
             "1 upstream watch became 500 watches for clients.",
             "750 000  deliveries to clients, 25000 a second",
+            "0  missed, 0 repeated",
             "900µs  from write to arrival at p50, 7.2ms at p99",
             "would have served 500 watches and sent 750 000 events: 500 times as much.",
         ] {
             assert!(text.contains(expected), "{text}");
         }
+        assert!(!text.contains("errors") && !text.contains("anew"), "{text}");
+    }
+
+    #[test]
+    fn what_went_wrong_is_said() {
+        let first_error = Some("a watch was refused: 429".to_owned());
+        let summary =
+            Summary { missed: Some(3), repeated: 2, relisted: 4, errors: 5, first_error, ..Summary::default() };
+        let text = summary.to_string();
+        for expected in [
+            "3  missed, 2 repeated",
+            "4  watches that had to begin anew",
+            "5  errors seen by clients, the first: a watch was refused: 429",
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
+        let unknown = Summary { missed: None, ..summary }.to_string();
+        assert!(unknown.contains("2  repeated; how many were missed is not known"), "{unknown}");
     }
 }

@@ -1,0 +1,116 @@
+//! The bench's watches against the demo upstream, faults included: what they count is what happened.
+
+use kube_fanout::bench::{Credentials, Fleet, Plan, Protocol};
+use kube_fanout::demo::{self, Running};
+
+use crate::direct::PATIENCE;
+
+/// With the objects there are, as informers begin.
+fn informers() -> Plan {
+    Plan { watch_list: true, ..Plan::default() }
+}
+
+/// Watches that have what they begin with.
+async fn synced(up: &Running, plan: Plan) -> Fleet {
+    let target = Credentials::default().target(&up.url()).await.unwrap_or_else(|error| panic!("{error}"));
+    let fleet = Fleet::start(&plan, &target);
+    fleet.set_out();
+    assert!(fleet.synced(PATIENCE).await.is_some(), "{:?}: {:?}", fleet.counts(), fleet.complaint());
+    fleet
+}
+
+/// Waits until so many events have been delivered, to all together.
+async fn delivered(fleet: &Fleet, events: u64) {
+    assert!(fleet.until(PATIENCE, |counts| counts.deliveries >= events).await, "{events}: {:?}", fleet.counts());
+    assert_eq!(fleet.counts().deliveries, events);
+}
+
+#[tokio::test]
+async fn every_watch_receives_everything() {
+    let up = demo::upstream().pods(50).run().await;
+    let shared = Plan { watches: 40, connections: 3, ..informers() };
+    let own = Plan { watches: 10, protocol: Protocol::H1, ..informers() };
+    for plan in [shared, own] {
+        let opened = up.counts().watches_opened.of("pods");
+        let fleet = synced(&up, plan).await;
+        let watches = up.counts().watches_opened.of("pods") - opened;
+        assert_eq!(fleet.counts().initial, watches * up.keys("pods").len() as u64);
+        fleet.open_window();
+        let before = up.events("pods");
+        up.churn(100).await;
+        delivered(&fleet, watches * 100).await;
+        let latency = fleet.latency();
+        assert!(latency.len() > watches * 70 && latency.value_at_quantile(0.5) > 0);
+        let counts = fleet.counts();
+        assert_eq!((counts.refused + counts.broken, counts.resumed, counts.open()), (0, 0, watches));
+        assert_eq!((up.events("pods") - before, fleet.missed(100), fleet.repeated()), (100, 0, 0));
+        assert_eq!(fleet.missed(101), watches, "each lacks one");
+        fleet.stop().await;
+        up.until(|counts| counts.watches_open.total() == 0).await;
+    }
+    up.stop().await;
+}
+
+#[tokio::test]
+async fn a_deletion_is_delivered_and_not_timed() {
+    let up = demo::upstream().pods(3).run().await;
+    let fleet = synced(&up, Plan { watches: 7, connections: 1, ..Plan::default() }).await;
+    fleet.open_window();
+    up.create_pod("t1", "a");
+    delivered(&fleet, 7).await;
+    up.delete_pod("t1", "a");
+    delivered(&fleet, 14).await;
+    assert_eq!(fleet.counts().initial, 0, "each began at the version of now");
+    assert_eq!((fleet.latency().len(), fleet.missed(2)), (7, 0), "what it says of its writing is long past");
+    fleet.stop().await;
+    up.stop().await;
+}
+
+#[tokio::test]
+async fn a_fleet_resumes_where_it_was_and_misses_nothing() {
+    let up = demo::upstream().pods(5).run().await;
+    let fleet = synced(&up, Plan { watches: 20, connections: 1, ..informers() }).await;
+    up.churn(10).await;
+    delivered(&fleet, 200).await;
+    up.faults().end_watches();
+    // Before the connections are cut: an end that nobody has read is none.
+    assert!(fleet.until(PATIENCE, |counts| counts.resumed >= 20).await, "{:?}", fleet.counts());
+    up.churn(10).await;
+    up.faults().down().await;
+    up.churn(10).await;
+    up.faults().up().await;
+    delivered(&fleet, 600).await;
+    assert_eq!((fleet.counts().relisted, fleet.missed(30), fleet.repeated()), (0, 0, 0), "{:?}", fleet.counts());
+
+    up.faults().down().await;
+    up.churn(1).await;
+    up.faults().forget_history();
+    up.faults().up().await;
+    assert!(fleet.until(PATIENCE, |counts| counts.relisted >= 20).await, "{:?}", fleet.counts());
+    assert_eq!(fleet.missed(1000), 0, "of who began anew nothing is known");
+    fleet.stop().await;
+    up.stop().await;
+}
+
+#[tokio::test]
+async fn streams_that_end_at_once_are_not_asked_for_without_a_pause() {
+    let up = demo::upstream().run().await;
+    let fleet = synced(&up, Plan { watches: 1, ..informers() }).await;
+    up.faults().end_watches();
+    assert!(fleet.until(PATIENCE, |counts| counts.resumed == 1 && counts.open() == 1).await, "{:?}", fleet.counts());
+    up.faults().end_watches();
+    assert!(fleet.until(PATIENCE, |counts| counts.broken == 1 && counts.open() == 1).await, "{:?}", fleet.counts());
+    assert!(fleet.complaint().is_some_and(|why| why.contains("at once")), "{:?}", fleet.complaint());
+    fleet.stop().await;
+    up.stop().await;
+}
+
+#[tokio::test]
+async fn only_the_urls_of_servers_are_accepted() {
+    for url in ["127.0.0.1:1", "h", "ftp://h:1", "http://h:1/path", "unix:/run/x"] {
+        assert!(Credentials::default().target(url).await.is_err(), "{url}");
+    }
+    for url in ["http://127.0.0.1:1", "http://h:1/"] {
+        assert!(Credentials::default().target(url).await.is_ok(), "{url}");
+    }
+}
