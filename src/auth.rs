@@ -23,6 +23,7 @@ mod judge;
 mod lease;
 mod metrics;
 mod policy;
+mod question;
 mod readable;
 mod refused;
 mod sight;

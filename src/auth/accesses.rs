@@ -1,13 +1,12 @@
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use governor::{DefaultKeyedRateLimiter, RateLimiter};
 use moka::Expiry;
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use super::{Affected, Config, Refused, metrics};
+use super::question::{Questions, Topic, quota};
+use super::{Affected, Config, Refused};
 use crate::kube::{Access, User};
 use crate::upstream::Client;
 
@@ -18,9 +17,9 @@ use crate::upstream::Client;
 pub(super) struct Accesses {
     client: Client,
     decisions: moka::future::Cache<Question, Decision>,
-    slots: Semaphore,
+    questions: Questions,
     /// Of leases, so that no crowd of requests keeps anybody from losing a right.
-    slots_of_leases: Semaphore,
+    questions_of_leases: Questions,
     /// Questions that one user's requests may cost.
     budget: DefaultKeyedRateLimiter<String>,
 }
@@ -52,11 +51,6 @@ const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 const QUESTION_BYTES: usize = 512;
 /// Questions with more text than this are asked each time (apiserver's webhook authorizer has the same rule).
 const QUESTION_TEXT_MAX: usize = 10_000;
-/// Questions that wait for upstream at a time.
-const IN_FLIGHT_MAX: usize = 64;
-const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// When somebody may come again who has asked for too many different things.
-const RETRY_AFTER_SECONDS: u32 = 1;
 /// Users are forgotten by and by: whenever there are so many of them.
 const USERS_MAX: usize = 100_000;
 
@@ -73,12 +67,13 @@ impl Accesses {
             .expire_after(ages)
             .support_invalidation_closures()
             .build();
-        let rate = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
-        let budget =
-            Quota::per_second(rate(config.accesses_per_user)).allow_burst(rate(config.accesses_burst_per_user));
-        let slots = || Semaphore::new(IN_FLIGHT_MAX);
-        let (slots, slots_of_leases, budget) = (slots(), slots(), RateLimiter::keyed(budget));
-        Self { client, decisions, slots, slots_of_leases, budget }
+        Self {
+            client,
+            decisions,
+            questions: Questions::new(Topic::Access),
+            questions_of_leases: Questions::new(Topic::Access),
+            budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
+        }
     }
 
     /// Whether the user may, and why. `since`: an answer to an older question will not do; leases ask like that, and
@@ -125,38 +120,21 @@ impl Accesses {
         if !of_lease {
             self.spend(&question.user)?;
         }
-        let asking = async {
-            let slots = if of_lease { &self.slots_of_leases } else { &self.slots };
-            let _slot = slots.acquire().await;
-            let asked = Instant::now();
-            (asked, self.client.review_access(&question.user, &question.access).await)
-        };
-        let (asked, verdict) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
-            metrics::reviewed("access", "timeout");
-            Refused::Unavailable("whether this is allowed could not be found out in time".to_owned())
-        })?;
-        let verdict = verdict.map_err(|error| {
-            metrics::reviewed("access", "error");
-            tracing::warn!(%error, "an access could not be reviewed");
-            Refused::unanswered(&error, "whether this is allowed")
-        })?;
-        metrics::reviewed("access", if verdict.allowed { "allowed" } else { "denied" });
+        let questions = if of_lease { &self.questions_of_leases } else { &self.questions };
+        let reviewing = self.client.review_access(&question.user, &question.access);
+        let (asked, verdict) = questions.put(Box::pin(reviewing)).await?;
+        questions.came_to(if verdict.allowed { "allowed" } else { "denied" });
         let reason = Arc::from(verdict.reason);
         let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
         Ok(Decision { asked, allowed })
     }
-}
 
-impl Accesses {
     /// Different things cost upstream a question each: so many a second for one user.
     fn spend(&self, user: &User) -> Result<(), Refused> {
         if self.budget.len() > USERS_MAX {
             self.budget.retain_recent();
         }
-        self.budget.check_key(&user.name).map_err(|_| {
-            metrics::reviewed("access", "over_budget");
-            Refused::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
-        })
+        self.budget.check_key(&user.name).map_err(|_| self.questions.over_budget())
     }
 }
 

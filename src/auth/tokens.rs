@@ -1,14 +1,13 @@
 use std::net::{IpAddr, Ipv6Addr};
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, RateLimiter};
+use tokio::time::Instant;
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
-use super::{Config, Refused, metrics, now};
+use super::question::{Questions, Topic, quota};
+use super::{Config, Refused, now};
 use crate::kube::User;
 use crate::upstream::{Client, CredentialId};
 
@@ -23,7 +22,7 @@ pub(super) struct Tokens {
     /// Tokens that were somebody's when upstream was asked last. They have a budget of their own, so that they do not
     /// compete with those that are guessed at the same address.
     regulars: moka::sync::Cache<CredentialId, ()>,
-    slots: Semaphore,
+    questions: Questions,
     sources: DefaultKeyedRateLimiter<IpAddr>,
     budget: DefaultDirectRateLimiter,
     budget_of_regulars: DefaultDirectRateLimiter,
@@ -50,30 +49,24 @@ pub(super) struct Bearer {
 const ANSWERS_MAX: u64 = 32_768;
 /// How long a token that is not shown any more is known to have been somebody's.
 const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
-/// Questions that wait for upstream at a time.
-const IN_FLIGHT_MAX: usize = 64;
-const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// When somebody may come again who has asked for too much.
-const RETRY_AFTER_SECONDS: u32 = 1;
 /// Sources are forgotten by and by: whenever there are so many of them.
 const SOURCES_MAX: usize = 100_000;
 
 impl Tokens {
     pub(super) fn new(client: Client, config: &Config) -> Self {
         let answers = moka::future::Cache::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build();
-        let rate = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
-        let per_source = Quota::per_second(rate(config.reviews_per_source));
-        let per_source = per_source.allow_burst(rate(config.reviews_burst_per_source));
+        let per_source = quota(config.reviews_per_source, config.reviews_burst_per_source);
+        let in_all = quota(config.reviews, config.reviews);
         let regulars = moka::sync::Cache::builder().max_capacity(ANSWERS_MAX).time_to_idle(REGULAR_IDLE_MAX).build();
         Self {
             client,
             audiences: config.audiences.clone(),
             answers,
             regulars,
-            slots: Semaphore::new(IN_FLIGHT_MAX),
+            questions: Questions::new(Topic::Token),
             sources: RateLimiter::keyed(per_source),
-            budget: RateLimiter::direct(Quota::per_second(rate(config.reviews))),
-            budget_of_regulars: RateLimiter::direct(Quota::per_second(rate(config.reviews))),
+            budget: RateLimiter::direct(in_all),
+            budget_of_regulars: RateLimiter::direct(in_all),
         }
     }
 
@@ -114,27 +107,15 @@ impl Tokens {
         if let Some(source) = source {
             self.spend(id, source)?;
         }
-        let asking = async {
-            let _slot = self.slots.acquire().await;
-            let asked = Instant::now();
-            (asked, self.client.review_token(token.reveal(), &self.audiences).await)
-        };
-        let (asked, verdict) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
-            metrics::reviewed("token", "timeout");
-            Refused::Unavailable("whose the token is could not be found out in time".to_owned())
-        })?;
-        let verdict = verdict.map_err(|error| {
-            metrics::reviewed("token", "error");
-            tracing::warn!(%error, "a token could not be reviewed");
-            Refused::unanswered(&error, "whose the token is")
-        })?;
+        let reviewing = self.client.review_token(token.reveal(), &self.audiences);
+        let (asked, verdict) = self.questions.put(Box::pin(reviewing)).await?;
         let meant = self.audiences.is_empty() || verdict.audiences.iter().any(|of| self.audiences.contains(of));
         let user = verdict.user.filter(|_| meant);
         match user {
             Some(_) => self.regulars.insert(id, ()),
             None => self.regulars.invalidate(&id),
         }
-        metrics::reviewed("token", if user.is_some() { "authenticated" } else { "unauthenticated" });
+        self.questions.came_to(if user.is_some() { "authenticated" } else { "unauthenticated" });
         let until = token.expires().filter(|_| user.is_some());
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         Ok(Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until })
@@ -150,11 +131,7 @@ impl Tokens {
         } else {
             self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok()
         };
-        if allowed {
-            return Ok(());
-        }
-        metrics::reviewed("token", "over_budget");
-        Err(Refused::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS })
+        if allowed { Ok(()) } else { Err(self.questions.over_budget()) }
     }
 }
 

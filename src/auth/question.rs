@@ -1,0 +1,101 @@
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::time::Duration;
+
+use governor::Quota;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use super::{Refused, metrics};
+use crate::upstream::Error;
+
+/// What upstream is asked about a caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Topic {
+    Token,
+    Access,
+}
+
+/// The way to upstream for questions of one kind: so many at a time, and none for longer than that.
+pub(super) struct Questions {
+    topic: Topic,
+    slots: Semaphore,
+}
+
+/// Questions that wait for upstream at a time.
+const IN_FLIGHT_MAX: usize = 64;
+/// How long a question may take, with the time that it waits for its turn.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// When somebody may come again who has asked for too much.
+const RETRY_AFTER_SECONDS: u32 = 1;
+
+impl Questions {
+    pub(super) fn new(topic: Topic) -> Self {
+        Self { topic, slots: Semaphore::new(IN_FLIGHT_MAX) }
+    }
+
+    /// Puts a question in its turn: the answer, and a moment before which nothing was sent. Boxed, for it is large and
+    /// rarely asked.
+    pub(super) async fn put<T>(
+        &self,
+        question: Pin<Box<impl Future<Output = Result<T, Error>>>>,
+    ) -> Result<(Instant, T), Refused> {
+        let asking = async {
+            let _slot = self.slots.acquire().await;
+            let asked = Instant::now();
+            (asked, question.await)
+        };
+        let (asked, answer) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
+            self.came_to("timeout");
+            Refused::Unavailable(format!("{} could not be found out in time", self.topic.sought()))
+        })?;
+        let answer = answer.map_err(|error| {
+            self.came_to("error");
+            tracing::warn!(%error, "{} could not be reviewed", self.topic.reviewed());
+            Refused::unanswered(&error, self.topic.sought())
+        })?;
+        Ok((asked, answer))
+    }
+
+    /// Counts a question, by what came of it.
+    pub(super) fn came_to(&self, result: &'static str) {
+        metrics::reviewed(self.topic.as_str(), result);
+    }
+
+    /// The question is not put: whoever causes it has caused too many.
+    pub(super) fn over_budget(&self) -> Refused {
+        self.came_to("over_budget");
+        Refused::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
+    }
+}
+
+impl Topic {
+    /// The label of metrics.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::Access => "access",
+        }
+    }
+
+    fn reviewed(self) -> &'static str {
+        match self {
+            Self::Token => "a token",
+            Self::Access => "an access",
+        }
+    }
+
+    /// For the words of a refusal.
+    fn sought(self) -> &'static str {
+        match self {
+            Self::Token => "whose the token is",
+            Self::Access => "whether this is allowed",
+        }
+    }
+}
+
+/// So many a second in the long run, and so many at once; one, where that is none.
+pub(super) fn quota(per_second: u32, burst: u32) -> Quota {
+    let rate = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
+    Quota::per_second(rate(per_second)).allow_burst(rate(burst))
+}
