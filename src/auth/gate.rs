@@ -310,11 +310,6 @@ impl Caller {
         }
     }
 
-    /// A token's bearer, whose requests upstream judges itself.
-    pub fn is_bearer(&self) -> bool {
-        matches!(self, Self::Known(known) if matches!(known.credential, Credential::Token(_)))
-    }
-
     /// What tells this caller's questions from others'.
     pub fn id(&self) -> Option<CredentialId> {
         match self {

@@ -34,11 +34,6 @@ impl Forwarder {
         Self { ours, impersonator }
     }
 
-    /// Whether requests can be sent for users whose credential cannot be passed on.
-    pub fn impersonates(&self) -> bool {
-        self.impersonator.is_some()
-    }
-
     /// Passes a request on, streaming both ways, with the rights of `behalf` and no others.
     ///
     /// Hop-by-hop headers do not cross; for a [`Lane::Tunnel`] the upgrade itself does. A request that may be read in
