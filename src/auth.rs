@@ -33,7 +33,7 @@ use std::time::{Duration, SystemTime};
 
 pub use affected::{Affected, Subjects};
 pub use certificate::{Authorities, AuthoritiesError};
-pub use credential::Chain;
+pub use credential::{BEARER_PROTOCOL, Chain};
 pub use gate::{Caller, Delegated, Gate, Known, Sender};
 pub use grant::Grant;
 pub use hosts::{Hosts, WrongHost};

@@ -44,7 +44,7 @@ pub(super) enum Malformed {
 /// Longest token that is asked about.
 pub(super) const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// A subprotocol that carries a bearer token, for browsers, which cannot set headers (semantics.md §6).
-const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+pub const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
 const REMOTE_GROUP: HeaderName = HeaderName::from_static("x-remote-group");
@@ -88,18 +88,18 @@ pub(super) fn token_of(headers: &HeaderMap) -> Result<Option<Token>, Malformed> 
     if let Some(token) = bearer(headers) {
         return Ok(Some(token));
     }
-    let is_websocket = text(headers.get(UPGRADE)).is_some_and(|to| to.eq_ignore_ascii_case("websocket"));
+    let is_websocket = headers.get(UPGRADE).and_then(text).is_some_and(|to| to.eq_ignore_ascii_case("websocket"));
     if is_websocket { websocket_token(headers) } else { Ok(None) }
 }
 
 fn bearer(headers: &HeaderMap) -> Option<Token> {
-    let mut words = text(headers.get(AUTHORIZATION))?.trim().splitn(3, ' ');
+    let mut words = headers.get(AUTHORIZATION).and_then(text)?.trim().splitn(3, ' ');
     let (scheme, token) = (words.next()?, words.next()?);
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| Token::new(token))
 }
 
 fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
-    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| text(Some(value)));
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(text);
     let offered = offered.flat_map(|value| value.split(',')).map(str::trim);
     let (tokens, others): (Vec<_>, Vec<_>) = offered.partition(|protocol| protocol.starts_with(BEARER_PROTOCOL));
     let encoded = match tokens.as_slice() {
@@ -117,13 +117,13 @@ fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
 
 /// The user that a proxy in front of us names, by the header names that every apiserver is given.
 pub(super) fn asserted(headers: &HeaderMap) -> Option<User> {
-    let name = text(headers.get(REMOTE_USER)).filter(|name| !name.is_empty())?.to_owned();
-    let uid = text(headers.get(REMOTE_UID)).unwrap_or_default().to_owned();
-    let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(|value| text(Some(value)));
+    let name = headers.get(REMOTE_USER).and_then(text).filter(|name| !name.is_empty())?.to_owned();
+    let uid = headers.get(REMOTE_UID).and_then(text).unwrap_or_default().to_owned();
+    let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(text);
     let mut user = User { name, uid, groups: groups.map(str::to_owned).collect(), ..User::default() };
     for (header, value) in headers {
         let key = header.as_str().strip_prefix(REMOTE_EXTRA).filter(|key| !key.is_empty());
-        if let (Some(key), Some(value)) = (key, text(Some(value))) {
+        if let (Some(key), Some(value)) = (key, text(value)) {
             user.extra.entry(unescaped(key)).or_default().push(value.to_owned());
         }
     }
@@ -150,8 +150,9 @@ pub(super) fn unescaped(key: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| key.to_owned())
 }
 
-fn text(value: Option<&HeaderValue>) -> Option<&str> {
-    value.and_then(|value| std::str::from_utf8(value.as_bytes()).ok())
+/// A header's value, if it is UTF-8: names and groups need not be ASCII.
+pub(super) fn text(value: &HeaderValue) -> Option<&str> {
+    std::str::from_utf8(value.as_bytes()).ok()
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
 
-use super::credential::unescaped;
+use super::credential::{text, unescaped};
 use crate::kube::{Access, ResourceTarget, Target, User};
 use crate::upstream::is_impersonation;
 
@@ -86,13 +86,9 @@ fn service_account(user: &str) -> Option<(&str, &str)> {
     (is_name(namespace) && is_name(name)).then_some((namespace, name))
 }
 
-fn text(value: &HeaderValue) -> Option<&str> {
-    std::str::from_utf8(value.as_bytes()).ok()
-}
-
 #[cfg(test)]
 mod tests {
-    use http::HeaderName;
+    use http::{HeaderName, HeaderValue};
 
     use super::*;
 

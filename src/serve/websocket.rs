@@ -22,6 +22,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSoc
 use super::body::ReplyBody;
 use super::session::WatchSession;
 use super::watch::BATCH_BYTES;
+use crate::auth::BEARER_PROTOCOL;
 use crate::wire::{Form, websocket_payload};
 
 /// Whether the request asks for a WebSocket: as the apiserver detects it, on HTTP/1.1 only.
@@ -36,10 +37,7 @@ pub(super) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     connection.any(|value| value.to_ascii_lowercase().contains("upgrade"))
 }
 
-/// A subprotocol that carries a bearer token: credentials, which are the caller's own and go nowhere from here.
-pub(super) const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
-
-/// Removes the token from the subprotocols.
+/// Removes the token from the subprotocols: a credential, which is the caller's own and goes nowhere from here.
 pub(super) fn drop_bearer(headers: &mut HeaderMap) {
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let offered: Vec<_> = offered
