@@ -10,7 +10,7 @@ use super::credential::{Chain, Credential};
 use super::tokens::Tokens;
 use super::{Config, Refused, now};
 use crate::base::Reloaded;
-use crate::kube::{Access, User};
+use crate::kube::User;
 use crate::upstream::{Client, CredentialId};
 
 /// Certificates that are accepted, as of now: their file may change.
@@ -151,19 +151,6 @@ impl Judge {
                 Err(Refused::Unauthenticated)
             }
         }
-    }
-
-    /// Whether somebody is still who they were and may still do what they do.
-    pub(super) async fn judge(
-        &self,
-        id: CredentialId,
-        credential: &Credential,
-        access: &Arc<Access>,
-        since: Instant,
-    ) -> Result<Identity, Refused> {
-        let identity = self.identify(id, credential, Some(since), None).await?.ok_or(Refused::Unauthenticated)?;
-        self.accesses.decide(&identity.user, access, Some(since)).await?;
-        Ok(identity)
     }
 
     /// What a credential's certificates are verified by, if it has some.

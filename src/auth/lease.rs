@@ -196,7 +196,7 @@ impl Lease {
 impl Keeper {
     async fn run(mut self) {
         let mut good = Instant::now();
-        let mut due = self.due(good);
+        let mut due = self.bounded(good + self.terms.period());
         let mut authorities = self.judge.authorities(&self.standing.credential);
         loop {
             tokio::select! {
@@ -210,7 +210,7 @@ impl Keeper {
                     self.doubt(false);
                     good = asserted;
                     self.until = identity.until;
-                    due = self.due(good);
+                    due = self.bounded(good + self.terms.period());
                 }
                 // What the credential says itself, nobody has to be asked about.
                 Err(why) if why.is_doubt() && self.until.is_some_and(|until| until <= now()) => {
@@ -223,8 +223,7 @@ impl Keeper {
                     if good.elapsed() >= grace {
                         return self.revoke(&why);
                     }
-                    due = (Instant::now() + AGAIN.min(self.terms.period)).min(good + grace);
-                    due = self.until.map_or(due, |until| due.min(Instant::now() + remaining(until)));
+                    due = self.bounded((Instant::now() + AGAIN.min(self.terms.period)).min(good + grace));
                 }
                 Err(why) => return self.revoke(&why),
             }
@@ -239,16 +238,17 @@ impl Keeper {
 
     async fn ask(&self, since: Instant) -> Result<Identity, Refused> {
         let Standing { id, credential, access, sight, .. } = &*self.standing;
-        let Some(sight) = sight else { return self.judge.judge(*id, credential, access, since).await };
         let identity = self.judge.identify(*id, credential, Some(since), None).await?;
         let identity = identity.ok_or(Refused::Unauthenticated)?;
-        sight.assert_again(identity.user.clone(), since).await?;
+        match sight {
+            Some(sight) => sight.assert_again(identity.user.clone(), since).await?,
+            None => drop(self.judge.accesses.decide(&identity.user, access, Some(since)).await?),
+        }
         Ok(identity)
     }
 
-    /// When to ask again if nothing happens.
-    fn due(&self, good: Instant) -> Instant {
-        let due = good + self.terms.period();
+    /// When to ask again if nothing happens: not later than the credential ends.
+    fn bounded(&self, due: Instant) -> Instant {
         self.until.map_or(due, |until| due.min(Instant::now() + remaining(until)))
     }
 
