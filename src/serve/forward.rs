@@ -51,7 +51,7 @@ impl Door {
     /// Passes a request on as it is.
     pub(super) async fn forward(
         &self,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         caller: &Caller,
         info: Option<&RequestInfo>,
         query: &Query,
@@ -87,10 +87,10 @@ impl Door {
         };
         let repeatable = request.method().is_safe();
         let is_broken = Arc::new(AtomicBool::new(false));
-        let request = match self.outgoing(request, &behalf) {
-            Ok(request) => request.map(|body| noticed(body, is_broken.clone())),
-            Err(status) => return manner.status(&status),
-        };
+        if let Err(status) = self.make_outgoing(request.headers_mut(), &behalf) {
+            return manner.status(&status);
+        }
+        let request = request.map(|body| noticed(body, is_broken.clone()));
         match self.forwarder.forward(&behalf, lane, request).await {
             Ok(response) => response.map(|body| ReplyBody::forwarded(body, place)),
             Err(_) if is_broken.load(Ordering::Relaxed) => manner.status(&Status::bad_request(BROKEN_BODY)),
@@ -113,11 +113,8 @@ impl Door {
             user_agent: manner.user_agent.clone(),
         };
         let mut headers = request.headers().clone();
-        if self.add_hop(&mut headers).is_err() {
-            return Shared::answered(manner.status(&loop_detected()));
-        }
-        if !keeps_token(&behalf) {
-            websocket::drop_bearer(&mut headers);
+        if let Err(status) = self.make_outgoing(&mut headers, &behalf) {
+            return Shared::answered(manner.status(&status));
         }
         let (client, forwarder) = (self.client.clone(), self.forwarder.clone());
         let held = place.clone();
@@ -159,10 +156,10 @@ impl Door {
         place: Place,
     ) -> Response<ReplyBody> {
         let downstream = hyper::upgrade::on(&mut request);
-        let request = match self.outgoing(request, behalf) {
-            Ok(request) => without_body(request),
-            Err(status) => return manner.status(&status),
-        };
+        if let Err(status) = self.make_outgoing(request.headers_mut(), behalf) {
+            return manner.status(&status);
+        }
+        let request = without_body(request);
         let held = self.drain.hold();
         let mut response = match self.forwarder.forward(behalf, Lane::Tunnel, request).await {
             Ok(response) => response,
@@ -222,12 +219,13 @@ impl Door {
         }
     }
 
-    fn outgoing(&self, mut request: Request<Incoming>, behalf: &Behalf) -> Result<Request<Incoming>, Status> {
-        self.add_hop(request.headers_mut())?;
+    /// Makes a request's headers those of one that leaves this proxy.
+    fn make_outgoing(&self, headers: &mut HeaderMap, behalf: &Behalf) -> Result<(), Status> {
+        self.add_hop(headers)?;
         if !keeps_token(behalf) {
-            websocket::drop_bearer(request.headers_mut());
+            websocket::drop_bearer(headers);
         }
-        Ok(request)
+        Ok(())
     }
 
     /// Whether the request has been here before, or comes through too long a chain.
