@@ -27,7 +27,7 @@ pub struct Authorities {
 /// Somebody, until then.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Holder {
-    pub(super) user: User,
+    pub(super) user: Arc<User>,
     pub(super) until: SystemTime,
 }
 
@@ -97,7 +97,7 @@ impl Authorities {
             .map_err(|error| invalid(&error))?;
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| invalid(&error))?;
         let not_after = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
-        let user = subject(leaf, &parsed).ok_or(Untrusted::Nameless)?;
+        let user = Arc::new(subject(leaf, &parsed).ok_or(Untrusted::Nameless)?);
         // It is good to the end of its last second.
         Ok(Holder { user, until: UNIX_EPOCH + Duration::from_secs(not_after.saturating_add(1)) })
     }

@@ -26,7 +26,7 @@ pub(super) enum Credential {
     Nobody,
     Token(Token),
     Certificate(Chain),
-    /// The word of a proxy whose certificate we trust for that.
+    /// The word of whoever has that certificate; to be believed of a proxy whose certificate we trust for that.
     Asserted(Chain, Arc<User>),
 }
 

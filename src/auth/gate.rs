@@ -28,7 +28,7 @@ struct Shared {
     tasks: Tasks,
     client: Client,
     /// Whom upstream takes us for, as of lately: our credentials may change.
-    ourselves: moka::future::Cache<(), User>,
+    ourselves: moka::future::Cache<(), Arc<User>>,
 }
 
 /// What delegation needs besides its configuration.
@@ -199,7 +199,7 @@ impl Gate {
 impl Shared {
     async fn authenticate(&self, sender: Sender<'_>, headers: &HeaderMap) -> Result<Caller, Refused> {
         let mut refused = None;
-        for credential in shown(&self.judge, sender, headers)? {
+        for credential in shown(sender, headers)? {
             let id = self.judge.id(&credential);
             match self.judge.identify(id, &credential, None, sender.address).await {
                 Ok(None) => {}
@@ -268,18 +268,18 @@ impl Shared {
 
     async fn is_us(&self, user: &User) -> bool {
         // Who we are cannot be found out: then nobody else is it.
-        let asking = async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map_err(drop) };
+        let asking =
+            async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
         Box::pin(self.ourselves.try_get_with((), asking)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
     }
 }
 
 /// What a request shows, in the order in which it is believed.
-fn shown(judge: &Judge, sender: Sender<'_>, headers: &HeaderMap) -> Result<Vec<Credential>, Refused> {
+fn shown(sender: Sender<'_>, headers: &HeaderMap) -> Result<Vec<Credential>, Refused> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
-        if let Some(user) = asserted(headers).filter(|_| judge.is_front_proxy(chain)) {
-            shown.push(Credential::Asserted(chain.clone(), Arc::new(user)));
-        }
+        let user = asserted(headers).map(Arc::new);
+        shown.extend(user.map(|user| Credential::Asserted(chain.clone(), user)));
         shown.push(Credential::Certificate(chain.clone()));
     }
     match token_of(headers) {

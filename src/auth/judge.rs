@@ -96,7 +96,7 @@ impl Judge {
     }
 
     /// Whether this chain is one of a proxy whose word we take.
-    pub(super) fn is_front_proxy(&self, chain: &Chain) -> bool {
+    fn is_front_proxy(&self, chain: &Chain) -> bool {
         let Some(front) = &self.front_proxy else { return false };
         let authorities = front.authorities.current();
         match authorities.verify(chain, now()) {
@@ -122,12 +122,13 @@ impl Judge {
             }
             Credential::Certificate(chain) => {
                 let Some(holder) = self.holder(id, chain)? else { return Ok(None) };
-                Identity { user: Arc::new(holder.user), until: Some(holder.until) }
+                Identity { user: holder.user, until: Some(holder.until) }
             }
             Credential::Asserted(chain, user) if self.is_front_proxy(chain) => {
                 Identity { user: user.clone(), until: None }
             }
-            Credential::Asserted(..) => return Err(Refused::Unauthenticated),
+            // Not a proxy's word; its certificate is a credential all the same, and comes next.
+            Credential::Asserted(..) => return Ok(None),
         };
         Ok(Some(identity))
     }
