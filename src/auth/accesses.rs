@@ -5,7 +5,7 @@ use governor::{DefaultKeyedRateLimiter, RateLimiter};
 use moka::Expiry;
 use tokio::time::Instant;
 
-use super::question::{Questions, Topic, quota};
+use super::question::{Dated, Questions, Topic, quota, remembered};
 use super::{Affected, Config, Refused};
 use crate::kube::{Access, User};
 use crate::upstream::Client;
@@ -33,7 +33,6 @@ struct Question {
 
 #[derive(Debug, Clone)]
 struct Decision {
-    /// The question was put to upstream behind this moment.
     asked: Instant,
     /// In the authorizer's words; `Err`: denied.
     allowed: Result<Arc<str>, Arc<str>>,
@@ -85,23 +84,11 @@ impl Accesses {
         since: Option<Instant>,
     ) -> Result<Arc<str>, Refused> {
         let question = Question { user: user.clone(), access: access.clone() };
+        let ask = || self.ask(&question, since.is_some());
         if access.len_bytes() > QUESTION_TEXT_MAX {
-            return self.ask(&question, since.is_some()).await?.into_result();
+            return ask().await?.into_result();
         }
-        loop {
-            if let (Some(since), Some(decision)) = (since, self.decisions.get(&question).await)
-                && decision.asked < since
-            {
-                self.decisions.invalidate(&question).await;
-            }
-            let asking = self.ask(&question, since.is_some());
-            // A question is large, and rarely asked: no request holds room for it beside its own.
-            let decision = Box::pin(self.decisions.try_get_with_by_ref(&question, asking)).await;
-            let decision = decision.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
-            if since.is_none_or(|since| decision.asked >= since) {
-                return decision.into_result();
-            }
-        }
+        remembered(&self.decisions, &question, since, ask).await?.into_result()
     }
 
     /// Forgets what may no longer be so.
@@ -141,6 +128,12 @@ impl Accesses {
 impl Decision {
     fn into_result(self) -> Result<Arc<str>, Refused> {
         self.allowed.map_err(Refused::Denied)
+    }
+}
+
+impl Dated for Decision {
+    fn asked(&self) -> Instant {
+        self.asked
     }
 }
 

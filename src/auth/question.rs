@@ -1,8 +1,11 @@
+use std::hash::Hash;
 use std::num::NonZeroU32;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use governor::Quota;
+use moka::future::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
@@ -20,6 +23,12 @@ pub(super) enum Topic {
 pub(super) struct Questions {
     topic: Topic,
     slots: Semaphore,
+}
+
+/// An answer of upstream that is remembered.
+pub(super) trait Dated {
+    /// The question was put to upstream behind this moment.
+    fn asked(&self) -> Instant;
 }
 
 /// Questions that wait for upstream at a time.
@@ -90,6 +99,36 @@ impl Topic {
         match self {
             Self::Token => "whose the token is",
             Self::Access => "whether this is allowed",
+        }
+    }
+}
+
+/// The answer that is remembered, or what `ask` comes to: one question a key at a time, however many wait for it, and
+/// errors are not remembered. `since`: an answer to an older question will not do.
+pub(super) async fn remembered<K, V, F>(
+    answers: &Cache<K, V>,
+    key: &K,
+    since: Option<Instant>,
+    ask: impl Fn() -> F,
+) -> Result<V, Refused>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    V: Dated + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<V, Refused>>,
+{
+    let will_do = |answer: &V| since.is_none_or(|since| answer.asked() >= since);
+    loop {
+        match answers.get(key).await {
+            Some(answer) if will_do(&answer) => return Ok(answer),
+            Some(_) => answers.invalidate(key).await,
+            None => {}
+        }
+        // A question is large, and rarely asked: no request holds room for it beside its own.
+        let answer = Box::pin(answers.try_get_with_by_ref(key, ask())).await;
+        let answer = answer.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
+        // Else somebody's question was under way that began too early.
+        if will_do(&answer) {
+            return Ok(answer);
         }
     }
 }

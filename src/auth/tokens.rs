@@ -6,7 +6,7 @@ use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, RateLimiter};
 use tokio::time::Instant;
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
-use super::question::{Questions, Topic, quota};
+use super::question::{Dated, Questions, Topic, quota, remembered};
 use super::{Config, Refused, now};
 use crate::kube::User;
 use crate::upstream::{Client, CredentialId};
@@ -31,7 +31,6 @@ pub(super) struct Tokens {
 /// Somebody's token, or nobody's.
 #[derive(Debug, Clone)]
 struct Answer {
-    /// The question was put to upstream behind this moment.
     asked: Instant,
     user: Option<Arc<User>>,
     /// By the token's own word.
@@ -82,25 +81,13 @@ impl Tokens {
         if token.reveal().len() > TOKEN_BYTES_MAX {
             return Err(Refused::Unauthenticated);
         }
-        loop {
-            if let (Some(since), Some(answer)) = (since, self.answers.get(&id).await)
-                && answer.asked < since
-            {
-                self.answers.invalidate(&id).await;
-            }
-            let answer = Box::pin(self.answers.try_get_with(id, self.ask(id, token, source))).await;
-            let answer = answer.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
-            if since.is_some_and(|since| answer.asked < since) {
-                // Somebody's question was under way that began too early.
-                continue;
-            }
-            let user = answer.user.ok_or(Refused::Unauthenticated)?;
-            // Upstream grants a token some time beyond its own word; here it ends with that.
-            if answer.until.is_some_and(|until| until <= now()) {
-                return Err(Refused::Unauthenticated);
-            }
-            return Ok(Bearer { user, until: answer.until });
+        let answer = remembered(&self.answers, &id, since, || self.ask(id, token, source)).await?;
+        let user = answer.user.ok_or(Refused::Unauthenticated)?;
+        // Upstream grants a token some time beyond its own word; here it ends with that.
+        if answer.until.is_some_and(|until| until <= now()) {
+            return Err(Refused::Unauthenticated);
         }
+        Ok(Bearer { user, until: answer.until })
     }
 
     async fn ask(&self, id: CredentialId, token: &Token, source: Option<IpAddr>) -> Result<Answer, Refused> {
@@ -132,6 +119,12 @@ impl Tokens {
             self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok()
         };
         if allowed { Ok(()) } else { Err(self.questions.over_budget()) }
+    }
+}
+
+impl Dated for Answer {
+    fn asked(&self) -> Instant {
+        self.asked
     }
 }
 
