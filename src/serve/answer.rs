@@ -32,21 +32,21 @@ pub(super) struct Manner {
     pub(super) record: Option<Arc<Record>>,
     /// Large answers may be compressed.
     pub(super) gzip: bool,
-    pub(super) query: Option<Query>,
+    pub(super) query: Option<Arc<Query>>,
     /// What is shown of a collection of which not all may be.
     pub(super) extent: Option<Extent>,
 }
 
 impl Manner {
-    pub(super) fn of(headers: &HeaderMap, query: Option<Query>) -> Self {
-        let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    pub(super) fn of(headers: &HeaderMap, query: Arc<Query>) -> Self {
+        let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         Self {
-            accept: text(http::header::ACCEPT),
-            user_agent: text(http::header::USER_AGENT),
+            accept: text(http::header::ACCEPT).map(str::to_owned),
+            user_agent: text(http::header::USER_AGENT).map(str::to_owned),
             audit_id: headers.get(AUDIT_ID).filter(|id| !id.is_empty()).cloned(),
             record: None,
-            gzip: text(ACCEPT_ENCODING).is_some_and(|value| gzip::is_asked_for(&value)),
-            query,
+            gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_asked_for),
+            query: Some(query),
             extent: None,
         }
     }

@@ -95,7 +95,7 @@ pub(super) struct Visit {
     pub(super) request: Request<Incoming>,
     pub(super) caller: Caller,
     pub(super) info: RequestInfo,
-    pub(super) query: Query,
+    pub(super) query: Arc<Query>,
     pub(super) manner: Manner,
     pub(super) received: Instant,
     /// What may be read is asked for, where not all may.
@@ -160,8 +160,8 @@ impl Door {
         let finish = |response: Response<_>| if without_body { response.map(ReplyBody::of_head) } else { response };
         let received = Instant::now();
         let readable = readable::take(&mut request);
-        let query = Query::parse(request.uri().query().unwrap_or_default());
-        let mut manner = Manner::of(request.headers(), Some(query.clone()));
+        let query = Arc::new(Query::parse(request.uri().query().unwrap_or_default()));
+        let mut manner = Manner::of(request.headers(), query.clone());
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let info = RequestInfo::parse(method.as_str(), &path, &query);
         let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut manner));

@@ -43,10 +43,18 @@ pub(super) fn take<B>(request: &mut Request<B>) -> bool {
 
 /// The query without the parameter, and what that says first; `None` if it is not there.
 fn without(raw: &str) -> Option<(String, bool)> {
-    let value = |pair: &str| Query::parse(pair).first(PARAMETER).map(is_true);
     let said = raw.split('&').find_map(value)?;
     let rest: Vec<_> = raw.split('&').filter(|pair| value(pair).is_none()).collect();
     Some((rest.join("&"), said))
+}
+
+/// What a pair says, if it is the parameter. Most are not, which shows without decoding them.
+fn value(pair: &str) -> Option<bool> {
+    let name = pair.split_once('=').map_or(pair, |(name, _)| name);
+    if name != PARAMETER && !name.contains('%') {
+        return None;
+    }
+    Query::parse(pair).first(PARAMETER).map(is_true)
 }
 
 /// As the API's own parameters: all but these are true.
