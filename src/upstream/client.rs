@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
+use http::uri::PathAndQuery;
 use http::{Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full};
 use tokio::sync::watch;
@@ -169,8 +170,9 @@ impl Client {
 
     /// Points a request at upstream.
     fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
-        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-        *request.uri_mut() = self.uri(path)?;
+        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        // Where upstream is all of its host, a path is what it was, and has been read already.
+        *request.uri_mut() = if self.prefix().is_empty() { self.at(path)? } else { self.uri(path.as_str())? };
         Ok(())
     }
 
@@ -197,12 +199,19 @@ impl Client {
     }
 
     fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
-        let base = &self.shared.base;
-        let prefix = base.path().trim_end_matches('/');
-        let mut parts = base.clone().into_parts();
-        let joined = format!("{prefix}{path_and_query}");
-        parts.path_and_query = Some(joined.parse().map_err(|error| Error::Form(format!("{joined}: {error}")))?);
+        let joined = format!("{}{path_and_query}", self.prefix());
+        self.at(joined.parse().map_err(|error| Error::Form(format!("{joined}: {error}")))?)
+    }
+
+    fn at(&self, path_and_query: PathAndQuery) -> Result<Uri, Error> {
+        let mut parts = self.shared.base.clone().into_parts();
+        parts.path_and_query = Some(path_and_query);
         Uri::from_parts(parts).map_err(|error| Error::Form(error.to_string()))
+    }
+
+    /// What the paths of upstream's API begin with there.
+    fn prefix(&self) -> &str {
+        self.shared.base.path().trim_end_matches('/')
     }
 }
 
@@ -247,4 +256,36 @@ fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
         set_retry_after(&mut status, seconds);
     }
     status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readdressed(base: &'static str, asked: &'static str) -> String {
+        let client = Client::connect(&Source::Anonymous(Uri::from_static(base))).expect("nothing is asked");
+        let mut request = Request::new(());
+        *request.uri_mut() = Uri::from_static(asked);
+        client.readdress(&mut request).expect("an address");
+        request.uri().to_string()
+    }
+
+    #[tokio::test]
+    async fn paths_are_upstreams_whatever_the_request_names() {
+        for (asked, path) in [
+            ("/api/v1/pods?limit=5", "/api/v1/pods?limit=5"),
+            ("/a%2Fb//c;d?x=%zz&y", "/a%2Fb//c;d?x=%zz&y"),
+            ("http://elsewhere:1/api?a=b", "/api?a=b"),
+            ("http://elsewhere:1", "/"),
+            ("http://elsewhere:1?a=b", "/?a=b"),
+            ("elsewhere:1", "/"),
+        ] {
+            for base in ["http://up:8080", "http://up:8080/"] {
+                assert_eq!(readdressed(base, asked), format!("http://up:8080{path}"), "{asked}");
+            }
+        }
+        for base in ["http://up:8080/k8s/c1", "http://up:8080/k8s/c1/"] {
+            assert_eq!(readdressed(base, "/api/v1/pods?limit=5"), "http://up:8080/k8s/c1/api/v1/pods?limit=5");
+        }
+    }
 }
