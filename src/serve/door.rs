@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use super::admission::{Admission, Limits};
-use super::answer::{Manner, SERVED, malformed, new_audit_id};
+use super::answer::{AUDIT_ID, Manner, SERVED, malformed, new_audit_id};
 use super::audit::{Audit, Decision, Record};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
@@ -199,10 +199,14 @@ impl Door {
             }
             (Ok(info), Err(refused)) => turned_away(&manner, "", &info, &query, &refused),
         };
-        let response = match recording {
+        let mut response = match recording {
             Some(manner) => recorded(&manner, response),
             None => response,
         };
+        if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
+            // No two are alike: HTTP/2 would keep each in its table of headers, and compare the next with all of them.
+            id.set_sensitive(true);
+        }
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
         tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
