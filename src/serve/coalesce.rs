@@ -1,4 +1,6 @@
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::base::Tasks;
-use crate::upstream::Behalf;
+use crate::upstream::{Behalf, Error};
 
 /// An answer of upstream that several requests share.
 #[derive(Debug, Clone)]
@@ -20,7 +22,7 @@ pub(super) struct Answer {
 }
 
 /// Why there is none; the text of a 502 or 503.
-pub(super) type Failure = Arc<crate::upstream::Error>;
+pub(super) type Failure = Arc<Error>;
 
 /// Identical questions, asked once for all who came before the asking.
 ///
@@ -48,48 +50,76 @@ pub(super) struct Key {
     pub(super) user_agent: Option<String>,
 }
 
+/// Asks upstream, each time that it is called.
+type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Answer, Error>> + Send>> + Send + Sync>;
+
 impl Coalesced {
-    /// The answer to `key`, asked by `ask` for this request and all that wait with it.
+    /// The answer to `key`, asked by `ask` for this request or for all that wait with it.
     ///
-    /// The asking goes on if this caller goes away: others may wait for it.
-    pub(super) async fn ask<F, Fut>(&self, key: Key, tasks: &Tasks, ask: F) -> Option<Result<Answer, Failure>>
-    where
-        F: Fn() -> Fut + Send + 'static,
-        Fut: Future<Output = Result<Answer, crate::upstream::Error>> + Send,
-    {
-        let (tx, rx) = oneshot::channel();
-        let first = {
-            let mut waiting = self.waiting.lock();
-            let first = !waiting.contains_key(&key);
-            waiting.entry(key.clone()).or_default().push(tx);
-            first
+    /// Who is alone asks by itself: most are, and a task in between costs more than the question. If it goes away,
+    /// those who have come meanwhile are asked for nevertheless.
+    pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Result<Answer, Failure>> {
+        let turn = match self.waiting.lock().entry(key.clone()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Askers::new());
+                None
+            }
+            Entry::Occupied(mut under_way) => {
+                let (tx, rx) = oneshot::channel();
+                under_way.get_mut().push(tx);
+                Some(rx)
+            }
         };
-        if first {
-            let asking = Asking { waiting: self.waiting.clone(), key };
-            tasks.spawn("coalesced", async move {
-                while let Some(askers) = take(&asking.waiting, &asking.key) {
-                    super::metrics::coalesced(askers.len());
-                    let answer = match timeout(ANSWER_MAX, ask()).await {
-                        Ok(answer) => answer.map_err(Arc::new),
-                        Err(_) => Err(Arc::new(crate::upstream::Error::Timeout(ANSWER_MAX))),
-                    };
-                    askers.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
-                }
-            });
+        if let Some(turn) = turn {
+            return turn.await.ok();
         }
-        rx.await.ok()
+        let under_way = UnderWay { waiting: self.waiting.clone(), key, tasks: tasks.clone(), ask };
+        Some(question(&under_way.ask, 1).await)
+    }
+}
+
+/// A question, and what follows: however it ends, those who have come meanwhile get one of their own.
+struct UnderWay {
+    waiting: Arc<Mutex<Waiting>>,
+    key: Key,
+    tasks: Tasks,
+    ask: Ask,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let Some(askers) = take(&self.waiting, &self.key) else { return };
+        let next = Next { waiting: self.waiting.clone(), key: self.key.clone() };
+        let ask = self.ask.clone();
+        self.tasks.spawn("coalesced", async move {
+            let mut askers = Some(askers);
+            while let Some(waited) = askers {
+                let answer = question(&ask, waited.len()).await;
+                waited.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
+                askers = take(&next.waiting, &next.key);
+            }
+        });
     }
 }
 
 /// The task that asks for a key. However it ends, the key does not stay behind: later requests would wait for ever.
-struct Asking {
+struct Next {
     waiting: Arc<Mutex<Waiting>>,
     key: Key,
 }
 
-impl Drop for Asking {
+impl Drop for Next {
     fn drop(&mut self) {
         self.waiting.lock().remove(&self.key);
+    }
+}
+
+/// Asked once, for so many.
+async fn question(ask: &Ask, askers: usize) -> Result<Answer, Failure> {
+    super::metrics::coalesced(askers);
+    match timeout(ANSWER_MAX, ask()).await {
+        Ok(answer) => answer.map_err(Arc::new),
+        Err(_) => Err(Arc::new(Error::Timeout(ANSWER_MAX))),
     }
 }
 
@@ -110,6 +140,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use tokio::sync::Semaphore;
+    use tokio::task::JoinHandle;
 
     use super::*;
 
@@ -123,40 +154,105 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_question_under_way_does_not_serve_those_who_come_later() {
-        let (coalesced, tasks) = (Coalesced::default(), Tasks::new());
-        let asked = Arc::new(AtomicUsize::new(0));
-        let gate = Arc::new(Semaphore::new(0));
-        let ask = {
-            let (asked, gate) = (asked.clone(), gate.clone());
-            move || {
+    /// Questions that are answered by their number, one for each that is let through.
+    #[derive(Clone)]
+    struct Desk {
+        coalesced: Coalesced,
+        tasks: Tasks,
+        asked: Arc<AtomicUsize>,
+        gate: Arc<Semaphore>,
+    }
+
+    impl Desk {
+        fn new() -> Self {
+            let (coalesced, tasks) = (Coalesced::default(), Tasks::new());
+            Self { coalesced, tasks, asked: Arc::default(), gate: Arc::new(Semaphore::new(0)) }
+        }
+
+        fn request(&self) -> JoinHandle<Option<String>> {
+            let desk = self.clone();
+            let Self { asked, gate, .. } = self.clone();
+            let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
                 let (number, gate) = (asked.fetch_add(1, Ordering::SeqCst) + 1, gate.clone());
-                async move {
+                Box::pin(async move {
                     gate.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
                     Ok(Answer { status: StatusCode::OK, headers: HeaderMap::new(), body })
-                }
+                })
+            };
+            tokio::spawn(async move {
+                let answer = desk.coalesced.ask(key(), &desk.tasks, Arc::new(ask)).await?.expect("answered");
+                Some(String::from_utf8(answer.body.to_vec()).expect("a number"))
+            })
+        }
+
+        /// The first, whose question is under way, and those who wait.
+        async fn one_and(&self, later: usize) -> (JoinHandle<Option<String>>, Vec<JoinHandle<Option<String>>>) {
+            let first = self.request();
+            self.until(|desk| desk.asked.load(Ordering::SeqCst) == 1).await;
+            let waiting: Vec<_> = (0..later).map(|_| self.request()).collect();
+            self.until(|desk| desk.coalesced.waiting.lock()[&key()].len() == later).await;
+            (first, waiting)
+        }
+
+        async fn until(&self, done: impl Fn(&Self) -> bool) {
+            while !done(self) {
+                tokio::task::yield_now().await;
             }
-        };
-        let request = |coalesced: Coalesced, tasks: Tasks, ask| async move {
-            let answer = coalesced.ask(key(), &tasks, ask).await.expect("asked").expect("answered");
-            String::from_utf8(answer.body.to_vec()).expect("a number")
-        };
-        let first = tokio::spawn(request(coalesced.clone(), tasks.clone(), ask.clone()));
-        while asked.load(Ordering::SeqCst) == 0 {
-            tokio::task::yield_now().await;
         }
-        let later: Vec<_> =
-            (0..5).map(|_| tokio::spawn(request(coalesced.clone(), tasks.clone(), ask.clone()))).collect();
-        while coalesced.waiting.lock().get(&key()).map_or(0, Vec::len) < 5 {
-            tokio::task::yield_now().await;
+
+        async fn is_forgotten(&self) {
+            self.until(|desk| desk.coalesced.waiting.lock().is_empty()).await;
         }
-        gate.add_permits(2);
-        assert_eq!(first.await.expect("joined"), "1");
-        for later in later {
-            assert_eq!(later.await.expect("joined"), "2", "all who waited share the second question");
+    }
+
+    async fn answers(requests: Vec<JoinHandle<Option<String>>>) -> Vec<Option<String>> {
+        let mut answers = Vec::new();
+        for request in requests {
+            answers.push(request.await.expect("joined"));
         }
-        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        answers
+    }
+
+    #[tokio::test]
+    async fn a_question_under_way_does_not_serve_those_who_come_later() {
+        let desk = Desk::new();
+        let (first, later) = desk.one_and(5).await;
+        desk.gate.add_permits(2);
+        assert_eq!(answers(vec![first]).await, [Some("1".to_owned())]);
+        assert_eq!(answers(later).await, vec![Some("2".to_owned()); 5], "all who waited share the second question");
+        assert_eq!(desk.asked.load(Ordering::SeqCst), 2);
+        desk.is_forgotten().await;
+    }
+
+    #[tokio::test]
+    async fn those_who_wait_are_asked_for_when_the_first_goes_away() {
+        let desk = Desk::new();
+        let (first, later) = desk.one_and(3).await;
+        first.abort();
+        desk.gate.add_permits(1);
+        assert_eq!(answers(later).await, vec![Some("2".to_owned()); 3]);
+        desk.is_forgotten().await;
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_ever_when_all_is_stopped() {
+        let desk = Desk::new();
+        let (first, later) = desk.one_and(2).await;
+        desk.tasks.join().await;
+        first.abort();
+        assert_eq!(answers(later).await, [None, None]);
+        desk.is_forgotten().await;
+    }
+
+    #[tokio::test]
+    async fn who_is_alone_leaves_nothing_behind() {
+        let desk = Desk::new();
+        let (alone, _) = desk.one_and(0).await;
+        desk.gate.add_permits(1);
+        assert_eq!(answers(vec![alone]).await, [Some("1".to_owned())]);
+        desk.is_forgotten().await;
+        desk.tasks.join().await;
+        assert_eq!(desk.asked.load(Ordering::SeqCst), 1);
     }
 }

@@ -1,5 +1,6 @@
 //! Pass-through: everything that the cache does not answer, streaming in both directions.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -118,17 +119,17 @@ impl Door {
         }
         let (client, forwarder) = (self.client.clone(), self.forwarder.clone());
         let held = place.clone();
-        let ask = move || {
+        let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
             let question = (path_and_query.clone(), headers.clone());
             let asking = ask(client.clone(), forwarder.clone(), behalf.clone(), question);
             let held = held.clone();
-            async move {
+            Box::pin(async move {
                 let answer = asking.await;
                 drop(held);
                 answer
-            }
+            })
         };
-        let response = match self.coalesced.ask(key, &self.tasks, ask).await {
+        let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
             Some(Ok(Answer { status, headers, body })) => {
                 let mut response = Response::new(ReplyBody::full(body));
