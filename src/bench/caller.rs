@@ -1,8 +1,11 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use tokio::sync::Mutex;
 
-use super::link::{self, Failed, Sender, Windows};
+use super::link::{self, Failed, Opened, Sender, Windows};
 use super::target::{Ask, Target};
 use super::words::Protocol;
 use crate::base::Tasks;
@@ -16,7 +19,13 @@ pub(super) struct Caller {
     target: Target,
     protocol: Protocol,
     tasks: Tasks,
-    sender: Mutex<Option<Sender>>,
+    connection: Mutex<Option<Connection>>,
+}
+
+struct Connection {
+    sender: Sender,
+    /// The server has closed it: they do that to connections on which nothing happens for a while.
+    is_over: Arc<AtomicBool>,
 }
 
 /// An answer, read.
@@ -30,7 +39,7 @@ impl Caller {
     pub(super) fn new(target: &Target, protocol: Protocol, tasks: &Tasks) -> Self {
         // What opens WebSockets answers over HTTP/1.1.
         let protocol = if protocol == Protocol::H2 { Protocol::H2 } else { Protocol::H1 };
-        Self { target: target.clone(), protocol, tasks: tasks.clone(), sender: Mutex::new(None) }
+        Self { target: target.clone(), protocol, tasks: tasks.clone(), connection: Mutex::new(None) }
     }
 
     pub(super) async fn get(&self, path: &str, accept: &str) -> Result<Reply, Failed> {
@@ -50,20 +59,27 @@ impl Caller {
         };
         let called = called.await;
         if called.is_err() {
-            *self.sender.lock().await = None;
+            *self.connection.lock().await = None;
         }
         called
     }
 
     async fn sender(&self) -> Result<Sender, Failed> {
-        let mut kept = self.sender.lock().await;
-        if let Some(sender) = &*kept {
+        let mut kept = self.connection.lock().await;
+        if let Some(Connection { sender, is_over }) = &*kept
+            && !is_over.load(Ordering::Relaxed)
+        {
             return Ok(sender.clone());
         }
-        let opened = link::open(&self.target, self.protocol, WINDOWS).await?;
-        self.tasks.spawn("bench caller", opened.driver);
-        *kept = Some(opened.sender.clone());
-        Ok(opened.sender)
+        let Opened { sender, driver } = link::open(&self.target, self.protocol, WINDOWS).await?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ended = is_over.clone();
+        self.tasks.spawn("bench caller", async move {
+            driver.await;
+            ended.store(true, Ordering::Relaxed);
+        });
+        *kept = Some(Connection { sender: sender.clone(), is_over });
+        Ok(sender)
     }
 }
 
@@ -81,5 +97,40 @@ impl Reply {
     /// The version of an object or of a list in JSON.
     pub(super) fn version(&self) -> Option<u64> {
         super::recognise::Recogniser::new(false).list_version(&self.body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::bench::target::Credentials;
+
+    #[tokio::test]
+    async fn a_connection_that_its_server_has_closed_is_dialled_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let tasks = Tasks::new();
+        tasks.spawn("server", async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("a client");
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.expect("a head"));
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.expect("it reads");
+            }
+        });
+        let target = Credentials::default().target(&url).await.expect("a URL");
+        let caller = Caller::new(&target, Protocol::H1, &tasks);
+        for _ in 0..3 {
+            assert_eq!(caller.get("/", "*/*").await.expect("answered").body, b"ok");
+            while !caller.connection.lock().await.as_ref().expect("kept").is_over.load(Ordering::Relaxed) {
+                tokio::task::yield_now().await;
+            }
+        }
+        tasks.join().await;
     }
 }
