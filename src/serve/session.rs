@@ -1,4 +1,5 @@
 mod alarm;
+mod clock;
 mod initial;
 mod part;
 #[cfg(test)]
@@ -7,12 +8,12 @@ mod tests;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
 use self::alarm::{Alarm, Call};
+use self::clock::Clock;
 use self::initial::{Initial, Put};
 use self::part::{Bookmark, Part, Told};
 use super::admission::Place;
@@ -84,12 +85,6 @@ pub(super) enum End {
     Closed,
 }
 
-/// The moments that a watch waits for besides events.
-struct Clock {
-    deadline: Instant,
-    next_bookmark: Instant,
-}
-
 /// Everything that a watch is made of.
 pub(super) struct Opening {
     pub(super) permit: Permit,
@@ -112,14 +107,6 @@ pub(super) struct Terms {
     pub(super) end_bookmark: bool,
     pub(super) timeout_seconds: Option<i64>,
 }
-
-/// A bookmark a minute (KEP-956), and one two seconds before the end (KEP-1904; semantics.md §4.4).
-const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
-const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
-/// The apiserver's `--min-request-timeout`.
-const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
-/// Longer requests are cut to this, so that no arithmetic overflows: a year.
-const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
 
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
@@ -383,7 +370,7 @@ impl WatchSession {
             End::Underivable
         } else {
             match self.called(cx) {
-                Some(Call::Time) if self.clock.deadline <= Instant::now() => End::Timeout,
+                Some(Call::Time) if self.clock.is_over(Instant::now()) => End::Timeout,
                 Some(Call::Drained) => End::Drained,
                 Some(Call::Revoked) => {
                     // The grant is looked at next, and says why.
@@ -450,37 +437,6 @@ impl Drop for WatchSession {
         if !matches!(self.phase, Phase::Ended) {
             self.metrics.ended(End::Closed);
         }
-    }
-}
-
-impl Clock {
-    fn new(now: Instant, timeout_seconds: Option<i64>) -> Self {
-        let lasts = match timeout_seconds {
-            None | Some(0) => TIMEOUT_MIN.mul_f64(1.0 + fastrand::f64()),
-            Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(TIMEOUT_MAX_SECONDS)),
-        };
-        let deadline = now + lasts;
-        Self { deadline, next_bookmark: (now + BOOKMARK_PERIOD).min(Self::last_bookmark(now, deadline)) }
-    }
-
-    /// The next of them.
-    fn next(&self) -> Instant {
-        self.next_bookmark.min(self.deadline)
-    }
-
-    /// When the bookmark before the end is due; watches shorter than that get none.
-    fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
-        deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
-    }
-
-    /// Whether a bookmark is due; if so the next one is scheduled.
-    fn bookmark_due(&mut self, now: Instant) -> bool {
-        if now < self.next_bookmark {
-            return false;
-        }
-        let last = Self::last_bookmark(now, self.deadline);
-        self.next_bookmark = if last > now { (now + BOOKMARK_PERIOD).min(last) } else { self.deadline };
-        true
     }
 }
 

@@ -26,7 +26,7 @@ impl WatchBody {
         Self { session, bell: Bell::rung(), batch: Vec::new(), _record: record }
     }
 
-    pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    pub(super) fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
         if !self.bell.has_rung(cx) && self.session.is_parked() {
             return Poll::Pending;
         }

@@ -1,0 +1,52 @@
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The moments that a watch waits for besides events.
+pub(super) struct Clock {
+    deadline: Instant,
+    next_bookmark: Instant,
+}
+
+/// A bookmark a minute (KEP-956), and one two seconds before the end (KEP-1904; semantics.md §4.4).
+const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
+const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
+/// The apiserver's `--min-request-timeout`.
+const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
+/// Longer requests are cut to this, so that no arithmetic overflows: a year.
+const TIMEOUT_MAX_SECONDS: u64 = 365 * 24 * 3600;
+
+impl Clock {
+    pub(super) fn new(now: Instant, timeout_seconds: Option<i64>) -> Self {
+        let lasts = match timeout_seconds {
+            None | Some(0) => TIMEOUT_MIN.mul_f64(1.0 + fastrand::f64()),
+            Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(TIMEOUT_MAX_SECONDS)),
+        };
+        let deadline = now + lasts;
+        Self { deadline, next_bookmark: (now + BOOKMARK_PERIOD).min(Self::last_bookmark(now, deadline)) }
+    }
+
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.deadline <= now
+    }
+
+    /// The next of them.
+    pub(super) fn next(&self) -> Instant {
+        self.next_bookmark.min(self.deadline)
+    }
+
+    /// When the bookmark before the end is due; watches shorter than that get none.
+    fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
+        deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
+    }
+
+    /// Whether a bookmark is due; if so the next one is scheduled.
+    pub(super) fn bookmark_due(&mut self, now: Instant) -> bool {
+        if now < self.next_bookmark {
+            return false;
+        }
+        let last = Self::last_bookmark(now, self.deadline);
+        self.next_bookmark = if last > now { (now + BOOKMARK_PERIOD).min(last) } else { self.deadline };
+        true
+    }
+}
