@@ -55,7 +55,7 @@ impl Wake for Line {
 
     fn wake_by_ref(self: &Arc<Self>) {
         // Before the task is woken: it looks at once.
-        self.rung.store(true, Ordering::Release);
+        self.rung.swap(true, Ordering::AcqRel);
         self.task.lock().wake_by_ref();
     }
 }

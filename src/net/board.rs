@@ -58,7 +58,8 @@ impl Board {
 
     /// To be polled without having been woken.
     pub(super) fn put(&self, part: Part) {
-        self.flag(part).store(true, Ordering::SeqCst);
+        // Not a store: who takes it sees what all have done who put it here.
+        self.flag(part).swap(true, Ordering::SeqCst);
     }
 
     /// Whether the part has been woken since this was last asked.
@@ -109,7 +110,8 @@ impl Bell {
 
     /// The stream is polled now; it comes on the board again when it is woken from here on.
     pub(super) fn answer(&self) {
-        self.rung.store(false, Ordering::SeqCst);
+        // Not a store: the poll sees what those have done who found it rung.
+        self.rung.swap(false, Ordering::SeqCst);
     }
 }
 

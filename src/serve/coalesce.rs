@@ -89,7 +89,7 @@ struct UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let Some(askers) = take(&self.waiting, &self.key) else { return };
-        let next = Next { waiting: self.waiting.clone(), key: self.key.clone() };
+        let mut next = Next { waiting: self.waiting.clone(), key: self.key.clone(), is_kept: true };
         let ask = self.ask.clone();
         self.tasks.spawn("coalesced", async move {
             let mut askers = Some(askers);
@@ -98,6 +98,7 @@ impl Drop for UnderWay {
                 waited.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
                 askers = take(&next.waiting, &next.key);
             }
+            next.let_go();
         });
     }
 }
@@ -106,11 +107,21 @@ impl Drop for UnderWay {
 struct Next {
     waiting: Arc<Mutex<Waiting>>,
     key: Key,
+    is_kept: bool,
+}
+
+impl Next {
+    /// The key is gone; from here on it may be somebody else's.
+    fn let_go(&mut self) {
+        self.is_kept = false;
+    }
 }
 
 impl Drop for Next {
     fn drop(&mut self) {
-        self.waiting.lock().remove(&self.key);
+        if self.is_kept {
+            self.waiting.lock().remove(&self.key);
+        }
     }
 }
 

@@ -40,6 +40,8 @@ pub(super) struct WatchSession {
     alarm: Rarely<Alarm>,
     /// What the alarm said last, until it has been heeded.
     called: Option<Call>,
+    /// One is due once there is nothing else to say.
+    is_bookmark_due: bool,
     /// There is nothing to say until its waker is woken.
     is_parked: bool,
     /// Of a Table: for the first event, and for that one alone.
@@ -142,6 +144,7 @@ impl WatchSession {
             seen_bookmarks: lease.reader.progress().bookmarks,
             alarm: Rarely::new(Alarm::new(drain, &standing, clock.next())),
             called: None,
+            is_bookmark_due: false,
             is_parked: false,
             clock,
             lease,
@@ -321,7 +324,7 @@ impl WatchSession {
                 self.metrics.delivered(applied);
                 // Events that come with rights, and bookmarks, are looked for when there are no others.
                 self.is_parked = self.part.is_none()
-                    && self.called.is_none()
+                    && !self.is_bookmark_due
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
             Pull::CaughtUp { progress } => {
@@ -361,12 +364,14 @@ impl WatchSession {
 
     /// Whether the watch ends now: its time is up, or the proxy drains.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
+        // It is revoked after it was disproven, so whoever sees the one sees the other.
+        let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
             // What this client holds may be wrong: going on from here would leave it so.
             let status = Status::too_old(self.told.0, self.lease.reader.progress().rv.0);
             self.end_with(&status, End::Underivable);
             return true;
-        } else if self.cursor.renderer().is_revoked() {
+        } else if is_revoked {
             End::Underivable
         } else {
             match self.called(cx) {
@@ -377,7 +382,13 @@ impl WatchSession {
                     self.called = None;
                     return true;
                 }
-                Some(Call::Time) | None => return false,
+                Some(Call::Time) => {
+                    self.called = None;
+                    self.is_bookmark_due = true;
+                    self.alarm.inner().set_to(self.clock.deadline());
+                    return false;
+                }
+                None => return false,
             }
         };
         self.phase = Phase::Ended;
@@ -412,10 +423,9 @@ impl WatchSession {
 
     /// Whether a bookmark is due; if so the next one is scheduled.
     fn bookmark_due(&mut self) -> bool {
-        if self.called != Some(Call::Time) {
+        if !std::mem::take(&mut self.is_bookmark_due) {
             return false;
         }
-        self.called = None;
         let is_due = self.clock.bookmark_due(Instant::now());
         self.alarm.inner().set_to(self.clock.next());
         is_due

@@ -30,6 +30,10 @@ impl Clock {
         self.deadline <= now
     }
 
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
     /// The next of them.
     pub(super) fn next(&self) -> Instant {
         self.next_bookmark.min(self.deadline)

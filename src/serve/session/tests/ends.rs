@@ -161,6 +161,24 @@ async fn a_drain_ends_every_watch_at_a_moment_of_its_own() {
     assert!(drained.await.expect("no panic"), "nobody was left behind");
 }
 
+/// Also when a bookmark is due that it has not come to yet.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_behind_leaves_at_its_moment() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    for version in 11..20 {
+        stage.put("p", "x", version);
+    }
+    pass(60).await;
+    assert_eq!(client.pieces(1).len(), 1);
+    let (_writer, ending) = stage.drain(GRACE).await;
+    pass(80).await;
+    assert_eq!(client.told(), ["over"]);
+    drop(client);
+    assert!(ending.await.expect("no panic"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_drained_client_gets_a_last_bookmark_to_resume_from() {
     for (terms, pending, expected) in [
