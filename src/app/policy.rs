@@ -90,7 +90,7 @@ impl Listener {
     async fn begin(&self, lease: &Lease) -> Option<Cursor> {
         let json = Representation::Object(Form::Json);
         let renderer = if lease.spec.key.form == Form::Json {
-            crate::wire::Renderer::verbatim(lease.reader.envelope())
+            lease.reader.verbatim().clone()
         } else {
             lease.renderings.settled(json).await.ok()?
         };
