@@ -11,7 +11,7 @@ mod peer;
 mod serve;
 mod tls;
 
-pub use address::{Address, AddressError};
+pub use address::{Address, AddressError, is_loopback};
 pub use listener::{Listener, bind_unix};
 pub use peer::{Connection, Peer, PeerAddress};
 pub use serve::{Limits, serve};

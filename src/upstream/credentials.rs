@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use http::header::AUTHORIZATION;
+use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
 use kube_client::config::{AuthInfo, Kubeconfig};
@@ -8,6 +9,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::Error;
+use crate::net::is_loopback;
 
 /// Where our credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +66,11 @@ pub enum CredentialError {
     InCluster(String),
     #[error("upstream TLS verification is off (insecure-skip-tls-verify); name the cluster's CA instead")]
     Insecure,
+    #[error(
+        "upstream is {0}: without TLS credentials and objects go over the network as they are; name an https:// server \
+         (http:// is for loopback addresses)"
+    )]
+    Plaintext(Uri),
     #[error("the kubeconfig now names {named}; a restart is needed to talk to another upstream than {first}")]
     Elsewhere { first: Uri, named: Uri },
     #[error("upstream TLS: {0}")]
@@ -106,6 +113,10 @@ impl Credentials {
         };
         if config.accept_invalid_certs {
             return Err(CredentialError::Insecure);
+        }
+        // Whoever has no credentials has none to lose, and is no source that a configuration could name.
+        if !matches!(source, Source::Anonymous(_)) && !is_private(&config.cluster_url) {
+            return Err(CredentialError::Plaintext(config.cluster_url));
         }
         Self::from_config(&config)
     }
@@ -152,6 +163,14 @@ impl Credentials {
     }
 }
 
+/// Whether nobody on the way can read or change what is said to a server.
+fn is_private(server: &Uri) -> bool {
+    let host = server.host().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse();
+    let is_local = host.eq_ignore_ascii_case("localhost") || address.is_ok_and(is_loopback);
+    server.scheme() == Some(&Scheme::HTTPS) || is_local
+}
+
 /// A service that hands a request's headers back.
 fn echo()
 -> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
@@ -184,5 +203,59 @@ pub(super) fn put_all(headers: &mut HeaderMap<HeaderValue>, ours: HeaderMap<Head
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_tls_is_on_this_machine() {
+        for server in [
+            "https://10.0.0.1:6443",
+            "https://kubernetes.default.svc",
+            "HTTPS://kubernetes.default.svc",
+            "http://127.0.0.1:8001",
+            "http://127.9.9.9",
+            "http://localhost:8001/prefix",
+            "http://LOCALHOST:8001",
+            "http://[::1]:8001",
+            "http://[::ffff:127.0.0.1]:8001",
+        ] {
+            assert!(is_private(&server.parse().expect(server)), "{server}");
+        }
+        for server in [
+            "http://10.0.0.1:6443",
+            "http://kubernetes.default.svc",
+            "http://0.0.0.0:8001",
+            "http://[::]:8001",
+            "http://127.1:8001",
+            "http://127.0.0.1.nip.io",
+            "http://127.0.0.1:80@evil.example",
+            "http://localhost.:8001",
+            "http://localhost.evil.example",
+            "HTTP://evil.example",
+            "evil.example:80",
+        ] {
+            assert!(!is_private(&server.parse().expect(server)), "{server}");
+        }
+    }
+
+    #[test]
+    fn a_kubeconfig_that_names_one_elsewhere_is_not_used() {
+        let path = std::env::temp_dir().join(format!("kube-fanout-plaintext-{}", std::process::id()));
+        let load = |server: &str| {
+            let cluster = format!("clusters:\n- name: c\n  cluster: {{server: \"{server}\"}}\n");
+            let rest =
+                "users:\n- name: u\n  user: {token: t}\ncontexts:\n- name: x\n  context: {cluster: c, user: u}\n";
+            let text = format!("apiVersion: v1\nkind: Config\ncurrent-context: x\n{cluster}{rest}");
+            std::fs::write(&path, text).expect("written");
+            Credentials::load(&Source::File(path.clone()))
+        };
+        assert!(load("http://127.0.0.1:1").is_ok());
+        let refused = load("http://10.1.2.3:6443").expect_err("without TLS").to_string();
+        assert!(refused.contains("http://10.1.2.3:6443") && refused.contains("without TLS"), "{refused}");
+        std::fs::remove_file(&path).expect("removed");
     }
 }

@@ -96,7 +96,8 @@ async fn new_credentials_are_for_new_requests() {
     upstream.say("two");
     assert_eq!(next(&mut stream).await, "two", "what ran goes on");
     let shown = upstream.shown_at("/version");
-    for spoilt in ["apiVersion: v1\nkind: Conf", &kubeconfig("127.0.0.1:1")] {
+    let plaintext = kubeconfig("10.1.2.3:1").replace("https:", "http:");
+    for spoilt in ["apiVersion: v1\nkind: Conf", &kubeconfig("127.0.0.1:1"), &plaintext] {
         spoil(&app, &dir, "kubeconfig", spoilt, "upstream_credentials").await;
         assert_eq!(app.get("/version").await.status, 200);
         assert_eq!(upstream.shown_at("/version"), shown, "the last good ones stay: {spoilt}");
