@@ -11,6 +11,7 @@ mod authorization;
 mod clients;
 mod custom;
 mod custom_life;
+mod deploy;
 mod differential;
 mod expired;
 mod fanout;

@@ -13,6 +13,7 @@ mod cold;
 mod command;
 mod current;
 mod cuts;
+mod deploy;
 mod discovery;
 mod doors;
 mod fanout;

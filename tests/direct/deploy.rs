@@ -1,0 +1,114 @@
+//! What deploy/ gives to whom, by its text.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+fn documents(text: &str) -> impl Iterator<Item = Value> {
+    text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("YAML"))
+}
+
+/// The rules of all roles in a file of manifests: the name of the role, and the rule.
+fn rules(text: &str) -> Vec<(String, Value)> {
+    let roles = documents(text).filter(|document| document["kind"].as_str().is_some_and(|kind| kind.ends_with("Role")));
+    let of = |role: Value| {
+        let name = role["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let rules = role["rules"].as_array().cloned().unwrap_or_default();
+        rules.into_iter().map(move |rule| (name.clone(), rule)).collect::<Vec<_>>()
+    };
+    roles.flat_map(of).collect()
+}
+
+fn list<'a>(rule: &'a Value, key: &str) -> Vec<&'a str> {
+    rule[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+/// What rules give beyond the collections that they name.
+fn violations(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (role, rule) in rules(text) {
+        let (groups, resources) = (list(&rule, "apiGroups"), list(&rule, "resources"));
+        let (verbs, urls) = (list(&rule, "verbs"), list(&rule, "nonResourceURLs"));
+        // The one place where a pattern says what is meant: UIDs and every extra.
+        let impersonates = verbs == ["impersonate"] && groups == ["authentication.k8s.io"];
+        let patterns = [&groups[..], &verbs, &urls, if impersonates { &[] } else { &resources[..] }].concat();
+        if patterns.iter().any(|text| text.contains('*')) {
+            found.push(format!("{role}: a \"*\" in {rule}"));
+        }
+        let reads = verbs.iter().any(|verb| ["get", "list", "watch"].contains(verb));
+        if reads && resources.iter().any(|name| name.contains('/')) {
+            found.push(format!("{role}: a subresource in {rule}"));
+        }
+    }
+    found
+}
+
+fn manifests(folder: &Path, found: &mut Vec<(String, String)>) {
+    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            manifests(&path, found);
+        } else if path.extension().is_some_and(|of| of == "yaml") {
+            found.push((path.display().to_string(), std::fs::read_to_string(&path).expect("text")));
+        }
+    }
+}
+
+fn deployed() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    manifests(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy")), &mut found);
+    let rules: usize = found.iter().map(|(_, text)| rules(text).len()).sum();
+    assert!(found.len() > 1 && rules > 10, "the roles were not found");
+    found
+}
+
+#[test]
+fn roles_name_what_they_give_and_no_subresources_to_read() {
+    for (name, text) in deployed() {
+        assert_eq!(violations(&text), Vec::<String>::new(), "{name}");
+    }
+    let role = |groups: &str, resources: &str, verbs: &str| {
+        let rule = format!("{{apiGroups: [{groups}], resources: [{resources}], verbs: [{verbs}]}}");
+        format!("kind: ClusterRole\nmetadata: {{name: r}}\nrules:\n  - {rule}\n")
+    };
+    for (groups, resources, verbs) in [
+        ("'*'", "'*'", "get, list, watch"),
+        ("''", "'*'", "list"),
+        ("''", "pods", "'*'"),
+        ("'*'", "pods", "list"),
+        ("''", "pods/exec", "get"),
+        ("''", "nodes/proxy", "get, create"),
+        ("''", "'*/log'", "get"),
+        ("''", "'*'", "impersonate"),
+        ("authentication.k8s.io", "'*'", "impersonate, get"),
+    ] {
+        assert!(!violations(&role(groups, resources, verbs)).is_empty(), "{groups} {resources} {verbs}");
+    }
+    assert!(violations(&role("authentication.k8s.io", "'*'", "impersonate")).is_empty());
+}
+
+#[test]
+fn a_central_proxy_reads_no_secrets_and_writes_nothing_but_reviews() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/rbac.yaml")).expect("text");
+    let own: Vec<_> = rules(&text).into_iter().filter(|(role, _)| role == "kube-fanout").collect();
+    for (_, rule) in &own {
+        let (resources, verbs) = (list(rule, "resources"), list(rule, "verbs"));
+        assert!(!resources.contains(&"secrets"), "{rule}");
+        let reviews = resources.iter().all(|name| name.ends_with("reviews"));
+        assert_eq!(verbs, if reviews { &["create"][..] } else { &["list", "watch"] }, "{rule}");
+    }
+    for needed in ["customresourcedefinitions", "apiservices", "clusterrolebindings", "roles", "tokenreviews"] {
+        assert!(own.iter().any(|(_, rule)| list(rule, "resources").contains(&needed)), "{needed}");
+    }
+}
+
+/// Its container may take so much, and feeds half of it unless a configuration says otherwise: src/config/memory.rs.
+#[test]
+fn the_sidecars_limit_leaves_room_beside_the_feeds() {
+    let (_, text) = deployed().into_iter().find(|(name, _)| name.ends_with("sidecar.yaml")).expect("there is one");
+    let pod = documents(&text).find(|document| document["kind"] == "Pod").expect("there is a pod");
+    let container = &pod["spec"]["initContainers"][0];
+    assert_eq!(container["resources"]["limits"]["memory"], "1Gi");
+    assert_eq!(container["args"], serde_json::json!(["serve", "--listen", "127.0.0.1:8001"]), "no configuration");
+    assert!(container["env"].is_null(), "{container}");
+}
