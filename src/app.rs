@@ -65,6 +65,7 @@ impl Bound {
     /// # Errors
     /// See [`StartError`].
     pub async fn bind(config: Serve) -> Result<Self, StartError> {
+        say_memory(&config);
         let exporter = admin::exporter(describe).map_err(StartError::Metrics)?;
         let client = Client::connect(&config.upstream)?;
         let tls = tls(&config)?;
@@ -195,6 +196,15 @@ fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
     let (audit, writer) = Audit::open(destination).map_err(StartError::Audit)?;
     records.spawn("audit", writer.run());
     Ok((audit, records))
+}
+
+/// How much feeds may hold, and why: a container that is killed for its memory cannot say it any more.
+fn say_memory(config: &Serve) {
+    let Some(memory) = &config.memory else { return };
+    tracing::info!(mebibytes = memory.budget_bytes() >> 20, from = %memory, "memory for objects and events");
+    if let Some(warning) = memory.warning() {
+        tracing::warn!("{warning}");
+    }
 }
 
 /// What everybody counts.

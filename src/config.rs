@@ -8,6 +8,7 @@ mod bench;
 mod coverage;
 mod delegated;
 mod file;
+mod memory;
 mod problems;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ mod tests;
 pub use arguments::{Arguments, Command, ServeArguments};
 pub use bench::{BenchArguments, LoadArguments};
 pub use delegated::Delegated;
+pub use memory::Memory;
 pub use problems::Problems;
 
 use std::path::PathBuf;
@@ -41,6 +43,8 @@ pub struct Serve {
     pub preload: Vec<String>,
     pub door: serve::Config,
     pub cache: cache::Config,
+    /// Where the feeds' budget comes from; not known where nobody asked.
+    pub memory: Option<Memory>,
     pub reflect: reflect::Config,
     pub connections: ConnectionLimits,
     /// How often certificates, keys and credentials in files are looked at.
@@ -97,6 +101,7 @@ impl Serve {
             preload: Vec::new(),
             door: serve::Config::default(),
             cache: cache::Config::default(),
+            memory: None,
             reflect: reflect::Config::default(),
             connections: ConnectionLimits::default(),
             look_every: LOOK_EVERY,

@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 
 use super::coverage::Said;
 use super::file::File;
+use super::memory::{Memory, Room};
 use super::{BenchArguments, DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsSource};
 use crate::auth::Mode;
 use crate::base::LOOK_EVERY;
@@ -168,9 +169,7 @@ impl ServeArguments {
             allow_core_dumps,
         } = self;
         let upstream = kubeconfig.or(file.kubeconfig).map_or(Source::InCluster, Source::File);
-        let listen = if listen.is_empty() { file.listen } else { listen };
-        let listen = if listen.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { listen };
-        let listen: Vec<Address> = listen.iter().filter_map(|text| problems.check("listen", text.parse())).collect();
+        let listen = addresses(if listen.is_empty() { file.listen } else { listen }, problems);
         let admin = match admin.or(file.admin).as_deref().unwrap_or(DEFAULT_ADMIN) {
             "off" => None,
             text => problems.check("admin", text.parse()),
@@ -184,7 +183,10 @@ impl ServeArguments {
         let mut delegated = file.delegated;
         delegated.client_ca = client_ca.or(delegated.client_ca);
         delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
-        let mut door = file.door;
+        let memory = Memory::new(file.memory_mebibytes.map(mebibytes), Room::of_this_process());
+        let (mut door, mut cache) = (file.door, file.cache);
+        cache.memory_bytes_max = memory.budget_bytes();
+        door.limits.lists_bytes_max = file.list_mebibytes.map_or_else(|| memory.lists_bytes(), mebibytes);
         door.consistency = proof(consistency.or(file.consistency).as_deref().unwrap_or("strict"), problems);
         let coverage = Said {
             node: node_name.or(file.node),
@@ -202,7 +204,8 @@ impl ServeArguments {
             allowed_hosts: file.allowed_hosts,
             preload: if preload.is_empty() { file.preload } else { preload },
             door,
-            cache: file.cache,
+            cache,
+            memory: Some(memory),
             reflect: file.reflect,
             connections: file.connections,
             look_every: LOOK_EVERY,
@@ -214,6 +217,15 @@ impl ServeArguments {
         serve.check(problems);
         Some(serve)
     }
+}
+
+fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
+    let named = if named.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { named };
+    named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
+}
+
+fn mebibytes(count: usize) -> usize {
+    count << 20
 }
 
 fn mode(auth: &str, problems: &mut Problems) -> Option<Mode> {

@@ -24,6 +24,9 @@ pub(super) struct File {
     pub(super) sensitive: Vec<String>,
     pub(super) door: serve::Config,
     pub(super) cache: cache::Config,
+    /// What feeds and LISTs may hold, where it is said.
+    pub(super) memory_mebibytes: Option<usize>,
+    pub(super) list_mebibytes: Option<usize>,
     pub(super) reflect: reflect::Config,
     pub(super) connections: net::Limits,
     pub(super) drain: Duration,
@@ -47,6 +50,8 @@ impl Default for File {
             sensitive: Vec::new(),
             door: serve::Config::default(),
             cache: cache::Config::default(),
+            memory_mebibytes: None,
+            list_mebibytes: None,
             reflect: reflect::Config::default(),
             connections: net::Limits::default(),
             drain: Duration::from_secs(20),
@@ -103,9 +108,9 @@ impl File {
         top.within("feeds", |feeds| {
             feeds.put("resources", &mut file.door.coverage.resources);
             feeds.put("sensitive", &mut file.sensitive);
-            let mut mebibytes = file.cache.memory_bytes_max >> 20;
+            let mut mebibytes = 0;
             feeds.put_bounded("memoryMebibytes", &mut mebibytes, 1, 1 << 24);
-            file.cache.memory_bytes_max = mebibytes << 20;
+            file.memory_mebibytes = (mebibytes > 0).then_some(mebibytes);
             feeds.put_duration("idle", &mut file.reflect.idle_max);
             feeds.put_duration("syncWait", &mut file.door.sync_wait_max);
             feeds.put_bounded("heldSnapshots", &mut file.cache.held_snapshots_max, 1, 100_000);
@@ -114,9 +119,9 @@ impl File {
         top.within("limits", |limits| {
             limits.put_bounded("watches", &mut file.door.limits.watches_max, 1, 10_000_000);
             limits.put_bounded("watchesPerCaller", &mut file.door.limits.watches_per_caller_max, 1, 10_000_000);
-            let mut mebibytes = file.door.limits.lists_bytes_max >> 20;
+            let mut mebibytes = 0;
             limits.put_bounded("listMebibytes", &mut mebibytes, 1, 1 << 20);
-            file.door.limits.lists_bytes_max = mebibytes << 20;
+            file.list_mebibytes = (mebibytes > 0).then_some(mebibytes);
             limits.put_bounded("forwardsPerCaller", &mut file.door.limits.forwards_per_caller_max, 1, 1_000_000);
             limits.put_bounded("streamsPerCaller", &mut file.door.limits.streams_per_caller_max, 1, 1_000_000);
             limits.put_bounded("forwards", &mut file.door.limits.forwards_max, 1, 1_000_000);

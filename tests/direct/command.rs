@@ -94,6 +94,26 @@ fn what_other_machines_could_reach_is_refused_without_authentication() {
     assert_eq!(twice.code, Some(CONFIG), "{}", twice.stderr);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serve_says_how_much_memory_feeds_may_take_and_warns_when_there_is_less() {
+    let up = demo::upstream().run().await;
+    for (text, said, warned) in [
+        ("", "half of ", false),
+        ("feeds: {memoryMebibytes: 20}\n", "mebibytes=20 from=feeds.memoryMebibytes", false),
+        ("feeds: {memoryMebibytes: 16777216}\n", "mebibytes=16777216 from=feeds.memoryMebibytes", true),
+    ] {
+        let dir = Dir::new();
+        let config = dir.file("config.yaml", &format!("drain: 10ms\n{text}"));
+        let process = Process::serve(&dir, &up.url(), &["--config", config.to_str().expect("a path")]).await;
+        process.signal("TERM");
+        let stderr = process.ended().await.stderr;
+        let line = stderr.lines().find(|line| line.contains("memory for objects and events"));
+        assert!(line.is_some_and(|line| line.contains(said)), "{said}: {stderr}");
+        let warns = stderr.contains("the process may be killed for it");
+        assert_eq!(warns, warned, "{text}: {stderr}");
+    }
+}
+
 #[test]
 fn credentials_that_cannot_be_used_are_78() {
     let dir = Dir::new();
