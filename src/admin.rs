@@ -9,12 +9,14 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
+use crate::auth::BrowserGuard;
 use crate::base::Ready;
 use crate::cache::{Feeds, State as FeedState};
 
@@ -37,6 +39,18 @@ impl Pages {
             .route("/debug/feeds", get(debug::feeds))
             .route("/debug/{other}", get(unknown))
             .with_state(Arc::new(self))
+    }
+}
+
+/// The same pages for a port that web pages may reach for.
+pub fn guarded(pages: Router, browsers: BrowserGuard) -> Router {
+    pages.layer(from_fn_with_state(Arc::new(browsers), turn_away_pages))
+}
+
+async fn turn_away_pages(State(browsers): State<Arc<BrowserGuard>>, request: Request, next: Next) -> Response {
+    match browsers.check(request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(foreign) => (StatusCode::FORBIDDEN, format!("{foreign}\n")).into_response(),
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admin::{self, Pages};
-use crate::auth::{self, Gate, Hosts};
+use crate::auth::{self, BrowserGuard, Gate, Hosts};
 use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
 use crate::cache::Feeds;
 use crate::config::{Serve, TlsSource};
@@ -80,11 +80,13 @@ impl Bound {
         let ready = Ready::new();
         let tasks = Tasks::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
+        let hosts = Hosts::new(&config.allowed_hosts);
         let admin = match &config.admin {
             Some(address) => {
                 let bind = |source| StartError::Bind { address: address.clone(), source };
                 let pages = Pages { ready: ready.clone(), feeds: feeds.clone(), exporter };
-                Some(ops::Admin::bind(address, pages).map_err(bind)?)
+                let browsers = BrowserGuard::new(false, hosts.clone().or_any_address(), config.allowed_origins.clone());
+                Some(ops::Admin::bind(address, pages, browsers).map_err(bind)?)
             }
             None => None,
         };
@@ -107,7 +109,7 @@ impl Bound {
                 catalog: catalog.clone(),
                 feeds: feeds.clone(),
                 gate: gate.clone(),
-                hosts: Hosts::new(config.allowed_hosts.clone()),
+                browsers: BrowserGuard::new(config.tls.is_some(), hosts, config.allowed_origins.clone()),
                 audit,
                 tasks: tasks.clone(),
                 drain: drain.1.clone(),

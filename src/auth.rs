@@ -13,6 +13,7 @@
 
 mod accesses;
 mod affected;
+mod browsers;
 mod certificate;
 mod credential;
 mod gate;
@@ -32,11 +33,12 @@ mod tokens;
 use std::time::{Duration, SystemTime};
 
 pub use affected::{Affected, Subjects};
+pub use browsers::{BrowserGuard, Foreign, NoOrigin, Origin};
 pub use certificate::{Authorities, AuthoritiesError};
 pub use credential::{BEARER_PROTOCOL, Chain};
 pub use gate::{Caller, Delegated, Gate, Known, Sender};
 pub use grant::Grant;
-pub use hosts::{Hosts, WrongHost};
+pub use hosts::Hosts;
 pub use impersonation::{Headless, Impersonation};
 pub use judge::{FrontProxy, Trusted};
 pub use metrics::describe;

@@ -22,7 +22,7 @@ pub use problems::Problems;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::auth::Mode;
+use crate::auth::{Mode, Origin};
 use crate::base::LOOK_EVERY;
 use crate::cache;
 use crate::net::{Address, Limits as ConnectionLimits};
@@ -40,6 +40,8 @@ pub struct Serve {
     pub auth: Mode,
     pub delegated: Delegated,
     pub allowed_hosts: Vec<String>,
+    /// Of web pages that may send requests where they are not told from the proxy's own or its callers'.
+    pub allowed_origins: Vec<Origin>,
     pub preload: Vec<String>,
     pub door: serve::Config,
     pub cache: cache::Config,
@@ -98,6 +100,7 @@ impl Serve {
             auth: Mode::None,
             delegated: Delegated::default(),
             allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
             preload: Vec::new(),
             door: serve::Config::default(),
             cache: cache::Config::default(),

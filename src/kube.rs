@@ -42,7 +42,7 @@ pub use key::ObjectKey;
 pub use labels::{LabelSelector, Operator, Requirement};
 pub use list_options::{GetOptions, ListOptions, ListPlan, VersionMatch, WatchStart};
 pub use query::{QUERY_PAIRS_MAX, Query};
-pub use request_info::{RequestInfo, RequestInfoError, Verb};
+pub use request_info::{RequestInfo, RequestInfoError, Verb, reaches_inside};
 pub use selector::{SELECTOR_BYTES_MAX, Selector, SelectorError};
 pub use status::{NotAStatus, Status, StatusCause, StatusDetails, StatusMetadata};
 pub use timeout::check_timeout;

@@ -8,13 +8,15 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::Pages;
+use crate::admin::{Pages, guarded};
+use crate::auth::BrowserGuard;
 use crate::net::{Address, bind_unix};
 
 /// The admin listener: bound with the others, served on a thread and a runtime of its own.
 pub(super) struct Admin {
     listener: AdminListener,
     pages: Pages,
+    browsers: BrowserGuard,
 }
 
 enum AdminListener {
@@ -32,7 +34,7 @@ pub(super) struct Running {
 const UPKEEP: Duration = Duration::from_secs(5);
 
 impl Admin {
-    pub(super) fn bind(address: &Address, pages: Pages) -> io::Result<Self> {
+    pub(super) fn bind(address: &Address, pages: Pages, browsers: BrowserGuard) -> io::Result<Self> {
         let listener = match address {
             Address::Tcp(tcp) => {
                 let listener = StdTcpListener::bind(tcp)?;
@@ -41,7 +43,7 @@ impl Admin {
             }
             Address::Unix(path) => AdminListener::Unix(bind_unix(path)?, path.clone()),
         };
-        Ok(Self { listener, pages })
+        Ok(Self { listener, pages, browsers })
     }
 
     pub(super) fn address(&self) -> String {
@@ -67,13 +69,13 @@ impl Admin {
     }
 
     async fn serve(self, stop: CancellationToken) {
-        let Self { listener, pages } = self;
+        let Self { listener, pages, browsers } = self;
         let exporter = pages.exporter.clone();
         let router = pages.router();
         let serving = async {
             let ended = match listener {
                 AdminListener::Tcp(listener) => match TcpListener::from_std(listener) {
-                    Ok(listener) => axum::serve(listener, router).await,
+                    Ok(listener) => axum::serve(listener, guarded(router, browsers)).await,
                     Err(error) => Err(error),
                 },
                 AdminListener::Unix(listener, path) => match UnixListener::from_std(listener) {

@@ -310,6 +310,12 @@ impl Caller {
         }
     }
 
+    /// Whether the caller is known by a certificate of its own, which a browser adds to requests by itself. A front
+    /// proxy's is not one: what it takes from browsers, it has to judge itself.
+    pub fn shows_certificate(&self) -> bool {
+        matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
+    }
+
     /// What tells this caller's questions from others'.
     pub fn id(&self) -> Option<CredentialId> {
         match self {

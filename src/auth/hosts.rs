@@ -1,35 +1,83 @@
-/// The names that this proxy answers to where the socket is all that protects it.
+use std::net::IpAddr;
+
+use crate::net::is_loopback;
+
+/// The names that a socket answers to where being able to reach it is all that it takes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hosts {
-    /// Besides the loopback ones.
+    /// Besides the loopback ones, in lower case.
     names: Vec<String>,
+    /// Any address will do: somebody's page can have a name that leads here, but no address that is not its own.
+    addresses: bool,
 }
 
-/// The Host header names a machine that this socket is not for: somebody's web page reaches for a local port
-/// (reliability.md T17).
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("host {host:?} is not served here")]
-pub struct WrongHost {
-    pub host: String,
+/// A host and perhaps a port, as a Host header or an origin has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Authority {
+    pub(super) host: Host,
+    pub(super) port: Option<u16>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Host {
+    Address(IpAddr),
+    /// In lower case.
+    Name(String),
 }
 
 impl Hosts {
-    pub fn new(names: Vec<String>) -> Self {
-        Self { names }
+    /// Loopback addresses, `localhost` and these names. `kubectl proxy` has the same rule.
+    pub fn new(names: &[String]) -> Self {
+        Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
     }
 
-    /// Checks the Host header of a TCP request. `kubectl proxy` has the same rule.
-    pub fn check(&self, host: &str) -> Result<(), WrongHost> {
-        let name = without_port(host);
-        let known = matches!(name, "localhost" | "127.0.0.1" | "[::1]") || self.names.iter().any(|h| h == name);
-        if known { Ok(()) } else { Err(WrongHost { host: host.to_owned() }) }
+    /// Any address besides: whoever relays a scrape or a probe may leave the Host that it was sent to.
+    #[must_use]
+    pub fn or_any_address(self) -> Self {
+        Self { addresses: true, ..self }
+    }
+
+    pub(super) fn has(&self, host: &Host) -> bool {
+        match host {
+            Host::Address(address) => self.addresses || is_loopback(*address),
+            Host::Name(name) => name == "localhost" || self.names.contains(name),
+        }
     }
 }
 
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.ends_with(':') => name,
-        _ => host,
+impl Authority {
+    /// `None` for what has anything else in it, a user's name for example, or is not spelled as URLs are.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (host, port) = match text.strip_prefix('[') {
+            Some(literal) => {
+                let (address, port) = literal.split_once(']')?;
+                (
+                    Host::Address(IpAddr::V6(address.parse().ok()?)),
+                    port.strip_prefix(':').or(port.is_empty().then_some("")),
+                )
+            }
+            None => {
+                let (host, port) = text.split_once(':').unwrap_or((text, ""));
+                (Host::named(host)?, Some(port))
+            }
+        };
+        let port = match port? {
+            "" => None,
+            port if port.bytes().all(|byte| byte.is_ascii_digit()) => Some(port.parse().ok()?),
+            _ => return None,
+        };
+        Some(Self { host, port })
+    }
+}
+
+impl Host {
+    fn named(text: &str) -> Option<Self> {
+        if let Ok(address) = text.parse() {
+            return Some(Self::Address(IpAddr::V4(address)));
+        }
+        let in_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let is_name = !text.is_empty() && text.bytes().all(in_name);
+        is_name.then(|| Self::Name(text.to_ascii_lowercase()))
     }
 }
 
@@ -37,14 +85,56 @@ fn without_port(host: &str) -> &str {
 mod tests {
     use super::*;
 
+    fn has(hosts: &Hosts, host: &str) -> bool {
+        Authority::parse(host).is_some_and(|authority| hosts.has(&authority.host))
+    }
+
     #[test]
     fn only_this_machines_names_are_hosts() {
-        let hosts = Hosts::new(vec!["proxy.internal".to_owned()]);
-        for host in ["localhost", "localhost:8001", "127.0.0.1:8001", "[::1]:8001", "[::1]", "proxy.internal:443"] {
-            assert_eq!(hosts.check(host), Ok(()), "{host}");
+        let hosts = Hosts::new(&["Proxy.internal".to_owned()]);
+        for host in [
+            "localhost",
+            "localhost:8001",
+            "LocalHost:8001",
+            "127.0.0.1:8001",
+            "127.8.9.1",
+            "[::1]:8001",
+            "[::1]",
+            "[0:0:0:0:0:0:0:1]:80",
+            "[::ffff:127.0.0.1]:80",
+            "proxy.internal:443",
+        ] {
+            assert!(has(&hosts, host), "{host}");
         }
-        for host in ["evil.example", "evil.example:8001", "localhost.evil.example", "127.0.0.1.nip.io:80", ""] {
-            assert!(hosts.check(host).is_err(), "{host}");
+        for host in [
+            "evil.example",
+            "evil.example:8001",
+            "localhost.evil.example",
+            "localhost.",
+            "127.0.0.1.nip.io:80",
+            "127.1",
+            "0.0.0.0:8001",
+            "10.0.0.1:8001",
+            "[::]:8001",
+            "",
+            ":8001",
+            "localhost:",
+            "localhost:x",
+            "localhost:99999",
+            "localhost:80:80",
+            "user@localhost",
+            "localhost/evil.example",
+            "[::1",
+            "[::1]x",
+            "[localhost]",
+            "::1",
+        ] {
+            // An empty port is the default one.
+            assert_eq!(has(&hosts, host), host == "localhost:", "{host}");
+        }
+        let relayed = hosts.or_any_address();
+        for (host, expected) in [("10.0.0.1:9090", true), ("[fd00::1]:9090", true), ("evil.example", false)] {
+            assert_eq!(has(&relayed, host), expected, "{host}");
         }
     }
 }

@@ -151,6 +151,11 @@ impl Target {
         &self.url
     }
 
+    /// Where a page would come from that this server had sent.
+    pub(super) fn origin(&self) -> String {
+        format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.authority)
+    }
+
     pub(super) fn authority(&self) -> &str {
         &self.authority
     }

@@ -6,7 +6,7 @@ use super::coverage::Said;
 use super::file::File;
 use super::memory::{Memory, Room};
 use super::{BenchArguments, DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsSource};
-use crate::auth::Mode;
+use crate::auth::{Mode, Origin};
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
 use crate::serve::{AuditDestination, Consistency};
@@ -195,6 +195,7 @@ impl ServeArguments {
         };
         coverage.put(&mut door.coverage, problems);
         let serve = Serve {
+            allowed_origins: origins(&file.allowed_origins, problems),
             upstream,
             listen,
             admin,
@@ -222,6 +223,10 @@ impl ServeArguments {
 fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
     let named = if named.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { named };
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
+}
+
+fn origins(named: &[String], problems: &mut Problems) -> Vec<Origin> {
+    named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
 }
 
 fn mebibytes(count: usize) -> usize {
@@ -268,6 +273,7 @@ impl Serve {
                 (Mode::Delegated, Some(_)) => {}
             }
         }
+        self.check_node(problems);
         self.delegated.check(problems);
         if self.auth == Mode::None && self.delegated != Delegated::default() {
             problems.add("delegated: its settings mean nothing with auth none");
@@ -285,6 +291,17 @@ impl Serve {
                 problems.add(format!("{address} is named twice"));
             }
             seen.push(address);
+        }
+    }
+
+    /// A node's credentials read what its pods mount: every process on the node would.
+    fn check_node(&self, problems: &mut Problems) {
+        let is_open = self.auth == Mode::None && self.door.coverage.node.is_some();
+        for address in self.listen.iter().filter(|address| is_open && matches!(address, Address::Tcp(_))) {
+            problems.add(format!(
+                "node: every process on the node can reach {address}, and with auth none whoever reaches it acts with \
+                 the rights of the proxy; listen on a unix socket (unix:PATH), or use auth delegated"
+            ));
         }
     }
 }

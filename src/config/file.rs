@@ -18,6 +18,7 @@ pub(super) struct File {
     pub(super) auth: Option<String>,
     pub(super) delegated: Delegated,
     pub(super) allowed_hosts: Vec<String>,
+    pub(super) allowed_origins: Vec<String>,
     pub(super) consistency: Option<String>,
     pub(super) preload: Vec<String>,
     pub(super) node: Option<String>,
@@ -44,6 +45,7 @@ impl Default for File {
             auth: None,
             delegated: Delegated::default(),
             allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
             consistency: None,
             preload: Vec::new(),
             node: None,
@@ -90,6 +92,7 @@ impl File {
         top.put_some("admin", &mut file.admin);
         top.put_some("auth", &mut file.auth);
         top.put("allowedHosts", &mut file.allowed_hosts);
+        top.put("allowedOrigins", &mut file.allowed_origins);
         top.put("execOnLoopback", &mut file.door.exec_on_loopback);
         top.put_some("consistency", &mut file.consistency);
         top.put("preload", &mut file.preload);

@@ -73,7 +73,16 @@ fn flags_override_defaults_and_keep_loopback() {
 
 #[test]
 fn a_node_and_what_is_sensitive_are_named_by_flags() {
-    let ok = serve(&["--kubeconfig", "/k", "--node-name", "n7", "--cache-sensitive", "secrets,configmaps"]);
+    let ok = serve(&[
+        "--kubeconfig",
+        "/k",
+        "--listen",
+        "unix:/run/x",
+        "--node-name",
+        "n7",
+        "--cache-sensitive",
+        "secrets,configmaps",
+    ]);
     let coverage = ok.expect("a valid configuration").door.coverage;
     assert_eq!((coverage.node.as_deref(), coverage.sensitive), (Some("n7"), Sensitive::ALL.to_vec()));
     let refused = serve(&["--node-name", "", "--cache-sensitive", "pods"]).expect_err("two problems").to_string();
@@ -99,6 +108,36 @@ fn unsafe_combinations_are_refused_with_the_reason() {
     }
     assert!(refuse(&["--auth", "delegate"]).contains("neither \"none\" nor \"delegated\""));
     assert!(refuse(&["--impersonator-kubeconfig", "/k"]).contains("mean nothing with auth none"));
+}
+
+/// What the table of modes in docs/SECURITY.md says of a node.
+#[test]
+fn a_node_is_served_without_authentication_on_unix_sockets_alone() {
+    let node = ["--node-name", "n7"];
+    let with = |more: &[&str]| serve(&[&node[..], more].concat());
+    for tcp in [&[][..], &["--listen", "127.0.0.1:0"], &["--listen", "unix:/run/x", "--listen", "[::1]:8001"]] {
+        let refused = with(tcp).expect_err("a problem").to_string();
+        assert!(refused.contains("node: every process on the node") && refused.contains("unix:PATH"), "{refused}");
+    }
+    let tls = with(&["--tls-self-signed"]).expect_err("a problem").to_string();
+    assert!(tls.contains("node: every process"), "{tls}");
+    for fine in [&["--listen", "unix:/run/x"][..], &["--auth", "delegated"]] {
+        assert!(with(fine).is_ok(), "{fine:?}");
+    }
+}
+
+#[test]
+fn origins_of_pages_are_exact_and_every_wrong_one_is_a_problem() {
+    let file = std::env::temp_dir().join(format!("kube-fanout-origins-{}", std::process::id()));
+    let of = |list: &str| {
+        std::fs::write(&file, format!("allowedOrigins: [{list}]\n")).expect("written");
+        serve(&["--config", file.to_str().expect("a path")])
+    };
+    assert_eq!(of(r#""https://a.example", "tauri://localhost""#).expect("valid").allowed_origins.len(), 2);
+    let refused = of(r#""*", "null", "https://*.example", "https://a.example/", "a.example""#).expect_err("problems");
+    assert_eq!(refused.iter().count(), 5, "{refused}");
+    assert!(refused.iter().all(|problem| problem.starts_with("allowedOrigins: ") && problem.contains("is no origin")));
+    std::fs::remove_file(&file).expect("removed");
 }
 
 /// Who may say that it is somebody else must not be everybody (reliability.md §3.2).

@@ -1,9 +1,11 @@
+mod inside;
 mod path;
 #[cfg(test)]
 mod tests;
 
 use super::go_text::{escape_html, quote};
 use super::{ListOptions, Query};
+pub use inside::reaches_inside;
 use path::Path;
 use std::fmt;
 

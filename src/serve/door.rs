@@ -2,7 +2,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{HOST, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use http::header::{HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
@@ -17,10 +17,12 @@ use super::feed::{Need, Unready, unavailable};
 use super::metrics;
 use super::readable::{self, Extent};
 use super::route::{Asked, Reason, Route, WatchRead, route};
-use crate::auth::{Caller, Gate, Hosts, Permit, Refused, Sender};
+use crate::auth::{BrowserGuard, Caller, Gate, Permit, Refused, Sender};
 use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
-use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout};
+use crate::kube::{
+    Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout, reaches_inside,
+};
 use crate::net::{Peer, PeerAddress};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, inspect, is_impersonation, status_from_code};
 use crate::wire::Representation;
@@ -30,7 +32,8 @@ use crate::wire::Representation;
 pub struct Config {
     pub consistency: Consistency,
     pub coverage: Coverage,
-    /// Whether `exec` and `attach` are passed on from a TCP socket that alone says who somebody is.
+    /// Whether what reaches into pods, services and nodes is passed on from a TCP socket that alone says who somebody
+    /// is.
     pub exec_on_loopback: bool,
     /// How long a request waits for a feed that is being filled.
     pub sync_wait_max: Duration,
@@ -73,7 +76,7 @@ pub struct Door {
     pub(super) drain: DrainWatch,
     pub(super) forwarder: Arc<Forwarder>,
     pub(super) gate: Gate,
-    hosts: Hosts,
+    browsers: BrowserGuard,
     audit: Audit,
 }
 
@@ -84,7 +87,7 @@ pub struct Parts {
     pub catalog: Catalog,
     pub feeds: Feeds,
     pub gate: Gate,
-    pub hosts: Hosts,
+    pub browsers: BrowserGuard,
     pub audit: Audit,
     pub tasks: Tasks,
     pub drain: DrainWatch,
@@ -126,8 +129,8 @@ impl Visit {
     }
 }
 
-const NO_EXEC: &str = "exec and attach are not passed on from a port that every process of this machine can reach; \
-                       use a unix socket, or set execOnLoopback";
+const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on from a port that every process of this \
+                         machine can reach; use a unix socket, or set execOnLoopback";
 /// How often an unknown resource makes us ask upstream what it serves.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
 /// How long a request waits for that.
@@ -135,7 +138,7 @@ const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 
 impl Door {
     pub fn new(config: Config, parts: Parts) -> Self {
-        let Parts { client, forwarder, catalog, feeds, gate, hosts, audit, tasks, drain } = parts;
+        let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, tasks, drain } = parts;
         let (admission, forwarder) = (Admission::new(&config.limits), Arc::new(forwarder));
         Self {
             config,
@@ -149,7 +152,7 @@ impl Door {
             drain,
             forwarder,
             gate,
-            hosts,
+            browsers,
             audit,
         }
     }
@@ -179,11 +182,9 @@ impl Door {
             // As upstream does with those it does not know: what they send next, they send on another connection.
             peer.connection.close();
         }
+        let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request, &info, caller));
         let response = match (info, caller) {
-            (Ok(info), Ok(_)) if self.refuses_to_run(&peer, &info) => {
-                metrics::refused(403);
-                manner.status(&status_from_code(403, NO_EXEC))
-            }
+            _ if forbidden.is_some() => forbid(&manner, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => {
                 self.dispatch(Visit { request, caller, info, query, manner, received, readable }).await
             }
@@ -234,24 +235,38 @@ impl Door {
             peer.connection.close();
             return Err(Box::new(manner.status(&Status::bad_request(ambiguous.to_string()))));
         }
-        if matches!(peer.address, PeerAddress::Unix { .. }) || !self.gate.is_open() {
+        if !self.is_open_to_all(peer) {
             return Ok(());
         }
-        let named = request.uri().authority().map(http::uri::Authority::as_str);
-        let header = request.headers().get(HOST).and_then(|value| value.to_str().ok());
-        let host = named.or(header).unwrap_or_default();
-        self.hosts.check(host).map_err(|wrong| {
-            metrics::refused(403);
-            Box::new(manner.status(&status_from_code(403, &wrong.to_string())))
-        })
+        let checked = self.browsers.check(request.uri(), request.headers());
+        checked.map_err(|foreign| Box::new(forbid(manner, &foreign.to_string())))
     }
 
-    /// Whether somebody wants to run something in a pod who is known by nothing but a local port: every process of this
-    /// machine can reach it, and `kubectl proxy` has the same rule.
-    fn refuses_to_run(&self, peer: &Peer, info: &RequestInfo) -> bool {
-        let runs = info.resource == "pods" && matches!(info.subresource.as_str(), "exec" | "attach");
-        let is_local = self.gate.is_open() && matches!(peer.address, PeerAddress::Tcp(_));
-        runs && is_local && !self.config.exec_on_loopback
+    /// Whether every process of this machine can reach the socket, and acts with our rights then.
+    fn is_open_to_all(&self, peer: &Peer) -> bool {
+        self.gate.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
+    }
+
+    /// Why a request goes nowhere although it is known who sends it, if so: the sender may not know that it does, or be
+    /// anybody. `kubectl proxy` rejects `exec` and `attach` for the latter reason.
+    fn forbids(
+        &self,
+        peer: &Peer,
+        request: &Request<Incoming>,
+        info: &Result<RequestInfo, RequestInfoError>,
+        caller: &Caller,
+    ) -> Option<String> {
+        if caller.shows_certificate() {
+            // Which a browser adds to whatever a page has it send.
+            return self.browsers.check_page(request.uri(), request.headers()).err().map(|foreign| foreign.to_string());
+        }
+        let reaches = || match info {
+            // It goes nowhere in any case.
+            Err(RequestInfoError::BadEscape) => false,
+            info => reaches_inside(request.uri().path(), info.as_ref().ok()),
+        };
+        let forbidden = !self.config.exec_on_loopback && self.is_open_to_all(peer) && reaches();
+        forbidden.then(|| NO_WAY_IN.to_owned())
     }
 
     async fn dispatch(&self, mut visit: Visit) -> Response<ReplyBody> {
@@ -363,6 +378,11 @@ fn recorded(manner: &Manner, response: Response<ReplyBody>) -> Response<ReplyBod
         }
         _ => response,
     }
+}
+
+fn forbid(manner: &Manner, why: &str) -> Response<ReplyBody> {
+    metrics::refused(403);
+    manner.status(&status_from_code(403, why))
 }
 
 fn sender(peer: &Peer) -> Sender<'_> {

@@ -5,7 +5,7 @@ use futures_util::future::join;
 use http::HeaderName;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Answer, Ask, Bed, Http, Plan, Plane, Proxy, eventually, normal, version_of};
+use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Plan, Plane, Proxy, eventually, normal, version_of};
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
 const NODE: HeaderName = HeaderName::from_static("impersonate-user");
@@ -48,9 +48,10 @@ impl Node {
                 direct.create(&inside("pods"), pod(&format!("{node}-{n}"), node, node)).await;
             }
         }
-        let node = Plan::tls().upstream(&bed.dir.join("node-n1.kubeconfig")).config("node: n1\n");
+        let node = Plan::delegated(&bed).upstream(&bed.dir.join("node-n1.kubeconfig")).config("node: n1\n");
         let proxy = node.start(&bed).await;
-        let through = proxy.client();
+        // Its agents are known by its own certificate, as kubelets are.
+        let through = proxy.client_of(&Authority::of(&bed).issue("system:node:n1", &["system:nodes"]));
         let node = Self { bed, proxy, direct, through, namespace };
         // The authorizer learns of pods from watches of its own.
         let secret = node.inside("secrets/n1");

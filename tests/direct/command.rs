@@ -94,6 +94,26 @@ fn what_other_machines_could_reach_is_refused_without_authentication() {
     assert_eq!(twice.code, Some(CONFIG), "{}", twice.stderr);
 }
 
+/// A node's name may come from the environment, as the downward API gives it.
+#[test]
+fn a_node_without_authentication_on_a_port_is_78() {
+    let output = run(&["serve", "--node-name", "n1", "--listen", "127.0.0.1:0"]);
+    assert_eq!(output.code, Some(CONFIG), "{}", output.stderr);
+    assert!(output.stderr.contains("node:") && output.stderr.contains("unix socket"), "{}", output.stderr);
+}
+
+#[test]
+fn an_upstream_without_tls_that_is_not_this_machine_is_78() {
+    let dir = Dir::new();
+    for url in ["http://10.1.2.3:6443", "http://kubernetes.default.svc", "http://127.0.0.1.nip.io:80"] {
+        let path = kubeconfig(&dir, url, "");
+        let path = path.to_str().expect("a path");
+        let output = run(&["serve", "--kubeconfig", path, "--listen", "127.0.0.1:0", "--admin", "off"]);
+        assert_eq!(output.code, Some(CONFIG), "{url}: {}", output.stderr);
+        assert!(output.stderr.contains(url) && output.stderr.contains("without TLS"), "{}", output.stderr);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serve_says_how_much_memory_feeds_may_take_and_warns_when_there_is_less() {
     let up = demo::upstream().run().await;

@@ -9,9 +9,10 @@ use rcgen::{
 
 use crate::direct::{self, Answer, App, Dir, PODS, Pair, Trust, pair};
 
-struct Authority {
+/// Who issues certificates of clients.
+pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    pem: String,
+    pub pem: String,
 }
 
 fn params(name: &str) -> CertificateParams {
@@ -21,14 +22,14 @@ fn params(name: &str) -> CertificateParams {
 }
 
 impl Authority {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let (key, mut params) = (KeyPair::generate().expect("a key"), params(name));
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let pem = params.self_signed(&key).expect("signed").pem();
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    fn issue(&self, name: &str) -> Pair {
+    pub fn issue(&self, name: &str) -> Pair {
         let (signing_key, mut params) = (KeyPair::generate().expect("a key"), params(name));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         CertifiedKey { cert: params.signed_by(&signing_key, &self.issuer).expect("signed"), signing_key }

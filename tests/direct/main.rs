@@ -28,6 +28,7 @@ mod lists;
 mod metrics;
 mod node;
 mod outage;
+mod pages;
 mod process;
 mod readable;
 mod refusals;

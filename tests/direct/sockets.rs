@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use kube_fanout::demo;
@@ -159,6 +159,44 @@ async fn a_loopback_port_does_not_run_commands_in_pods_unless_it_is_told_to() {
     }
     let answer = app.get(&EXEC.replace("/exec", "/log")).await;
     assert_eq!((answer.status, answer.text().as_str()), (200, "ran"));
+}
+
+#[tokio::test]
+async fn a_loopback_port_leads_into_no_pod_service_or_node_unless_it_is_told_to() {
+    let upstream = stub(|_| async { Ok(Stub::reply(200, "reached")) }).await;
+    let app = direct::in_front_of(&upstream.url()).unix().run().await;
+    let told = direct::in_front_of(&upstream.url()).with(|config| config.door.exec_on_loopback = true).run().await;
+    let within = "/api/v1/namespaces/default";
+    for path in [
+        format!("{within}/pods/p/portforward?ports=80"),
+        format!("{within}/pods/p/proxy"),
+        format!("{within}/pods/https:p:443/proxy/a?b=c"),
+        format!("{within}/services/s/proxy/"),
+        "/api/v1/nodes/n/proxy/run/default/p/c?cmd=id".to_owned(),
+        "/api/v1/proxy/nodes/n/metrics".to_owned(),
+        format!("{within}/pods/p%2Fexec?command=sh"),
+        format!("{within}/pods/p/%2565xec?command=sh"),
+        "//api/v1/namespaces/default/pods/p//exec".to_owned(),
+        format!("{within}/pods/p/log/../exec"),
+        format!("/version/..{within}/pods/p/Exec"),
+        "/api/v1%252Fnodes%252Fn%252Fproxy/watch".to_owned(),
+    ] {
+        let route = path.split('?').next().expect("a path");
+        for protocol in [Protocol::Http1, Protocol::Http2] {
+            for method in [Method::GET, Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS] {
+                let answer = app.over(protocol).request(method.clone(), &path).send().await;
+                assert_eq!(answer.refusal(), (403, "Forbidden".to_owned()), "{method} {path}");
+                assert!(answer.text().contains("execOnLoopback"), "{}", answer.text());
+            }
+        }
+        assert!(upstream.seen(route).is_empty(), "{path}");
+        for client in [&app.listener(1), &told] {
+            assert_eq!(client.get(&path).await.text(), "reached", "{path}");
+        }
+    }
+    for path in ["/api/v1/namespaces/proxy/pods/exec", "/api/v1/namespaces/default/services/proxy", "/proxy"] {
+        assert_eq!(app.get(path).await.status, 200, "{path}");
+    }
 }
 
 const EXEC: &str = "/api/v1/namespaces/default/pods/p/exec?command=sh&stdin=1";

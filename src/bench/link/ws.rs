@@ -17,13 +17,15 @@ use crate::bench::target::Target;
 pub(in crate::bench) struct Sender {
     io: Arc<Mutex<Option<Io>>>,
     authority: String,
+    origin: String,
 }
 
 /// An open WebSocket; a message is a frame of the watch.
 pub(in crate::bench) struct Messages(WebSocketStream<Io>);
 
 pub(super) fn open(io: Io, target: &Target) -> Opened {
-    let sender = Sender { io: Arc::new(Mutex::new(Some(io))), authority: target.authority().to_owned() };
+    let (authority, origin) = (target.authority().to_owned(), target.origin());
+    let sender = Sender { io: Arc::new(Mutex::new(Some(io))), authority, origin };
     // Who reads the messages drives the connection.
     Opened { sender: super::Sender::Ws(sender), driver: Box::pin(std::future::pending()) }
 }
@@ -37,10 +39,9 @@ impl Sender {
         let io = self.io.lock().take().ok_or_else(|| Failed::Ws("the connection is used".to_owned()))?;
         let (mut head, ()) = request.into_parts();
         head.uri = format!("ws://{}{}", self.authority, head.uri).parse().map_err(http::Error::from)?;
-        // Any origin will do for an apiserver, but there must be one.
-        let origin = (ORIGIN, "http://localhost");
-        let fixed = [origin, (CONNECTION, "Upgrade"), (UPGRADE, "websocket"), (SEC_WEBSOCKET_VERSION, "13")];
-        for (name, value) in fixed {
+        // Any origin will do for an apiserver, but there must be one; a proxy may insist on its own.
+        head.headers.insert(ORIGIN, http::HeaderValue::try_from(&self.origin).map_err(http::Error::from)?);
+        for (name, value) in [(CONNECTION, "Upgrade"), (UPGRADE, "websocket"), (SEC_WEBSOCKET_VERSION, "13")] {
             head.headers.insert(name, http::HeaderValue::from_static(value));
         }
         let key = http::HeaderValue::try_from(generate_key()).map_err(http::Error::from)?;

@@ -80,6 +80,11 @@ impl Target {
         Self { identity: identity.clone(), ..self.clone() }
     }
 
+    /// Where a page would come from that this server had sent.
+    pub fn origin(&self) -> &str {
+        &self.url
+    }
+
     pub fn host(&self) -> &str {
         self.url.split_once("//").map_or(self.url.as_str(), |(_, host)| host)
     }

@@ -161,7 +161,11 @@ impl App {
     }
 
     pub async fn admin(&self, path: &str) -> Answer {
-        self.admin.as_ref().expect("an admin listener").get(path).await
+        self.admin_client().get(path).await
+    }
+
+    pub fn admin_client(&self) -> &Client {
+        self.admin.as_ref().expect("an admin listener")
     }
 
     /// Returns when discovery is over: from then on the proxy asks upstream nothing by itself.

@@ -122,6 +122,11 @@ impl Client {
         format!("http://{}", self.host())
     }
 
+    /// Where a page would come from that this listener had sent.
+    pub fn origin(&self) -> String {
+        format!("{}://{}", if self.trust.is_some() { "https" } else { "http" }, self.host())
+    }
+
     pub(super) fn host(&self) -> String {
         self.place.host()
     }

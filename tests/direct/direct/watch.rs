@@ -134,7 +134,7 @@ impl IntoFuture for WatchPlan {
 
 async fn upgrade(client: &Client, path: &str, accept: &str) -> Result<(HeaderMap, Frames), Answer> {
     let mut request = format!("ws://{}{path}", client.host()).into_client_request().expect("a handshake");
-    request.headers_mut().insert("origin", HeaderValue::from_static("http://localhost"));
+    request.headers_mut().insert("origin", HeaderValue::from_str(&client.origin()).expect("an origin"));
     request.headers_mut().insert("accept", HeaderValue::from_str(accept).expect("a media type"));
     if let Some(token) = &client.token {
         request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a token"));

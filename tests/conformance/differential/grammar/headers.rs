@@ -181,7 +181,7 @@ impl Grammar<'_> {
     pub(super) fn handshake(&mut self, headers: &mut Headers) {
         headers.retain(|(name, _)| *name != "origin");
         if !self.one_in(20) {
-            let origin = self.pick(&["http://localhost", "http://localhost", "https://elsewhere.example", "null", "/"]);
+            let origin = self.pick(&["http://localhost", "http://localhost", "https://elsewhere.example"]);
             headers.push(("origin", origin.to_owned()));
         }
         if self.one_in(3) {

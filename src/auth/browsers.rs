@@ -1,0 +1,168 @@
+//! Web pages, which make the browser of whoever looks at them send requests to sockets that the page itself cannot
+//! reach (reliability.md T17).
+
+#[cfg(test)]
+mod tests;
+
+use std::str::FromStr;
+
+use http::header::{HOST, HeaderName, HeaderValue, ORIGIN};
+use http::{HeaderMap, Uri};
+
+use super::Hosts;
+use super::hosts::{Authority, Host};
+
+/// Tells requests that somebody else's web page has sent.
+///
+/// It is for sockets where something that a browser adds by itself says who somebody is: the way to a local port, or a
+/// client certificate. Programs that are no browsers send neither of the two headers that count here, or an `Origin`
+/// that is the server's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BrowserGuard {
+    scheme: &'static str,
+    hosts: Hosts,
+    /// Pages that may.
+    allowed: Vec<Origin>,
+}
+
+/// Where a page comes from, as browsers say it (RFC 6454 §6.2): scheme, host and port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    scheme: String,
+    host: Host,
+    /// Of `http` and `https` never `None`.
+    port: Option<u16>,
+}
+
+/// It is none; `null` and patterns are none either.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no origin: scheme://host or scheme://host:port, and nothing behind it")]
+pub struct NoOrigin(String);
+
+/// Why a request is not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Foreign {
+    /// Somebody's own name leads to this machine.
+    #[error("host {0:?} is not served here; names that are belong into allowedHosts")]
+    Host(String),
+    #[error("the request is for {target:?}, and its Host header says {host:?}")]
+    TwoHosts { target: String, host: String },
+    #[error(
+        "the request comes from a web page of another origin ({name}: {value:?}); \
+         pages that may do that belong into allowedOrigins"
+    )]
+    Page { name: HeaderName, value: String },
+}
+
+/// A forbidden header name: no page can set or change it (W3C Fetch Metadata).
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// What of a header is repeated in a refusal.
+const SHOWN_CHARS_MAX: usize = 100;
+
+impl BrowserGuard {
+    /// `tls` says what the sockets in question speak, and so what scheme a page of their own would have.
+    pub fn new(tls: bool, hosts: Hosts, allowed: Vec<Origin>) -> Self {
+        Self { scheme: if tls { "https" } else { "http" }, hosts, allowed }
+    }
+
+    /// For a socket where being able to reach it is all that it takes: the request must name a host that is this
+    /// machine, and not come from a page of another origin.
+    ///
+    /// # Errors
+    /// It does not, or it does.
+    pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
+        let (named, header) = named(target, headers);
+        let text = named.or(header).unwrap_or_default();
+        let authority = Authority::parse(text).filter(|authority| self.hosts.has(&authority.host));
+        if authority.is_none() {
+            return Err(Foreign::Host(shown(text)));
+        }
+        self.check_page(target, headers)
+    }
+
+    /// For a caller that is known by what its browser may have added: the request must not come from a page of another
+    /// origin.
+    ///
+    /// # Errors
+    /// It does, or could be read so.
+    pub fn check_page(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
+        let (named, header) = named(target, headers);
+        let own = self.own(named.or(header).unwrap_or_default());
+        if let (Some(named), Some(header)) = (named, header)
+            && (own.is_none() || own != self.own(header))
+        {
+            return Err(Foreign::TwoHosts { target: shown(named), host: shown(header) });
+        }
+        if let Some(value) = only(headers, &ORIGIN)? {
+            let origin = value.to_str().ok().and_then(|text| Origin::from_str(text).ok());
+            let Some(origin) = origin else { return Err(Foreign::page(ORIGIN, value)) };
+            if self.allowed.contains(&origin) {
+                return Ok(());
+            }
+            if own != Some(origin) {
+                return Err(Foreign::page(ORIGIN, value));
+            }
+        }
+        match only(headers, &SEC_FETCH_SITE)? {
+            // The address bar, a bookmark; or a page that came from here.
+            Some(value) if value != "none" && value != "same-origin" => Err(Foreign::page(SEC_FETCH_SITE, value)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The origin of a page that was loaded from this host.
+    fn own(&self, host: &str) -> Option<Origin> {
+        Authority::parse(host).map(|authority| Origin::new(self.scheme, authority))
+    }
+}
+
+/// The host in the request's target (`:authority` in HTTP/2, absolute-form before), and the one in its Host header.
+fn named<'a>(target: &'a Uri, headers: &'a HeaderMap) -> (Option<&'a str>, Option<&'a str>) {
+    let header = headers.get(HOST).map(|value| value.to_str().unwrap_or_default());
+    (target.authority().map(http::uri::Authority::as_str), header)
+}
+
+/// The one value of a header. Two of them are nothing that a browser sends.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Foreign> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (_, Some(second)) => Err(Foreign::page(name.clone(), second)),
+        (first, None) => Ok(first),
+    }
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(SHOWN_CHARS_MAX).collect()
+}
+
+impl Foreign {
+    fn page(name: HeaderName, value: &HeaderValue) -> Self {
+        Self::Page { name, value: shown(&String::from_utf8_lossy(value.as_bytes())) }
+    }
+}
+
+impl Origin {
+    fn new(scheme: &str, authority: Authority) -> Self {
+        let scheme = scheme.to_ascii_lowercase();
+        let default = match scheme.as_str() {
+            "http" => Some(80),
+            "https" => Some(443),
+            _ => None,
+        };
+        Self { host: authority.host, port: authority.port.or(default), scheme }
+    }
+}
+
+impl FromStr for Origin {
+    type Err = NoOrigin;
+
+    fn from_str(text: &str) -> Result<Self, NoOrigin> {
+        let parse = || {
+            let (scheme, authority) = text.split_once("://")?;
+            let in_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+            let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.bytes().all(in_scheme);
+            Authority::parse(authority).filter(|_| is_scheme).map(|authority| Self::new(scheme, authority))
+        };
+        parse().ok_or_else(|| NoOrigin(shown(text)))
+    }
+}

@@ -1,0 +1,208 @@
+use http::HeaderValue;
+
+use super::*;
+
+type Headers = [(&'static str, &'static str)];
+
+fn map(headers: &Headers) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.append(*name, HeaderValue::from_static(value));
+    }
+    map
+}
+
+fn guard(tls: bool) -> BrowserGuard {
+    let allowed = ["https://app.example", "http://localhost:3000", "chrome-extension://abcdefgh", "tauri://localhost"];
+    let allowed = allowed.map(|origin| origin.parse().expect("an origin"));
+    BrowserGuard::new(tls, Hosts::new(&["proxy.internal".to_owned()]), allowed.to_vec())
+}
+
+/// What a guard says of a request with these headers, without TLS.
+fn check(headers: &Headers) -> Result<(), Foreign> {
+    guard(false).check(&Uri::from_static("/api/v1/secrets?watch=1"), &map(headers))
+}
+
+const HERE: (&str, &str) = ("host", "127.0.0.1:8001");
+
+#[test]
+fn what_is_no_browser_or_a_page_of_this_origin_goes_on() {
+    let none: &Headers = &[HERE];
+    for headers in [
+        none,
+        &[HERE, ("sec-fetch-site", "none")],
+        &[HERE, ("sec-fetch-site", "same-origin")],
+        &[HERE, ("origin", "http://127.0.0.1:8001")],
+        &[HERE, ("origin", "http://127.0.0.1:8001"), ("sec-fetch-site", "same-origin")],
+        &[HERE, ("origin", "HTTP://127.0.0.1:8001")],
+        &[("host", "LOCALHOST:8001"), ("origin", "http://localhost:8001")],
+        &[("host", "localhost"), ("origin", "http://localhost")],
+        &[("host", "localhost"), ("origin", "http://localhost:80")],
+        &[("host", "localhost:80"), ("origin", "http://localhost")],
+        &[("host", "[::1]:8001"), ("origin", "http://[::1]:8001")],
+        &[("host", "[::1]:8001"), ("origin", "http://[0:0::1]:8001")],
+        &[("host", "proxy.internal:8001"), ("origin", "http://proxy.internal:8001")],
+        // A port that is forwarded to this one.
+        &[("host", "localhost:9000"), ("origin", "http://localhost:9000")],
+    ] {
+        assert_eq!(check(headers), Ok(()), "{headers:?}");
+    }
+}
+
+#[test]
+fn a_page_of_another_origin_does_not() {
+    for origin in [
+        "https://evil.example",
+        "http://evil.example:8001",
+        "null",
+        "",
+        "http://127.0.0.1:8001.evil.example",
+        "http://127.0.0.1.evil.example:8001",
+        "http://127.0.0.1:8001@evil.example",
+        "http://user@127.0.0.1:8001",
+        "http://evil.example/http://127.0.0.1:8001",
+        "http://127.0.0.1:8001/",
+        "http://127.0.0.1:8001, https://evil.example",
+        "http://127.0.0.1:8001 https://evil.example",
+        "http://127.0.0.1:8001#",
+        "http://127.0.0.1:8001\\evil.example",
+        "https://127.0.0.1:8001",
+        "http://127.0.0.1:8002",
+        "http://127.0.0.1",
+        "http://127.0.0.1:08001x",
+        "http://localhost:8001",
+        "http://127.0.0.1.:8001",
+        "http://127.1:8001",
+        "http://[::1]:8001",
+        "http://[::ffff:127.0.0.1]:8001",
+        "127.0.0.1:8001",
+        "//127.0.0.1:8001",
+        "http:127.0.0.1:8001",
+        "file://",
+        "app://127.0.0.1:8001",
+        "http://localhost:30000",
+        "http://app.example",
+        "https://app.example:8443",
+        "https://app.example.evil.example",
+        "https://sub.app.example",
+    ] {
+        let refused = check(&[HERE, ("origin", origin)]).expect_err(origin).to_string();
+        assert!(refused.contains("allowedOrigins"), "{refused}");
+        assert!(check(&[HERE, ("origin", origin), ("sec-fetch-site", "same-origin")]).is_err(), "{origin}");
+    }
+    for site in ["cross-site", "same-site", "Same-Origin", "NONE", "", "none, none", "same-origin;x", "?1"] {
+        let refused = check(&[HERE, ("sec-fetch-site", site)]).expect_err(site).to_string();
+        assert!(refused.contains("sec-fetch-site") && refused.contains("allowedOrigins"), "{refused}");
+        assert!(check(&[HERE, ("origin", "http://127.0.0.1:8001"), ("sec-fetch-site", site)]).is_err(), "{site}");
+    }
+    let (own, evil) = (("origin", "http://127.0.0.1:8001"), ("origin", "https://evil.example"));
+    let (none, cross) = (("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site"));
+    for headers in [[HERE, own, evil], [HERE, evil, own], [HERE, own, own], [HERE, none, cross], [HERE, none, none]] {
+        assert!(check(&headers).is_err(), "{headers:?}");
+    }
+    let mut odd = map(&[HERE]);
+    odd.insert(ORIGIN, HeaderValue::from_bytes(b"http://127.0.0.1:8001\xff").expect("a value"));
+    assert!(guard(false).check(&Uri::from_static("/"), &odd).is_err());
+}
+
+#[test]
+fn pages_that_are_named_may_and_only_they() {
+    for origin in ["https://app.example", "https://app.example:443", "http://localhost:3000", "tauri://localhost"] {
+        for site in ["cross-site", "same-site", "same-origin"] {
+            assert_eq!(check(&[HERE, ("origin", origin), ("sec-fetch-site", site)]), Ok(()), "{origin} {site}");
+        }
+    }
+    assert_eq!(check(&[HERE, ("origin", "chrome-extension://abcdefgh")]), Ok(()));
+    // Without a word of who it is, nobody is it: an image, a link.
+    assert!(check(&[HERE, ("sec-fetch-site", "cross-site")]).is_err());
+    assert!(check(&[HERE, ("origin", "https://app.example"), ("origin", "https://app.example")]).is_err());
+    assert!(
+        check(&[("host", "evil.example"), ("origin", "https://app.example")]).is_err(),
+        "a Host is checked as ever"
+    );
+}
+
+#[test]
+fn the_scheme_is_the_listeners() {
+    let headers = |origin| map(&[HERE, ("origin", origin)]);
+    for (tls, origin, goes_on) in [
+        (true, "https://127.0.0.1:8001", true),
+        (true, "http://127.0.0.1:8001", false),
+        (false, "https://127.0.0.1:8001", false),
+    ] {
+        let checked = guard(tls).check(&Uri::from_static("/"), &headers(origin));
+        assert_eq!(checked.is_ok(), goes_on, "{tls} {origin}");
+    }
+    let default = map(&[("host", "localhost"), ("origin", "https://localhost:443")]);
+    assert_eq!(guard(true).check(&Uri::from_static("/"), &default), Ok(()));
+}
+
+#[test]
+fn a_request_is_for_one_host() {
+    let check = |target: &str, host: Option<&str>, origin: &str| {
+        let mut headers = HeaderMap::new();
+        headers.extend(host.map(|host| (HOST, host.parse().expect("a value"))));
+        headers.insert(ORIGIN, origin.parse().expect("a value"));
+        guard(false).check(&target.parse().expect("a target"), &headers)
+    };
+    let (target, own) = ("http://127.0.0.1:8001/version", "http://127.0.0.1:8001");
+    assert_eq!(check(target, None, own), Ok(()));
+    assert_eq!(check(target, Some("127.0.0.1:8001"), own), Ok(()));
+    for (target, host, origin) in [
+        (target, "evil.example", "http://evil.example"),
+        (target, "evil.example", own),
+        (target, "localhost:8001", own),
+        (target, "", own),
+        ("http://evil.example/version", "127.0.0.1:8001", own),
+        ("http://evil.example/version", "127.0.0.1:8001", "http://evil.example"),
+        ("http://evil.example@127.0.0.1:8001/version", "127.0.0.1:8001", own),
+    ] {
+        assert!(check(target, Some(host), origin).is_err(), "{target} {host} {origin}");
+    }
+    assert!(matches!(check("/version", None, own), Err(Foreign::Host(_))), "a request for no host");
+}
+
+#[test]
+fn certificates_are_shown_for_a_name_that_is_not_looked_at() {
+    let target = Uri::from_static("/version");
+    let check = |headers: &Headers| guard(true).check_page(&target, &map(headers));
+    let host = ("host", "kube-fanout.example:8443");
+    let fine: [&Headers; 4] = [
+        &[host],
+        &[],
+        &[host, ("origin", "https://kube-fanout.example:8443")],
+        &[host, ("origin", "https://app.example"), ("sec-fetch-site", "cross-site")],
+    ];
+    for headers in fine {
+        assert_eq!(check(headers), Ok(()), "{headers:?}");
+    }
+    for headers in [[host, ("origin", "https://evil.example")], [host, ("sec-fetch-site", "cross-site")]] {
+        assert!(check(&headers).is_err(), "{headers:?}");
+    }
+}
+
+#[test]
+fn a_refusal_repeats_no_more_than_a_line() {
+    let long = format!("http://{}", "a".repeat(60_000));
+    let mut headers = map(&[HERE]);
+    headers.insert(ORIGIN, long.parse().expect("a value"));
+    let refused = guard(false).check(&Uri::from_static("/"), &headers).expect_err("foreign").to_string();
+    assert!(refused.len() < 300, "{}", refused.len());
+}
+
+#[test]
+fn an_origin_has_one_spelling() {
+    for (a, b) in [
+        ("http://a", "http://a:80"),
+        ("https://a", "HTTPS://A:443"),
+        ("http://[::1]:1", "http://[0::0:1]:1"),
+        ("app://x", "APP://X"),
+    ] {
+        assert_eq!(a.parse::<Origin>(), b.parse::<Origin>(), "{a}");
+    }
+    for text in
+        ["", "null", "*", "http://*", "http://*.example", "a.example", "http://a/", "http://", "1a://b", "a b://c"]
+    {
+        assert!(text.parse::<Origin>().is_err(), "{text}");
+    }
+}

@@ -1,0 +1,228 @@
+//! Web pages, which make browsers send requests for them (reliability.md T17).
+
+use http::Method;
+use kube_fanout::auth::Mode;
+use kube_fanout::demo;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::direct::{self, App, Client, PODS, Protocol, Stub, Trust, pair, stub, within};
+use crate::front_proxy::Authority;
+
+const EVIL: (&str, &str) = ("origin", "https://evil.example");
+const SECRETS: &str = "/api/v1/secrets";
+
+/// What a page of another origin may be recognized by.
+const FOREIGN: [&[(&str, &str)]; 7] = [
+    &[EVIL],
+    &[EVIL, ("sec-fetch-site", "cross-site")],
+    &[("origin", "null")],
+    &[("origin", "http://localhost:1")],
+    &[("sec-fetch-site", "cross-site")],
+    &[("sec-fetch-site", "same-site")],
+    &[EVIL, ("sec-fetch-site", "none")],
+];
+
+async fn in_front() -> (Stub, App) {
+    let upstream = stub(|_| async { Ok(Stub::reply(200, "passed on")) }).await;
+    let app = direct::in_front_of(&upstream.url()).unix().run().await;
+    (upstream, app)
+}
+
+/// The head of the answer to a handshake that is written by hand.
+async fn upgrade(client: &Client, protocol: &str, path: &str, headers: &[(&str, &str)]) -> String {
+    let lines: Vec<_> = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let key = "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\n{key}{}", lines.concat());
+    let host = client.url().replace("http://", "");
+    let mut io = client.connect().await.expect("a connection");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{upgrade}\r\n");
+    io.write_all(head.as_bytes()).await.expect("a request is sent");
+    let mut answer = vec![0; 4096];
+    let read = within("an answer", io.read(&mut answer)).await.expect("an answer");
+    String::from_utf8_lossy(&answer[..read]).into_owned()
+}
+
+#[tokio::test]
+async fn a_web_page_of_another_origin_reads_and_changes_nothing_through_a_local_port() {
+    let (upstream, app) = in_front().await;
+    let paths = ["/version", PODS, SECRETS, "/api/v1/namespaces/default/configmaps", "/api/v1/watch", "//x"];
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let client = app.over(protocol);
+        for headers in FOREIGN {
+            for path in paths {
+                for method in [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+                    let call = client.request(method.clone(), path);
+                    let call = headers.iter().fold(call, |call, (name, value)| call.header(name, value));
+                    let answer = call.send().await;
+                    assert_eq!(answer.status, 403, "{protocol:?} {method} {path} {headers:?}");
+                    if method != Method::HEAD {
+                        assert_eq!(answer.refusal().1, "Forbidden");
+                        assert!(answer.text().contains("allowedOrigins"), "{}", answer.text());
+                    }
+                    assert!(answer.header("access-control-allow-origin").is_none());
+                }
+            }
+        }
+    }
+    for path in paths {
+        assert!(upstream.seen(path).is_empty(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_web_page_of_another_origin_opens_no_socket_through_a_local_port() {
+    let up = demo::upstream().pods(1).run().await;
+    let app = direct::app(&up).with(|config| config.door.exec_on_loopback = true).run().await;
+    app.discovered().await;
+    let own = app.url();
+    let watch = format!("{SECRETS}?watch=1");
+    for protocol in ["websocket", "SPDY/3.1"] {
+        for path in [watch.as_str(), "/api/v1/namespaces/default/pods/p/exec?command=sh", "/version"] {
+            let before = up.counts().requests;
+            for headers in FOREIGN {
+                let answer = upgrade(&app, protocol, path, headers).await;
+                assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("allowedOrigins"), "{path}: {answer}");
+            }
+            assert_eq!(up.counts().requests, before, "{protocol} {path}: nothing of it went upstream");
+        }
+    }
+    for headers in [&[("origin", own.as_str())][..], &[("origin", &own), ("sec-fetch-site", "same-origin")]] {
+        let answer = upgrade(&app, "websocket", &watch, headers).await;
+        assert!(answer.starts_with("HTTP/1.1 101"), "{headers:?}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_web_page_of_another_origin_goes_on() {
+    let (upstream, app) = in_front().await;
+    let own = app.url();
+    let fine: [&[(&str, &str)]; 5] = [
+        &[],
+        &[("sec-fetch-site", "none")],
+        &[("sec-fetch-site", "same-origin")],
+        &[("origin", &own)],
+        &[("origin", &own), ("sec-fetch-site", "same-origin")],
+    ];
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        for headers in fine {
+            let call = app.over(protocol).request(Method::POST, "/version");
+            let answer = headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await;
+            assert_eq!((answer.status, answer.text().as_str()), (200, "passed on"), "{headers:?}");
+        }
+    }
+    assert_eq!(upstream.seen("/version").iter().filter(|head| head.method == Method::POST).count(), 10);
+    // No page reaches a unix socket.
+    let (name, value) = EVIL;
+    assert_eq!(app.listener(1).request(Method::GET, "/version").header(name, value).send().await.status, 200);
+}
+
+#[tokio::test]
+async fn pages_that_are_named_in_the_configuration_go_on() {
+    let upstream = stub(|_| async { Ok(Stub::reply(200, "passed on")) }).await;
+    let allowed = |config: &mut kube_fanout::config::Serve| {
+        config.allowed_origins = vec!["https://app.example".parse().expect("an origin")];
+    };
+    let app = direct::in_front_of(&upstream.url()).with(allowed).run().await;
+    for (origin, code) in [("https://app.example", 200), ("https://app.example:8443", 403), ("http://app.example", 403)]
+    {
+        let call = app.request(Method::POST, "/version").header("origin", origin);
+        assert_eq!(call.header("sec-fetch-site", "cross-site").send().await.status, code, "{origin}");
+    }
+    let link = app.request(Method::GET, "/version").header("sec-fetch-site", "cross-site").send().await;
+    assert_eq!(link.status, 403, "a page that does not say which it is");
+}
+
+/// The host that is compared with is the one that the request is for, in whichever of two places it stands.
+#[tokio::test]
+async fn a_request_for_two_hosts_is_for_none() {
+    let (_upstream, app) = in_front().await;
+    let own = app.url();
+    let host = own.replace("http://", "");
+    let h2 = |authority: &str, host: &str| {
+        app.over(Protocol::Http2).request(Method::GET, "/version").host(authority).header("host", host).send()
+    };
+    assert_eq!(h2(&host, &host).await.status, 200);
+    for (authority, header) in [("evil.example", host.as_str()), (&host, "evil.example"), (&host, "localhost:1")] {
+        assert_eq!(h2(authority, header).await.refusal().0, 403, "{authority} {header}");
+    }
+    for (target, header, code) in [
+        (own.as_str(), host.as_str(), "200"),
+        ("http://evil.example", &host, "403"),
+        (&own, "evil.example", "403"),
+        ("http://localhost:1", &host, "403"),
+    ] {
+        let mut io = app.connect().await.expect("a connection");
+        let head = format!("GET {target}/version HTTP/1.1\r\nhost: {header}\r\nconnection: close\r\n\r\n");
+        io.write_all(head.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        within("an answer", io.read_to_string(&mut answer)).await.expect("text");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{target} {header}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn the_admin_pages_are_for_this_machines_names_and_no_web_page() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).with(|config| config.allowed_hosts.push("metrics.internal".to_owned())).run().await;
+    let ask = async |path: &str, host: Option<&str>, headers: &[(&str, &str)]| {
+        let call = app.admin_client().request(Method::GET, path);
+        let call = host.into_iter().fold(call, |call, host| call.host(host));
+        headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
+    };
+    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/nothing", "/nothing"] {
+        for headers in FOREIGN {
+            let answer = ask(path, None, headers).await;
+            assert_eq!(answer.status, 403, "{path} {headers:?}");
+            assert!(answer.text().contains("allowedOrigins"), "{}", answer.text());
+        }
+        for host in ["evil.example", "evil.example:9090", "localhost.evil.example", "127.0.0.1.nip.io"] {
+            let answer = ask(path, Some(host), &[]).await;
+            assert_eq!(answer.status, 403, "{path} {host}");
+            assert!(answer.text().contains("allowedHosts"), "{}", answer.text());
+        }
+    }
+    // Prometheus and the kubelet name an address; who relays for them leaves it as it is.
+    for host in ["localhost:9090", "127.0.0.1", "[::1]:9090", "10.1.2.3:9090", "[fd00::7]:9090", "metrics.internal"] {
+        assert_eq!(ask("/livez", Some(host), &[]).await.status, 200, "{host}");
+    }
+    let own = app.admin_client().url();
+    for headers in [[("origin", own.as_str())], [("sec-fetch-site", "none")], [("sec-fetch-site", "same-origin")]] {
+        assert_eq!(ask("/livez", None, &headers).await.status, 200, "{headers:?}");
+    }
+}
+
+/// A browser shows a certificate for whatever page wants something; a token it does not have.
+#[tokio::test]
+async fn a_certificate_that_a_browser_shows_for_a_page_is_not_taken_for_its_owners_wish() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().allow("ada", "*");
+    up.reviews().give("a", "ada");
+    let (dir, own, clients) = (direct::Dir::new(), pair(), Authority::new("clients"));
+    let certificate = dir.file("own.pem", &own.cert.pem());
+    let key = dir.file("own.key", &own.signing_key.serialize_pem());
+    let client_ca = dir.file("clients.pem", &clients.pem);
+    let plan = direct::app(&up).tls_from(certificate.clone(), key).with(|config| {
+        config.auth = Mode::Delegated;
+        config.delegated.client_ca = Some(client_ca);
+        config.allowed_origins = vec!["https://app.example".parse().expect("an origin")];
+    });
+    let app = plan.run().await;
+    let ada = app.listener(0).trusting(Some(Trust::showing(&certificate, &clients.issue("ada"))));
+    let own = ada.origin();
+    let ask = async |client: &Client, headers: &[(&str, &str)]| {
+        let call = client.request(Method::GET, PODS);
+        headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
+    };
+    for headers in FOREIGN {
+        let answer = ask(&ada, headers).await;
+        assert_eq!(answer.refusal().0, 403, "{headers:?}");
+        assert!(answer.text().contains("allowedOrigins"), "{}", answer.text());
+        // Whoever has a token was given it, and upstream takes it from anywhere as well.
+        assert!(ask(&app.bearing("a"), headers).await.is_cached(), "{headers:?}");
+    }
+    for headers in [&[][..], &[("origin", own.as_str())], &[("origin", "https://app.example")]] {
+        assert!(ask(&ada, headers).await.is_cached(), "{headers:?}");
+    }
+    // Nor is it asked for which name it came.
+    assert!(ada.request(Method::GET, PODS).host("kube-fanout.example").send().await.is_cached());
+}
