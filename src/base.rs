@@ -8,6 +8,7 @@ mod metrics;
 mod rarely;
 mod ready;
 mod reloaded;
+mod shares;
 mod tasks;
 
 pub use backoff::{Backoff, Waits};
@@ -17,4 +18,5 @@ pub use drain::{DrainTrigger, DrainWatch, Draining};
 pub use rarely::Rarely;
 pub use ready::{NotReady, Ready};
 pub use reloaded::{LOOK_EVERY, LoadError, Reloaded};
+pub use shares::Shares;
 pub use tasks::Tasks;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::question::{Dated, Questions, Topic, quota, remembered};
 use super::{Affected, Config, Refused};
-use crate::kube::{Access, User};
+use crate::kube::{Access, Payer, User};
 use crate::upstream::Client;
 
 /// Asks who may do what, and remembers the answer for seconds.
@@ -21,7 +21,7 @@ pub(super) struct Accesses {
     /// Of leases, so that no crowd of requests keeps anybody from losing a right.
     questions_of_leases: Questions,
     /// Questions that one user's requests may cost.
-    budget: DefaultKeyedRateLimiter<String>,
+    budget: DefaultKeyedRateLimiter<Payer>,
 }
 
 /// Who wants what.
@@ -121,7 +121,7 @@ impl Accesses {
         if self.budget.len() > USERS_MAX {
             self.budget.retain_recent();
         }
-        self.budget.check_key(&user.name).map_err(|_| self.questions.over_budget())
+        self.budget.check_key(&Payer::of(user)).map_err(|_| self.questions.over_budget())
     }
 }
 

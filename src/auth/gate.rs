@@ -8,10 +8,10 @@ use tokio::time::{sleep, timeout};
 use super::credential::{Chain, Credential, asserted, token_of};
 use super::judge::{FrontProxy, Identity, Judge, Trusted};
 use super::lease::{Claim, Lease, Leases, Terms};
-use super::sight::{Sight, Slots};
+use super::sight::{IN_FLIGHT_MAX, Sight};
 use super::{Affected, Config, Grant, Permit, Readable, Refused, metrics};
-use crate::base::Tasks;
-use crate::kube::{Access, RequestInfo, User, Verb};
+use crate::base::{Shares, Tasks};
+use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::upstream::{Behalf, Client, CredentialId};
 
 /// Decides who somebody is and what they may.
@@ -24,7 +24,8 @@ struct Shared {
     config: Config,
     judge: Arc<Judge>,
     leases: Arc<Leases>,
-    slots: Slots,
+    /// Questions about namespaces that one user may have under way.
+    slots: Shares<Payer>,
     tasks: Tasks,
     client: Client,
     /// Whom upstream takes us for, as of lately: our credentials may change.
@@ -65,6 +66,7 @@ pub struct Known {
     id: CredentialId,
     credential: Credential,
     user: Arc<User>,
+    payer: Payer,
     until: Option<SystemTime>,
 }
 
@@ -86,7 +88,7 @@ impl Gate {
     pub fn delegated(config: Config, parts: Delegated) -> Self {
         let Delegated { client, client_authorities, front_proxy, tasks } = parts;
         let judge = Arc::new(Judge::new(&client, &config, client_authorities, front_proxy));
-        let (leases, slots) = (Arc::default(), Slots::default());
+        let (leases, slots) = (Arc::default(), Shares::new(IN_FLIGHT_MAX));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         Self { delegated: Some(Arc::new(Shared { config, judge, leases, slots, tasks, client, ourselves })) }
     }
@@ -157,7 +159,7 @@ impl Gate {
             (Caller::Anonymous, Some(_)) => Behalf::Nobody,
             (Caller::Known(known), Some(shared)) => match &known.credential {
                 Credential::Nobody => Behalf::Nobody,
-                Credential::Token(_) => Behalf::Bearer(known.id),
+                Credential::Token(_) => Behalf::Bearer(known.id, known.payer.clone()),
                 // Who has our certificate has our rights as it is.
                 Credential::Certificate(_) if shared.is_us(&known.user).await => Behalf::Ours,
                 Credential::Certificate(_) | Credential::Asserted(..) => Behalf::User(known.user.clone()),
@@ -206,7 +208,7 @@ impl Shared {
                 // A proxy's word that nobody in particular asks makes nobody somebody.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
                 Ok(Some(Identity { user, until })) => {
-                    return Ok(Caller::Known(Arc::new(Known { id, credential, user, until })));
+                    return Ok(Caller::Known(Arc::new(Known::new(id, credential, user, until))));
                 }
                 Err(why) => refused = Some(why),
             }
@@ -223,7 +225,7 @@ impl Shared {
 
     fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, Refused> {
         let known = self.known(caller)?.ok_or_else(Refused::denied)?;
-        let slots = self.slots.of(known.id);
+        let slots = self.slots.of(&known.payer);
         let sight = Arc::new(Sight::new(self.judge.clone(), known.user.clone(), access.clone(), slots));
         let lease = self.lease(&known, info, &access, Some(sight.clone()));
         Ok(Readable::new(access, sight, lease))
@@ -237,7 +239,7 @@ impl Shared {
             Caller::Anonymous => {
                 let credential = Credential::Nobody;
                 let user = Arc::new(super::judge::anonymous());
-                Ok(Some(Arc::new(Known { id: self.judge.id(&credential), credential, user, until: None })))
+                Ok(Some(Arc::new(Known::new(self.judge.id(&credential), credential, user, None))))
             }
             Caller::Known(known) => Ok(Some(known.clone())),
         }
@@ -293,6 +295,13 @@ fn shown(sender: Sender<'_>, headers: &HeaderMap) -> Result<Vec<Credential>, Ref
     Ok(shown)
 }
 
+impl Known {
+    fn new(id: CredentialId, credential: Credential, user: Arc<User>, until: Option<SystemTime>) -> Self {
+        let payer = Payer::of(&user);
+        Self { id, credential, user, payer, until }
+    }
+}
+
 impl Caller {
     /// For the words of a refusal.
     pub fn name(&self) -> &str {
@@ -316,11 +325,13 @@ impl Caller {
         matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
     }
 
-    /// What tells this caller's questions from others'.
-    pub fn id(&self) -> Option<CredentialId> {
+    /// Whose share of every limit this caller uses; `None` where the socket alone says who somebody is, and all are
+    /// one. Nobody in particular is somebody here: who shows nothing gets no more than one who does.
+    pub fn payer(&self) -> Option<Payer> {
         match self {
-            Self::Ourselves | Self::Anonymous => None,
-            Self::Known(known) => Some(known.id),
+            Self::Ourselves => None,
+            Self::Anonymous => Some(Payer::of(&super::judge::anonymous())),
+            Self::Known(known) => Some(known.payer.clone()),
         }
     }
 }

@@ -18,7 +18,7 @@ pub enum Refused {
     /// Upstream does not let us ask: 503, and soon the end of everything that stands on an answer.
     #[error("upstream does not let this proxy ask about its callers")]
     Disowned,
-    /// Too many questions about one caller, or about callers that nobody knows: 429.
+    /// Too many questions about one user, or about callers that nobody knows: 429.
     #[error("too many questions about who you are or what you may; try again")]
     TooMany { retry_after_seconds: u32 },
 }

@@ -1,5 +1,5 @@
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Weak};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -12,7 +12,6 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Refused;
 use super::judge::Judge;
 use crate::kube::{Access, User};
-use crate::upstream::CredentialId;
 
 /// Which namespaces of a collection somebody may read, as far as that has been found out.
 pub(super) struct Sight {
@@ -25,7 +24,7 @@ pub(super) struct Sight {
     /// Namespaces that came up in an open watch.
     wanted: Mutex<BTreeSet<Arc<str>>>,
     asked: Notify,
-    /// Questions that one caller's requests may have under way.
+    /// Questions that one user's requests may have under way.
     slots: Arc<Semaphore>,
 }
 
@@ -40,37 +39,14 @@ pub enum Verdict {
 
 pub(super) type Verdicts = OrdMap<Arc<str>, Verdict>;
 
-/// Each caller's places for questions, while it has some.
-#[derive(Debug, Default)]
-pub(super) struct Slots {
-    of: Mutex<HashMap<CredentialId, Weak<Semaphore>>>,
-}
-
 /// Namespaces that one request is filtered by: each costs a question.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
-/// Questions about namespaces that one caller may have under way.
-const IN_FLIGHT_MAX: usize = 32;
+/// Questions about namespaces that one user may have under way.
+pub(super) const IN_FLIGHT_MAX: usize = 32;
 /// How long an open watch may stand still because of a namespace that nobody knows.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// When nobody could tell.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Callers whose places are remembered before those without any are forgotten.
-const CALLERS_MAX: usize = 1_024;
-
-impl Slots {
-    pub(super) fn of(&self, caller: CredentialId) -> Arc<Semaphore> {
-        let mut of = self.of.lock();
-        if let Some(slots) = of.get(&caller).and_then(Weak::upgrade) {
-            return slots;
-        }
-        if of.len() >= CALLERS_MAX {
-            of.retain(|_, slots| slots.strong_count() > 0);
-        }
-        let slots = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
-        of.insert(caller, Arc::downgrade(&slots));
-        slots
-    }
-}
 
 impl Sight {
     pub(super) fn new(judge: Arc<Judge>, user: Arc<User>, access: Arc<Access>, slots: Arc<Semaphore>) -> Self {

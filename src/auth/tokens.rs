@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::credential::{TOKEN_BYTES_MAX, Token};
 use super::question::{Dated, Questions, Topic, quota, remembered};
 use super::{Config, Refused, now};
-use crate::kube::User;
+use crate::kube::{Payer, User};
 use crate::upstream::{Client, CredentialId};
 
 /// Asks whose a token is, and remembers the answer for seconds.
@@ -19,13 +19,15 @@ pub(super) struct Tokens {
     client: Client,
     audiences: Vec<String>,
     answers: moka::future::Cache<CredentialId, Answer>,
-    /// Tokens that were somebody's when upstream was asked last. They have a budget of their own, so that they do not
+    /// Whose a token was when upstream was asked last. Such tokens have a budget of their own, so that they do not
     /// compete with those that are guessed at the same address.
-    regulars: moka::sync::Cache<CredentialId, ()>,
+    regulars: moka::sync::Cache<CredentialId, Payer>,
     questions: Questions,
     sources: DefaultKeyedRateLimiter<IpAddr>,
     budget: DefaultDirectRateLimiter,
     budget_of_regulars: DefaultDirectRateLimiter,
+    /// What one user's tokens may take of that: it may have many of them.
+    shares_of_regulars: DefaultKeyedRateLimiter<Payer>,
 }
 
 /// Somebody's token, or nobody's.
@@ -48,7 +50,7 @@ pub(super) struct Bearer {
 const ANSWERS_MAX: u64 = 32_768;
 /// How long a token that is not shown any more is known to have been somebody's.
 const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
-/// Sources are forgotten by and by: whenever there are so many of them.
+/// Sources and users are forgotten by and by: whenever there are so many of them.
 const SOURCES_MAX: usize = 100_000;
 
 impl Tokens {
@@ -56,6 +58,8 @@ impl Tokens {
         let answers = moka::future::Cache::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build();
         let per_source = quota(config.reviews_per_source, config.reviews_burst_per_source);
         let in_all = quota(config.reviews, config.reviews);
+        let share = config.reviews.div_ceil(2);
+        let share = quota(share, share);
         let regulars = moka::sync::Cache::builder().max_capacity(ANSWERS_MAX).time_to_idle(REGULAR_IDLE_MAX).build();
         Self {
             client,
@@ -66,6 +70,7 @@ impl Tokens {
             sources: RateLimiter::keyed(per_source),
             budget: RateLimiter::direct(in_all),
             budget_of_regulars: RateLimiter::direct(in_all),
+            shares_of_regulars: RateLimiter::keyed(share),
         }
     }
 
@@ -98,8 +103,8 @@ impl Tokens {
         let (asked, verdict) = self.questions.put(Box::pin(reviewing)).await?;
         let meant = self.audiences.is_empty() || verdict.audiences.iter().any(|of| self.audiences.contains(of));
         let user = verdict.user.filter(|_| meant);
-        match user {
-            Some(_) => self.regulars.insert(id, ()),
+        match &user {
+            Some(user) => self.regulars.insert(id, Payer::of(user)),
             None => self.regulars.invalidate(&id),
         }
         self.questions.came_to(if user.is_some() { "authenticated" } else { "unauthenticated" });
@@ -113,10 +118,14 @@ impl Tokens {
         if self.sources.len() > SOURCES_MAX {
             self.sources.retain_recent();
         }
-        let allowed = if self.regulars.contains_key(&id) {
-            self.budget_of_regulars.check().is_ok()
-        } else {
-            self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok()
+        if self.shares_of_regulars.len() > SOURCES_MAX {
+            self.shares_of_regulars.retain_recent();
+        }
+        // What one user's tokens cost beyond its share is paid for as those are that nobody knows.
+        let payer = self.regulars.get(&id).filter(|payer| self.shares_of_regulars.check_key(payer).is_ok());
+        let allowed = match payer {
+            Some(_) => self.budget_of_regulars.check().is_ok(),
+            None => self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok(),
         };
         if allowed { Ok(()) } else { Err(self.questions.over_budget()) }
     }

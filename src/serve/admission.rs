@@ -1,24 +1,23 @@
-use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::upstream::CredentialId;
+use crate::base::Shares;
+use crate::kube::Payer;
 
 /// How much may be under way at once. Beyond it a request is refused at once: nothing queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Watches served from the cache; in all, and of one caller.
+    /// Watches served from the cache; in all, and of one user.
     pub watches_max: usize,
     pub watches_per_caller_max: usize,
-    /// Bytes of LISTs on their way out, of which each is charged its length, a quarter MiB at most; one caller has half
+    /// Bytes of LISTs on their way out, of which each is charged its length, a quarter MiB at most; one user has half
     /// of them.
     pub lists_bytes_max: usize,
-    /// Requests that are passed through and answered within seconds; in all, and of one caller.
+    /// Requests that are passed through and answered within seconds; in all, and of one user.
     pub forwards_max: usize,
     pub forwards_per_caller_max: usize,
-    /// Passed-through streams and tunnels; in all, and of one caller.
+    /// Passed-through streams and tunnels; in all, and of one user.
     pub streams_max: usize,
     pub streams_per_caller_max: usize,
     /// Reads that are passed through because their feed is not ready.
@@ -55,13 +54,12 @@ pub(super) struct Admission {
     anonymous: Room,
 }
 
-/// Places of which no caller takes more than its share.
+/// Places of which no user takes more than its share, however many credentials it has.
 #[derive(Debug)]
 struct Room {
     what: &'static str,
     all: Arc<Semaphore>,
-    each: usize,
-    of: Mutex<HashMap<CredentialId, Weak<Semaphore>>>,
+    each: Shares<Payer>,
 }
 
 /// A place, or several; given back on drop.
@@ -78,8 +76,6 @@ pub(super) struct Shed(pub(super) &'static str);
 
 /// What a LIST is charged at most: a run that HTTP/2 has taken and not sent, and one behind that.
 const LIST_BYTES_MAX: usize = 256 << 10;
-/// Callers whose shares are remembered before those without a place are forgotten.
-const CALLERS_MAX: usize = 4_096;
 
 impl Admission {
     pub(super) fn new(limits: &Limits) -> Self {
@@ -94,26 +90,26 @@ impl Admission {
         }
     }
 
-    /// A place for a watch. `caller`: whose share it is of; `None` where all are one.
-    pub(super) fn watch(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
-        self.watches.take(caller)
+    /// A place for a watch. `payer`: whose share it is of; `None` where all are one.
+    pub(super) fn watch(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+        self.watches.take(payer)
     }
 
     /// A place for a LIST of so many bytes.
-    pub(super) fn list(&self, caller: Option<CredentialId>, bytes: usize) -> Result<Place, Shed> {
-        self.lists.take_many(caller, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
+    pub(super) fn list(&self, payer: Option<&Payer>, bytes: usize) -> Result<Place, Shed> {
+        self.lists.take_many(payer, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
     }
 
-    pub(super) fn forward(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
-        self.forwards.take(caller)
+    pub(super) fn forward(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+        self.forwards.take(payer)
     }
 
-    pub(super) fn stream(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
-        self.streams.take(caller)
+    pub(super) fn stream(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+        self.streams.take(payer)
     }
 
-    pub(super) fn unready(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
-        self.unready.take(caller)
+    pub(super) fn unready(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+        self.unready.take(payer)
     }
 
     pub(super) fn anonymous(&self) -> Result<Place, Shed> {
@@ -123,67 +119,56 @@ impl Admission {
 
 impl Room {
     fn new(what: &'static str, places: usize, each: usize) -> Self {
-        Self { what, all: semaphore(places), each, of: Mutex::default() }
+        let all = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
+        Self { what, all, each: Shares::new(each) }
     }
 
-    fn take(&self, caller: Option<CredentialId>) -> Result<Place, Shed> {
-        self.take_many(caller, 1)
+    fn take(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+        self.take_many(payer, 1)
     }
 
-    fn take_many(&self, caller: Option<CredentialId>, places: usize) -> Result<Place, Shed> {
+    fn take_many(&self, payer: Option<&Payer>, places: usize) -> Result<Place, Shed> {
         let places = u32::try_from(places).unwrap_or(u32::MAX);
         let shed = |_| Shed(self.what);
-        let own = caller.map(|caller| self.share(caller).try_acquire_many_owned(places)).transpose().map_err(shed)?;
+        let own = payer.map(|payer| self.each.of(payer).try_acquire_many_owned(places)).transpose().map_err(shed)?;
         Ok(Place { _all: self.all.clone().try_acquire_many_owned(places).map_err(shed)?, _own: own })
     }
-
-    fn share(&self, caller: CredentialId) -> Arc<Semaphore> {
-        let mut of = self.of.lock();
-        if let Some(share) = of.get(&caller).and_then(Weak::upgrade) {
-            return share;
-        }
-        if of.len() >= CALLERS_MAX {
-            of.retain(|_, share| share.strong_count() > 0);
-        }
-        let share = semaphore(self.each);
-        of.insert(caller, Arc::downgrade(&share));
-        share
-    }
-}
-
-fn semaphore(places: usize) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::User;
 
-    /// reliability.md §3.8: one caller leaves room for the others.
+    fn payer(name: &str) -> Payer {
+        Payer::of(&User { name: name.to_owned(), ..User::default() })
+    }
+
+    /// reliability.md §3.8: one user leaves room for the others.
     #[test]
     fn nobody_takes_more_than_a_share() {
-        let (ada, bob) = (CredentialId::new([1; 32]), CredentialId::new([2; 32]));
+        let (ada, bob) = (payer("ada"), payer("bob"));
         let room = Room::new("places", 5, 3);
-        let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(ada)).ok()).collect();
+        let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
         assert_eq!(adas.len(), 3);
-        let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(bob)).ok()).collect();
+        let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(&bob)).ok()).collect();
         assert_eq!((bobs.len(), room.take(None).err()), (2, Some(Shed("places"))));
         drop(adas);
-        assert!(room.take(Some(ada)).is_ok() && room.take(None).is_ok());
+        assert!(room.take(Some(&ada)).is_ok() && room.take(None).is_ok());
     }
 
     /// However large a list is, it holds what is on its way, and nothing else.
     #[test]
     fn lists_are_charged_what_they_hold() {
         let admission = Admission::new(&Limits { lists_bytes_max: 2 << 20, ..Limits::default() });
-        let ada = Some(CredentialId::new([1; 32]));
-        let large: Vec<_> = std::iter::from_fn(|| admission.list(ada, usize::MAX).ok()).collect();
-        assert_eq!(large.len(), 4, "half of it is one caller's share");
-        assert_eq!(admission.list(ada, 1).err(), Some(Shed("lists")));
+        let ada = payer("ada");
+        let large: Vec<_> = std::iter::from_fn(|| admission.list(Some(&ada), usize::MAX).ok()).collect();
+        assert_eq!(large.len(), 4, "half of it is one user's share");
+        assert_eq!(admission.list(Some(&ada), 1).err(), Some(Shed("lists")));
         let small: Vec<_> = std::iter::from_fn(|| admission.list(None, 100).ok()).collect();
         assert_eq!(small.len(), 1 << 10);
         drop(large);
-        assert!(admission.list(ada, 1 << 20).is_ok());
-        assert!(admission.list(ada, 0).is_ok(), "an empty list holds nothing");
+        assert!(admission.list(Some(&ada), 1 << 20).is_ok());
+        assert!(admission.list(Some(&ada), 0).is_ok(), "an empty list holds nothing");
     }
 }

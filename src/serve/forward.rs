@@ -211,12 +211,13 @@ impl Door {
     }
 
     fn place(&self, lane: Lane, caller: &Caller, behalf: &Behalf, reason: Reason) -> Result<Place, Shed> {
-        let caller = caller.id();
+        let payer = caller.payer();
+        let payer = payer.as_ref();
         match (lane, reason) {
             _ if *behalf == Behalf::Nobody => self.admission.anonymous(),
-            (_, Reason::Syncing) => self.admission.unready(caller),
-            (Lane::Short, _) => self.admission.forward(caller),
-            (Lane::Stream | Lane::Tunnel, _) => self.admission.stream(caller),
+            (_, Reason::Syncing) => self.admission.unready(payer),
+            (Lane::Short, _) => self.admission.forward(payer),
+            (Lane::Stream | Lane::Tunnel, _) => self.admission.stream(payer),
         }
     }
 
@@ -271,7 +272,7 @@ fn hops(headers: &HeaderMap) -> Vec<&str> {
 
 /// Whether the token of a request is for upstream, and not for us alone.
 fn keeps_token(behalf: &Behalf) -> bool {
-    matches!(behalf, Behalf::Bearer(_) | Behalf::Nobody)
+    matches!(behalf, Behalf::Bearer(..) | Behalf::Nobody)
 }
 
 async fn ask(

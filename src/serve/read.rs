@@ -110,7 +110,7 @@ impl Door {
             return visit.turned_away(&refused);
         }
         let page = list::page(permit, lease, &snapshot, &read).await;
-        let place = match self.admission.list(visit.caller.id(), page.bytes()) {
+        let place = match self.admission.list(visit.caller.payer().as_ref(), page.bytes()) {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
         };
@@ -179,7 +179,7 @@ impl Door {
                 Some(Status::too_large(at + 1, at))
             }
         };
-        let place = match self.admission.watch(visit.caller.id()) {
+        let place = match self.admission.watch(visit.caller.payer().as_ref()) {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many(shed, WATCH_RETRY_SECONDS)),
         };

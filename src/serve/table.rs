@@ -6,8 +6,8 @@ use super::door::{Door, Visit};
 use super::feed::spec;
 use super::route::{Reason, WatchRead};
 use crate::cache::Scope;
-use crate::kube::{Gvr, Query, WatchStart};
-use crate::upstream::{CredentialId, Error, Resource};
+use crate::kube::{Gvr, Payer, Query, WatchStart};
+use crate::upstream::{Error, Resource};
 use crate::wire::{Form, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 
 /// Parameters that a watch has and a list has not, or that are ours to choose.
@@ -32,7 +32,7 @@ impl Door {
         let path =
             list_path(visit.request.uri().path(), namespace, &visit.query, &resource.gvr).ok_or(Reason::Table)?;
         let ListPage { resource_version, continue_token, items, .. } =
-            self.rows(visit.caller.id(), &path, resource).await.map_err(|error| {
+            self.rows(visit.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
                 tracing::debug!(%error, "the state of a Table watch could not be listed");
                 Reason::Table
             })?;
@@ -43,8 +43,8 @@ impl Door {
         Ok(items.into_iter().next())
     }
 
-    async fn rows(&self, caller: Option<CredentialId>, path: &str, resource: &Resource) -> Result<ListPage, Error> {
-        let _place = self.admission.forward(caller).map_err(|shed| Error::Form(shed.to_string()))?;
+    async fn rows(&self, payer: Option<&Payer>, path: &str, resource: &Resource) -> Result<ListPage, Error> {
+        let _place = self.admission.forward(payer).map_err(|shed| Error::Form(shed.to_string()))?;
         let (form, body) = self.client.fetch(path, TABLE_ACCEPT).await?;
         if form != Some(Form::Table.encoding()) {
             return Err(Error::Form(format!("asked for a Table, got {form:?}")));

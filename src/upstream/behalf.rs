@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::kube::User;
+use crate::kube::{Payer, User};
 
 /// A credential's name within this process, from which the credential cannot be had back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -12,8 +12,8 @@ pub struct CredentialId([u8; 32]);
 pub enum Behalf {
     /// With ours: the caller is who we are.
     Ours,
-    /// With the bearer token that the request carries.
-    Bearer(CredentialId),
+    /// With the bearer token that the request carries, at the cost of its user.
+    Bearer(CredentialId, Payer),
     /// With none: whatever the request carries is not known to be anybody's.
     Nobody,
     /// With those of a user whose credential cannot be passed on, by impersonation.

@@ -15,7 +15,7 @@ use super::dress::{Nested, put_ours};
 use super::link::Links;
 use super::pool::{Body, ResponseBody};
 use super::{BODY_BYTES_MAX, CredentialError, Error, Source, set_retry_after, status_from_code};
-use crate::kube::Status;
+use crate::kube::{Payer, Status};
 use crate::wire::Form;
 
 /// Talks to one apiserver with our own credentials. Cloning shares the connections.
@@ -180,7 +180,7 @@ impl Client {
     /// without one that is known to be anybody's, on a connection that is not used again.
     pub(super) async fn send_bare(
         &self,
-        credential: Option<CredentialId>,
+        credential: Option<(CredentialId, &Payer)>,
         lane: super::Lane,
         mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Error> {

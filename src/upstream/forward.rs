@@ -51,7 +51,7 @@ impl Forwarder {
         clothe(behalf, request.headers_mut())?;
         let mut response = match behalf {
             Behalf::Ours => self.ours.send(lane, request).await?,
-            Behalf::Bearer(credential) => self.ours.send_bare(Some(*credential), lane, request).await?,
+            Behalf::Bearer(id, payer) => self.ours.send_bare(Some((*id, payer)), lane, request).await?,
             Behalf::Nobody => self.ours.send_bare(None, lane, request).await?,
             Behalf::User(_) => {
                 let impersonator = self.impersonator.as_ref().ok_or_else(no_impersonator)?;
@@ -85,7 +85,7 @@ fn cross(lane: Lane, request: &mut Request<Body>) {
 fn clothe(behalf: &Behalf, headers: &mut HeaderMap) -> Result<(), Error> {
     match behalf {
         // It is upstream's to judge what its sender asks for.
-        Behalf::Ours | Behalf::Bearer(_) | Behalf::Nobody => drop_asserted(headers),
+        Behalf::Ours | Behalf::Bearer(..) | Behalf::Nobody => drop_asserted(headers),
         Behalf::User(user) => {
             undress(headers);
             dress_as(headers, user).map_err(|Unspeakable| unspeakable())?;

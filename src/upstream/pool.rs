@@ -44,6 +44,7 @@ const IDLE_CONNECTIONS_MAX: usize = 64;
 pub(super) struct Pool {
     credentials: Credentials,
     protocol: Protocol,
+    idle_max: usize,
     shards: Mutex<Vec<Shard>>,
 }
 
@@ -73,7 +74,17 @@ impl Pool {
     const CONNECTION_WINDOW: u32 = Self::STREAM_WINDOW * Self::STREAMS_MAX;
 
     pub(super) fn new(credentials: &Credentials, protocol: Protocol) -> Result<Self, CredentialError> {
-        let pool = Self { credentials: credentials.clone(), protocol, shards: Mutex::new(Vec::new()) };
+        let idle_max = if protocol == Protocol::Once { 0 } else { IDLE_CONNECTIONS_MAX };
+        Self::keeping(credentials, protocol, idle_max)
+    }
+
+    /// One that keeps no more connections than that for the next request.
+    pub(super) fn keeping(
+        credentials: &Credentials,
+        protocol: Protocol,
+        idle_max: usize,
+    ) -> Result<Self, CredentialError> {
+        let pool = Self { credentials: credentials.clone(), protocol, idle_max, shards: Mutex::new(Vec::new()) };
         pool.shards.lock().push(pool.shard()?);
         Ok(pool)
     }
@@ -131,7 +142,7 @@ impl Pool {
             .http2_initial_connection_window_size(Self::CONNECTION_WINDOW)
             .http2_max_header_list_size(1 << 20)
             .retry_canceled_requests(false)
-            .pool_max_idle_per_host(if self.protocol == Protocol::Once { 0 } else { IDLE_CONNECTIONS_MAX })
+            .pool_max_idle_per_host(self.idle_max)
             .build(connector);
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)) })
     }

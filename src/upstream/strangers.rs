@@ -2,11 +2,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::behalf::CredentialId;
 use super::credentials::Credentials;
 use super::pool::{Body, Pool, Protocol, ResponseBody};
 use super::{CredentialError, Error, Lane};
+use crate::base::Shares;
+use crate::kube::Payer;
 
 /// Connections for requests that carry a credential of their own, or none.
 ///
@@ -17,6 +20,8 @@ use super::{CredentialError, Error, Lane};
 pub(super) struct Strangers {
     credentials: Credentials,
     pools: moka::sync::Cache<CredentialId, Arc<Pools>>,
+    /// How many pools one user's credentials may have.
+    shares: Shares<Payer>,
     /// A connection a request.
     once: Pool,
 }
@@ -26,12 +31,18 @@ struct Pools {
     short: Pool,
     /// Streams and tunnels: a connection each.
     long: Pool,
+    _place: OwnedSemaphorePermit,
 }
 
 /// Credentials that have connections of their own at a time. The one that has been idle for longest goes first; what
 /// runs on its connections goes on.
 const CREDENTIALS_MAX: u64 = 20_000;
 const IDLE_MAX: Duration = Duration::from_secs(90);
+/// Of them those of one user. It has as many tokens as it asks for, and a token several spellings: what more of them
+/// ask goes on connections that are not kept.
+const CREDENTIALS_OF_A_USER_MAX: usize = 256;
+/// Connections for streams that one credential keeps for the next one.
+const IDLE_STREAMS_MAX: usize = 4;
 
 impl Strangers {
     /// `credentials`: ours, of which only the way to upstream is kept.
@@ -39,18 +50,17 @@ impl Strangers {
         let credentials = credentials.without_identity();
         let once = Pool::new(&credentials, Protocol::Once)?;
         let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
-        Ok(Self { credentials, pools, once })
+        Ok(Self { credentials, pools, shares: Shares::new(CREDENTIALS_OF_A_USER_MAX), once })
     }
 
     /// Sends what the bearer of `credential` asks, on connections that only its requests use.
     pub(super) async fn send(
         &self,
-        credential: CredentialId,
+        (credential, payer): (CredentialId, &Payer),
         lane: Lane,
         request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Error> {
-        let pools = self.pools.try_get_with(credential, || self.fresh().map(Arc::new));
-        let pools = pools.map_err(|error| Error::Credentials(error.to_string()))?;
+        let Some(pools) = self.pools(credential, payer)? else { return self.once.send(request).await };
         match lane {
             Lane::Short => pools.short.send(request).await,
             Lane::Stream => pools.long.send(request).await,
@@ -64,8 +74,60 @@ impl Strangers {
         self.once.send(request).await
     }
 
-    fn fresh(&self) -> Result<Pools, CredentialError> {
-        let pool = |protocol| Pool::new(&self.credentials, protocol);
-        Ok(Pools { short: pool(Protocol::Multiplexed)?, long: pool(Protocol::Single)? })
+    /// The connections of a credential; `None` if its user has those of as many credentials as it may.
+    fn pools(&self, credential: CredentialId, payer: &Payer) -> Result<Option<Arc<Pools>>, Error> {
+        if let Some(pools) = self.pools.get(&credential) {
+            return Ok(Some(pools));
+        }
+        let place = self.place(payer).or_else(|| {
+            // Idle ones go when somebody looks.
+            self.pools.run_pending_tasks();
+            self.place(payer)
+        });
+        let Some(place) = place else { return Ok(None) };
+        let pools = self.pools.try_get_with(credential, || self.fresh(place).map(Arc::new));
+        pools.map(Some).map_err(|error| Error::Credentials(error.to_string()))
+    }
+
+    fn place(&self, payer: &Payer) -> Option<OwnedSemaphorePermit> {
+        self.shares.of(payer).try_acquire_owned().ok()
+    }
+
+    fn fresh(&self, place: OwnedSemaphorePermit) -> Result<Pools, CredentialError> {
+        let short = Pool::new(&self.credentials, Protocol::Multiplexed)?;
+        let long = Pool::keeping(&self.credentials, Protocol::Single, IDLE_STREAMS_MAX)?;
+        Ok(Pools { short, long, _place: place })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Source;
+    use super::*;
+    use crate::kube::User;
+
+    fn payer(name: &str) -> Payer {
+        Payer::of(&User { name: name.to_owned(), ..User::default() })
+    }
+
+    fn id(number: usize) -> CredentialId {
+        let mut tag = [0; 32];
+        tag[..8].copy_from_slice(&number.to_be_bytes());
+        CredentialId::new(tag)
+    }
+
+    #[tokio::test]
+    async fn many_credentials_of_one_user_leave_room_for_those_of_others() {
+        let source = Source::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
+        let credentials = Credentials::load(&source).expect("nothing to read");
+        let strangers = Strangers::new(&credentials).expect("nothing is asked");
+        let (ada, bob) = (payer("ada"), payer("bob"));
+        let has = |number, payer| strangers.pools(id(number), payer).expect("made").is_some();
+        let of_ada = (0..2 * CREDENTIALS_OF_A_USER_MAX).filter(|number| has(*number, &ada)).count();
+        assert_eq!(of_ada, CREDENTIALS_OF_A_USER_MAX);
+        assert!(has(0, &ada), "those that are there stay");
+        assert!(has(usize::MAX, &bob));
+        strangers.pools.invalidate(&id(0));
+        assert!(has(usize::MAX - 1, &ada), "one that has gone leaves its place to the next");
     }
 }

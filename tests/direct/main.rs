@@ -35,6 +35,7 @@ mod refusals;
 mod resume;
 mod rotation;
 mod selectors;
+mod shares;
 mod shutdown;
 mod slow;
 mod smuggling;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::dress::{is_asserted, is_impersonation, put_ours};
 use super::super::{CredentialId, inspect};
 use super::*;
-use crate::kube::User;
+use crate::kube::{Payer, User};
 
 #[test]
 fn what_connection_lists_does_not_cross() {
@@ -131,7 +131,8 @@ proptest! {
         let lane = if tunnel { Lane::Tunnel } else { Lane::Short };
         let ours = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer ours"))]);
         let id = CredentialId::new([0; 32]);
-        for behalf in [Behalf::Ours, Behalf::Bearer(id), Behalf::Nobody, Behalf::User(Arc::new(user))] {
+        let bearer = Behalf::Bearer(id, Payer::of(&user));
+        for behalf in [Behalf::Ours, bearer, Behalf::Nobody, Behalf::User(Arc::new(user))] {
             let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
             *request.headers_mut() = headers.clone();
             cross(lane, &mut request);
@@ -145,7 +146,7 @@ proptest! {
             }
             let goes = read(request.headers());
             let expected = match &behalf {
-                Behalf::Bearer(_) | Behalf::Nobody => (came.authorization.clone(), came.impersonation.clone()),
+                Behalf::Bearer(..) | Behalf::Nobody => (came.authorization.clone(), came.impersonation.clone()),
                 Behalf::Ours => (vec!["Bearer ours".to_owned()], came.impersonation.clone()),
                 Behalf::User(user) => (vec!["Bearer ours".to_owned()], spoken(user)),
             };

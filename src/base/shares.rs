@@ -1,0 +1,72 @@
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+/// Places of which each holder has so many: a semaphore for everybody who has some, or waits for one.
+///
+/// Shares that nobody uses are forgotten by and by; what is remembered is at most twice what is in use, or
+/// [`KEPT_MAX`].
+#[derive(Debug)]
+pub struct Shares<K> {
+    places: usize,
+    of: Mutex<Of<K>>,
+}
+
+#[derive(Debug)]
+struct Of<K> {
+    shares: HashMap<K, Weak<Semaphore>>,
+    /// How many are remembered before the unused ones are forgotten.
+    kept_max: usize,
+}
+
+/// Shares that are remembered whether or not they are used.
+const KEPT_MAX: usize = 1_024;
+
+impl<K: Eq + Hash + Clone> Shares<K> {
+    /// `places`: of each holder.
+    pub fn new(places: usize) -> Self {
+        let of = Of { shares: HashMap::new(), kept_max: KEPT_MAX };
+        Self { places: places.min(Semaphore::MAX_PERMITS), of: Mutex::new(of) }
+    }
+
+    /// The share of one holder. It is the same one for as long as somebody has it, or a place of it.
+    pub fn of(&self, holder: &K) -> Arc<Semaphore> {
+        let mut of = self.of.lock();
+        if let Some(share) = of.shares.get(holder).and_then(Weak::upgrade) {
+            return share;
+        }
+        if of.shares.len() >= of.kept_max {
+            of.shares.retain(|_, share| share.strong_count() > 0);
+            of.kept_max = (2 * of.shares.len()).max(KEPT_MAX);
+        }
+        let share = Arc::new(Semaphore::new(self.places));
+        of.shares.insert(holder.clone(), Arc::downgrade(&share));
+        share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_lasts_as_long_as_a_place_of_it() {
+        let shares = Shares::<u32>::new(2);
+        let first = shares.of(&1).try_acquire_owned().expect("a place");
+        assert_eq!((shares.of(&1).available_permits(), shares.of(&2).available_permits()), (1, 2));
+        drop(first);
+        assert_eq!(shares.of(&1).available_permits(), 2);
+    }
+
+    #[test]
+    fn unused_shares_are_forgotten() {
+        let shares = Shares::<usize>::new(1);
+        let held: Vec<_> = (0..10).map(|holder| shares.of(&holder)).collect();
+        (10..10 * KEPT_MAX).for_each(|holder| drop(shares.of(&holder)));
+        assert!(shares.of.lock().shares.len() <= KEPT_MAX);
+        assert!(held.iter().enumerate().all(|(holder, share)| Arc::ptr_eq(share, &shares.of(&holder))));
+    }
+}

@@ -1,0 +1,93 @@
+//! Limits go by user: many tokens of one account, and many spellings of one token, have one share of everything.
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use http::{Method, Response};
+use hyper::body::Incoming;
+use kube_fanout::auth::Mode;
+use kube_fanout::config::Serve;
+use kube_fanout::demo::{self, Running};
+
+use crate::direct::{self, App, PODS, Plan};
+
+/// What one user may have at once of whatever the test is about.
+const SHARE: usize = 4;
+/// One token as it may be spelled: of the last character of a signature, base64url uses two bits.
+const SPELLINGS: usize = 16;
+const BASE64URL: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+fn spellings() -> Vec<String> {
+    BASE64URL.chars().take(SPELLINGS).map(|last| format!("e30.e30.c2lnbmF0dXJl{last}")).collect()
+}
+
+/// Ada has one token in all its spellings, and Bob another. Both may do everything.
+async fn ada_and_bob(up: &Running, change: impl FnOnce(&mut Serve)) -> App {
+    spellings().iter().for_each(|token| up.reviews().give(token, "ada"));
+    up.reviews().give("b", "bob");
+    ["ada", "bob"].iter().for_each(|user| up.reviews().allow(user, "*"));
+    let delegated = |plan: Plan| plan.with(|config| config.auth = Mode::Delegated);
+    delegated(direct::app(up)).with(change).run().await
+}
+
+#[tokio::test]
+async fn many_spellings_of_one_token_have_one_share_of_the_watches() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = ada_and_bob(&up, |config| config.door.limits.watches_per_caller_max = SHARE).await;
+    let mut open = Vec::new();
+    for token in spellings() {
+        match app.bearing(&token).watch(PODS).open().await {
+            Ok(watch) => open.push(watch),
+            Err(refused) => assert_eq!(refused.refusal(), (429, "TooManyRequests".to_owned())),
+        }
+    }
+    assert_eq!(open.len(), SHARE);
+    app.bearing("b").watch(PODS).await;
+    drop(open.pop());
+    direct::eventually("a place that is given back is there for another spelling", || async {
+        app.bearing(&spellings()[SPELLINGS - 1]).watch(PODS).open().await.is_ok()
+    })
+    .await;
+}
+
+/// What is asked in another one's name is paid for by who asks it.
+#[tokio::test]
+async fn many_spellings_of_one_token_have_one_share_of_what_passes_through_whomever_it_names() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = ada_and_bob(&up, |config| config.door.limits.streams_per_caller_max = SHARE).await;
+    let watch = async |token: &str, whom: &str| -> Response<Incoming> {
+        let call = app.bearing(token).request(Method::GET, &format!("{PODS}?watch=true&resourceVersion=0"));
+        call.header("impersonate-user", whom).open().await.expect("an answer")
+    };
+    let spellings = spellings();
+    let asked: FuturesUnordered<_> =
+        spellings.iter().enumerate().map(|(number, token)| watch(token, ["bob", "eve"][number % 2])).collect();
+    let answers: Vec<_> = asked.collect().await;
+    let open = answers.iter().filter(|answer| answer.status() == 200).count();
+    assert_eq!(open, SHARE);
+    assert!(answers.iter().all(|answer| matches!(answer.status().as_u16(), 200 | 429)));
+    assert_eq!(watch("b", "ada").await.status(), 200, "Bob has a share of his own");
+}
+
+/// Answers about them are not remembered here: each request costs a question.
+#[tokio::test]
+async fn many_tokens_of_one_user_leave_questions_to_others() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = ada_and_bob(&up, |config| {
+        let auth = &mut config.delegated.auth;
+        auth.token_ttl = std::time::Duration::from_millis(1);
+        (auth.reviews, auth.reviews_per_source, auth.reviews_burst_per_source) = (4, 1, 20);
+    })
+    .await;
+    // Everybody's tokens are known by now, at the cost of their address.
+    assert!(app.bearing("b").get(PODS).await.is_cached());
+    let of_ada = &spellings()[..2];
+    for token in of_ada {
+        assert!(app.bearing(token).get(PODS).await.is_cached());
+    }
+    let mut refused = 0;
+    for number in 0..100 {
+        refused += u32::from(app.bearing(&of_ada[number % 2]).get(PODS).await.status == 429);
+    }
+    assert!(refused > 10, "{refused} refused");
+    assert!(app.bearing("b").get(PODS).await.is_cached(), "there is room for others");
+}
