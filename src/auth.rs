@@ -39,7 +39,7 @@ pub use credential::{BEARER_PROTOCOL, Chain};
 pub use gate::{Caller, Delegated, Gate, Known, Sender};
 pub use grant::Grant;
 pub use hosts::Hosts;
-pub use impersonation::{Headless, Impersonation};
+pub use impersonation::{Impeded, Impersonation, NobodyNamed};
 pub use judge::{FrontProxy, Trusted};
 pub use metrics::describe;
 pub use policy::{Change, Policy, PolicyKind};

@@ -38,6 +38,7 @@ pub use event_type::EventType;
 pub use field_selector::{FieldMatcher, FieldSelector, NAME_KEY};
 pub use field_term::FieldTerm;
 pub use fields::{Field, FieldKind, FieldTable};
+pub use go_text::quote as go_quote;
 pub use gvr::Gvr;
 pub use key::ObjectKey;
 pub use labels::{LabelSelector, Operator, Requirement};

@@ -14,6 +14,7 @@ mod forward;
 mod link;
 mod pool;
 mod refusal;
+mod release;
 mod review;
 mod strangers;
 
@@ -27,6 +28,7 @@ pub use error::Error;
 pub use forward::{Forwarder, Lane, strip_hop_by_hop};
 pub use pool::{Body, ResponseBody};
 pub use refusal::{set_retry_after, status_from_code};
+pub use release::Release;
 pub use review::{AccessVerdict, TokenVerdict};
 
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.

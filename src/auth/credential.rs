@@ -119,11 +119,11 @@ fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
 pub(super) fn asserted(headers: &HeaderMap) -> Option<User> {
     let name = headers.get(REMOTE_USER).and_then(text).filter(|name| !name.is_empty())?.to_owned();
     let uid = headers.get(REMOTE_UID).and_then(text).unwrap_or_default().to_owned();
-    let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(text);
+    let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(text).filter(|group| !group.is_empty());
     let mut user = User { name, uid, groups: groups.map(str::to_owned).collect(), ..User::default() };
     for (header, value) in headers {
-        let key = header.as_str().strip_prefix(REMOTE_EXTRA).filter(|key| !key.is_empty());
-        if let (Some(key), Some(value)) = (key, text(value)) {
+        // Names of headers are in lower case here, and so a key is before it is unescaped, as upstream has it.
+        if let (Some(key), Some(value)) = (header.as_str().strip_prefix(REMOTE_EXTRA), text(value)) {
             user.extra.entry(unescaped(key)).or_default().push(value.to_owned());
         }
     }
@@ -140,11 +140,9 @@ pub(super) fn unescaped(key: &str) -> String {
             bytes.push(*first);
             continue;
         }
-        let Some(byte) = tail.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok())
-        else {
-            return key.to_owned();
-        };
-        bytes.push(byte);
+        let digit = |at: usize| tail.get(at).and_then(|byte| char::from(*byte).to_digit(16));
+        let (Some(high), Some(low)) = (digit(0), digit(1)) else { return key.to_owned() };
+        bytes.push(u8::try_from(high << 4 | low).expect("two digits"));
         rest = &tail[2..];
     }
     String::from_utf8(bytes).unwrap_or_else(|_| key.to_owned())
@@ -216,13 +214,18 @@ mod tests {
             ("x-remote-user", "ada"),
             ("x-remote-group", "dev"),
             ("x-remote-group", "ops"),
+            ("x-remote-group", ""),
             ("x-remote-extra-example.com%2fscopes", "a"),
+            ("x-remote-extra-example.com%2f%4bey", "b"),
+            ("x-remote-extra-%+1", "c"),
         ]));
         let expected = User {
             name: "ada".to_owned(),
             uid: String::new(),
             groups: ["dev", "ops", User::AUTHENTICATED].map(str::to_owned).to_vec(),
-            extra: [("example.com/scopes".to_owned(), vec!["a".to_owned()])].into(),
+            extra: [("example.com/scopes", "a"), ("example.com/Key", "b"), ("%+1", "c")]
+                .map(|(key, value)| (key.to_owned(), vec![value.to_owned()]))
+                .into(),
         };
         assert_eq!(user, Some(expected));
         assert_eq!(asserted(&headers(&[("x-remote-group", "dev")])), None);

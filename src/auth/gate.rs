@@ -6,13 +6,14 @@ use http::HeaderMap;
 use tokio::time::{sleep, timeout};
 
 use super::credential::{Chain, Credential, asserted, token_of};
+use super::impersonation::{Impeded, Impersonation};
 use super::judge::{FrontProxy, Identity, Judge, Trusted};
 use super::lease::{Claim, Lease, Leases, Terms};
 use super::sight::{IN_FLIGHT_MAX, Sight};
 use super::{Affected, Config, Grant, Permit, Readable, Refused, metrics};
 use crate::base::{Shares, Tasks};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
-use crate::upstream::{Behalf, Client, CredentialId};
+use crate::upstream::{Behalf, Client, CredentialId, Release};
 
 /// Decides who somebody is and what they may.
 #[derive(Clone)]
@@ -30,6 +31,8 @@ struct Shared {
     client: Client,
     /// Whom upstream takes us for, as of lately: our credentials may change.
     ourselves: moka::future::Cache<(), Arc<User>>,
+    /// The release that upstream behaves as, as of lately: it may be upgraded.
+    release: moka::future::Cache<(), Release>,
 }
 
 /// What delegation needs besides its configuration.
@@ -73,6 +76,10 @@ pub struct Known {
 /// How long it is known who we are, and how long that may take to be found out.
 const OURSELVES_FOR: Duration = Duration::from_secs(30);
 const OURSELVES_MAX: Duration = Duration::from_secs(5);
+/// How long it is known which release upstream is.
+const RELEASE_FOR: Duration = Duration::from_secs(60);
+/// The first release that puts constraints on impersonation by default (KEP-5284).
+const CONSTRAINED_SINCE: Release = Release { major: 1, minor: 36 };
 
 /// When to ask about a change that we have seen, each from the one before: upstream's authorizers see it at their own
 /// pace.
@@ -90,7 +97,9 @@ impl Gate {
         let judge = Arc::new(Judge::new(&client, &config, client_authorities, front_proxy));
         let (leases, slots) = (Arc::default(), Shares::new(IN_FLIGHT_MAX));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
-        Self { delegated: Some(Arc::new(Shared { config, judge, leases, slots, tasks, client, ourselves })) }
+        let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
+        let shared = Shared { config, judge, leases, slots, tasks, client, ourselves, release };
+        Self { delegated: Some(Arc::new(shared)) }
     }
 
     /// Whether the socket alone says who somebody is.
@@ -167,17 +176,26 @@ impl Gate {
         }
     }
 
-    /// Whether a user may be taken for another one: what upstream checks of `Impersonate-*` headers, which a caller
-    /// that we impersonate cannot have it check (semantics.md §10.4).
+    /// Whom a caller is taken for that asks to be: what upstream checks of `Impersonate-*` headers, which a caller that
+    /// we impersonate cannot have it check (semantics.md §10.4).
     ///
     /// # Errors
     /// It may not, or that cannot be found out.
-    pub async fn impersonation(&self, caller: &Caller, wanted: &[Access]) -> Result<(), Refused> {
-        let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else { return Err(Refused::denied()) };
-        for access in wanted {
-            shared.judge.accesses.decide(&known.user, &Arc::new(access.clone()), None).await?;
+    pub async fn impersonation(
+        &self,
+        caller: &Caller,
+        wanted: &Impersonation,
+        info: Option<&RequestInfo>,
+    ) -> Result<User, Impeded> {
+        let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else {
+            return Err(Impeded::unknown());
+        };
+        let request = if shared.constrains_impersonation().await { info.map(Access::of) } else { None };
+        let judged = wanted.judged(&shared.judge.accesses, &known.user, request.as_ref()).await;
+        if let Err(impeded) = &judged {
+            metrics::refused(impeded.refused.as_str());
         }
-        Ok(())
+        judged
     }
 
     /// Rights have changed, as we have seen it; upstream's authorizers see it a moment earlier or later.
@@ -266,6 +284,14 @@ impl Shared {
             let terms = Terms { period: self.config.recheck, grace: self.config.outage_grace };
             self.leases.hold(claim, &self.judge, terms, &self.tasks)
         })
+    }
+
+    /// Whether upstream knows of constraints on impersonation. If that cannot be found out, nobody is taken for
+    /// somebody else by means of them: where they mean nothing, they would be held by whoever has all verbs.
+    async fn constrains_impersonation(&self) -> bool {
+        let asking = async { timeout(OURSELVES_MAX, self.client.release()).await.map_err(drop)?.map_err(drop) };
+        let release = Box::pin(self.release.try_get_with((), asking)).await;
+        release.is_ok_and(|release| release >= CONSTRAINED_SINCE)
     }
 
     async fn is_us(&self, user: &User) -> bool {

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::kube::{RequestInfo, Status};
+use crate::kube::{Access, RequestInfo, Status};
 use crate::upstream::{Error, set_retry_after};
 
 /// Why somebody gets nothing.
@@ -58,9 +58,14 @@ impl Refused {
 
     /// In the apiserver's words (semantics.md §7.4, §10.3).
     pub fn status(&self, user: &str, info: &RequestInfo) -> Status {
+        self.status_of(user, &Access::of(info))
+    }
+
+    /// The same of an access that need not be a request.
+    pub(super) fn status_of(&self, user: &str, access: &Access) -> Status {
         match self {
             Self::Unauthenticated => Status::unauthorized(),
-            Self::Denied(reason) => Status::forbidden(user, info, reason),
+            Self::Denied(reason) => Status::forbidden_access(user, access, reason),
             Self::Unavailable(_) | Self::Disowned => {
                 let mut status = Status::service_unavailable(self.to_string());
                 set_retry_after(&mut status, RETRY_AFTER_SECONDS);

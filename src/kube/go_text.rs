@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 /// `text` as Go's `%q` prints it: double quotes, Go escapes, non-printable characters as `\x`, `\u` or `\U`.
-pub(super) fn quote(text: &str) -> String {
+pub fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for c in text.chars() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Body as _, Incoming};
@@ -22,7 +22,7 @@ use super::feed::unavailable;
 use super::metrics;
 use super::route::Reason;
 use super::websocket;
-use crate::auth::{Caller, Impersonation, Refused};
+use crate::auth::{Caller, Impersonation};
 use crate::kube::{Query, RequestInfo, Status, Verb};
 use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, status_from_code};
 
@@ -63,7 +63,11 @@ impl Door {
         let lane = lane_of(request.headers(), request.method(), info, query);
         let behalf = match self.behalf(caller, request.headers(), info).await {
             Ok(behalf) => behalf,
-            Err(status) => return manner.status(&status),
+            Err(status) => {
+                let mut refused = manner.status(&status);
+                refused.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+                return refused;
+            }
         };
         let place = match self.place(lane, caller, &behalf, reason) {
             Ok(place) => place,
@@ -199,15 +203,9 @@ impl Door {
         else {
             return Ok(behalf);
         };
-        match self.gate.impersonation(caller, &impersonation.wanted).await {
-            Ok(()) => Ok(Behalf::User(Arc::new(impersonation.user))),
-            Err(Refused::Denied(_)) => {
-                let asked = &impersonation.user.name;
-                let why = format!("User {:?} cannot impersonate {asked:?}", caller.name());
-                Err(status_from_code(403, &why))
-            }
-            Err(refused) => Err(info.map_or_else(Status::unauthorized, |info| refused.status(caller.name(), info))),
-        }
+        let user = self.gate.impersonation(caller, &impersonation, info).await;
+        let user = user.map_err(|impeded| impeded.status(caller.name()))?;
+        Ok(Behalf::User(Arc::new(user)))
     }
 
     fn place(&self, lane: Lane, caller: &Caller, behalf: &Behalf, reason: Reason) -> Result<Place, Shed> {

@@ -146,11 +146,12 @@ fn value(text: &str) -> Result<HeaderValue, Unspeakable> {
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// An extra's key as a header can carry it: upstream lower-cases and percent-decodes it (semantics.md §10.4).
+/// An extra's key as a header can carry it: upstream takes the name in lower case, and percent-decodes it after that
+/// (semantics.md §10.4), so that capitals are escaped like all that a header's name cannot have.
 fn escaped(key: &str) -> String {
     let mut text = String::with_capacity(key.len());
     for byte in key.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+        if byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._~".contains(&byte) {
             text.push(char::from(byte));
         } else {
             text.push('%');

@@ -39,10 +39,14 @@ type IsSo = fn(&Told<'_>) -> bool;
 
 /// Where an answer is as good though it is another (docs/DIFFERENCES.md).
 const AS_GOOD: [(&str, IsSo); 2] = [
-    ("who may not impersonate is told so in our words, when the caller is known by a certificate", |told| {
-        let certain = told.identity.certificate.is_some() && told.compared.expected.status == told.compared.told.status;
-        certain && told.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
-    }),
+    (
+        "who has impersonated before is told by the apiserver of the way that served it, and by us of the first",
+        |told| {
+            let certain =
+                told.identity.certificate.is_some() && told.compared.expected.status == told.compared.told.status;
+            certain && told.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
+        },
+    ),
     ("who is not known is told so in JSON, when YAML is asked for", |told| {
         let both = (told.compared.expected.status, told.compared.told.status) == (401, 401);
         both && told.probe.headers.iter().any(|(name, value)| *name == "accept" && value.contains("yaml"))

@@ -19,6 +19,7 @@ mod floods;
 mod freshness;
 mod gaps;
 mod hostile;
+mod impersonation;
 mod informers;
 mod kubectl;
 mod kubelet;

@@ -1,7 +1,7 @@
 //! One constructor per row of semantics.md §12, §3.3, §3.5, §3.6, §7.4 and §10.3.
 
 use super::super::go_text::{aggregate, escape_html, parse_uint, quote};
-use super::super::{Gvr, RequestInfo, SelectorError};
+use super::super::{Access, Gvr, RequestInfo, SelectorError, Target};
 use super::{Status, StatusCause, StatusDetails};
 
 /// Where a "too large resource version" tells the client to try again. The watch cache says one second.
@@ -204,15 +204,23 @@ impl Status {
     ///
     /// Text that the caller controls is HTML-escaped, as there; the authorizer's reason and the object's name are not.
     pub fn forbidden(user: &str, request: &RequestInfo, reason: &str) -> Self {
-        let denied = escape_html(&denied(user, request));
+        Self::forbidden_access(user, &Access::of(request), reason)
+    }
+
+    /// The same of what no request is, but a part of one.
+    pub fn forbidden_access(user: &str, access: &Access, reason: &str) -> Self {
+        let denied = escape_html(&denied(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
-        let gvr = Gvr::new(&request.group, &request.version, &request.resource);
-        let message = match (gvr.group.is_empty() && gvr.resource.is_empty(), request.name.as_str()) {
+        let (gvr, name) = match &access.target {
+            Target::Path(_) => (Gvr::new("", "", ""), ""),
+            Target::Resource(of) => (Gvr::new(&of.group, &of.version, &of.resource), of.name.as_str()),
+        };
+        let message = match (gvr.group.is_empty() && gvr.resource.is_empty(), name) {
             (true, _) => format!("forbidden: {denied}"),
             (false, "") => format!("{} is forbidden: {denied}", gvr.group_resource()),
             (false, name) => format!("{} {} is forbidden: {denied}", gvr.group_resource(), quote(name)),
         };
-        Self::failure(403, "Forbidden", message).with_details(about(&gvr, &request.name))
+        Self::failure(403, "Forbidden", message).with_details(about(&gvr, name))
     }
 
     /// 503 without details.
@@ -264,22 +272,23 @@ fn about(gvr: &Gvr, name: &str) -> StatusDetails {
 }
 
 /// Who may not do what, where.
-fn denied(user: &str, request: &RequestInfo) -> String {
-    let (user, verb) = (quote(user), request.verb.as_str());
-    if !request.is_resource {
-        return format!("User {user} cannot {verb} path {}", quote(&request.path));
-    }
-    let resource = if request.subresource.is_empty() {
-        quote(&request.resource)
-    } else {
-        quote(&format!("{}/{}", request.resource, request.subresource))
+fn denied(user: &str, access: &Access) -> String {
+    let (user, verb) = (quote(user), &access.verb);
+    let of = match &access.target {
+        Target::Path(path) => return format!("User {user} cannot {verb} path {}", quote(path)),
+        Target::Resource(of) => of,
     };
-    let scope = if request.namespace.is_empty() {
+    let resource = if of.subresource.is_empty() {
+        quote(&of.resource)
+    } else {
+        quote(&format!("{}/{}", of.resource, of.subresource))
+    };
+    let scope = if of.namespace.is_empty() {
         "at the cluster scope".to_owned()
     } else {
-        format!("in the namespace {}", quote(&request.namespace))
+        format!("in the namespace {}", quote(&of.namespace))
     };
-    format!("User {user} cannot {verb} resource {resource} in API group {} {scope}", quote(&request.group))
+    format!("User {user} cannot {verb} resource {resource} in API group {} {scope}", quote(&of.group))
 }
 
 /// The apiserver's parser text T of §2.5.

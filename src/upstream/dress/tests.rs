@@ -56,7 +56,7 @@ fn a_user_is_put_in_whole() {
         ("impersonate-user", "ada"),
         ("impersonate-group", "dev"),
         ("impersonate-group", "ops"),
-        ("impersonate-extra-example.com%2fid", "7"),
+        ("impersonate-extra-example.com%2f%49d", "7"),
     ]);
     assert_eq!(dressed, expected);
     for name in ["", "a\nb", "ada ", " ada", "\tada", "ada\t", "a\0b"] {

@@ -1,0 +1,187 @@
+//! The ways to be taken for somebody, and what each asks: apiserver's `impersonation/mode.go`.
+
+use std::collections::BTreeMap;
+
+use super::names::{Named, wrong_extra_key};
+use crate::kube::{Access, ResourceTarget, Target, User};
+
+/// A way to be taken for somebody. All of its steps have to be taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mode {
+    /// Who is asked about, where that is not the requestor as it is.
+    pub(super) subject: Option<User>,
+    pub(super) steps: Vec<Step>,
+    /// Whom the request is from then.
+    pub(super) user: User,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    Ask(Access),
+    /// The first, or else every other one.
+    AllOrEach(Access, Vec<Access>),
+    /// It is never allowed, for that reason.
+    Never(Access, String),
+}
+
+/// A word for a way, and where its rights on users and groups are.
+#[derive(Debug, Clone, Copy)]
+struct Verb<'a> {
+    verb: &'a str,
+    group: &'a str,
+}
+
+const AUTHENTICATION: &str = "authentication.k8s.io";
+const LEGACY: Verb<'_> = Verb { verb: "impersonate", group: "" };
+const MASTERS: &str = "system:masters";
+const NODES: &str = "system:nodes";
+/// The node that a service account's token is bound to.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+/// What is left of the extras of a service account that acts as its node.
+const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
+/// So many groups or values of extras are asked about as one first.
+const MANY: usize = 4;
+
+/// The ways in which `requestor` may be taken for `wanted` in a request, in the order in which upstream tries them.
+///
+/// `request`: `None` where upstream knows nothing of constraints, which are on what is done in another one's name.
+pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<Mode> {
+    let constrained = request.map(|request| constrained(requestor, wanted, request)).unwrap_or_default();
+    let mut steps = vec![Step::Ask(LEGACY.name(&wanted.name))];
+    steps.extend(LEGACY.uid(wanted));
+    steps.extend(wanted.groups.iter().map(|group| Step::Ask(LEGACY.group_named(group))));
+    steps.extend(LEGACY.extras(&wanted.extra).into_iter().map(Step::Ask));
+    let legacy = Mode { subject: None, steps, user: wanted.clone() };
+    constrained.into_iter().chain([legacy]).collect()
+}
+
+fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Mode> {
+    let is_bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
+    match Named::of(&wanted.name) {
+        Named::Node(node) if is_bare => {
+            let user = User { groups: vec![NODES.to_owned()], ..wanted.clone() };
+            let mode = |mode: &str, name: &str, subject| {
+                let verb = format!("impersonate:{mode}");
+                let name = Verb { verb: &verb, group: AUTHENTICATION }.target("nodes", "", "", name);
+                Mode { subject, steps: vec![Step::Ask(on(mode, request)), Step::Ask(name)], user: user.clone() }
+            };
+            let associated =
+                is_associated(requestor, node).then(|| mode("associated-node", "*", Some(bound(requestor))));
+            associated.into_iter().chain([mode("arbitrary-node", node, None)]).collect()
+        }
+        Named::ServiceAccount { .. } if is_bare => {
+            let verb = Verb { verb: "impersonate:serviceaccount", group: AUTHENTICATION };
+            let steps = vec![Step::Ask(on("serviceaccount", request)), Step::Ask(verb.name(&wanted.name))];
+            vec![Mode { subject: None, steps, user: wanted.clone() }]
+        }
+        Named::Node(_) | Named::ServiceAccount { .. } => Vec::new(),
+        Named::Other => vec![user_info(wanted, request)],
+    }
+}
+
+/// Somebody who is neither a node nor a service account, with all that makes a user.
+fn user_info(wanted: &User, request: &Access) -> Mode {
+    let verb = Verb { verb: "impersonate:user-info", group: AUTHENTICATION };
+    let mut steps = vec![Step::Ask(on("user-info", request)), Step::Ask(verb.name(&wanted.name))];
+    steps.extend(verb.uid(wanted));
+    if let Some((group, why)) = wrong_group(&wanted.groups) {
+        steps.push(Step::Never(verb.group_named(group), why.to_owned()));
+    } else {
+        let groups: Vec<_> = wanted.groups.iter().map(|group| verb.group_named(group)).collect();
+        steps.extend(asked(groups, wanted.groups.len() >= MANY, || verb.group_named("*")));
+    }
+    if let Some(why) = wrong_extra(&wanted.extra) {
+        steps.push(Step::Never(verb.extra("", ""), why));
+    } else {
+        let extras = verb.extras(&wanted.extra);
+        // Each key has values here.
+        let are_many = extras.len() >= MANY;
+        steps.extend(asked(extras, are_many, || verb.extra("*", "*")));
+    }
+    Mode { subject: None, steps, user: wanted.clone() }
+}
+
+fn asked(each: Vec<Access>, are_many: bool, all: impl FnOnce() -> Access) -> Vec<Step> {
+    if are_many { vec![Step::AllOrEach(all(), each)] } else { each.into_iter().map(Step::Ask).collect() }
+}
+
+fn wrong_group(groups: &[String]) -> Option<(&str, &str)> {
+    if groups.iter().any(String::is_empty) {
+        return Some(("", "impersonating the empty string group is not allowed"));
+    }
+    let has_masters = groups.iter().any(|group| group == MASTERS);
+    has_masters.then_some((MASTERS, "impersonating the system:masters group is not allowed"))
+}
+
+fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
+    extra.iter().find_map(|(key, values)| {
+        if key.is_empty() {
+            Some("impersonating the empty string key in extra is not allowed".to_owned())
+        } else if let Some(wrong) = wrong_extra_key(key) {
+            Some(format!("impersonating an invalid key in extra is not allowed: {wrong}"))
+        } else if *key != key.to_lowercase() {
+            let key = crate::kube::go_quote(key);
+            Some(format!("impersonating a non-lowercase key in extra is not allowed: {key}"))
+        } else if values.iter().any(String::is_empty) {
+            Some("impersonating the empty string value in extra is not allowed".to_owned())
+        } else {
+            None
+        }
+    })
+}
+
+/// Whether this is a service account whose token is bound to a pod of that node.
+fn is_associated(requestor: &User, node: &str) -> bool {
+    let is_service_account = matches!(Named::of(&requestor.name), Named::ServiceAccount { .. });
+    is_service_account && requestor.extra.get(NODE_NAME).is_some_and(|nodes| nodes.as_slice() == [node])
+}
+
+/// A service account as it is judged when it acts as its node: on every node alike.
+fn bound(requestor: &User) -> User {
+    let keys = requestor.extra.keys().cloned().collect();
+    User { extra: BTreeMap::from([(ASSOCIATED_KEYS.to_owned(), keys)]), ..requestor.clone() }
+}
+
+/// The request itself, in another one's name.
+fn on(mode: &str, request: &Access) -> Access {
+    Access { verb: format!("impersonate-on:{mode}:{}", request.verb), target: request.target.clone() }
+}
+
+impl Verb<'_> {
+    fn name(self, user: &str) -> Access {
+        match Named::of(user) {
+            Named::ServiceAccount { namespace, name } => self.target("serviceaccounts", namespace, "", name),
+            _ => self.target("users", "", "", user),
+        }
+    }
+
+    fn group_named(self, group: &str) -> Access {
+        self.target("groups", "", "", group)
+    }
+
+    fn uid(self, wanted: &User) -> Option<Step> {
+        let verb = Self { group: AUTHENTICATION, ..self };
+        (!wanted.uid.is_empty()).then(|| Step::Ask(verb.target("uids", "", "", &wanted.uid)))
+    }
+
+    fn extra(self, key: &str, value: &str) -> Access {
+        Self { group: AUTHENTICATION, ..self }.target("userextras", "", key, value)
+    }
+
+    fn extras(self, extra: &BTreeMap<String, Vec<String>>) -> Vec<Access> {
+        extra.iter().flat_map(|(key, values)| values.iter().map(move |value| self.extra(key, value))).collect()
+    }
+
+    fn target(self, resource: &str, namespace: &str, subresource: &str, name: &str) -> Access {
+        let target = ResourceTarget {
+            group: self.group.to_owned(),
+            version: "v1".to_owned(),
+            resource: resource.to_owned(),
+            subresource: subresource.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            ..ResourceTarget::default()
+        };
+        Access { verb: self.verb.to_owned(), target: Target::Resource(Box::new(target)) }
+    }
+}

@@ -1,0 +1,114 @@
+//! Names that decide how somebody may be taken for whom they name.
+
+/// Whom a user name is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Named<'a> {
+    Node(&'a str),
+    ServiceAccount { namespace: &'a str, name: &'a str },
+    Other,
+}
+
+impl<'a> Named<'a> {
+    pub(super) fn of(user: &'a str) -> Self {
+        if let Some(node) = user.strip_prefix("system:node:").filter(|node| is_subdomain(node)) {
+            return Self::Node(node);
+        }
+        let parts = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
+        match parts {
+            Some((namespace, name)) if is_label(namespace) && is_subdomain(name) => {
+                Self::ServiceAccount { namespace, name }
+            }
+            _ => Self::Other,
+        }
+    }
+}
+
+const LABEL_BYTES_MAX: usize = 63;
+const SUBDOMAIN_BYTES_MAX: usize = 253;
+
+/// A DNS label, as names of namespaces are.
+fn is_label(text: &str) -> bool {
+    text.len() <= LABEL_BYTES_MAX && is_word(text)
+}
+
+/// A DNS subdomain, as names of nodes and service accounts are. Its parts may be as long as it is.
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= SUBDOMAIN_BYTES_MAX && text.split('.').all(is_word)
+}
+
+/// `[a-z0-9]([-a-z0-9]*[a-z0-9])?`
+fn is_word(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !text.is_empty() && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' \
+                              or '.', and must start and end with an alphanumeric character (e.g. 'example.com', \
+                              regex used for validation is \
+                              '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
+
+/// What is wrong with an extra's key as one with a domain before its path, in upstream's words.
+pub(super) fn wrong_extra_key(key: &str) -> Option<String> {
+    let invalid = |value: &str, why: &str| format!("extra.key: Invalid value: {}: {why}", crate::kube::go_quote(value));
+    let Some((host, path)) = key.split_once('/').filter(|(host, path)| !host.is_empty() && !path.is_empty()) else {
+        return Some(invalid(key, "must be a domain-prefixed path (such as \"acme.io/foo\")"));
+    };
+    let mut wrong = Vec::new();
+    if host.len() > SUBDOMAIN_BYTES_MAX {
+        wrong.push(invalid(host, "must be no more than 253 bytes"));
+    }
+    if !host.split('.').all(is_word) {
+        wrong.push(invalid(host, SUBDOMAIN_RULE));
+    }
+    if !path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte)) {
+        wrong.push(invalid(path, PATH_RULE));
+    }
+    match wrong.as_slice() {
+        [] => None,
+        [only] => Some(only.clone()),
+        several => Some(format!("[{}]", several.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_nodes_or_a_service_accounts_only_if_it_can_be_one() {
+        for (user, expected) in [
+            ("system:node:n1", Named::Node("n1")),
+            ("system:node:n1.example", Named::Node("n1.example")),
+            ("system:node:N1", Named::Other),
+            ("system:node:", Named::Other),
+            ("system:node:-n", Named::Other),
+            ("system:serviceaccount:t1:a.b", Named::ServiceAccount { namespace: "t1", name: "a.b" }),
+            ("system:serviceaccount:t.1:a", Named::Other),
+            ("system:serviceaccount:t1:a:b", Named::Other),
+            ("system:serviceaccount:t1:", Named::Other),
+            ("system:serviceaccount:t1-:a", Named::Other),
+            ("ada", Named::Other),
+        ] {
+            assert_eq!(Named::of(user), expected, "{user}");
+        }
+        let long = format!("system:serviceaccount:{}:a", "n".repeat(64));
+        assert_eq!(Named::of(&long), Named::Other);
+    }
+
+    #[test]
+    fn an_extras_key_is_a_path_behind_a_domain() {
+        assert_eq!(wrong_extra_key("acme.io/foo"), None);
+        assert_eq!(wrong_extra_key("acme.io/Foo/bar"), None);
+        for (key, why) in [
+            ("scopes", "must be a domain-prefixed path"),
+            ("/a", "must be a domain-prefixed path"),
+            ("a/", "must be a domain-prefixed path"),
+            ("Acme.io/foo", "a lowercase RFC 1123 subdomain"),
+            ("acme.io/f oo", "Invalid path"),
+        ] {
+            let wrong = wrong_extra_key(key).expect(key);
+            assert!(wrong.contains(why) && wrong.starts_with("extra.key: Invalid value: "), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Who may be taken for whom: holders of certificates ask the proxy and the apiserver to be somebody else, under rights
+//! with constraints and without, and are told the same, be it who they are then or why not. The apiserver's own review
+//! of whoever asks is the judge.
+
+use std::collections::BTreeSet;
+
+use http::{HeaderName, HeaderValue, Method};
+use serde_json::{Value, json};
+
+use crate::bed::{self, Ask, Authority, Http, Plan, Plane, Protocol, rbac, unique};
+
+const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const AUTHENTICATION: &str = "authentication.k8s.io";
+
+/// Rights of a group: verb, API group, resources, and names if they are limited.
+type Right = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
+
+const ROLES: [(&str, &[Right]); 7] = [
+    ("none", &[]),
+    (
+        "legacy",
+        &[
+            ("impersonate", "", &["users", "groups", "serviceaccounts"], &[]),
+            ("impersonate", AUTHENTICATION, &["*"], &[]),
+        ],
+    ),
+    ("legacy-ada", &[("impersonate", "", &["users"], &["ada"]), ("impersonate", "", &["groups"], &["dev"])]),
+    (
+        "info",
+        &[
+            (
+                "impersonate:user-info",
+                AUTHENTICATION,
+                &["users", "groups", "uids", "userextras/example.com/scopes"],
+                &[],
+            ),
+            ("impersonate-on:user-info:create", AUTHENTICATION, &["selfsubjectreviews"], &[]),
+        ],
+    ),
+    ("info-without-on", &[("impersonate:user-info", AUTHENTICATION, &["*"], &[])]),
+    (
+        "info-ada",
+        &[
+            ("impersonate:user-info", AUTHENTICATION, &["users"], &["ada"]),
+            ("impersonate-on:user-info:create", AUTHENTICATION, &["selfsubjectreviews"], &[]),
+        ],
+    ),
+    (
+        "machines",
+        &[
+            ("impersonate:arbitrary-node", AUTHENTICATION, &["nodes"], &["n1"]),
+            ("impersonate-on:arbitrary-node:create", AUTHENTICATION, &["selfsubjectreviews"], &[]),
+            ("impersonate:serviceaccount", AUTHENTICATION, &["serviceaccounts"], &["builder"]),
+            ("impersonate-on:serviceaccount:create", AUTHENTICATION, &["selfsubjectreviews"], &[]),
+        ],
+    ),
+];
+
+const ADA: (&str, &str) = ("impersonate-user", "ada");
+const NODE: (&str, &str) = ("impersonate-user", "system:node:n1");
+const ACCOUNT: (&str, &str) = ("impersonate-user", "system:serviceaccount:default:builder");
+
+const WANTED: [&[(&str, &str)]; 21] = [
+    &[ADA],
+    &[("impersonate-user", "bob <b&b>")],
+    &[("impersonate-user", "system:anonymous")],
+    &[ADA, ("impersonate-group", "dev")],
+    &[ADA, ("impersonate-group", "dev"), ("impersonate-group", "ops")],
+    &[
+        ADA,
+        ("impersonate-group", "a"),
+        ("impersonate-group", "b"),
+        ("impersonate-group", "c"),
+        ("impersonate-group", "d"),
+    ],
+    &[ADA, ("impersonate-group", "system:masters")],
+    &[ADA, ("impersonate-group", "system:unauthenticated")],
+    &[ADA, ("impersonate-uid", "7")],
+    &[ADA, ("impersonate-extra-example.com%2fscopes", "a"), ("impersonate-extra-example.com%2fscopes", "b")],
+    &[ADA, ("impersonate-extra-example.com%2fother", "a")],
+    &[ADA, ("impersonate-extra-scopes", "a")],
+    &[ADA, ("impersonate-extra-example.com%2f%53copes", "a")],
+    &[NODE],
+    &[NODE, ("impersonate-group", "system:nodes")],
+    &[("impersonate-user", "system:node:n2")],
+    &[ACCOUNT],
+    &[ACCOUNT, ("impersonate-uid", "7")],
+    &[("impersonate-user", "system:serviceaccount:default:other")],
+    &[("impersonate-group", "dev")],
+    &[("impersonate-user", "")],
+];
+
+/// Gives a group its rights, and waits until they count.
+async fn grant(direct: &Http, name: &str, rights: &[Right]) {
+    let list = |words: &[&str]| json!(words);
+    let rule = |(verb, group, resources, names): &Right| {
+        let mut rule = json!({"verbs": [verb], "apiGroups": [group], "resources": list(resources)});
+        if !names.is_empty() {
+            rule["resourceNames"] = list(names);
+        }
+        rule
+    };
+    let rules: Vec<Value> = rights.iter().map(rule).collect();
+    direct.create(&rbac::collection(None, "roles"), json!({"metadata": {"name": name}, "rules": rules})).await;
+    let binding = rbac::binding(name, "ClusterRole", name, &rbac::subject("Group", name));
+    direct.create(&rbac::collection(None, "rolebindings"), binding).await;
+    for (verb, group, resources, names) in rights {
+        let (resource, subresource) = resources[0].split_once('/').unwrap_or((resources[0], ""));
+        let resource = if resource == "*" { "uids" } else { resource };
+        let attributes = json!({
+            "verb": verb, "group": group, "resource": resource, "subresource": subresource,
+            "name": names.first().copied().unwrap_or("x"),
+        });
+        rbac::may(direct, json!({"user": "x", "groups": [name], "resourceAttributes": attributes})).await;
+    }
+}
+
+/// Who somebody is then, or why it is nobody else.
+async fn told(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+    let mut ask = Ask::get(REVIEWS).with(Method::POST, "application/json", review.to_string());
+    for (name, value) in headers {
+        let name = HeaderName::try_from(*name).expect("a name");
+        ask.headers.append(name, HeaderValue::from_str(value).expect("a value"));
+    }
+    let answer = http.ask(ask).await;
+    let body = answer.value();
+    let what = if answer.status == 201 { body["status"]["userInfo"].clone() } else { body };
+    (answer.status.as_u16(), without_credential(what))
+}
+
+/// What the apiserver knows of a certificate by itself is the same to both, and long.
+fn without_credential(mut what: Value) -> Value {
+    if let Some(extra) = what.get_mut("extra").and_then(Value::as_object_mut) {
+        extra.remove("authentication.kubernetes.io/credential-id");
+    }
+    what
+}
+
+/// What differs, and the rights by which anybody was taken for somebody else.
+async fn compare(plane: &Plane, asked: &[&[(&str, &str)]]) -> (Vec<String>, BTreeSet<&'static str>) {
+    let proxy = Plan::delegated(plane).start(plane).await;
+    let (direct, authority) = (Http::new(plane.target(), Protocol::H2), Authority::of(plane));
+    let (mut differences, mut taking) = (Vec::new(), BTreeSet::new());
+    for (role, rights) in ROLES {
+        let group = unique(role);
+        grant(&direct, &group, rights).await;
+        for wanted in asked {
+            // Nobody twice: the apiserver tries first what has served a requestor before.
+            let holder = authority.issue(&unique("holder"), &[&group]);
+            let expected = told(&Http::new(plane.target().by(&holder), Protocol::H2), wanted).await;
+            let came = told(&proxy.client_of(&holder), wanted).await;
+            let is_taken = expected.0 == 201 && wanted.iter().any(|(_, name)| expected.1["username"] == *name);
+            taking.extend(is_taken.then_some(role));
+            if expected != came {
+                differences.push(format!("{role}, {wanted:?}:\nexpected {expected:?}\n    came {came:?}"));
+            }
+        }
+    }
+    proxy.assert_sound();
+    (differences, taking)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_of_certificates_are_taken_for_others_as_the_apiserver_takes_them() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let (differences, taking) = compare(&bed, &WANTED).await;
+    assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
+    assert_eq!(taking, BTreeSet::from(["info", "info-ada", "legacy", "legacy-ada", "machines"]));
+}
+
+/// A server that knows no constraints does not begin to know them here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_there_are_no_constraints_nobody_is_taken_for_others_by_them() {
+    let Some(bed) = bed::own_with("impersonation-old", &["--emulated-version=1.35"]).await else { return };
+    // The last two name nobody, and older servers have older words for that.
+    let (differences, taking) = compare(&bed, &WANTED[..WANTED.len() - 2]).await;
+    assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
+    assert_eq!(taking, BTreeSet::from(["legacy", "legacy-ada"]));
+}
