@@ -1,6 +1,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -8,8 +9,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::admission::Place;
 use super::audit::Record;
 use super::session::WatchSession;
-use super::underway::Underway;
+use super::underway::{List, Underway, Whole};
 use super::watch::WatchBody;
+use crate::base::Tasks;
 use crate::upstream::ResponseBody;
 
 /// The body of any answer.
@@ -21,14 +23,18 @@ enum Kind {
     /// All there is, in one piece.
     Full(Option<Bytes>),
     /// A LIST, written as the client takes it.
-    List(Underway),
+    List(Underway<List>),
+    /// An answer that was read whole, taken by the piece.
+    Whole(Box<Underway<Whole>>),
     /// A watch.
     Watch(Box<WatchBody>),
-    /// Upstream's own; the place is given back with its end.
-    Forwarded(Box<Forwarded>),
+    /// Upstream's own, to be taken within a minute.
+    Short(Box<Underway<Forwarded>>),
+    /// Upstream's own, for as long as it lasts.
+    Stream(Box<Forwarded>),
 }
 
-/// Upstream's body on its way down.
+/// Upstream's body on its way down; the place is given back with its end.
 #[derive(Debug)]
 struct Forwarded {
     body: ResponseBody,
@@ -36,7 +42,7 @@ struct Forwarded {
 }
 
 /// Why an answer broke off.
-type BodyError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 impl ReplyBody {
     pub(super) fn full(bytes: Bytes) -> Self {
@@ -46,7 +52,7 @@ impl ReplyBody {
     /// Of an answer to HEAD, which has none, whatever it would have been: HTTP/2's codec leaves that to us.
     pub(super) fn of_head(self) -> Self {
         match self.0 {
-            Kind::Forwarded(_) => self,
+            Kind::Short(_) | Kind::Stream(_) => self,
             _ => Self::empty(),
         }
     }
@@ -55,7 +61,7 @@ impl ReplyBody {
         Self(Kind::Full(None))
     }
 
-    pub(super) fn list(list: Underway) -> Self {
+    pub(super) fn list(list: Underway<List>) -> Self {
         Self(Kind::List(list))
     }
 
@@ -63,8 +69,19 @@ impl ReplyBody {
         Self(Kind::Watch(Box::new(WatchBody::new(session, record))))
     }
 
-    pub(super) fn forwarded(body: ResponseBody, place: Arc<Place>) -> Self {
-        Self(Kind::Forwarded(Box::new(Forwarded { body, _place: place })))
+    /// Of an answer that was read whole: its place is held until it is taken, and no longer than `max`.
+    pub(super) fn whole(bytes: Bytes, place: Arc<Place>, (max, tasks): (Duration, &Tasks)) -> Self {
+        Self(Kind::Whole(Box::new(Underway::new(Whole::new(bytes, place), max, tasks))))
+    }
+
+    /// Of an answer that upstream gives at once, and that is taken within `max`.
+    pub(super) fn short(body: ResponseBody, place: Arc<Place>, (max, tasks): (Duration, &Tasks)) -> Self {
+        Self(Kind::Short(Box::new(Underway::new(Forwarded { body, _place: place }, max, tasks))))
+    }
+
+    /// Of an answer that has no end of its own.
+    pub(super) fn stream(body: ResponseBody, place: Arc<Place>) -> Self {
+        Self(Kind::Stream(Box::new(Forwarded { body, _place: place })))
     }
 }
 
@@ -75,21 +92,21 @@ impl Body for ReplyBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.get_mut().0 {
             Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Kind::List(list) => {
-                list.poll_chunk(cx).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
-            }
+            Kind::List(list) => Pin::new(list).poll_frame(cx),
+            Kind::Whole(whole) => Pin::new(whole).poll_frame(cx),
             Kind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
-            Kind::Forwarded(forwarded) => {
-                Pin::new(&mut forwarded.body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)))
-            }
+            Kind::Short(short) => Pin::new(short).poll_frame(cx),
+            Kind::Stream(stream) => Pin::new(stream).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Kind::Full(bytes) => bytes.is_none(),
-            Kind::Forwarded(forwarded) => forwarded.body.is_end_stream(),
-            Kind::List(list) => list.is_over(),
+            Kind::Short(short) => short.is_end_stream(),
+            Kind::Stream(stream) => stream.is_end_stream(),
+            Kind::List(list) => list.is_end_stream(),
+            Kind::Whole(whole) => whole.is_end_stream(),
             Kind::Watch(_) => false,
         }
     }
@@ -97,8 +114,27 @@ impl Body for ReplyBody {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Kind::Forwarded(forwarded) => forwarded.body.size_hint(),
+            Kind::Short(short) => short.size_hint(),
+            Kind::Stream(stream) => stream.size_hint(),
+            Kind::Whole(whole) => whole.size_hint(),
             Kind::List(_) | Kind::Watch(_) => SizeHint::default(),
         }
+    }
+}
+
+impl Body for Forwarded {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        Pin::new(&mut self.body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -37,6 +37,9 @@ pub struct Config {
     pub exec_on_loopback: bool,
     /// How long a request waits for a feed that is being filled.
     pub sync_wait_max: Duration,
+    /// How long a LIST, an answer that passes through and is no stream, and a request's body may take: the apiserver's
+    /// `--request-timeout`.
+    pub body_max: Duration,
     pub limits: Limits,
 }
 
@@ -57,6 +60,7 @@ impl Default for Config {
             coverage: Coverage::default(),
             exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),
+            body_max: Duration::from_secs(60),
             limits: Limits::default(),
         }
     }

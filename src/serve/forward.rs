@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
@@ -11,20 +12,22 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
+use tokio::time::timeout;
 
 use super::admission::{Place, Shed};
 use super::answer::{AUDIT_ID, Manner};
 use super::audit::Ours;
-use super::body::ReplyBody;
+use super::body::{BodyError, ReplyBody};
 use super::coalesce::{Answer, Key};
 use super::door::Door;
 use super::feed::unavailable;
 use super::metrics;
 use super::route::Reason;
+use super::underway::Underway;
 use super::websocket;
 use crate::auth::{Caller, Impersonation};
 use crate::kube::{Query, RequestInfo, Status, Verb};
-use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, status_from_code};
+use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, ResponseBody, status_from_code};
 
 /// What came of asking together.
 enum Shared {
@@ -39,6 +42,11 @@ impl Shared {
     }
 }
 
+/// What upstream answers, or why it does not.
+type Answered = Result<Response<ResponseBody>, Error>;
+
+/// How much longer than a body upstream may take to begin an answer: what it says when it takes too long comes first.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Largest answer that is read whole to be shared.
 const SHARED_BYTES_MAX: usize = 4 << 20;
 /// Longest chain of proxies.
@@ -60,7 +68,7 @@ impl Door {
         reason: Reason,
     ) -> Response<ReplyBody> {
         metrics::forwarded(reason);
-        let lane = lane_of(request.headers(), request.method(), info, query);
+        let lane = lane_of(request.headers(), request.method(), info);
         let behalf = match self.behalf(caller, request.headers(), info).await {
             Ok(behalf) => behalf,
             Err(status) => {
@@ -95,13 +103,41 @@ impl Door {
         if let Err(status) = self.make_outgoing(request.headers_mut(), &behalf) {
             return manner.status(&status);
         }
-        let request = request.map(|body| noticed(body, is_broken.clone()));
-        match self.forwarder.forward(&behalf, lane, request).await {
-            Ok(response) => response.map(|body| ReplyBody::forwarded(body, place)),
+        let is_short = is_short(lane, &behalf);
+        let request = request.map(|body| {
+            let is_broken = is_broken.clone();
+            if is_short {
+                noticed(Underway::new(body, self.config.body_max, &self.tasks), is_broken)
+            } else {
+                noticed(body, is_broken)
+            }
+        });
+        let answering = self.forwarder.forward(&behalf, lane, request);
+        let answer = if is_short { self.in_time(answering).await } else { answering.await };
+        match answer {
+            Ok(response) => self.passed(response, is_short, place),
             Err(_) if is_broken.load(Ordering::Relaxed) => manner.status(&Status::bad_request(BROKEN_BODY)),
             Err(error) if !repeatable && error.may_have_been_carried_out() => manner.status(&unknown(&error)),
             Err(error) => manner.status(&unreachable(&error)),
         }
+    }
+
+    /// The head of an answer; a request that has waited for too long is given up.
+    async fn in_time(&self, answering: impl Future<Output = Answered>) -> Answered {
+        let max = self.config.body_max + PATIENCE;
+        timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
+    }
+
+    /// Upstream's answer on its way. A refusal is short whatever was asked for.
+    fn passed(&self, response: Response<ResponseBody>, is_short: bool, place: Arc<Place>) -> Response<ReplyBody> {
+        let is_short = is_short || !response.status().is_success();
+        response.map(|body| {
+            if is_short {
+                ReplyBody::short(body, place, (self.config.body_max, &self.tasks))
+            } else {
+                ReplyBody::stream(body, place)
+            }
+        })
     }
 
     /// A read that identical ones wait for too; read whole, so that it can be shared. Its place is held for as long as
@@ -136,7 +172,7 @@ impl Door {
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
             Some(Ok(Answer { status, headers, body })) => {
-                let mut response = Response::new(ReplyBody::full(body));
+                let mut response = Response::new(ReplyBody::whole(body, place, (self.config.body_max, &self.tasks)));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's log has one question of all that share its answer.
@@ -166,7 +202,9 @@ impl Door {
         }
         let request = without_body(request);
         let held = self.drain.hold();
-        let mut response = match self.forwarder.forward(behalf, Lane::Tunnel, request).await {
+        let answering = self.forwarder.forward(behalf, Lane::Tunnel, request);
+        let answer = if *behalf == Behalf::Nobody { self.in_time(answering).await } else { answering.await };
+        let mut response = match answer {
             Ok(response) => response,
             Err(error) => return manner.status(&unreachable(&error)),
         };
@@ -175,7 +213,7 @@ impl Door {
             return manner.status(&status_from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return response.map(|body| ReplyBody::forwarded(body, Arc::new(place)));
+            return self.passed(response, true, Arc::new(place));
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("tunnel", async move {
@@ -246,12 +284,20 @@ impl Door {
 }
 
 /// A body that says so when it does not come whole: that is its sender's fault, and not upstream's.
-fn noticed(body: Incoming, is_broken: Arc<AtomicBool>) -> Body {
-    let notice = move |error: hyper::Error| {
+fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> Body
+where
+    B: hyper::body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
+{
+    let notice = move |error: B::Error| {
         is_broken.store(true, Ordering::Relaxed);
         error.into()
     };
     body.map_err(notice).boxed_unsync()
+}
+
+/// Whether a request and its answer have a minute each. Who is nobody in particular has no more for anything.
+fn is_short(lane: Lane, behalf: &Behalf) -> bool {
+    lane == Lane::Short || *behalf == Behalf::Nobody
 }
 
 /// The request without its body, and without what its headers say of one.
@@ -297,16 +343,15 @@ fn is_short_table(info: Option<&RequestInfo>, query: &Query) -> bool {
 }
 
 /// Which connections a passed-through request uses.
-fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>, query: &Query) -> Lane {
+fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> Lane {
     if headers.contains_key(http::header::UPGRADE) && (websocket::is_upgrade(headers) || is_spdy(headers)) {
         return Lane::Tunnel;
     }
-    // The API's booleans: all but these are true (semantics.md §2).
-    let truthy = |name| query.first(name).is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"));
     let Some(info) = info else { return Lane::Short };
-    let streams = info.verb == Verb::Watch
-        || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy")
-        || (info.subresource == "log" && truthy("follow"));
+    // What upstream lets last: the others it ends after a minute.
+    let streams = matches!(info.verb, Verb::Watch | Verb::Proxy)
+        || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy" | "log")
+        || (!info.is_resource && info.path.starts_with("/debug/pprof/"));
     if streams && *method != Method::HEAD { Lane::Stream } else { Lane::Short }
 }
 

@@ -16,7 +16,7 @@ use super::metrics;
 use super::route::{GetRead, ListRead, Reason, WatchRead};
 use super::session::{End, Opening, Terms, WatchSession};
 use super::stretches::Stretches;
-use super::underway::Underway;
+use super::underway::{List, Underway};
 use super::websocket;
 use crate::auth::{Permit, Refused};
 use crate::cache::{CacheReader, Opened, Run, Start, TooOld};
@@ -124,7 +124,7 @@ impl Door {
             }
         };
         metrics::served("list", &lease.spec.key, read.representation);
-        let underway = |list| Underway::new(list, place, &self.tasks);
+        let underway = |written| Underway::new(List::new(written, place), self.config.body_max, &self.tasks);
         visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, underway)
     }
 

@@ -1,27 +1,116 @@
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::admission::Place;
+use super::body::BodyError;
 use super::gzip::GzipList;
 use super::list::ListBody;
+use super::metrics;
 use crate::base::Tasks;
-use crate::wire::Refused;
 
-/// A LIST on its way out: it has a place, and an end.
+/// A body on its way: it has an end, whether or not anybody takes it.
 ///
-/// A client that reads slowly keeps a state alive that everybody else has left, so it may for as long as the apiserver
-/// lets a LIST last, and not for ever.
+/// Who reads slowly keeps something alive that everybody else has left: a state, a place, a connection upstream. It may
+/// for as long as the apiserver lets a request last, and not for ever. What the body holds is given back at that
+/// moment, also while the other side reads nothing and so nobody polls it; whoever polls it then gets an error, so that
+/// what was cut never looks whole.
 #[derive(Debug)]
-pub(super) struct Underway {
-    list: Arc<Mutex<Option<Written>>>,
+pub(super) struct Underway<B> {
+    going: Arc<Mutex<Going<B>>>,
+    _ends: Option<DropGuard>,
+}
+
+#[derive(Debug)]
+struct Going<B> {
+    /// `None` when it was cut.
+    body: Option<B>,
+    /// Whoever waits for more of it.
+    waker: Option<Waker>,
+}
+
+/// It was not taken, or did not come, in time.
+#[derive(Debug, thiserror::Error)]
+#[error("not taken, or not come, in time")]
+pub(super) struct TooSlow;
+
+impl<B: Body + Send + 'static> Underway<B> {
+    /// From now on, and no longer than `max`.
+    pub(super) fn new(body: B, max: Duration, tasks: &Tasks) -> Self {
+        // Most have come whole already, or are nothing.
+        let is_over = body.is_end_stream();
+        let going = Arc::new(Mutex::new(Going { body: Some(body), waker: None }));
+        if is_over {
+            return Self { going, _ends: None };
+        }
+        // Who is done with it drops it at once, and not when the timer hears of that.
+        let (slow, ends) = (Arc::downgrade(&going), CancellationToken::new());
+        let over = ends.clone().cancelled_owned();
+        tasks.spawn("body", async move {
+            tokio::select! {
+                () = over => {}
+                () = sleep(max) => drop(slow.upgrade().map(|going| cut(&going))),
+            }
+        });
+        Self { going, _ends: Some(ends.drop_guard()) }
+    }
+}
+
+fn cut<B>(going: &Mutex<Going<B>>) {
+    let (body, waker) = {
+        let mut going = going.lock();
+        (going.body.take(), going.waker.take())
+    };
+    if body.is_some() {
+        metrics::cut();
+    }
+    drop(body);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for Underway<B> {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let mut going = self.going.lock();
+        let Some(body) = &mut going.body else { return Poll::Ready(Some(Err(TooSlow.into()))) };
+        let polled = Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
+        if polled.is_pending() && !going.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            going.waker = Some(cx.waker().clone());
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.going.lock().body.as_ref().is_some_and(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.going.lock().body.as_ref().map(Body::size_hint).unwrap_or_default()
+    }
+}
+
+/// A LIST, written as the client takes it. It has a place.
+#[derive(Debug)]
+pub(super) struct List {
+    written: Written,
     _place: Place,
-    _ends: DropGuard,
+}
+
+impl List {
+    pub(super) fn new(written: Written, place: Place) -> Self {
+        Self { written, _place: place }
+    }
 }
 
 #[derive(Debug)]
@@ -30,44 +119,128 @@ pub(super) enum Written {
     Gzip(GzipList),
 }
 
-/// Why a LIST broke off.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
-    #[error(transparent)]
-    Refused(#[from] Refused),
-    #[error("the list was not read within {} s", LIST_MAX.as_secs())]
-    TooSlow,
+impl Body for List {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let chunk = match &mut self.get_mut().written {
+            Written::Plain(list) => ready!(list.poll_chunk(cx)),
+            Written::Gzip(list) => ready!(list.poll_chunk(cx)),
+        };
+        Poll::Ready(chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.written, Written::Plain(list) if list.is_over())
+    }
 }
 
-/// The apiserver's `--request-timeout`.
-const LIST_MAX: Duration = Duration::from_secs(60);
+/// An answer that was read whole and waits to be taken, a piece at a time: what has been taken is the connection's to
+/// hold. Its place is given back with the last one.
+#[derive(Debug)]
+pub(super) struct Whole {
+    left: Bytes,
+    _place: Arc<Place>,
+}
 
-impl Underway {
-    /// From now on.
-    pub(super) fn new(list: Written, place: Place, tasks: &Tasks) -> Self {
-        let (list, ends) = (Arc::new(Mutex::new(Some(list))), CancellationToken::new());
-        let (slow, over) = (list.clone(), ends.clone().cancelled_owned());
-        tasks.spawn("list", async move {
-            tokio::select! {
-                () = over => {}
-                () = sleep(LIST_MAX) => *slow.lock() = None,
-            }
-        });
-        Self { list, _place: place, _ends: ends.drop_guard() }
+impl Whole {
+    pub(super) fn new(left: Bytes, place: Arc<Place>) -> Self {
+        Self { left, _place: place }
+    }
+}
+
+/// As much as a TLS record has, and a frame of HTTP/2 by default.
+const PIECE_BYTES_MAX: usize = 16 << 10;
+
+impl Body for Whole {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let whole = self.get_mut();
+        let piece = whole.left.split_to(whole.left.len().min(PIECE_BYTES_MAX));
+        Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))))
     }
 
-    /// The next chunk; `None` after the last.
-    pub(super) fn poll_chunk(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
-        let chunk = match &mut *self.list.lock() {
-            Some(Written::Plain(list)) => ready!(list.poll_chunk(cx)),
-            Some(Written::Gzip(list)) => ready!(list.poll_chunk(cx)),
-            None => return Poll::Ready(Some(Err(Broken::TooSlow))),
-        };
-        Poll::Ready(chunk.map(|chunk| chunk.map_err(Broken::Refused)))
+    fn is_end_stream(&self) -> bool {
+        self.left.is_empty()
     }
 
-    /// Everything has been given out.
-    pub(super) fn is_over(&self) -> bool {
-        matches!(&*self.list.lock(), Some(Written::Plain(list)) if list.is_over())
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left.len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use futures_util::FutureExt;
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::serve::admission::{Admission, Limits};
+
+    /// Never says anything, and holds a place.
+    struct Silent(#[expect(dead_code, reason = "it is held")] Place);
+
+    impl Body for Silent {
+        type Data = Bytes;
+        type Error = BodyError;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+            Poll::Pending
+        }
+    }
+
+    const MAX: Duration = Duration::from_secs(60);
+
+    fn one_place() -> Admission {
+        Admission::new(&Limits { forwards_max: 1, ..Limits::default() })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_nobody_polls_gives_back_what_it_holds() {
+        let (tasks, admission) = (Tasks::new(), one_place());
+        let body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks);
+        sleep(MAX - Duration::from_secs(1)).await;
+        assert!(admission.forward(None).is_err());
+        sleep(Duration::from_secs(2)).await;
+        assert!(admission.forward(None).is_ok(), "although the body is still there");
+        let mut body = body;
+        assert!(body.frame().await.expect("an error, not the end").is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_for_more_of_it_hears_that_it_was_cut() {
+        let (tasks, admission) = (Tasks::new(), one_place());
+        let mut body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks);
+        assert!(body.frame().await.expect("an error, not the end").is_err());
+        assert!(!body.is_end_stream());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_was_read_whole_keeps_its_place_until_it_is_taken() {
+        let (tasks, admission) = (Tasks::new(), one_place());
+        let place = Arc::new(admission.forward(None).expect("a place"));
+        let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
+        let mut body = Underway::new(Whole::new(text.clone(), place), MAX, &tasks);
+        assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
+        let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
+        assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
+        assert!(admission.forward(None).is_err());
+        let rest = body.collect().await.expect("whole").to_bytes();
+        assert_eq!(rest.len(), text.len() - PIECE_BYTES_MAX);
+        assert!(admission.forward(None).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_over_at_once_has_no_timer() {
+        let (tasks, admission) = (Tasks::new(), one_place());
+        let place = Arc::new(admission.forward(None).expect("a place"));
+        let mut body = Underway::new(Whole::new(Bytes::new(), place), MAX, &tasks);
+        assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
+        assert!(body._ends.is_none());
     }
 }

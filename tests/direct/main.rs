@@ -43,3 +43,4 @@ mod sockets;
 mod syncing;
 mod tables;
 mod tls;
+mod unread;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
+use http_body_util::BodyExt;
 
 use super::page;
 use crate::auth::{Caller, Gate, Permit};
@@ -20,7 +21,7 @@ use crate::serve::admission::{Admission, Limits};
 use crate::serve::feed_spec;
 use crate::serve::gzip::GzipList;
 use crate::serve::route::ListRead;
-use crate::serve::underway::{Broken, Underway, Written};
+use crate::serve::underway::{List, TooSlow, Underway, Written};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, ListMeta, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
 
@@ -200,10 +201,11 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
     let place = Admission::new(&Limits::default()).list(None, page.bytes()).expect("there is room");
     let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0])).await.expect("as it came");
     let tasks = Tasks::new();
-    let underway = Underway::new(Written::Plain(list), place, &tasks);
-    assert!(matches!(poll_fn(|cx| underway.poll_chunk(cx)).await, Some(Ok(_))));
+    let mut underway = Underway::new(List::new(Written::Plain(list), place), Duration::from_secs(60), &tasks);
+    assert!(matches!(underway.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
-    assert!(matches!(poll_fn(|cx| underway.poll_chunk(cx)).await, Some(Ok(_))));
+    assert!(matches!(underway.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(matches!(poll_fn(|cx| underway.poll_chunk(cx)).await, Some(Err(Broken::TooSlow))));
+    let cut = underway.frame().await.expect("an error, not the end").err();
+    assert!(cut.is_some_and(|cut| cut.is::<TooSlow>()));
 }

@@ -1,0 +1,167 @@
+//! What passes through and is not a stream has an end, whether or not anybody reads or writes it: its place is given
+//! back, and what was cut never looks whole.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::{Method, Request, Response};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
+use kube_fanout::auth::Mode;
+use tokio::sync::watch;
+
+use crate::direct::{self, App, Client, Protocol, Reply, Stub, eventually, stub, within};
+
+/// How long anything may take here.
+const MAX: Duration = Duration::from_millis(300);
+static PIECE: [u8; 16 << 10] = [b'a'; 16 << 10];
+const LONG: &str = "/long";
+const SHORT: &str = "/short";
+const POSTED: &str = "/api/v1/namespaces/default/pods";
+const LOG: &str = "/api/v1/namespaces/default/pods/p/log";
+
+/// Counts those who are there.
+struct Guest(watch::Sender<usize>);
+
+impl Guest {
+    fn arrive(guests: &watch::Sender<usize>) -> Self {
+        guests.send_modify(|guests| *guests += 1);
+        Self(guests.clone())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.0.send_modify(|guests| *guests -= 1);
+    }
+}
+
+/// Answers [`SHORT`] and whatever is posted at once, and all else with a body without an end. `guests`: such answers
+/// that are under way.
+async fn endless(guests: watch::Sender<usize>) -> Stub {
+    stub(move |request: Request<Incoming>| {
+        let guests = guests.clone();
+        async move {
+            if request.uri().path() == SHORT {
+                return Ok(Stub::reply(200, "short"));
+            }
+            if request.method() == Method::POST {
+                let whole = request.into_body().collect().await?.to_bytes();
+                return Ok(Stub::reply(201, whole));
+            }
+            let guest = Guest::arrive(&guests);
+            let pieces =
+                stream::unfold(guest, async |guest| Some((Ok(Frame::data(Bytes::from_static(&PIECE))), guest)));
+            Ok::<Reply, _>(Response::new(StreamBody::new(pieces).boxed_unsync()))
+        }
+    })
+    .await
+}
+
+/// One request at a time passes through, and one stream.
+async fn one_at_a_time(upstream: &Stub) -> App {
+    let plan = direct::in_front_of(&upstream.url()).with(|config| {
+        config.door.body_max = MAX;
+        let limits = &mut config.door.limits;
+        (limits.forwards_max, limits.streams_max, limits.anonymous_forwards_max) = (1, 1, 1);
+    });
+    plan.run().await
+}
+
+async fn open(client: &Client, path: &str) -> Response<Incoming> {
+    client.clone().narrow().request(Method::GET, path).open().await.expect("a head")
+}
+
+async fn is_let_in(client: &Client) -> bool {
+    client.get(SHORT).await.status == 200
+}
+
+/// All that is there to be read ends in an error, and not as a body ends.
+async fn is_cut(answer: Response<Incoming>) {
+    let read = within("the end of what was cut", answer.into_body().collect()).await;
+    assert!(read.is_err(), "a truncated body looks whole");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_nobody_reads_gives_its_place_and_its_connection_back() {
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let guests = watch::Sender::new(0);
+        let upstream = endless(guests.clone()).await;
+        let app = one_at_a_time(&upstream).await;
+        let client = app.over(protocol);
+        let unread = open(&client, LONG).await;
+        assert_eq!(unread.status(), 200);
+        assert_eq!(client.get(SHORT).await.status, 429, "there is one place");
+        eventually("the place is given back", || is_let_in(&client)).await;
+        eventually("upstream is let go", || async { *guests.borrow() == 0 }).await;
+        is_cut(unread).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_is_read_for_too_long_is_cut_and_one_of_a_log_is_not() {
+    let guests = watch::Sender::new(0);
+    let upstream = endless(guests.clone()).await;
+    let app = one_at_a_time(&upstream).await;
+    is_cut(open(&app, LONG).await).await;
+    let mut log = open(&app, LOG).await;
+    is_cut(open(&app, LONG).await).await;
+    let piece = within("more of the log", log.body_mut().frame()).await;
+    assert!(piece.is_some_and(|piece| piece.is_ok()), "it lasts as long as upstream lets it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_never_comes_gives_its_place_back() {
+    let upstream = endless(watch::Sender::new(0)).await;
+    let app = one_at_a_time(&upstream).await;
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let client = app.over(protocol);
+        let begun = stream::once(async { Ok(Frame::data(Bytes::from_static(b"{"))) });
+        let stopped = futures_util::StreamExt::chain(begun, stream::pending());
+        let posting = client.request(Method::POST, POSTED).streaming(StreamBody::new(stopped).boxed_unsync());
+        let posting = tokio::spawn(posting.send());
+        eventually("there is no other place", || async { client.get(SHORT).await.status == 429 }).await;
+        eventually("the place is given back", || is_let_in(&client)).await;
+        let told = within("an answer", posting).await.expect("it is told");
+        assert_eq!(told.refusal(), (400, "BadRequest".to_owned()), "{protocol:?}");
+    }
+    let whole = app.request(Method::POST, POSTED).body("{}").send().await;
+    assert_eq!((whole.status, whole.text().as_str()), (201, "{}"));
+}
+
+/// Nobody in particular has so much time for everything, also for what is a stream otherwise.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_in_particular_keeps_no_place_by_not_reading() {
+    let guests = watch::Sender::new(0);
+    let upstream = endless(guests.clone()).await;
+    let plan = direct::in_front_of(&upstream.url()).with(|config| {
+        config.auth = Mode::Delegated;
+        config.door.body_max = MAX;
+        config.door.limits.anonymous_forwards_max = 1;
+    });
+    let app = plan.run().await;
+    for path in [LONG, LOG] {
+        let unread = open(&app, path).await;
+        assert_eq!(app.get(SHORT).await.status, 429, "there is one place");
+        eventually("the place is given back", || is_let_in(&app)).await;
+        is_cut(unread).await;
+    }
+}
+
+/// What was to be a tunnel and is not is an answer like any other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_answer_instead_of_a_tunnel_has_an_end() {
+    let guests = watch::Sender::new(0);
+    let upstream = endless(guests.clone()).await;
+    let app = one_at_a_time(&upstream).await;
+    let ask = async || {
+        let call = app.over(Protocol::Http1).narrow().request(Method::GET, LOG);
+        call.header("connection", "Upgrade").header("upgrade", "SPDY/3.1").open().await.expect("a head")
+    };
+    let unread = ask().await;
+    assert_eq!(unread.status(), 200);
+    assert_eq!(ask().await.status(), 429, "there is one place");
+    eventually("the place is given back", || async { ask().await.status() == 200 }).await;
+    is_cut(unread).await;
+}
