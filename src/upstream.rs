@@ -16,6 +16,7 @@ mod pool;
 mod refusal;
 mod release;
 mod review;
+mod secrecy;
 mod strangers;
 
 pub use behalf::{Behalf, CredentialId};

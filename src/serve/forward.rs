@@ -367,17 +367,17 @@ fn is_spdy(headers: &HeaderMap) -> bool {
 fn unreachable(error: &Error) -> Status {
     match error {
         Error::Refused(status) => Status::clone(status),
-        Error::Timeout(_) => status_from_code(504, &error.to_string()),
-        Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.to_string()),
+        Error::Timeout(_) => status_from_code(504, &error.for_callers()),
+        Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.for_callers()),
         Error::Broken(_) | Error::Form(_) | Error::TooLarge(_) | Error::OverBudget | Error::Wire(_) => {
-            status_from_code(502, &error.to_string())
+            status_from_code(502, &error.for_callers())
         }
     }
 }
 
 /// The same of a write that may have happened. Without `Retry-After`: clients take that for leave to send it again.
 fn unknown(error: &Error) -> Status {
-    status_from_code(502, &error.to_string())
+    status_from_code(502, &error.for_callers())
 }
 
 fn too_many(shed: Shed) -> Status {

@@ -1,15 +1,20 @@
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
 use kube_client::config::{AuthInfo, Kubeconfig};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::Error;
 use crate::net::is_loopback;
+use super::secrecy::words;
 
 /// Where our credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,15 +96,20 @@ pub(super) struct Credentials {
     anonymous_tls: rustls::ClientConfig,
     pub(super) server_name: Option<String>,
     headers: HeaderService,
+    /// When the log was last told that there are no headers.
+    said: Arc<Mutex<Option<Instant>>>,
 }
+
+/// How often the log is told that there are no credentials: every request that needs them finds that out.
+const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl Credentials {
     pub(super) fn load(source: &Source) -> Result<Self, CredentialError> {
         let config = match source {
             Source::File(path) => {
                 let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
-                let file = Kubeconfig::read_from(path).map_err(|error| fail(error.to_string()))?;
-                kube_client::Config::try_from(file).map_err(|error| fail(error.to_string()))?
+                let file = Kubeconfig::read_from(path).map_err(|error| fail(words(&error)))?;
+                kube_client::Config::try_from(file).map_err(|error| fail(words(&error)))?
             }
             Source::InCluster => {
                 kube_client::Config::incluster().map_err(|error| CredentialError::InCluster(error.to_string()))?
@@ -129,7 +139,7 @@ impl Credentials {
         let mut anonymous = config.clone();
         anonymous.auth_info = AuthInfo::default();
         let anonymous_tls = tls_of(&anonymous)?;
-        let invalid = |error: kube_client::Error| CredentialError::Invalid(error.to_string());
+        let invalid = |error: kube_client::Error| CredentialError::Invalid(words(&error));
         // Around what only hands the headers back, so that kube-client's layers (static tokens, rotating token files,
         // exec plugins) decorate them.
         let echo = echo();
@@ -139,7 +149,8 @@ impl Credentials {
             None => BoxCloneSyncService::new(extra.layer(echo)),
         };
         let server_name = config.tls_server_name.clone();
-        Ok(Self { base: config.cluster_url.clone(), tls, anonymous_tls, server_name, headers })
+        let base = config.cluster_url.clone();
+        Ok(Self { base, tls, anonymous_tls, server_name, headers, said: Arc::default() })
     }
 
     /// The headers that make a request ours: the current token, refreshed when due, and configured extras.
@@ -149,12 +160,24 @@ impl Credentials {
             .clone()
             .oneshot(Request::new(String::new()))
             .await
-            .map_err(|error| Error::Credentials(error.to_string()))?;
+            .map_err(|error| self.unavailable(&*error))?;
         let mut headers = response.into_parts().0.headers;
         if let Some(token) = headers.get_mut(AUTHORIZATION) {
             token.set_sensitive(true);
         }
         Ok(headers)
+    }
+
+    /// Says in the log why there are no credentials, now and then; who asks is told that there are none.
+    fn unavailable(&self, error: &(dyn std::error::Error + 'static)) -> Error {
+        let why = words(error);
+        let now = Instant::now();
+        let mut said = self.said.lock();
+        if said.is_none_or(|said| now.duration_since(said) >= SAY_EVERY) {
+            *said = Some(now);
+            tracing::warn!(%why, "our own credentials for upstream cannot be made ready");
+        }
+        Error::Credentials(why)
     }
 
     /// The way to upstream, without anything that says who we are.

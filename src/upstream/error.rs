@@ -13,7 +13,7 @@ pub enum Error {
     /// No answer in time.
     #[error("upstream did not answer within {0:?}")]
     Timeout(std::time::Duration),
-    /// Our credentials could not be read or refreshed.
+    /// Our credentials could not be read or refreshed. Why is for the log, and not for callers.
     #[error("upstream credentials: {0}")]
     Credentials(String),
     /// An answer other than success.
@@ -34,6 +34,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// What a caller is told of it: nothing of how we are known to upstream.
+    pub fn for_callers(&self) -> String {
+        match self {
+            Self::Credentials(_) => "the proxy's own credentials for upstream cannot be used now".to_owned(),
+            error => error.to_string(),
+        }
+    }
+
     /// The Status code of a refusal.
     pub fn code(&self) -> Option<u16> {
         match self {

@@ -29,6 +29,7 @@ mod metrics;
 mod node;
 mod outage;
 mod pages;
+mod plugins;
 mod process;
 mod readable;
 mod refusals;

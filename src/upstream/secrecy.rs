@@ -1,0 +1,99 @@
+//! What is said of credentials that cannot be had. Libraries quote what they could not read, which here are
+//! credentials: a plugin's output, its environment, a line of a kubeconfig. None of that is in a message of ours,
+//! whoever reads it.
+
+use std::error::Error;
+
+use kube_client::client::AuthError;
+use kube_client::config::KubeconfigError;
+
+const UNKNOWN: &str = "the credentials that are configured cannot be used";
+
+/// Why credentials cannot be made ready, for whoever runs this proxy.
+pub(super) fn words(error: &(dyn Error + 'static)) -> String {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<AuthError>() {
+            return words_of_auth(error);
+        }
+        if let Some(error) = error.downcast_ref::<KubeconfigError>() {
+            return words_of_kubeconfig(error);
+        }
+        cause = error.source();
+    }
+    UNKNOWN.to_owned()
+}
+
+fn words_of_auth(error: &AuthError) -> String {
+    match error {
+        AuthError::AuthExecRun { out, .. } => {
+            let (stdout, stderr) = (out.stdout.len(), out.stderr.len());
+            format!(
+                "the exec plugin failed with {} (what it has printed, {stdout} and {stderr} bytes, may be a credential \
+                 and is not shown)",
+                out.status
+            )
+        }
+        AuthError::AuthExecStart(error) => format!("the exec plugin cannot be run: {}", error.kind()),
+        AuthError::AuthExecParse(_) => "the exec plugin has printed no ExecCredential".to_owned(),
+        AuthError::ExecPluginFailed => "the exec plugin has printed an ExecCredential without a status".to_owned(),
+        AuthError::AuthExecSerialize(_) | AuthError::AuthExec(_) => "the exec plugin failed".to_owned(),
+        AuthError::MissingCommand => "the exec plugin has no command".to_owned(),
+        AuthError::MalformedTokenExpirationDate(_) => "the credential's expirationTimestamp is no time".to_owned(),
+        AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
+            "the credential has characters that no header can carry".to_owned()
+        }
+        AuthError::ReadTokenFile(error, path) => format!("token file {}: {}", path.display(), error.kind()),
+        AuthError::UnrefreshableTokenResponse | AuthError::ExecMissingClusterInfo => error.to_string(),
+        _ => UNKNOWN.to_owned(),
+    }
+}
+
+fn words_of_kubeconfig(error: &KubeconfigError) -> String {
+    match error {
+        // It shows the lines around what is wrong.
+        KubeconfigError::Parse(_) => "it is not a kubeconfig in YAML".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{ExitStatus, Output};
+
+    use super::*;
+
+    const CANARY: &str = "CANARY-6f1d";
+
+    #[test]
+    fn what_a_plugin_prints_is_in_no_message() {
+        let output = |text: &str| Output {
+            status: ExitStatus::from_raw(1 << 8),
+            stdout: text.as_bytes().to_vec(),
+            stderr: text.as_bytes().to_vec(),
+        };
+        let run = AuthError::AuthExecRun { cmd: format!("TOKEN={CANARY} plugin"), out: Box::new(output(CANARY)) };
+        assert!(run.to_string().contains(CANARY), "this is what it is about");
+        for (error, told) in [
+            (run, "exit status: 1"),
+            (AuthError::AuthExec(CANARY.to_owned()), "the exec plugin failed"),
+            (AuthError::AuthExecStart(std::io::Error::other(CANARY)), "cannot be run"),
+            (AuthError::ReadTokenFile(std::io::Error::other(CANARY), "/run/token".into()), "/run/token"),
+        ] {
+            let boxed: Box<dyn Error + Send + Sync> = Box::new(kube_client::Error::Auth(error));
+            let words = words(&*boxed);
+            assert!(words.contains(told) && !words.contains(CANARY), "{words}");
+        }
+        let unknown = words(&std::io::Error::other(CANARY));
+        assert!(!unknown.contains(CANARY), "{unknown}");
+    }
+
+    #[test]
+    fn a_line_of_a_kubeconfig_is_in_no_message() {
+        let broken = format!("users:\n- name: u\n  user: {{token: {CANARY}, :\n");
+        let error = kube_client::config::Kubeconfig::from_yaml(&broken).expect_err("it is broken");
+        let words = words(&error);
+        assert!(words.contains("not a kubeconfig") && !words.contains(CANARY), "{words}");
+    }
+}

@@ -1,0 +1,117 @@
+//! An exec plugin gives our own credential. What it prints may be one, and is seen by nobody: no caller, no page, no
+//! log.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use http::Method;
+use kube_fanout::demo;
+
+use crate::direct::{Dir, eventually};
+use crate::process::{Process, run};
+
+const CANARY: &str = "CANARY-3b9f";
+const LOG: &str = "/api/v1/namespaces/default/pods/p/log";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+/// Ways to fail, as a shell does them.
+const FAILURES: [(&str, &str); 6] = [
+    ("an exit status", "echo CANARY-3b9f; echo CANARY-3b9f >&2; exit 3"),
+    ("its credential, and an exit status", "credential CANARY-3b9f 2020-01-01T00:00:00Z; exit 1"),
+    ("what is no YAML", "echo 'status: {token: CANARY-3b9f, :'"),
+    ("no status", "echo '{\"apiVersion\": \"client.authentication.k8s.io/v1\", \"kind\": \"CANARY-3b9f\"}'"),
+    ("an expiry that is no time", "credential CANARY-3b9f CANARY-3b9f"),
+    ("a signal", "echo CANARY-3b9f >&2; kill -9 $$"),
+];
+
+/// A kubeconfig whose plugin does what `mode` says, each time that it is called.
+struct Plugin {
+    dir: Dir,
+    kubeconfig: PathBuf,
+}
+
+impl Plugin {
+    fn new(url: &str) -> Self {
+        let dir = Dir::new();
+        let mode = dir.join("mode");
+        let credential = r#"credential() {
+  echo "{\"apiVersion\": \"client.authentication.k8s.io/v1\", \"kind\": \"ExecCredential\",
+    \"status\": {\"token\": \"$1\", \"expirationTimestamp\": \"$2\"}}"
+}"#;
+        let script = format!("#!/bin/sh\n{credential}\n. {}\n", mode.display());
+        let plugin = dir.file("plugin", &script);
+        fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        let exec = format!(
+            "{{apiVersion: client.authentication.k8s.io/v1, command: {}, interactiveMode: Never, \
+             env: [{{name: SECRET, value: {CANARY}}}]}}",
+            plugin.display()
+        );
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
+             contexts:\n- {{name: x, context: {{cluster: c, user: u}}}}\n\
+             clusters:\n- {{name: c, cluster: {{server: '{url}'}}}}\nusers:\n- name: u\n  user:\n    exec: {exec}\n"
+        );
+        let kubeconfig = dir.file("kubeconfig", &kubeconfig);
+        let plugin = Self { dir, kubeconfig };
+        plugin.does("credential good 2020-01-01T00:00:00Z");
+        plugin
+    }
+
+    /// From the next call on. It gives credentials that are over at once, so that each request calls it.
+    fn does(&self, what: &str) {
+        let new = self.dir.file("mode.new", &format!("{what}\n"));
+        fs::rename(new, self.dir.join("mode")).expect("in the same directory");
+    }
+
+    fn kubeconfig(&self) -> &str {
+        self.kubeconfig.to_str().expect("a path")
+    }
+}
+
+fn assert_clean(what: &str, text: &str) {
+    let line = text.lines().find(|line| line.contains(CANARY));
+    assert!(line.is_none(), "{what} shows what a plugin has printed: {}", line.unwrap_or_default());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_exec_plugin_prints_reaches_no_caller_and_no_log() {
+    let up = demo::upstream().pods(1).run().await;
+    let plugin = Plugin::new(&up.url());
+    let log = plugin.dir.join("log");
+    let process = Process::traced(&log, &["--kubeconfig", plugin.kubeconfig()]).await;
+    let client = process.client();
+    for (what, failure) in FAILURES {
+        plugin.does(failure);
+        let mut told = Vec::new();
+        for (method, path) in [(Method::GET, LOG), (Method::POST, MAPS), (Method::GET, "/version")] {
+            let answer = client.request(method.clone(), path).header("content-type", "application/json").send().await;
+            assert!(answer.status >= 500, "{what}, {method} {path}: {}", answer.text());
+            told.push(answer.text());
+        }
+        assert_clean(what, &told.join("\n"));
+        assert!(told[0].contains("the proxy's own credentials for upstream cannot be used now"), "{}", told[0]);
+        for page in ["/metrics", "/debug/feeds", "/readyz"] {
+            assert_clean(page, &process.admin(page).await);
+        }
+        plugin.does("credential good 2020-01-01T00:00:00Z");
+        eventually("it is good again", || async { client.get("/version").await.status == 200 }).await;
+    }
+    process.signal("TERM");
+    let output = process.ended().await;
+    assert_clean("standard output", &output.stdout);
+    let log = fs::read_to_string(&log).expect("a log");
+    assert!(log.contains("the exec plugin"), "whoever runs the proxy is told what is wrong");
+    assert_clean("the log", &log);
+}
+
+#[test]
+fn what_an_exec_plugin_prints_is_no_reason_to_print_it_when_nothing_can_start() {
+    for (what, failure) in FAILURES {
+        let plugin = Plugin::new("http://127.0.0.1:1");
+        plugin.does(failure);
+        let output = run(&["serve", "--kubeconfig", plugin.kubeconfig(), "--listen", "127.0.0.1:0", "--admin", "off"]);
+        assert_ne!(output.code, Some(0), "{what}");
+        assert_clean(what, &format!("{}{}", output.stdout, output.stderr));
+        assert!(!output.stderr.is_empty(), "{what}");
+    }
+}
