@@ -90,6 +90,14 @@ hostile: ## Malformed and hostile requests: nobody is taken for another, nothing
 	HOSTILE_REQUESTS=$(REQUESTS) HOSTILE_SEED=$(SEED) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture nobody_becomes_somebody_else
 
+QUESTIONS ?= 20000
+
+.PHONY: neighbouring
+neighbouring: ## Rights to one name or namespace: not one byte of its neighbours (QUESTIONS=20000 SEED=1)
+	@tests/kube/build.sh
+	NEIGHBOURING_QUESTIONS=$(QUESTIONS) NEIGHBOURING_SEED=$(SEED) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture neighbouring_names::
+
 SECONDS ?= 60
 
 .PHONY: neighbours

@@ -14,7 +14,9 @@
 mod accesses;
 mod affected;
 mod browsers;
+mod agenda;
 mod certificate;
+mod changes;
 mod credential;
 mod gate;
 mod grant;
@@ -23,16 +25,23 @@ mod impersonation;
 mod judge;
 mod lease;
 mod metrics;
+mod pace;
 mod policy;
 mod question;
 mod readable;
 mod refused;
+mod reviews;
 mod sight;
+mod standing;
+#[cfg(test)]
+mod stub;
+#[cfg(test)]
+mod tests;
 mod tokens;
 
 use std::time::{Duration, SystemTime};
 
-pub use affected::{Affected, Subjects};
+pub use affected::{Affected, Reach, Subjects};
 pub use browsers::{BrowserGuard, Foreign, NoOrigin, Origin};
 pub use certificate::{Authorities, AuthoritiesError};
 pub use credential::{BEARER_PROTOCOL, Chain};
@@ -77,11 +86,19 @@ pub struct Config {
     /// Different accesses of one user that upstream is asked about, in a second and at once.
     pub accesses_per_user: u32,
     pub accesses_burst_per_user: u32,
+    /// The same of all requests together.
+    pub accesses: u32,
     /// Unknown tokens that upstream is asked about in a second, all in all; and as many that were somebody's before.
     pub reviews: u32,
     /// The same from one address, in the long run and at once.
     pub reviews_per_source: u32,
     pub reviews_burst_per_source: u32,
+    /// Questions of open watches in a second, all in all: so many about tokens, and so many about accesses.
+    pub lease_reviews: u32,
+    /// Questions about namespaces of open readable watches in a second, all in all and of one user. Open watches
+    /// stand on no more namespaces than can be asked about in four seconds.
+    pub namespaces: u32,
+    pub namespaces_per_user: u32,
 }
 
 impl Default for Config {
@@ -96,9 +113,13 @@ impl Default for Config {
             anonymous: false,
             accesses_per_user: 200,
             accesses_burst_per_user: 3_000,
+            accesses: 5_000,
             reviews: 500,
             reviews_per_source: 20,
             reviews_burst_per_source: 200,
+            lease_reviews: 2_500,
+            namespaces: 4_000,
+            namespaces_per_user: 500,
         }
     }
 }

@@ -3,26 +3,52 @@ use std::time::Duration;
 
 use governor::{DefaultKeyedRateLimiter, RateLimiter};
 use moka::Expiry;
-use tokio::time::Instant;
+use moka::future::Cache;
+use tokio::time::{Instant, sleep_until};
 
-use super::question::{Dated, Questions, Topic, quota, remembered};
+use super::pace::Pace;
+use super::question::{ANSWER_MAX, Asker, Dated, Questions, Topic, quota, remembered};
+use super::reviews::Reviews;
 use super::{Affected, Config, Refused};
 use crate::kube::{Access, Payer, User};
-use crate::upstream::Client;
 
 /// Asks who may do what, and remembers the answer for seconds.
 ///
 /// An answer belongs to one user, with all that upstream knows of it, and to one access, with all that a right may
 /// depend on; nothing is shared between two that differ. One question at a time for each; errors are not remembered.
+///
+/// Nobody waits for a question that waits in a longer queue: leases do not wait for those of requests, nor for those
+/// about the namespaces of readable watches.
 pub(super) struct Accesses {
-    client: Client,
-    decisions: moka::future::Cache<Question, Decision>,
+    reviews: Arc<dyn Reviews>,
     questions: Questions,
-    /// Of leases, so that no crowd of requests keeps anybody from losing a right.
-    questions_of_leases: Questions,
-    /// Questions that one user's requests may cost.
+    /// By what they were asked for: requests, leases, namespaces of leases.
+    of_requests: Decisions,
+    of_leases: Decisions,
+    of_sights: Decisions,
+    /// Questions that one user's requests may cost, and those of all.
     budget: DefaultKeyedRateLimiter<Payer>,
+    requests_pace: Pace<()>,
+    /// Questions of leases: of all, and of one user's.
+    leases_pace: Pace<()>,
+    leases_pace_per_user: Pace<Payer>,
+    /// Questions about namespaces, of all readable watches and of one user's.
+    sights_pace: Pace<()>,
+    sights_pace_per_user: Pace<Payer>,
 }
+
+/// What it is asked for, and how old the answer may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asks {
+    /// A request: paid by its user, and answered with what is remembered.
+    Request,
+    /// A lease: an answer to a question from before that moment will not do.
+    Lease { since: Instant },
+    /// One of the namespaces of a lease, likewise.
+    Sight { since: Instant },
+}
+
+type Decisions = Cache<Question, Decision>;
 
 /// Who wants what.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -46,83 +72,127 @@ struct Ages {
 
 /// Bytes that remembered questions may take.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
+/// The same of leases, and of their namespaces: they share answers for as long as they ask at about the same time.
+const DECISIONS_OF_LEASES_BYTES_MAX: u64 = 16 << 20;
 /// A question's own size, beside its texts.
 const QUESTION_BYTES: usize = 512;
 /// Questions with more text than this are asked each time (apiserver's webhook authorizer has the same rule).
 const QUESTION_TEXT_MAX: usize = 10_000;
+/// How long a request waits when all of them ask for too much.
+const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Users are forgotten by and by: whenever there are so many of them.
 const USERS_MAX: usize = 100_000;
 
 impl Accesses {
-    pub(super) fn new(client: Client, config: &Config) -> Self {
-        let ages = Ages { allowed: config.allowed_ttl, denied: config.denied_ttl };
-        let weight = |question: &Question, _: &Decision| {
-            let texts = question.access.len_bytes() + question.user.len_bytes();
-            u32::try_from(QUESTION_BYTES + texts).unwrap_or(u32::MAX)
-        };
-        let decisions = moka::future::Cache::builder()
-            .max_capacity(DECISIONS_BYTES_MAX)
-            .weigher(weight)
-            .expire_after(ages)
-            .support_invalidation_closures()
-            .build();
+    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &Config) -> Self {
         Self {
-            client,
-            decisions,
+            reviews,
             questions: Questions::new(Topic::Access),
-            questions_of_leases: Questions::new(Topic::Access),
+            of_requests: decisions(config, DECISIONS_BYTES_MAX),
+            of_leases: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
+            of_sights: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
+            requests_pace: Pace::new(config.accesses, config.accesses),
+            leases_pace: Pace::new(config.lease_reviews, config.lease_reviews / 4),
+            leases_pace_per_user: Pace::new(config.lease_reviews / 2, config.lease_reviews / 8),
+            sights_pace: Pace::new(config.namespaces, config.namespaces / 4),
+            sights_pace_per_user: Pace::new(config.namespaces_per_user, config.namespaces_per_user / 4),
         }
     }
 
-    /// Whether the user may, and why. `since`: an answer to an older question will not do; leases ask like that, and
-    /// cost nobody's budget.
-    pub(super) async fn decide(
-        &self,
-        user: &Arc<User>,
-        access: &Arc<Access>,
-        since: Option<Instant>,
-    ) -> Result<Arc<str>, Refused> {
+    /// Whether the user may, and why.
+    pub(super) async fn decide(&self, user: &Arc<User>, access: &Arc<Access>, asks: Asks) -> Result<Arc<str>, Refused> {
         let question = Question { user: user.clone(), access: access.clone() };
-        let ask = || self.ask(&question, since.is_some());
+        let ask = || self.ask(&question, asks);
         if access.len_bytes() > QUESTION_TEXT_MAX {
             return ask().await?.into_result();
         }
-        remembered(&self.decisions, &question, since, ask).await?.into_result()
+        let decision = match asks {
+            Asks::Request => remembered(&self.of_requests, &question, None, ask).await,
+            Asks::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
+            Asks::Sight { since } => remembered(&self.of_sights, &question, Some(since), ask).await,
+        };
+        decision?.into_result()
+    }
+
+    /// There is more to ask about than is asked.
+    pub(super) fn over_budget(&self) -> Refused {
+        self.questions.over_budget()
     }
 
     /// Forgets what may no longer be so.
     pub(super) fn forget(&self, affected: &Affected) {
         let affected = affected.clone();
         if self
-            .decisions
-            .invalidate_entries_if(move |question, _| affected.contains(&question.user, Some(&question.access)))
+            .of_requests
+            .invalidate_entries_if(move |question, _| affected.contains(&question.user, &question.access))
             .is_err()
         {
-            self.decisions.invalidate_all();
+            self.of_requests.invalidate_all();
         }
     }
 
-    async fn ask(&self, question: &Question, of_lease: bool) -> Result<Decision, Refused> {
-        if !of_lease {
-            self.spend(&question.user)?;
-        }
-        let questions = if of_lease { &self.questions_of_leases } else { &self.questions };
-        let reviewing = self.client.review_access(&question.user, &question.access);
-        let (asked, verdict) = questions.put(Box::pin(reviewing)).await?;
-        questions.came_to(if verdict.allowed { "allowed" } else { "denied" });
+    async fn ask(&self, question: &Question, asks: Asks) -> Result<Decision, Refused> {
+        let payer = Payer::of(&question.user);
+        let asker = self.turn(&question.user, &payer, asks).await?;
+        let reviewing = self.reviews.access(&question.user, &question.access);
+        let (asked, verdict) = self.questions.put(asker, Some(&payer), reviewing).await?;
+        self.questions.came_to(if verdict.allowed { "allowed" } else { "denied" });
         let reason = Arc::from(verdict.reason);
         let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
-        Ok(Decision { asked, allowed })
+        let decision = Decision { asked, allowed };
+        // What a lease has found out, requests need not find out later.
+        if asks != Asks::Request && self.of_requests.contains_key(question) {
+            self.of_requests.insert(question.clone(), decision.clone()).await;
+        }
+        Ok(decision)
+    }
+
+    /// Waits until the question may be put, or says that it may not.
+    async fn turn(&self, user: &User, payer: &Payer, asks: Asks) -> Result<Asker, Refused> {
+        let by = Instant::now() + ANSWER_MAX;
+        match asks {
+            Asks::Request => {
+                self.spend(payer)?;
+                let turn = self.requests_pace.turn(&(), Instant::now() + REQUEST_WAIT_MAX);
+                sleep_until(turn.ok_or_else(|| self.questions.over_budget())?).await;
+                Ok(if user.is_anonymous() { Asker::Guess } else { Asker::Known })
+            }
+            Asks::Lease { .. } => {
+                let late = || self.questions.late();
+                sleep_until(self.leases_pace_per_user.turn(payer, by).ok_or_else(late)?).await;
+                sleep_until(self.leases_pace.turn(&(), by).ok_or_else(late)?).await;
+                Ok(Asker::Lease)
+            }
+            Asks::Sight { .. } => {
+                let over_budget = || self.questions.over_budget();
+                sleep_until(self.sights_pace_per_user.turn(payer, by).ok_or_else(over_budget)?).await;
+                sleep_until(self.sights_pace.turn(&(), by).ok_or_else(over_budget)?).await;
+                Ok(Asker::Sight)
+            }
+        }
     }
 
     /// Different things cost upstream a question each: so many a second for one user.
-    fn spend(&self, user: &User) -> Result<(), Refused> {
+    fn spend(&self, payer: &Payer) -> Result<(), Refused> {
         if self.budget.len() > USERS_MAX {
             self.budget.retain_recent();
         }
-        self.budget.check_key(&Payer::of(user)).map_err(|_| self.questions.over_budget())
+        self.budget.check_key(payer).map_err(|_| self.questions.over_budget())
     }
+}
+
+fn decisions(config: &Config, bytes_max: u64) -> Decisions {
+    let weight = |question: &Question, _: &Decision| {
+        let texts = question.access.len_bytes() + question.user.len_bytes();
+        u32::try_from(QUESTION_BYTES + texts).unwrap_or(u32::MAX)
+    };
+    Cache::builder()
+        .max_capacity(bytes_max)
+        .weigher(weight)
+        .expire_after(Ages { allowed: config.allowed_ttl, denied: config.denied_ttl })
+        .support_invalidation_closures()
+        .build()
 }
 
 impl Decision {

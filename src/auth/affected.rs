@@ -1,38 +1,199 @@
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::kube::{Access, Target, User};
 
-/// Whose rights may have changed.
+/// Whose rights may have changed, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Affected {
     Everyone,
     Only(Arc<Subjects>),
 }
 
-/// The subjects of bindings.
+/// The subjects of bindings, and where the rights that these give may have changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subjects {
-    pub users: HashSet<String>,
-    pub groups: HashSet<String>,
-    /// Of their rights only those within this namespace.
-    pub namespace: Option<String>,
+    users: HashMap<String, Reach>,
+    groups: HashMap<String, Reach>,
 }
 
+/// Where rights may have changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reach {
+    Everywhere,
+    /// In these namespaces, and in nothing outside of them.
+    Within(BTreeSet<Arc<str>>),
+}
+
+/// Pairs of a subject and a namespace that are told apart; of more it is said that everybody may be affected.
+const PAIRS_MAX: usize = 4_096;
+
 impl Affected {
-    /// Whether the user's right to `access` may have changed; to anything at all, if that is not named.
-    pub fn contains(&self, user: &User, access: Option<&Access>) -> bool {
-        let Self::Only(subjects) = self else { return true };
-        let namespace = access.map(|access| match &access.target {
+    pub fn nobody() -> Self {
+        Self::Only(Arc::default())
+    }
+
+    pub fn is_nobody(&self) -> bool {
+        matches!(self, Self::Only(subjects) if subjects.is_empty())
+    }
+
+    /// The subjects, unless they are too many to be told apart.
+    pub(super) fn of(subjects: Subjects) -> Self {
+        if subjects.pairs() > PAIRS_MAX { Self::Everyone } else { Self::Only(Arc::new(subjects)) }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: &Self) -> Self {
+        let (Self::Only(subjects), Self::Only(others)) = (self, other) else { return Self::Everyone };
+        if others.is_empty() {
+            return Self::Only(subjects);
+        }
+        let mut subjects = Arc::unwrap_or_clone(subjects);
+        subjects.add(others);
+        Self::of(subjects)
+    }
+
+    /// Where the user's rights may have changed; `None`: nowhere.
+    pub fn reach(&self, user: &User) -> Option<Reach> {
+        let Self::Only(subjects) = self else { return Some(Reach::Everywhere) };
+        let of_groups = user.groups.iter().filter_map(|group| subjects.groups.get(group));
+        let mut reaches = subjects.users.get(&user.name).into_iter().chain(of_groups);
+        let mut reach = reaches.next()?.clone();
+        reaches.for_each(|other| reach.add(other));
+        Some(reach)
+    }
+
+    /// Whether the user's right to `access` may have changed.
+    pub fn contains(&self, user: &User, access: &Access) -> bool {
+        self.reach(user).is_some_and(|reach| reach.contains(access))
+    }
+}
+
+impl Subjects {
+    /// A user whose rights may have changed there.
+    pub(super) fn add_user(&mut self, name: String, reach: &Reach) {
+        add(&mut self.users, name, reach);
+    }
+
+    /// The same of whoever is in a group.
+    pub(super) fn add_group(&mut self, name: String, reach: &Reach) {
+        add(&mut self.groups, name, reach);
+    }
+
+    pub(super) fn add(&mut self, others: &Self) {
+        others.users.iter().for_each(|(name, reach)| add(&mut self.users, name.clone(), reach));
+        others.groups.iter().for_each(|(name, reach)| add(&mut self.groups, name.clone(), reach));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.users.is_empty() && self.groups.is_empty()
+    }
+
+    pub fn users(&self) -> impl Iterator<Item = &str> {
+        self.users.keys().map(String::as_str)
+    }
+
+    pub fn groups(&self) -> impl Iterator<Item = &str> {
+        self.groups.keys().map(String::as_str)
+    }
+
+    fn pairs(&self) -> usize {
+        let pairs = |reach: &Reach| match reach {
+            Reach::Everywhere => 1,
+            Reach::Within(namespaces) => namespaces.len(),
+        };
+        self.users.values().chain(self.groups.values()).map(pairs).sum()
+    }
+}
+
+impl Reach {
+    /// That of an object of RBAC: its own namespace, or everywhere if it has none.
+    pub(super) fn of(namespace: &str) -> Self {
+        if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
+    }
+
+    /// What is for no namespace in particular is given for all, and by nothing inside of one.
+    fn contains(&self, access: &Access) -> bool {
+        let namespace = match &access.target {
             Target::Resource(target) => target.namespace.as_str(),
             Target::Path(_) => "",
-        });
-        let within = match (&subjects.namespace, namespace) {
-            (Some(changed), Some(wanted)) => changed == wanted,
-            _ => true,
         };
-        let named =
-            subjects.users.contains(&user.name) || user.groups.iter().any(|group| subjects.groups.contains(group));
-        within && named
+        match self {
+            Self::Everywhere => true,
+            Self::Within(namespaces) => namespaces.contains(namespace),
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        match (self, other) {
+            (Self::Everywhere, _) => {}
+            (reach, Self::Everywhere) => *reach = Self::Everywhere,
+            (Self::Within(namespaces), Self::Within(others)) => namespaces.extend(others.iter().cloned()),
+        }
+    }
+}
+
+fn add(subjects: &mut HashMap<String, Reach>, name: String, reach: &Reach) {
+    subjects.entry(name).and_modify(|known| known.add(reach)).or_insert_with(|| reach.clone());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::ResourceTarget;
+
+    fn user(name: &str, groups: &[&str]) -> User {
+        User {
+            name: name.to_owned(),
+            groups: groups.iter().map(|&group| group.to_owned()).collect(),
+            ..User::default()
+        }
+    }
+
+    fn access(namespace: &str) -> Access {
+        let target = ResourceTarget { namespace: namespace.to_owned(), ..ResourceTarget::default() };
+        Access { verb: "list".to_owned(), target: Target::Resource(Box::new(target)) }
+    }
+
+    fn of_user(name: &str, namespace: &str) -> Affected {
+        let mut subjects = Subjects::default();
+        subjects.add_user(name.to_owned(), &Reach::of(namespace));
+        Affected::Only(Arc::new(subjects))
+    }
+
+    #[test]
+    fn a_change_touches_its_subjects_in_its_namespace() {
+        let mut subjects = Subjects::default();
+        subjects.add_user("ada".to_owned(), &Reach::of("t1"));
+        subjects.add_group("dev".to_owned(), &Reach::of("t2"));
+        subjects.add_group("ops".to_owned(), &Reach::of(""));
+        let affected = Affected::Only(Arc::new(subjects));
+        for (user, namespaces) in [
+            (user("ada", &[]), vec!["t1"]),
+            (user("ada", &["dev", "other"]), vec!["t1", "t2"]),
+            (user("bob", &["dev"]), vec!["t2"]),
+            (user("bob", &["dev", "ops"]), vec!["", "t1", "t10", "t2"]),
+            (user("bob", &[]), vec![]),
+        ] {
+            let touched = ["", "t1", "t10", "t2"].into_iter().filter(|at| affected.contains(&user, &access(at)));
+            assert_eq!(touched.collect::<Vec<_>>(), namespaces, "{user:?}");
+        }
+        assert!(Affected::Everyone.contains(&user("ada", &[]), &access("t1")));
+        assert!(Affected::nobody().is_nobody() && !Affected::nobody().contains(&user("ada", &[]), &access("")));
+    }
+
+    #[test]
+    fn changes_add_up_until_there_are_too_many_to_tell_apart() {
+        let both = of_user("ada", "t1").and(&of_user("ada", "t2"));
+        let namespaces = ["t1", "t2"].map(Arc::from).into();
+        assert_eq!(both.reach(&user("ada", &[])), Some(Reach::Within(namespaces)));
+        assert_eq!(both.and(&of_user("ada", "")).reach(&user("ada", &[])), Some(Reach::Everywhere));
+        let many = |count: usize| {
+            (0..count).fold(Affected::nobody(), |all, n| all.and(&of_user(&format!("u{}", n % 8), &format!("t{n}"))))
+        };
+        assert!(matches!(many(PAIRS_MAX), Affected::Only(_)));
+        assert_eq!(many(PAIRS_MAX + 1), Affected::Everyone);
+        assert_eq!(many(PAIRS_MAX + 1).and(&Affected::nobody()), Affected::Everyone);
     }
 }

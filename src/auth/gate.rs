@@ -3,14 +3,17 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+use super::changes::{Changes, Rounds};
 use super::credential::{Chain, Credential, asserted, token_of};
 use super::impersonation::{Impeded, Impersonation};
 use super::judge::{FrontProxy, Identity, Judge, Trusted};
 use super::lease::{Claim, Lease, Leases, Terms};
+use super::reviews::Reviews;
 use super::sight::{IN_FLIGHT_MAX, Sight};
-use super::{Affected, Config, Grant, Permit, Readable, Refused, metrics};
+use super::standing::Standings;
+use super::{Affected, Config, Grant, Permit, Readable, Refused, accesses, metrics, tokens};
 use crate::base::{Shares, Tasks};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::upstream::{Behalf, Client, CredentialId, Release};
@@ -27,6 +30,9 @@ struct Shared {
     leases: Arc<Leases>,
     /// Questions about namespaces that one user may have under way.
     slots: Shares<Payer>,
+    /// Namespaces that open watches stand on.
+    standings: Arc<Standings>,
+    changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
     /// Whom upstream takes us for, as of lately: our credentials may change.
@@ -80,10 +86,8 @@ const OURSELVES_MAX: Duration = Duration::from_secs(5);
 const RELEASE_FOR: Duration = Duration::from_secs(60);
 /// The first release that puts constraints on impersonation by default (KEP-5284).
 const CONSTRAINED_SINCE: Release = Release { major: 1, minor: 36 };
-
-/// When to ask about a change that we have seen, each from the one before: upstream's authorizers see it at their own
-/// pace.
-const ROUNDS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(2)];
+/// Within what time all namespaces can be asked about that open readable watches may stand on.
+const ASSERTED_WITHIN_SECONDS: u32 = 4;
 
 impl Gate {
     /// Whoever reaches a socket is us.
@@ -93,12 +97,20 @@ impl Gate {
 
     /// Upstream is asked about everybody.
     pub fn delegated(config: Config, parts: Delegated) -> Self {
+        let reviews = Arc::new(parts.client.clone());
+        Self::asking(reviews, config, parts)
+    }
+
+    /// The same, where somebody else answers questions about callers.
+    pub(super) fn asking(reviews: Arc<dyn Reviews>, config: Config, parts: Delegated) -> Self {
         let Delegated { client, client_authorities, front_proxy, tasks } = parts;
-        let judge = Arc::new(Judge::new(&client, &config, client_authorities, front_proxy));
-        let (leases, slots) = (Arc::default(), Shares::new(IN_FLIGHT_MAX));
+        let judge = Arc::new(Judge::new(reviews, &config, client_authorities, front_proxy));
+        let (leases, slots) = (Arc::<Leases>::default(), Shares::new(IN_FLIGHT_MAX));
+        let (changes, standings) = (Arc::new(Changes::new()), Arc::new(standings(&config)));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
-        let shared = Shared { config, judge, leases, slots, tasks, client, ourselves, release };
+        tasks.spawn("policy", follow(changes.clone(), judge.clone(), leases.clone()));
+        let shared = Shared { config, judge, leases, slots, standings, changes, tasks, client, ourselves, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -198,16 +210,12 @@ impl Gate {
         judged
     }
 
-    /// Rights have changed, as we have seen it; upstream's authorizers see it a moment earlier or later.
+    /// Rights have changed, as we have seen it; upstream's authorizers see it a moment earlier or later. Many changes
+    /// cost hardly more than one.
     pub fn policy_changed(&self, affected: &Affected) {
-        let (Some(shared), affected) = (self.delegated.clone(), affected.clone()) else { return };
-        shared.tasks.clone().spawn("policy", async move {
-            for wait in ROUNDS {
-                sleep(wait).await;
-                shared.judge.accesses.forget(&affected);
-                shared.leases.doubt(&affected);
-            }
-        });
+        if let Some(shared) = &self.delegated {
+            shared.changes.hear(affected);
+        }
     }
 
     /// Whether changes of policy are heard of.
@@ -221,7 +229,7 @@ impl Shared {
         let mut refused = None;
         for credential in shown(sender, headers)? {
             let id = self.judge.id(&credential);
-            match self.judge.identify(id, &credential, None, sender.address).await {
+            match self.judge.identify(id, &credential, tokens::Asks::Request { source: sender.address }).await {
                 Ok(None) => {}
                 // A proxy's word that nobody in particular asks makes nobody somebody.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
@@ -237,14 +245,18 @@ impl Shared {
     async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, Refused> {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let lease = self.lease(&known, info, &access, None);
-        let reason = self.judge.accesses.decide(&known.user, &access, None).await?;
+        let reason = self.judge.accesses.decide(&known.user, &access, accesses::Asks::Request).await?;
         Ok(Grant::new(access, lease).because(reason))
     }
 
     fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, Refused> {
         let known = self.known(caller)?.ok_or_else(Refused::denied)?;
-        let slots = self.slots.of(&known.payer);
-        let sight = Arc::new(Sight::new(self.judge.clone(), known.user.clone(), access.clone(), slots));
+        let payer = known.payer.clone();
+        let sight = Sight::new(self.judge.clone(), known.user.clone(), access.clone(), self.slots.of(&payer));
+        let sight = Arc::new(match info.verb {
+            Verb::Watch => sight.of_watch(self.standings.ground(payer), self.config.recheck),
+            _ => sight,
+        });
         let lease = self.lease(&known, info, &access, Some(sight.clone()));
         Ok(Readable::new(access, sight, lease))
     }
@@ -300,6 +312,21 @@ impl Shared {
             async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
         Box::pin(self.ourselves.try_get_with((), asking)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
     }
+}
+
+/// Acts on changes of policy as they are heard of.
+async fn follow(changes: Arc<Changes>, judge: Arc<Judge>, leases: Arc<Leases>) {
+    let mut rounds = Rounds::new();
+    loop {
+        let affected = changes.next(&mut rounds).await;
+        judge.accesses.forget(&affected);
+        leases.doubt(&affected).await;
+    }
+}
+
+fn standings(config: &Config) -> Standings {
+    let in_time = |per_second: u32| per_second.saturating_mul(ASSERTED_WITHIN_SECONDS) as usize;
+    Standings::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
 }
 
 /// What a request shows, in the order in which it is believed.

@@ -37,7 +37,37 @@ impl Grant {
         same && within && target.subresource.is_empty()
     }
 
+    /// Whether what is read may have that name: a permission for one name is for no other, and for nothing without one.
+    pub(super) fn names(&self, name: Option<&str>) -> bool {
+        let Target::Resource(target) = &self.access.target else { return false };
+        target.name.is_empty() || name == Some(&*target.name)
+    }
+
     pub(super) fn lease(&self) -> Option<&Arc<Lease>> {
         self.lease.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::stub::info;
+
+    /// reliability.md T6: what is read is held against what was asked of the authorizer.
+    #[test]
+    fn a_right_to_one_name_or_namespace_is_for_no_other() {
+        let maps = Gvr::new("", "v1", "configmaps");
+        let grant = |uri| Grant::new(Arc::new(Access::of(&info(uri))), None);
+        let one = grant("/api/v1/namespaces/t1/configmaps?fieldSelector=metadata.name%3Da");
+        assert!(one.names(Some("a")) && grant("/api/v1/namespaces/t1/configmaps/a").names(Some("a")));
+        for other in [Some("a-b"), Some("a0"), Some("aa"), Some(""), None] {
+            assert!(!one.names(other), "{other:?}");
+        }
+        for (namespace, covered) in [(Some("t1"), true), (Some("t10"), false), (Some("t1-x"), false), (None, false)] {
+            assert_eq!(one.covers(&maps, true, namespace), covered, "{namespace:?}");
+        }
+        let all = grant("/api/v1/configmaps?fieldSelector=metadata.name!%3Da");
+        assert!(all.names(None) && all.names(Some("a")) && all.covers(&maps, true, None));
+        assert!(!all.covers(&maps, true, Some("t1")), "that of all is asked for as such");
     }
 }

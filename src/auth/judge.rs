@@ -1,17 +1,15 @@
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
-
-use tokio::time::Instant;
 
 use super::accesses::Accesses;
 use super::certificate::{Authorities, Holder, Untrusted};
 use super::credential::{Chain, Credential};
-use super::tokens::Tokens;
+use super::reviews::Reviews;
+use super::tokens::{self, Tokens};
 use super::{Config, Refused, now};
 use crate::base::Reloaded;
 use crate::kube::User;
-use crate::upstream::{Client, CredentialId};
+use crate::upstream::CredentialId;
 
 /// Certificates that are accepted, as of now: their file may change.
 pub type Trusted = Reloaded<Authorities>;
@@ -47,7 +45,7 @@ const HOLDERS_MAX: u64 = 50_000;
 
 impl Judge {
     pub(super) fn new(
-        client: &Client,
+        reviews: Arc<dyn Reviews>,
         config: &Config,
         client_authorities: Option<Trusted>,
         front_proxy: Option<FrontProxy>,
@@ -57,8 +55,8 @@ impl Judge {
         ring::rand::SecureRandom::fill(&random, &mut secret).expect("the system has randomness");
         Self {
             key: ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret),
-            tokens: Tokens::new(client.clone(), config),
-            accesses: Accesses::new(client.clone(), config),
+            tokens: Tokens::new(reviews.clone(), config),
+            accesses: Accesses::new(reviews, config),
             client_authorities,
             front_proxy,
             holders: moka::sync::Cache::new(HOLDERS_MAX),
@@ -105,19 +103,17 @@ impl Judge {
         }
     }
 
-    /// Who somebody is; `None` if the credential says nothing of that. `since`: what was found out before that moment
-    /// will not do.
+    /// Who somebody is; `None` if the credential says nothing of that.
     pub(super) async fn identify(
         &self,
         id: CredentialId,
         credential: &Credential,
-        since: Option<Instant>,
-        source: Option<IpAddr>,
+        asks: tokens::Asks<'_>,
     ) -> Result<Option<Identity>, Refused> {
         let identity = match credential {
             Credential::Nobody => Identity { user: Arc::new(anonymous()), until: None },
             Credential::Token(token) => {
-                let bearer = self.tokens.bearer(id, token, since, source).await?;
+                let bearer = self.tokens.bearer(id, token, asks).await?;
                 Identity { user: bearer.user, until: bearer.until }
             }
             Credential::Certificate(chain) => {

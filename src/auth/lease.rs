@@ -9,15 +9,16 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::credential::Credential;
 use super::judge::{Identity, Judge, Trusted};
 use super::sight::Sight;
-use super::{Affected, Refused, metrics, now};
+use super::{Affected, Refused, accesses, metrics, now, tokens};
 use crate::base::Tasks;
-use crate::kube::{Access, RequestInfo, Status, User};
+use crate::kube::{Access, Payer, RequestInfo, Status, User};
 use crate::upstream::CredentialId;
 
 /// What an open watch stands on.
@@ -36,13 +37,23 @@ struct Standing {
     id: CredentialId,
     credential: Credential,
     access: Arc<Access>,
-    user: Arc<User>,
+    /// As last seen: groups may change while a watch is open.
+    user: Mutex<Arc<User>>,
     /// For the words of a refusal.
     info: RequestInfo,
     /// Of a watch that may show some namespaces: it stands on them, and not on the whole.
     sight: Option<Arc<Sight>>,
-    /// The policy has changed in a way that may matter here.
-    dirty: Notify,
+    doubt: Mutex<Option<Doubt>>,
+    doubted: Notify,
+}
+
+/// The policy has changed in a way that may matter to a lease.
+#[derive(Debug, Clone, Copy)]
+struct Doubt {
+    /// When it was seen: an answer to an older question will not do.
+    since: Instant,
+    /// When upstream is asked.
+    begins: Instant,
 }
 
 /// The leases there are.
@@ -51,6 +62,12 @@ pub(super) struct Leases {
     held: Mutex<HashMap<LeaseKey, Weak<Lease>>>,
     /// How many go on although nobody can tell whether they may.
     in_doubt: Mutex<usize>,
+}
+
+/// Says that a lease is in doubt, for as long as it is.
+struct Unsure<'a> {
+    leases: &'a Leases,
+    is: Mutex<bool>,
 }
 
 /// The last: whether it is for some namespaces.
@@ -64,7 +81,6 @@ struct Keeper {
     standing: Arc<Standing>,
     terms: Terms,
     until: Option<SystemTime>,
-    in_doubt: bool,
 }
 
 /// How long a lease stands without being asserted.
@@ -88,12 +104,18 @@ pub(super) struct Claim {
     pub(super) sight: Option<Arc<Sight>>,
 }
 
-/// How long watches go on once upstream refuses us the questions: that is no outage (reliability.md §3.10).
-const DISOWNED_GRACE: Duration = Duration::from_secs(30);
 /// How long all of a lease's questions may take together.
 const ASSERT_MAX: Duration = Duration::from_secs(20);
 /// When nobody could tell.
 const AGAIN: Duration = Duration::from_secs(5);
+/// An answer that is not older will do where nothing has been heard: leases of one token, or of one user that want the
+/// same, share it.
+const SLACK: Duration = Duration::from_secs(5);
+/// Leases that one round of changes may make ask at once; more are spread over [`SPREAD`].
+const AT_ONCE_MAX: usize = 4;
+const SPREAD: Duration = Duration::from_millis(600);
+/// Leases that are looked at between two looks at what else is to be done.
+const LOOKED_AT: usize = 1_024;
 
 impl Leases {
     /// The lease for a claim: one that is there, or a new one with its keeper.
@@ -104,7 +126,8 @@ impl Leases {
             return lease;
         }
         let Claim { id, credential, user, until, access, info, sight } = claim;
-        let standing = Arc::new(Standing { id, credential, access, user, info, sight, dirty: Notify::new() });
+        let (user, doubt, doubted) = (Mutex::new(user), Mutex::default(), Notify::new());
+        let standing = Arc::new(Standing { id, credential, access, user, info, sight, doubt, doubted });
         let ended = CancellationToken::new();
         let lease = Arc::new(Lease {
             revoked: OnceLock::new(),
@@ -122,13 +145,11 @@ impl Leases {
             standing,
             terms,
             until,
-            in_doubt: false,
         };
-        let (leases, sight) = (self.clone(), keeper.standing.sight.clone());
+        let leases = self.clone();
         tasks.spawn("lease", async move {
             tokio::select! {
-                () = keeper.run() => {}
-                () = answer(sight) => {}
+                () = keeper.keep() => {}
                 () = ended.cancelled() => {}
             }
             leases.forget(&key);
@@ -136,15 +157,29 @@ impl Leases {
         lease
     }
 
-    /// Makes the keepers of those whose rights may have changed look again.
-    pub(super) fn doubt(&self, affected: &Affected) {
-        for lease in self.held.lock().values().filter_map(Weak::upgrade) {
-            let Standing { user, access, sight, .. } = &*lease.shared;
-            // What is seen across namespaces stands on rights in each.
-            let access = sight.is_none().then_some(&**access);
-            if affected.contains(user, access) {
-                lease.shared.dirty.notify_one();
+    /// Makes the keepers of those look again whose rights may have changed: what was found out before now will not do.
+    pub(super) async fn doubt(&self, affected: &Affected) {
+        let since = Instant::now();
+        let held: Vec<_> = self.held.lock().values().cloned().collect();
+        let mut touched = Vec::new();
+        for (count, lease) in held.into_iter().enumerate() {
+            if count % LOOKED_AT == LOOKED_AT - 1 {
+                yield_now().await;
             }
+            let Some(standing) = lease.upgrade().map(|lease| lease.shared.clone()) else { continue };
+            let user = standing.user.lock().clone();
+            match &standing.sight {
+                // What is seen across namespaces stands on rights in each.
+                Some(sight) => {
+                    affected.reach(&user).into_iter().for_each(|reach| sight.doubt(&reach, since));
+                }
+                None if affected.contains(&user, &standing.access) => touched.push(standing),
+                None => {}
+            }
+        }
+        let spread = if touched.len() > AT_ONCE_MAX { SPREAD } else { Duration::ZERO };
+        for standing in touched {
+            standing.doubt(Doubt { since, begins: since + spread.mul_f64(fastrand::f64()) });
         }
     }
 
@@ -184,7 +219,7 @@ impl Lease {
     /// Ends it, because the caller may not what it would come to.
     pub(super) fn refuse(&self, why: &Refused) {
         metrics::revoked(why.as_str());
-        self.revoke(why.status(&self.shared.user.name, &self.shared.info));
+        self.revoke(why.status(&self.shared.user.lock().name, &self.shared.info));
     }
 
     fn revoke(&self, status: Status) {
@@ -193,70 +228,128 @@ impl Lease {
     }
 }
 
+impl Standing {
+    fn doubt(&self, doubt: Doubt) {
+        let mut now = self.doubt.lock();
+        // One question answers all that has changed until it is put.
+        let begins = now.map_or(doubt.begins, |before| before.begins.min(doubt.begins));
+        *now = Some(Doubt { begins, ..doubt });
+        drop(now);
+        self.doubted.notify_one();
+    }
+
+    /// Completes when upstream is to be asked because policy has changed, with the moment before which no answer will
+    /// do.
+    async fn doubted(&self) -> Instant {
+        loop {
+            let begins = self.doubt.lock().map(|doubt| doubt.begins);
+            let Some(begins) = begins else {
+                self.doubted.notified().await;
+                continue;
+            };
+            tokio::select! {
+                () = sleep_until(begins) => {}
+                () = self.doubted.notified() => continue,
+            }
+            if let Some(doubt) = self.doubt.lock().take() {
+                return doubt.since;
+            }
+        }
+    }
+}
+
 impl Keeper {
-    async fn run(mut self) {
+    /// Returns when the lease is over.
+    async fn keep(mut self) {
+        let (standing, judge, leases) = (self.standing.clone(), self.judge.clone(), self.leases.clone());
+        let grace = self.terms.grace;
+        let why = match &standing.sight {
+            None => self.run(&judge).await,
+            Some(sight) => {
+                let unsure = Unsure::new(&leases);
+                tokio::select! {
+                    why = self.run(&judge) => why,
+                    why = sight.keep(grace, |is| unsure.set(is)) => why,
+                    never = sight.answer() => match never {},
+                }
+            }
+        };
+        self.revoke(&why);
+    }
+
+    /// Returns why the caller may not go on, once it may not.
+    async fn run(&mut self, judge: &Judge) -> Refused {
+        let leases = self.leases.clone();
+        let (unsure, slack) = (Unsure::new(&leases), SLACK.min(self.terms.period / 12));
         let mut good = Instant::now();
         let mut due = self.bounded(good + self.terms.period());
-        let mut authorities = self.judge.authorities(&self.standing.credential);
+        let mut authorities = judge.authorities(&self.standing.credential);
         loop {
-            tokio::select! {
-                () = sleep_until(due) => {}
-                () = self.standing.dirty.notified() => {}
-                () = replaced(&mut authorities) => {}
-            }
-            let asserted = Instant::now();
-            match self.assert(asserted).await {
-                Ok(identity) => {
-                    self.doubt(false);
-                    good = asserted;
-                    self.until = identity.until;
-                    due = self.bounded(good + self.terms.period());
+            let outcome = tokio::select! {
+                () = sleep_until(due) => self.assert(lately(slack)).await,
+                since = self.standing.doubted() => match self.assert_right(since).await {
+                    // Who it is, policy does not say.
+                    Ok(()) => continue,
+                    Err(why) => Err(why),
+                },
+                () = replaced(&mut authorities) => self.assert(Instant::now()).await,
+            };
+            match outcome {
+                Ok((asserted, until)) => {
+                    unsure.set(false);
+                    (good, self.until) = (asserted, until);
+                    due = self.bounded(Instant::now() + self.terms.period());
                 }
                 // What the credential says itself, nobody has to be asked about.
                 Err(why) if why.is_doubt() && self.until.is_some_and(|until| until <= now()) => {
-                    return self.revoke(&Refused::Unauthenticated);
+                    return Refused::Unauthenticated;
                 }
                 Err(why) if why.is_doubt() => {
-                    self.doubt(true);
-                    let grace =
-                        if why == Refused::Disowned { self.terms.grace.min(DISOWNED_GRACE) } else { self.terms.grace };
-                    if good.elapsed() >= grace {
-                        return self.revoke(&why);
+                    unsure.set(true);
+                    let ends = good + why.grace(self.terms.grace);
+                    if ends <= Instant::now() {
+                        return why;
                     }
-                    due = self.bounded((Instant::now() + AGAIN.min(self.terms.period)).min(good + grace));
+                    due = self.bounded((Instant::now() + AGAIN.min(self.terms.period)).min(ends));
                 }
-                Err(why) => return self.revoke(&why),
+                Err(why) => return why,
             }
         }
     }
 
-    /// Whether the caller is still who it was, and what it may, as far as that can be found out in time.
-    async fn assert(&self, since: Instant) -> Result<Identity, Refused> {
-        let late = || Refused::Unavailable("whether this is still allowed could not be found out in time".to_owned());
+    /// Whether the caller is still who it was, and may still what it may, as far as that can be found out in time:
+    /// since when that is known, and when its credential ends.
+    async fn assert(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), Refused> {
         timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
     }
 
-    async fn ask(&self, since: Instant) -> Result<Identity, Refused> {
-        let Standing { id, credential, access, sight, .. } = &*self.standing;
-        let identity = self.judge.identify(*id, credential, Some(since), None).await?;
-        let identity = identity.ok_or(Refused::Unauthenticated)?;
+    async fn ask(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), Refused> {
+        let Standing { id, credential, user, sight, .. } = &*self.standing;
+        let payer = Payer::of(&user.lock());
+        let identity = self.judge.identify(*id, credential, tokens::Asks::Lease { since, payer: &payer }).await?;
+        let Identity { user: now, until } = identity.ok_or(Refused::Unauthenticated)?;
+        user.lock().clone_from(&now);
         match sight {
-            Some(sight) => sight.assert_again(identity.user.clone(), since).await?,
-            None => drop(self.judge.accesses.decide(&identity.user, access, Some(since)).await?),
+            Some(sight) => sight.is_of(&now),
+            None => self.decide(since).await?,
         }
-        Ok(identity)
+        Ok((since, until))
+    }
+
+    /// Whether the caller, as last seen, may still what it may.
+    async fn assert_right(&self, since: Instant) -> Result<(), Refused> {
+        timeout(ASSERT_MAX, self.decide(since)).await.map_err(|_| late())?
+    }
+
+    async fn decide(&self, since: Instant) -> Result<(), Refused> {
+        let user = self.standing.user.lock().clone();
+        let asks = accesses::Asks::Lease { since };
+        self.judge.accesses.decide(&user, &self.standing.access, asks).await.map(drop)
     }
 
     /// When to ask again if nothing happens: not later than the credential ends.
     fn bounded(&self, due: Instant) -> Instant {
         self.until.map_or(due, |until| due.min(Instant::now() + remaining(until)))
-    }
-
-    fn doubt(&mut self, in_doubt: bool) {
-        if self.in_doubt != in_doubt {
-            self.in_doubt = in_doubt;
-            self.leases.count_doubt(in_doubt);
-        }
     }
 
     fn revoke(&self, why: &Refused) {
@@ -269,20 +362,40 @@ impl Keeper {
 impl Drop for Keeper {
     /// A lease without a keeper would be good for ever, so it ends with it, whatever ended the keeper.
     fn drop(&mut self) {
-        self.doubt(false);
         if let Some(lease) = self.lease.upgrade().filter(|lease| lease.revoked().is_none()) {
             let why = Refused::Unavailable("nobody asks any more whether this is allowed".to_owned());
-            lease.revoke(why.status(&self.standing.user.name, &self.standing.info));
+            let status = why.status(&self.standing.user.lock().name, &self.standing.info);
+            lease.revoke(status);
         }
     }
 }
 
-/// Answers about namespaces as they come up; never completes.
-async fn answer(sight: Option<Arc<Sight>>) {
-    match sight {
-        Some(sight) => sight.answer().await,
-        None => std::future::pending().await,
+impl<'a> Unsure<'a> {
+    fn new(leases: &'a Leases) -> Self {
+        Self { leases, is: Mutex::new(false) }
     }
+
+    fn set(&self, is: bool) {
+        if std::mem::replace(&mut *self.is.lock(), is) != is {
+            self.leases.count_doubt(is);
+        }
+    }
+}
+
+impl Drop for Unsure<'_> {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+/// So long ago; now, if the clock does not go back that far.
+fn lately(slack: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_sub(slack).unwrap_or(now)
+}
+
+fn late() -> Refused {
+    Refused::Unavailable("whether this is still allowed could not be found out in time".to_owned())
 }
 
 /// Completes when other certificates are accepted than before; never, if that does not matter or cannot happen.

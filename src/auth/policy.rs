@@ -1,11 +1,10 @@
 //! What RBAC's objects say about whom: enough to tell whose rights a change of one of them may touch.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::{Affected, Subjects};
+use super::{Affected, Reach, Subjects};
 
 /// The kinds of RBAC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,12 +104,7 @@ impl Policy {
                 }
             }
         }
-        if subjects == Subjects::default() {
-            return None;
-        }
-        // Roles and bindings of a namespace are about nothing outside of it.
-        subjects.namespace = Some(object.metadata.namespace).filter(|namespace| !namespace.is_empty());
-        Some(Affected::Only(Arc::new(subjects)))
+        if subjects.is_empty() { None } else { Some(Affected::of(subjects)) }
     }
 
     /// Starts over: what came meanwhile is not known.
@@ -125,25 +119,19 @@ impl Binding {
             "ClusterRole" => (PolicyKind::ClusterRole, format!("/{}", object.role.name)),
             _ => (PolicyKind::Role, format!("{}/{}", object.metadata.namespace, object.role.name)),
         };
-        let mut subjects = Subjects::default();
+        // What is bound in a namespace is about nothing outside of it, whatever role it is.
+        let (mut subjects, reach) = (Subjects::default(), Reach::of(&object.metadata.namespace));
         for Subject { kind, name, namespace } in &object.subjects {
             match kind.as_str() {
-                "Group" => subjects.groups.insert(name.clone()),
+                "Group" => subjects.add_group(name.clone(), &reach),
                 "ServiceAccount" => {
                     let namespace = if namespace.is_empty() { &object.metadata.namespace } else { namespace };
-                    subjects.users.insert(format!("system:serviceaccount:{namespace}:{name}"))
+                    subjects.add_user(format!("system:serviceaccount:{namespace}:{name}"), &reach);
                 }
-                _ => subjects.users.insert(name.clone()),
-            };
+                _ => subjects.add_user(name.clone(), &reach),
+            }
         }
         Self { role, subjects }
-    }
-}
-
-impl Subjects {
-    fn add(&mut self, others: &Self) {
-        self.users.extend(others.users.iter().cloned());
-        self.groups.extend(others.groups.iter().cloned());
     }
 }
 
@@ -160,8 +148,8 @@ mod tests {
 
     fn named(affected: Option<Affected>) -> Vec<String> {
         let Some(Affected::Only(subjects)) = affected else { return Vec::new() };
-        let groups = subjects.groups.iter().map(|group| format!("group {group}"));
-        let mut names: Vec<_> = subjects.users.iter().cloned().chain(groups).collect();
+        let groups = subjects.groups().map(|group| format!("group {group}"));
+        let mut names: Vec<_> = subjects.users().map(str::to_owned).chain(groups).collect();
         names.sort();
         names
     }

@@ -1,6 +1,5 @@
 use std::hash::Hash;
 use std::num::NonZeroU32;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +8,10 @@ use moka::future::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
+use super::reviews::Answer;
 use super::{Refused, metrics};
-use crate::upstream::Error;
+use crate::base::Shares;
+use crate::kube::Payer;
 
 /// What upstream is asked about a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +20,29 @@ pub(super) enum Topic {
     Access,
 }
 
-/// The way to upstream for questions of one kind: so many at a time, and none for longer than that.
+/// What a question is asked for. Each of these has places of its own, and waits for none of the others: however many
+/// requests there are, guessed tokens or namespaces of readable watches, a right that is gone is gone in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Asker {
+    /// The decision that an open watch stands on.
+    Lease,
+    /// The namespaces that a readable watch stands on, of which there may be thousands.
+    Sight,
+    /// A request of a caller who is known.
+    Known,
+    /// A request of nobody in particular, or with a token that was nobody's lately.
+    Guess,
+}
+
+/// The way to upstream for questions of one topic: so many at a time, and none for longer than that.
 pub(super) struct Questions {
     topic: Topic,
-    slots: Semaphore,
+    leases: Semaphore,
+    sights: Semaphore,
+    known: Semaphore,
+    guesses: Semaphore,
+    /// What one user may have of the places of an asker.
+    shares: [Shares<Payer>; 3],
 }
 
 /// An answer of upstream that is remembered.
@@ -31,26 +51,52 @@ pub(super) trait Dated {
     fn asked(&self) -> Instant;
 }
 
-/// Questions that wait for upstream at a time.
-const IN_FLIGHT_MAX: usize = 64;
+/// Questions of leases that wait for upstream at a time; one user has half of them.
+const LEASES_MAX: usize = 32;
+/// The same of namespaces.
+const SIGHTS_MAX: usize = 32;
+/// The same of requests.
+const KNOWN_MAX: usize = 64;
+/// The same of guesses, which nobody in particular has a share of.
+const GUESSES_MAX: usize = 16;
 /// How long a question may take, with the time that it waits for its turn.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// When somebody may come again who has asked for too much.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl Questions {
     pub(super) fn new(topic: Topic) -> Self {
-        Self { topic, slots: Semaphore::new(IN_FLIGHT_MAX) }
+        Self {
+            topic,
+            leases: Semaphore::new(LEASES_MAX),
+            sights: Semaphore::new(SIGHTS_MAX),
+            known: Semaphore::new(KNOWN_MAX),
+            guesses: Semaphore::new(GUESSES_MAX),
+            shares: [LEASES_MAX, SIGHTS_MAX, KNOWN_MAX].map(|places| Shares::new(places / 2)),
+        }
     }
 
-    /// Puts a question in its turn: the answer, and a moment before which nothing was sent. Boxed, for it is large and
-    /// rarely asked.
+    /// Puts a question in its turn: the answer, and a moment before which nothing was sent. `payer`: whose share it is
+    /// of, if somebody is known.
     pub(super) async fn put<T>(
         &self,
-        question: Pin<Box<impl Future<Output = Result<T, Error>>>>,
+        asker: Asker,
+        payer: Option<&Payer>,
+        question: Answer<T>,
     ) -> Result<(Instant, T), Refused> {
+        let (places, share) = match asker {
+            Asker::Lease => (&self.leases, Some(&self.shares[0])),
+            Asker::Sight => (&self.sights, Some(&self.shares[1])),
+            Asker::Known => (&self.known, Some(&self.shares[2])),
+            Asker::Guess => (&self.guesses, None),
+        };
+        let share = share.zip(payer).map(|(shares, payer)| shares.of(payer));
         let asking = async {
-            let _slot = self.slots.acquire().await;
+            let _own = match &share {
+                Some(share) => Some(share.acquire().await),
+                None => None,
+            };
+            let _place = places.acquire().await;
             let asked = Instant::now();
             (asked, question.await)
         };
@@ -69,6 +115,12 @@ impl Questions {
     /// Counts a question, by what came of it.
     pub(super) fn came_to(&self, result: &'static str) {
         metrics::reviewed(self.topic.as_str(), result);
+    }
+
+    /// The question is not put, for its turn comes too late.
+    pub(super) fn late(&self) -> Refused {
+        self.came_to("timeout");
+        Refused::Unavailable(format!("{} cannot be found out in time", self.topic.sought()))
     }
 
     /// The question is not put: whoever causes it has caused too many.

@@ -5,7 +5,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::lease::Lease;
-use super::sight::{self, Sight, Verdict, too_many};
+use super::sight::{self, Sight, Verdict};
 use super::{Grant, Refused};
 use crate::kube::{Access, Gvr, Status};
 
@@ -44,6 +44,14 @@ impl Permit {
                 let across = namespaced && namespace.is_none();
                 across && Grant::new(readable.access.clone(), None).covers(gvr, namespaced, namespace)
             }
+        }
+    }
+
+    /// Whether it is for what is read, if that has to have this name. `None`: it may have any.
+    pub fn names(&self, name: Option<&str>) -> bool {
+        match self {
+            Self::Whole(grant) => grant.names(name),
+            Self::Part(readable) => Grant::new(readable.access.clone(), None).names(name),
         }
     }
 
@@ -117,10 +125,10 @@ impl Readable {
 
     /// Has it found out whether a namespace may be read that came up in a watch; [`verdicts`](Self::verdicts) tells.
     pub fn ask(&self, namespace: &str) {
-        if !self.sight.want(namespace)
+        if let Err(why) = self.sight.want(namespace)
             && let Some(lease) = &self.lease
         {
-            lease.refuse(&too_many());
+            lease.refuse(&why);
         }
     }
 
@@ -148,7 +156,7 @@ impl Readable {
     pub fn told(verdicts: &[(&str, Verdict)]) -> Self {
         let nowhere = crate::upstream::Source::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::Client::connect(&nowhere).expect("nothing is asked");
-        let judge = super::judge::Judge::new(&client, &super::Config::default(), None, None);
+        let judge = super::judge::Judge::new(Arc::new(client), &super::Config::default(), None, None);
         let access = Access { verb: "watch".to_owned(), target: crate::kube::Target::Path(String::new()) };
         let (access, slots) = (Arc::new(access), Arc::new(tokio::sync::Semaphore::new(1)));
         let sight = Arc::new(Sight::new(Arc::new(judge), Arc::default(), access.clone(), slots));
@@ -159,6 +167,10 @@ impl Readable {
 
     pub fn tell(&self, namespace: &str, verdict: Verdict) {
         self.sight.put(namespace.into(), verdict);
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        Standing(self.lease.clone())
     }
 
     pub fn is_asked(&self, namespace: &str) -> bool {

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::kube::{Access, RequestInfo, Status};
 use crate::upstream::{Error, set_retry_after};
@@ -25,6 +26,8 @@ pub enum Refused {
 
 /// When a caller may try again whose rights could not be found out.
 const RETRY_AFTER_SECONDS: u32 = 1;
+/// How long watches go on once upstream refuses us the questions.
+const DISOWNED_GRACE: Duration = Duration::from_secs(30);
 
 impl Refused {
     /// There is no answer.
@@ -54,6 +57,12 @@ impl Refused {
     /// Whether it only says that nobody could tell.
     pub(super) fn is_doubt(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::Disowned | Self::TooMany { .. })
+    }
+
+    /// How long what is open goes on while this is all that is said. That upstream does not let us ask is no outage
+    /// (reliability.md §3.10).
+    pub(super) fn grace(&self, outage: Duration) -> Duration {
+        if *self == Self::Disowned { outage.min(DISOWNED_GRACE) } else { outage }
     }
 
     /// In the apiserver's words (semantics.md §7.4, §10.3).

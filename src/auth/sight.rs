@@ -7,10 +7,13 @@ use futures_util::stream::FuturesUnordered;
 use imbl::OrdMap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::Refused;
+use super::accesses::Asks;
+use super::agenda::Agenda;
 use super::judge::Judge;
+use super::standing::Ground;
+use super::{Reach, Refused};
 use crate::kube::{Access, User};
 
 /// Which namespaces of a collection somebody may read, as far as that has been found out.
@@ -26,6 +29,17 @@ pub(super) struct Sight {
     asked: Notify,
     /// Questions that one user's requests may have under way.
     slots: Arc<Semaphore>,
+    /// Of a watch: when each namespace is asked about again.
+    kept: Option<Kept>,
+}
+
+/// What the sight of an open watch has besides.
+struct Kept {
+    period: Duration,
+    ground: Ground,
+    agenda: Mutex<Agenda>,
+    /// Something is due earlier than it was.
+    changed: Notify,
 }
 
 /// What is known of one namespace.
@@ -39,6 +53,15 @@ pub enum Verdict {
 
 pub(super) type Verdicts = OrdMap<Arc<str>, Verdict>;
 
+/// Who pays for a question about a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pays {
+    /// A request, or a namespace that came up in an open watch.
+    Caller,
+    /// A lease that is asserted again.
+    Lease,
+}
+
 /// Namespaces that one request is filtered by: each costs a question.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
 /// Questions about namespaces that one user may have under way.
@@ -47,6 +70,13 @@ pub(super) const IN_FLIGHT_MAX: usize = 32;
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// When nobody could tell.
 const AGAIN: Duration = Duration::from_secs(5);
+/// Namespaces that are asserted in one go: a change of policy that comes meanwhile waits for no more than these.
+const TAKEN_MAX: usize = 64;
+/// An answer that is not older will do for a namespace of which nothing has been heard: watches of one user share it.
+const SLACK: Duration = Duration::from_secs(5);
+/// How much later than it was due a namespace may be asked about, if it is not upstream that does not answer. What
+/// cannot be asserted in time is not shown any more.
+const LATE_MAX: Duration = Duration::from_secs(10);
 
 impl Sight {
     pub(super) fn new(judge: Arc<Judge>, user: Arc<User>, access: Arc<Access>, slots: Arc<Semaphore>) -> Self {
@@ -58,7 +88,15 @@ impl Sight {
             wanted: Mutex::default(),
             asked: Notify::new(),
             slots,
+            kept: None,
         }
+    }
+
+    /// That of a watch, whose namespaces are asserted again within each `period` by [`keep`](Self::keep).
+    #[must_use]
+    pub(super) fn of_watch(self, ground: Ground, period: Duration) -> Self {
+        let kept = Kept { period, ground, agenda: Mutex::new(Agenda::new(period)), changed: Notify::new() };
+        Self { kept: Some(kept), ..self }
     }
 
     pub(super) fn verdict(&self, namespace: &str) -> Option<Verdict> {
@@ -79,46 +117,131 @@ impl Sight {
         }
         let user = self.user.lock().clone();
         let known = self.verdicts.borrow().clone();
-        let unknown = namespaces.into_iter().filter(|namespace| !is_known(&known, namespace)).collect();
-        self.decide(&user, unknown, None, |namespace, outcome| {
-            self.learn(namespace, outcome?);
+        let unknown: Vec<_> = namespaces.into_iter().filter(|namespace| !is_known(&known, namespace)).collect();
+        self.begin(&unknown)?;
+        let found_out = self.decide(&user, from_now(&unknown), Pays::Caller, |namespace, began, outcome| {
+            self.learn(namespace, began, outcome?);
             Ok(())
-        })
-        .await
+        });
+        let found_out = found_out.await;
+        unknown.iter().for_each(|namespace| self.drop_out(namespace));
+        found_out
     }
 
-    /// Asks again about all that is known.
-    ///
-    /// # Errors
-    /// Upstream does not say; what it has said counts.
-    pub(super) async fn assert_again(&self, user: Arc<User>, since: Instant) -> Result<(), Refused> {
-        self.user.lock().clone_from(&user);
-        let known = self.verdicts.borrow().keys().cloned().collect();
+    /// Who it is now. What somebody else was allowed is asked about again.
+    pub(super) fn is_of(&self, user: &Arc<User>) {
+        let before = std::mem::replace(&mut *self.user.lock(), user.clone());
+        if before != *user {
+            self.doubt(&Reach::Everywhere, Instant::now());
+        }
+    }
+
+    /// Policy has changed at that moment: what it touches is asked about again, and nothing else.
+    pub(super) fn doubt(&self, reach: &Reach, at: Instant) {
+        if let Some(kept) = &self.kept
+            && kept.agenda.lock().change(reach, at)
+        {
+            kept.changed.notify_one();
+        }
+    }
+
+    /// Asks again about what is known, each namespace in its time. Completes when nothing may be shown any more:
+    /// upstream has said nothing for longer than `grace`, or there is too much to be asked about. `in_doubt` is told
+    /// whether upstream answers.
+    pub(super) async fn keep(&self, grace: Duration, in_doubt: impl Fn(bool)) -> Refused {
+        let Some(kept) = &self.kept else { return std::future::pending().await };
+        let mut busy_since = None;
+        loop {
+            let (now, due) = (Instant::now(), kept.agenda.lock().next());
+            let Some(due) = due.filter(|due| *due <= now) else {
+                busy_since = None;
+                tokio::select! {
+                    () = until(due) => {}
+                    () = kept.changed.notified() => {}
+                }
+                continue;
+            };
+            if now > due.max(*busy_since.get_or_insert(now)) + LATE_MAX {
+                return self.judge.accesses.over_budget();
+            }
+            match self.assert_due(kept, now).await {
+                Ok(()) => in_doubt(false),
+                Err(why @ Refused::TooMany { .. }) => return why,
+                Err(why) => {
+                    in_doubt(true);
+                    let oldest = kept.agenda.lock().oldest();
+                    if oldest.is_some_and(|oldest| oldest.elapsed() >= why.grace(grace)) {
+                        return why;
+                    }
+                    let again = Instant::now() + AGAIN;
+                    let ends = oldest.map_or(again, |oldest| oldest + why.grace(grace));
+                    kept.agenda.lock().put_off(again.min(ends));
+                }
+            }
+        }
+    }
+
+    /// Asks about those that are due, or the first of them; an error if one could not be told.
+    async fn assert_due(&self, kept: &Kept, now: Instant) -> Result<(), Refused> {
+        let taken = kept.agenda.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
+        let user = self.user.lock().clone();
         let mut doubt = Ok(());
-        self.decide(&user, known, Some(since), |namespace, outcome| {
+        let asserting = self.decide(&user, taken, Pays::Lease, |namespace, since, outcome| {
             match outcome {
-                Ok(verdict) => self.put(namespace, verdict),
-                Err(why) => doubt = Err(why),
+                Ok(verdict) => {
+                    kept.agenda.lock().answered(&namespace, since);
+                    self.put(namespace, verdict);
+                }
+                Err(why) => {
+                    kept.agenda.lock().unanswered(&namespace, Instant::now());
+                    doubt = Err(why);
+                }
             }
             Ok(())
-        })
-        .await?;
-        doubt
+        });
+        asserting.await.and(doubt)
     }
 
-    /// A namespace came up. False: there are too many.
-    pub(super) fn want(&self, namespace: &str) -> bool {
+    /// Makes room for namespaces that are about to be asked about.
+    fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), Refused> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let mut agenda = kept.agenda.lock();
+        let more = namespaces.iter().filter(|namespace| !agenda.contains(namespace)).count();
+        if !kept.ground.reach(agenda.len() + more) {
+            return Err(self.judge.accesses.over_budget());
+        }
+        namespaces.iter().for_each(|namespace| agenda.begin(namespace, Instant::now()));
+        Ok(())
+    }
+
+    /// Nothing was found out about it.
+    fn drop_out(&self, namespace: &Arc<str>) {
+        if let Some(kept) = &self.kept {
+            kept.agenda.lock().forget(namespace);
+        }
+    }
+
+    /// A namespace came up.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(super) fn want(&self, namespace: &str) -> Result<(), Refused> {
         let mut wanted = self.wanted.lock();
-        let fits = self.verdicts.borrow().len() + wanted.len() < NAMESPACES_MAX;
-        if fits && !wanted.contains(namespace) {
-            wanted.insert(namespace.into());
+        let count = self.verdicts.borrow().len() + wanted.len() + 1;
+        if count > NAMESPACES_MAX {
+            return Err(too_many());
+        }
+        if !wanted.contains(namespace) {
+            let namespace = Arc::from(namespace);
+            self.begin(std::slice::from_ref(&namespace))?;
+            wanted.insert(namespace);
             self.asked.notify_one();
         }
-        fits
+        Ok(())
     }
 
     /// Answers about namespaces as they come up, for as long as somebody listens.
-    pub(super) async fn answer(&self) {
+    pub(super) async fn answer(&self) -> std::convert::Infallible {
         loop {
             let unclear = self.unclear();
             tokio::select! {
@@ -128,19 +251,24 @@ impl Sight {
             let mut wanted = self.wanted.lock().clone();
             wanted.extend(unclear);
             let user = self.user.lock().clone();
-            let asked = wanted.iter().cloned().collect();
-            let answering = self.decide(&user, asked, None, |namespace, outcome| {
-                if let Ok(verdict) = outcome {
-                    self.wanted.lock().remove(&namespace);
-                    self.learn(namespace, verdict);
-                }
-                Ok(())
-            });
+            let asked: Vec<_> = wanted.iter().cloned().collect();
+            let answering = async {
+                self.begin(&asked)?;
+                self.decide(&user, from_now(&asked), Pays::Caller, |namespace, began, outcome| {
+                    if let Ok(verdict) = outcome {
+                        self.wanted.lock().remove(&namespace);
+                        self.learn(namespace, began, verdict);
+                    }
+                    Ok(())
+                })
+                .await
+            };
             // Whoever could not be answered about in time is not visible, and does not hold up what is.
             let _: Result<_, _> = timeout(ANSWER_MAX, answering).await;
-            for namespace in wanted {
+            for namespace in asked {
                 self.wanted.lock().remove(&namespace);
-                self.learn(namespace, Verdict::Unclear);
+                self.drop_out(&namespace);
+                self.learn_nothing(namespace);
             }
         }
     }
@@ -160,21 +288,21 @@ impl Sight {
     async fn decide(
         &self,
         user: &Arc<User>,
-        namespaces: Vec<Arc<str>>,
-        since: Option<Instant>,
-        mut take: impl FnMut(Arc<str>, Result<Verdict, Refused>) -> Result<(), Refused>,
+        namespaces: Vec<(Arc<str>, Instant)>,
+        pays: Pays,
+        mut take: impl FnMut(Arc<str>, Instant, Result<Verdict, Refused>) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
         let mut asking = FuturesUnordered::new();
-        for namespace in namespaces {
+        for (namespace, since) in namespaces {
             if asking.len() >= IN_FLIGHT_MAX
-                && let Some((namespace, outcome)) = asking.next().await
+                && let Some((namespace, since, outcome)) = asking.next().await
             {
-                take(namespace, outcome)?;
+                take(namespace, since, outcome)?;
             }
-            asking.push(self.ask(user, namespace, since));
+            asking.push(self.ask(user, namespace, since, pays));
         }
-        while let Some((namespace, outcome)) = asking.next().await {
-            take(namespace, outcome)?;
+        while let Some((namespace, since, outcome)) = asking.next().await {
+            take(namespace, since, outcome)?;
         }
         Ok(())
     }
@@ -183,26 +311,38 @@ impl Sight {
         &self,
         user: &Arc<User>,
         namespace: Arc<str>,
-        since: Option<Instant>,
-    ) -> (Arc<str>, Result<Verdict, Refused>) {
+        since: Instant,
+        pays: Pays,
+    ) -> (Arc<str>, Instant, Result<Verdict, Refused>) {
         // A lease does not wait for the caller's own requests.
-        let _slot = match since {
-            None => self.slots.acquire().await.ok(),
-            Some(_) => None,
+        let (_slot, asks) = match pays {
+            Pays::Caller => (self.slots.acquire().await.ok(), Asks::Request),
+            Pays::Lease => (None, Asks::Sight { since }),
         };
         let access = Arc::new(self.access.within(&namespace));
-        let outcome = match self.judge.accesses.decide(user, &access, since).await {
+        let outcome = match self.judge.accesses.decide(user, &access, asks).await {
             Ok(_) => Ok(Verdict::Allowed),
             Err(Refused::Denied(_)) => Ok(Verdict::Denied),
             Err(why) => Err(why),
         };
-        (namespace, outcome)
+        (namespace, since, outcome)
     }
 
     /// What is newer is known already, where something is.
-    fn learn(&self, namespace: Arc<str>, verdict: Verdict) {
+    fn learn(&self, namespace: Arc<str>, began: Instant, verdict: Verdict) {
+        if is_known(&self.verdicts.borrow(), &namespace) {
+            return;
+        }
+        if let Some(kept) = &self.kept {
+            kept.agenda.lock().found_out(&namespace, began);
+            kept.changed.notify_one();
+        }
+        self.put(namespace, verdict);
+    }
+
+    fn learn_nothing(&self, namespace: Arc<str>) {
         if !is_known(&self.verdicts.borrow(), &namespace) {
-            self.put(namespace, verdict);
+            self.put(namespace, Verdict::Unclear);
         }
     }
 
@@ -211,11 +351,25 @@ impl Sight {
     }
 }
 
+/// Each with this moment, in which it begins to be asked about.
+fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
+    let since = Instant::now();
+    namespaces.iter().map(|namespace| (namespace.clone(), since)).collect()
+}
+
+/// Completes then; never, if there is no such time.
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
 fn is_known(verdicts: &Verdicts, namespace: &str) -> bool {
     !matches!(verdicts.get(namespace), None | Some(Verdict::Unclear))
 }
 
-pub(super) fn too_many() -> Refused {
+fn too_many() -> Refused {
     Refused::Denied(format!("its objects are in more than {NAMESPACES_MAX} namespaces, too many to ask about").into())
 }
 

@@ -3,22 +3,27 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, RateLimiter};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
-use super::question::{Dated, Questions, Topic, quota, remembered};
+use super::pace::Pace;
+use super::question::{ANSWER_MAX, Asker, Dated, Questions, Topic, quota, remembered};
+use super::reviews::Reviews;
 use super::{Config, Refused, now};
 use crate::kube::{Payer, User};
-use crate::upstream::{Client, CredentialId};
+use crate::upstream::CredentialId;
 
 /// Asks whose a token is, and remembers the answer for seconds.
 ///
 /// One question a token at a time, however many wait for it. Errors are not remembered. Tokens themselves are not
 /// kept: an answer is found by the token's HMAC.
+///
+/// Leases ask apart from requests: they do not wait for a question that waits behind those of others.
 pub(super) struct Tokens {
-    client: Client,
-    audiences: Vec<String>,
-    answers: moka::future::Cache<CredentialId, Answer>,
+    reviews: Arc<dyn Reviews>,
+    audiences: Arc<[String]>,
+    of_requests: Answers,
+    of_leases: Answers,
     /// Whose a token was when upstream was asked last. Such tokens have a budget of their own, so that they do not
     /// compete with those that are guessed at the same address.
     regulars: moka::sync::Cache<CredentialId, Payer>,
@@ -28,7 +33,21 @@ pub(super) struct Tokens {
     budget_of_regulars: DefaultDirectRateLimiter,
     /// What one user's tokens may take of that: it may have many of them.
     shares_of_regulars: DefaultKeyedRateLimiter<Payer>,
+    /// Questions of leases: of all, and of one user's.
+    leases_pace: Pace<()>,
+    leases_pace_per_user: Pace<Payer>,
 }
+
+/// What it is asked for, and how old the answer may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Asks<'a> {
+    /// A request from that address, which pays; `None`: one of our own.
+    Request { source: Option<IpAddr> },
+    /// A lease of that user: an answer to a question from before that moment will not do.
+    Lease { since: Instant, payer: &'a Payer },
+}
+
+type Answers = moka::future::Cache<CredentialId, Answer>;
 
 /// Somebody's token, or nobody's.
 #[derive(Debug, Clone)]
@@ -54,39 +73,39 @@ const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
 const SOURCES_MAX: usize = 100_000;
 
 impl Tokens {
-    pub(super) fn new(client: Client, config: &Config) -> Self {
-        let answers = moka::future::Cache::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build();
+    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &Config) -> Self {
+        let answers = || Answers::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build();
         let per_source = quota(config.reviews_per_source, config.reviews_burst_per_source);
         let in_all = quota(config.reviews, config.reviews);
         let share = config.reviews.div_ceil(2);
         let share = quota(share, share);
         let regulars = moka::sync::Cache::builder().max_capacity(ANSWERS_MAX).time_to_idle(REGULAR_IDLE_MAX).build();
         Self {
-            client,
-            audiences: config.audiences.clone(),
-            answers,
+            reviews,
+            audiences: config.audiences.clone().into(),
+            of_requests: answers(),
+            of_leases: answers(),
             regulars,
             questions: Questions::new(Topic::Token),
             sources: RateLimiter::keyed(per_source),
             budget: RateLimiter::direct(in_all),
             budget_of_regulars: RateLimiter::direct(in_all),
             shares_of_regulars: RateLimiter::keyed(share),
+            leases_pace: Pace::new(config.lease_reviews, config.lease_reviews / 4),
+            leases_pace_per_user: Pace::new(config.lease_reviews / 2, config.lease_reviews / 8),
         }
     }
 
-    /// Whose token this is. `since`: an answer to an older question will not do. `source`: who pays for a question out
-    /// of its budget; `None` for questions of our own.
-    pub(super) async fn bearer(
-        &self,
-        id: CredentialId,
-        token: &Token,
-        since: Option<Instant>,
-        source: Option<IpAddr>,
-    ) -> Result<Bearer, Refused> {
+    /// Whose token this is.
+    pub(super) async fn bearer(&self, id: CredentialId, token: &Token, asks: Asks<'_>) -> Result<Bearer, Refused> {
         if token.reveal().len() > TOKEN_BYTES_MAX {
             return Err(Refused::Unauthenticated);
         }
-        let answer = remembered(&self.answers, &id, since, || self.ask(id, token, source)).await?;
+        let ask = || self.ask(id, token, asks);
+        let answer = match asks {
+            Asks::Request { .. } => remembered(&self.of_requests, &id, None, ask).await?,
+            Asks::Lease { since, .. } => remembered(&self.of_leases, &id, Some(since), ask).await?,
+        };
         let user = answer.user.ok_or(Refused::Unauthenticated)?;
         // Upstream grants a token some time beyond its own word; here it ends with that.
         if answer.until.is_some_and(|until| until <= now()) {
@@ -95,12 +114,18 @@ impl Tokens {
         Ok(Bearer { user, until: answer.until })
     }
 
-    async fn ask(&self, id: CredentialId, token: &Token, source: Option<IpAddr>) -> Result<Answer, Refused> {
-        if let Some(source) = source {
-            self.spend(id, source)?;
-        }
-        let reviewing = self.client.review_token(token.reveal(), &self.audiences);
-        let (asked, verdict) = self.questions.put(Box::pin(reviewing)).await?;
+    async fn ask(&self, id: CredentialId, token: &Token, asks: Asks<'_>) -> Result<Answer, Refused> {
+        let (asker, payer) = match asks {
+            Asks::Request { source } => (self.spend(id, source)?, None),
+            Asks::Lease { payer, .. } => {
+                let (late, by) = (|| self.questions.late(), Instant::now() + ANSWER_MAX);
+                sleep_until(self.leases_pace_per_user.turn(payer, by).ok_or_else(late)?).await;
+                sleep_until(self.leases_pace.turn(&(), by).ok_or_else(late)?).await;
+                (Asker::Lease, Some(payer))
+            }
+        };
+        let reviewing = self.reviews.token(token, &self.audiences);
+        let (asked, verdict) = self.questions.put(asker, payer, reviewing).await?;
         let meant = self.audiences.is_empty() || verdict.audiences.iter().any(|of| self.audiences.contains(of));
         let user = verdict.user.filter(|_| meant);
         match &user {
@@ -110,11 +135,16 @@ impl Tokens {
         self.questions.came_to(if user.is_some() { "authenticated" } else { "unauthenticated" });
         let until = token.expires().filter(|_| user.is_some());
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
-        Ok(Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until })
+        let answer = Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
+        // What a lease has found out, requests need not find out later.
+        if asker == Asker::Lease && self.of_requests.contains_key(&id) {
+            self.of_requests.insert(id, answer.clone()).await;
+        }
+        Ok(answer)
     }
 
     /// Unknown tokens cost upstream a question each: so many a second, from one source and from all.
-    fn spend(&self, id: CredentialId, source: IpAddr) -> Result<(), Refused> {
+    fn spend(&self, id: CredentialId, source: Option<IpAddr>) -> Result<Asker, Refused> {
         if self.sources.len() > SOURCES_MAX {
             self.sources.retain_recent();
         }
@@ -123,11 +153,13 @@ impl Tokens {
         }
         // What one user's tokens cost beyond its share is paid for as those are that nobody knows.
         let payer = self.regulars.get(&id).filter(|payer| self.shares_of_regulars.check_key(payer).is_ok());
-        let allowed = match payer {
-            Some(_) => self.budget_of_regulars.check().is_ok(),
-            None => self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok(),
+        let (asker, pays) = if payer.is_some() {
+            (Asker::Known, self.budget_of_regulars.check().is_ok())
+        } else {
+            let pays = |source| self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok();
+            (Asker::Guess, source.is_none_or(pays))
         };
-        if allowed { Ok(()) } else { Err(self.questions.over_budget()) }
+        if pays { Ok(asker) } else { Err(self.questions.over_budget()) }
     }
 }
 

@@ -32,9 +32,14 @@ impl View {
         &self.selector
     }
 
+    /// The one name that what is seen has, if there is one.
+    pub fn name(&self) -> Option<&str> {
+        self.selector.fields.required_name()
+    }
+
     /// The one object that can be seen, when the view names it.
     pub fn single(&self, namespaced: bool) -> Option<ObjectKey> {
-        let name = self.selector.fields.required_name()?;
+        let name = self.name()?;
         match (&self.namespace, namespaced) {
             (Some(namespace), true) => Some(ObjectKey::new(namespace, name)),
             (None, false) => Some(ObjectKey::new("", name)),

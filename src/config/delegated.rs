@@ -41,9 +41,13 @@ impl Delegated {
         delegated.put_duration("outageGrace", &mut auth.outage_grace);
         delegated.put_bounded("accessesPerSecondPerUser", &mut auth.accesses_per_user, 1, REVIEWS_MAX);
         delegated.put_bounded("accessesBurstPerUser", &mut auth.accesses_burst_per_user, 1, REVIEWS_MAX);
+        delegated.put_bounded("accessesPerSecond", &mut auth.accesses, 1, REVIEWS_MAX);
         delegated.put_bounded("reviewsPerSecond", &mut auth.reviews, 1, REVIEWS_MAX);
         delegated.put_bounded("reviewsPerSecondPerSource", &mut auth.reviews_per_source, 1, REVIEWS_MAX);
         delegated.put_bounded("reviewsBurstPerSource", &mut auth.reviews_burst_per_source, 1, REVIEWS_MAX);
+        delegated.put_bounded("leaseReviewsPerSecond", &mut auth.lease_reviews, 1, REVIEWS_MAX);
+        delegated.put_bounded("namespacesPerSecond", &mut auth.namespaces, 1, REVIEWS_MAX);
+        delegated.put_bounded("namespacesPerSecondPerUser", &mut auth.namespaces_per_user, 1, REVIEWS_MAX);
     }
 
     /// Files that are none, and authorities whose word would count twice (reliability.md §3.2).

@@ -50,6 +50,9 @@ impl Door {
         resource: &Resource,
         read: GetRead,
     ) -> Response<ReplyBody> {
+        if !permit.names(Some(read.key.name())) {
+            return self.pass(visit, Reason::Ungranted).await;
+        }
         let namespace = Some(read.key.namespace()).filter(|namespace| !namespace.is_empty());
         let Some(source) = self.running_source(permit, resource, namespace, read.representation) else {
             return self.pass(visit, Reason::NotCached).await;
@@ -84,6 +87,9 @@ impl Door {
         resource: &Resource,
         read: ListRead,
     ) -> Response<ReplyBody> {
+        if !permit.names(read.view.name()) {
+            return self.pass(visit, Reason::Ungranted).await;
+        }
         let source = match self.source(resource, &visit.need(permit, resource, read.representation, None)).await {
             Ok(source) => source,
             Err(why) => return self.unready(visit, why).await,
@@ -135,6 +141,9 @@ impl Door {
         resource: &Resource,
         mut read: WatchRead,
     ) -> Response<ReplyBody> {
+        if !permit.names(read.view.name()) {
+            return self.pass(visit, Reason::Ungranted).await;
+        }
         let row = match self.first_row(&visit, resource, &mut read).await {
             Ok(row) => row,
             Err(reason) => return self.pass(visit, reason).await,

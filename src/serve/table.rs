@@ -1,7 +1,5 @@
 //! The state that a Table watch of one object begins with: printed by upstream when it is asked for, as cells must be.
 
-use std::sync::Arc;
-
 use super::door::{Door, Visit};
 use super::feed::spec;
 use super::route::{Reason, WatchRead};
@@ -36,7 +34,8 @@ impl Door {
                 tracing::debug!(%error, "the state of a Table watch could not be listed");
                 Reason::Table
             })?;
-        if !continue_token.is_empty() || items.len() > 1 {
+        // Upstream was asked with our own rights: what it says is held against what the caller has a right to.
+        if !continue_token.is_empty() || items.len() > 1 || !items.iter().all(|row| read.view.matches(row)) {
             return Err(Reason::Table);
         }
         read.start = WatchStart::After(resource_version);
@@ -50,7 +49,7 @@ impl Door {
             return Err(Error::Form(format!("asked for a Table, got {form:?}")));
         }
         let shape = spec(resource, Scope::Cluster, Form::Table).shape;
-        Ok(ObjectReader::new(Form::Table, shape, Arc::default()).list(&body)?)
+        Ok(ObjectReader::new(Form::Table, shape, resource.fields.clone()).list(&body)?)
     }
 }
 

@@ -24,6 +24,7 @@ mod informers;
 mod kubectl;
 mod kubelet;
 mod lists;
+mod neighbouring_names;
 mod neighbours;
 mod node_scope;
 mod proxy_restart;

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::super::Refused;
-use super::super::accesses::Accesses;
+use super::super::accesses::{Accesses, Asks};
 use super::Impersonation;
 use super::modes::{Mode, Step, modes};
 use crate::kube::{Access, Status, Target, User};
@@ -75,6 +75,6 @@ async fn is_open(accesses: &Accesses, requestor: &Arc<User>, mode: &Mode) -> Res
 }
 
 async fn ask(accesses: &Accesses, subject: &Arc<User>, access: &Access) -> Result<(), Impeded> {
-    let decided = accesses.decide(subject, &Arc::new(access.clone()), None).await;
+    let decided = accesses.decide(subject, &Arc::new(access.clone()), Asks::Request).await;
     decided.map(drop).map_err(|refused| Impeded { access: access.clone(), refused })
 }

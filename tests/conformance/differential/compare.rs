@@ -58,6 +58,8 @@ pub struct Compared {
     pub told: Seen,
     pub cached: bool,
     pub watch: bool,
+    /// What the proxy has sent, as it came; of a WebSocket what was understood of it.
+    pub bytes: Vec<u8>,
 }
 
 /// The two servers that should not be told apart.
@@ -121,6 +123,11 @@ impl Came {
         !self.answer.status.is_success() && !self.answer.headers.keys().any(classified)
     }
 
+    fn bytes(&self) -> Vec<u8> {
+        let messages = self.messages.iter().flatten().map(String::as_bytes);
+        messages.fold(self.answer.body.to_vec(), |all, message| [&all, message].concat())
+    }
+
     fn is_watch(&self) -> bool {
         self.messages.is_some() || self.answer.status == 200 && normal::is_watch(&self.answer)
     }
@@ -158,7 +165,8 @@ impl Servers {
         let same =
             matches!((&direct, &through), (Ok(direct), Ok(through)) if direct.answer.body == through.answer.body);
         let [expected, told] = [&direct, &through].map(|came| Seen::of(probe, came.as_ref(), own, same));
-        Compared { expected, told, cached, watch }
+        let bytes = through.as_ref().map_or_else(|_| Vec::new(), Came::bytes);
+        Compared { expected, told, cached, watch, bytes }
     }
 }
 

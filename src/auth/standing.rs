@@ -1,0 +1,95 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::kube::Payer;
+
+/// How many namespaces open readable watches stand on, in all and of each user. Each is asked about again whenever a
+/// right may have changed, so there are no more than can be asked about in time.
+#[derive(Debug)]
+pub(super) struct Standings {
+    all_max: usize,
+    each_max: usize,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    all: usize,
+    of: HashMap<Payer, usize>,
+}
+
+/// What one watch stands on; given back on drop.
+#[derive(Debug)]
+pub(super) struct Ground {
+    of: Arc<Standings>,
+    payer: Payer,
+    count: Mutex<usize>,
+}
+
+impl Standings {
+    pub(super) fn new(all_max: usize, each_max: usize) -> Self {
+        Self { all_max, each_max, held: Mutex::default() }
+    }
+
+    /// No namespace yet, of this user's.
+    pub(super) fn ground(self: &Arc<Self>, payer: Payer) -> Ground {
+        Ground { of: self.clone(), payer, count: Mutex::new(0) }
+    }
+}
+
+impl Ground {
+    /// Makes it so many namespaces in all. False, and nothing changes, if that are too many.
+    pub(super) fn reach(&self, count: usize) -> bool {
+        let mut own = self.count.lock();
+        let more = count.saturating_sub(*own);
+        if more == 0 {
+            return true;
+        }
+        let mut held = self.of.held.lock();
+        let each = held.of.get(&self.payer).copied().unwrap_or_default();
+        if held.all + more > self.of.all_max || each + more > self.of.each_max {
+            return false;
+        }
+        held.all += more;
+        held.of.insert(self.payer.clone(), each + more);
+        *own = count;
+        true
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let count = *self.count.get_mut();
+        let mut held = self.of.held.lock();
+        held.all -= count;
+        if let Some(each) = held.of.get_mut(&self.payer) {
+            *each -= count;
+            if *each == 0 {
+                held.of.remove(&self.payer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::User;
+
+    #[test]
+    fn nobody_stands_on_more_namespaces_than_can_be_asked_about() {
+        let standings = Arc::new(Standings::new(10, 6));
+        let of = |name: &str| standings.ground(Payer::of(&User { name: name.to_owned(), ..User::default() }));
+        let (first, second, bob) = (of("ada"), of("ada"), of("bob"));
+        assert!(first.reach(4) && first.reach(4), "what is there is counted once");
+        assert!(!second.reach(3) && second.reach(2), "two watches of one user");
+        assert!(!bob.reach(5) && bob.reach(4), "all together");
+        assert!(!first.reach(5));
+        drop(second);
+        assert!(first.reach(6) && bob.reach(4) && !bob.reach(5));
+        drop((first, bob));
+        assert_eq!((standings.held.lock().all, standings.held.lock().of.len()), (0, 0));
+    }
+}

@@ -1,0 +1,135 @@
+//! Somebody who answers questions about callers as a test orders it, on the test's own clock.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use super::credential::Token;
+use super::reviews::{Answer, Reviews};
+use super::{Caller, Config, Delegated, Gate, Refused, Sender};
+use crate::base::Tasks;
+use crate::kube::{Access, Query, RequestInfo, Target, User};
+use crate::upstream::{AccessVerdict, Client, Error, Source, TokenVerdict};
+
+/// Tokens are their holders' names. Everybody may everything, but for what is denied.
+#[derive(Default)]
+pub(super) struct Stub {
+    rules: Mutex<Rules>,
+}
+
+#[derive(Default)]
+struct Rules {
+    unknown: HashSet<String>,
+    /// User and namespace, of which `*` is each.
+    denied: HashSet<(String, String)>,
+    slow: HashMap<String, Duration>,
+    silent: bool,
+    asked: Vec<Asked>,
+}
+
+/// A question that was put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) at: Instant,
+    pub(super) user: String,
+    /// `None`: whose the token is.
+    pub(super) namespace: Option<String>,
+}
+
+impl Stub {
+    /// From now on the token is nobody's.
+    pub(super) fn take(&self, token: &str) {
+        self.rules.lock().unknown.insert(token.to_owned());
+    }
+
+    pub(super) fn deny(&self, user: &str, namespace: &str) {
+        self.rules.lock().denied.insert((user.to_owned(), namespace.to_owned()));
+    }
+
+    pub(super) fn allow(&self, user: &str, namespace: &str) {
+        self.rules.lock().denied.remove(&(user.to_owned(), namespace.to_owned()));
+    }
+
+    /// Questions about this user take so long, and so do those about tokens that begin like that.
+    pub(super) fn slow(&self, user: &str, answer: Duration) {
+        self.rules.lock().slow.insert(user.to_owned(), answer);
+    }
+
+    /// Nobody answers; or somebody does again.
+    pub(super) fn silent(&self, silent: bool) {
+        self.rules.lock().silent = silent;
+    }
+
+    /// What has been asked, and no more so that it is forgotten.
+    pub(super) fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.rules.lock().asked)
+    }
+
+    fn ask(&self, user: &str, namespace: Option<&str>) -> (Duration, bool) {
+        let mut rules = self.rules.lock();
+        let asked = Asked { at: Instant::now(), user: user.to_owned(), namespace: namespace.map(str::to_owned) };
+        rules.asked.push(asked);
+        let group = user.split('-').next().unwrap_or_default();
+        (rules.slow.get(group).copied().unwrap_or(Duration::from_millis(2)), rules.silent)
+    }
+}
+
+impl Reviews for Arc<Stub> {
+    fn token(&self, token: &Token, _: &Arc<[String]>) -> Answer<TokenVerdict> {
+        let (stub, name) = (self.clone(), token.reveal().to_owned());
+        Box::pin(async move {
+            let (slow, silent) = stub.ask(&name, None);
+            sleep(slow).await;
+            if silent {
+                return Err(Error::Form("silence".to_owned()));
+            }
+            let is_known = !name.starts_with("guess") && !stub.rules.lock().unknown.contains(&name);
+            let user = is_known.then(|| User { name, ..User::default() });
+            Ok(TokenVerdict { user, audiences: Vec::new() })
+        })
+    }
+
+    fn access(&self, user: &Arc<User>, access: &Arc<Access>) -> Answer<AccessVerdict> {
+        let (stub, user, access) = (self.clone(), user.name.clone(), access.clone());
+        Box::pin(async move {
+            let Target::Resource(target) = &access.target else { panic!("{access:?}") };
+            let (slow, silent) = stub.ask(&user, Some(&target.namespace));
+            sleep(slow).await;
+            if silent {
+                return Err(Error::Form("silence".to_owned()));
+            }
+            let denied = |namespace: &str| stub.rules.lock().denied.contains(&(user.clone(), namespace.to_owned()));
+            let allowed = !denied(&target.namespace) && !denied("*");
+            Ok(AccessVerdict { allowed, reason: String::new() })
+        })
+    }
+}
+
+/// A gate whose questions the stub answers.
+pub(super) fn gate(config: Config) -> (Gate, Arc<Stub>, Tasks) {
+    let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
+    let nowhere = Source::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
+    let client = Client::connect(&nowhere).expect("nothing is sent");
+    let parts = Delegated { client, client_authorities: None, front_proxy: None, tasks: tasks.clone() };
+    (Gate::asking(Arc::new(stub.clone()), config, parts), stub, tasks)
+}
+
+impl Gate {
+    /// Who has a token.
+    pub(super) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, Refused> {
+        let mut headers = HeaderMap::new();
+        headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
+        self.authenticate(Sender { certificates: None, address: Some(IpAddr::from(from)) }, &headers).await
+    }
+}
+
+/// What a GET of a path and query is.
+pub(super) fn info(uri: &str) -> RequestInfo {
+    let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+    RequestInfo::parse("GET", path, &Query::parse(query)).expect("a path")
+}

@@ -1,0 +1,85 @@
+//! Leases, and who may delay what they ask, on a clock that stands still while anything is to be done.
+
+mod crowds;
+mod leases;
+mod namespaces;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::stub::{Stub, gate, info};
+use super::{Affected, Config, Gate, Grant, Reach, Readable, Refused, Subjects};
+use crate::base::Tasks;
+
+/// A gate, with those who ask through it.
+struct Scene {
+    gate: Gate,
+    stub: Arc<Stub>,
+    _tasks: Tasks,
+}
+
+fn scene() -> Scene {
+    scene_with(Config::default())
+}
+
+fn scene_with(config: Config) -> Scene {
+    let (gate, stub, tasks) = gate(config);
+    Scene { gate, stub, _tasks: tasks }
+}
+
+impl Scene {
+    /// Opens a watch of somebody's.
+    async fn watch(&self, token: &str, uri: &str) -> Grant {
+        let caller = self.gate.known(token, [127, 0, 0, 1]).await.expect("somebody");
+        self.gate.grant(&caller, &info(uri)).await.expect("it is allowed")
+    }
+
+    /// Opens a watch of what somebody may read of these namespaces.
+    async fn readable(&self, token: &str, namespaces: &[String]) -> Result<Readable, Refused> {
+        self.readable_of(token, "/api/v1/pods?watch=1", namespaces).await
+    }
+
+    async fn readable_of(&self, token: &str, uri: &str, namespaces: &[String]) -> Result<Readable, Refused> {
+        self.stub.deny(token, "");
+        let caller = self.gate.known(token, [127, 0, 0, 1]).await.expect("somebody");
+        let permit = self.gate.readable(&caller, &info(uri)).await?;
+        let part = permit.part().expect("it is not for all").clone();
+        part.find_out(namespaces.iter().map(String::as_str)).await?;
+        Ok(part)
+    }
+}
+
+fn named(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("t{number}")).collect()
+}
+
+/// A change of rights of one user, in one namespace or everywhere.
+fn change(user: &str, namespace: &str) -> Affected {
+    let mut subjects = Subjects::default();
+    subjects.add_user(user.to_owned(), &Reach::of(namespace));
+    Affected::of(subjects)
+}
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+/// How long it takes from now on until this is over.
+async fn until(over: &CancellationToken) -> Duration {
+    let began = Instant::now();
+    over.cancelled().await;
+    began.elapsed()
+}
+
+impl Grant {
+    fn over(&self) -> CancellationToken {
+        self.lease().expect("it is that of a watch").over()
+    }
+
+    fn code(&self) -> Option<i32> {
+        self.lease().and_then(|lease| lease.revoked()).map(|status| status.code)
+    }
+}

@@ -1,0 +1,116 @@
+//! Whatever else is asked, and however slowly it is answered: a right that is gone is gone in time.
+
+use tokio::time::sleep;
+
+use super::*;
+
+const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
+/// A crowd's questions take so long that its places are full for as long as a test lasts.
+const SLOW: Duration = Duration::from_secs(9);
+/// From a change of policy to the end of what stood on it, with nothing in the way.
+const AT_ONCE: Duration = Duration::from_millis(50);
+
+/// Ada loses her right, and it is heard of.
+async fn lost(scene: &Scene, watch: &Grant) -> Duration {
+    // Whatever the crowd asks has been put by now, or waits.
+    sleep(Duration::from_millis(100)).await;
+    scene.stub.deny("ada", "*");
+    scene.gate.policy_changed(&change("ada", ""));
+    let took = until(&watch.over()).await;
+    assert_eq!(watch.code(), Some(403));
+    took
+}
+
+#[tokio::test(start_paused = true)]
+async fn guesses_do_not_delay_a_revocation() {
+    let scene = scene();
+    let watch = scene.watch("ada", PODS).await;
+    scene.stub.slow("guess", SLOW);
+    for number in 0..400_u16 {
+        let gate = scene.gate.clone();
+        let [high, low] = number.to_be_bytes();
+        tokio::spawn(async move { gate.known(&format!("guess-{number}"), [10, 0, high, low]).await.is_ok() });
+    }
+    assert!(lost(&scene, &watch).await <= AT_ONCE);
+}
+
+/// Nor do they delay a lease's question about its token, whoever asks about the same token meanwhile.
+#[tokio::test(start_paused = true)]
+async fn guesses_do_not_delay_the_end_of_a_token() {
+    let scene = scene_with(Config { token_ttl: Duration::from_millis(1), ..Config::default() });
+    let watch = scene.watch("ada", PODS).await;
+    scene.stub.slow("guess", SLOW);
+    scene.stub.take("ada");
+    let crowd = async {
+        for number in 0_u32.. {
+            let (gate, [_, high, mid, low]) = (scene.gate.clone(), number.to_be_bytes());
+            tokio::spawn(async move { gate.known(&format!("guess-{number}"), [10, high, mid, low]).await.is_ok() });
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let over = watch.over();
+    let took = tokio::select! {
+        () = crowd => unreachable!("it goes on"),
+        took = until(&over) => took,
+    };
+    assert!(took <= seconds(61), "{took:?}");
+    assert_eq!(watch.code(), Some(401));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crowd_of_requests_does_not_delay_a_revocation() {
+    let scene = scene();
+    let watch = scene.watch("ada", PODS).await;
+    // Of hers too, and about the same: a lease does not wait with them.
+    scene.stub.slow("ada", SLOW);
+    let ada = scene.gate.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let bob = scene.gate.known("bob", [127, 0, 0, 1]).await.expect("somebody");
+    scene.stub.slow("bob", SLOW);
+    scene.gate.policy_changed(&change("ada", "t1"));
+    sleep(Duration::from_millis(10)).await;
+    for number in 0..400 {
+        let (gate, caller) = (scene.gate.clone(), if number % 2 == 0 { ada.clone() } else { bob.clone() });
+        let uri = if number == 0 { PODS.to_owned() } else { format!("/api/v1/namespaces/t{number}/pods") };
+        tokio::spawn(async move { gate.grant(&caller, &info(&uri)).await.is_ok() });
+    }
+    sleep(Duration::from_millis(10)).await;
+    scene.stub.slow("ada", Duration::from_millis(2));
+    sleep(seconds(12)).await;
+    assert!(lost(&scene, &watch).await <= AT_ONCE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespaces_of_readable_watches_do_not_delay_a_revocation() {
+    let scene = scene();
+    let watch = scene.watch("ada", PODS).await;
+    let mut readable = Vec::new();
+    for reader in ["bob-1", "bob-2", "bob-3"] {
+        readable.push(scene.readable(reader, &named(1_000)).await.expect("it is let in"));
+    }
+    // Ada herself too, in the namespace that her other watch is in.
+    readable.push(scene.readable("ada", &named(1_000)).await.expect("it is let in"));
+    scene.stub.slow("bob", SLOW);
+    sleep(Duration::from_millis(100)).await;
+    scene.stub.deny("ada", "*");
+    scene.gate.policy_changed(&Affected::Everyone);
+    let took = until(&watch.over()).await;
+    assert!(took <= AT_ONCE, "{took:?}");
+    assert_eq!(watch.code(), Some(403));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_users_leases_do_not_delay_anothers() {
+    let scene = scene_with(Config { accesses_burst_per_user: 10_000, ..Config::default() });
+    let watch = scene.watch("ada", PODS).await;
+    let mut others = Vec::new();
+    for number in 0..3_000 {
+        others.push(scene.watch("bob", &format!("{PODS}&labelSelector=a%3D{number}")).await);
+    }
+    scene.stub.slow("bob", SLOW);
+    sleep(Duration::from_millis(100)).await;
+    scene.stub.deny("ada", "*");
+    scene.gate.policy_changed(&Affected::Everyone);
+    let took = until(&watch.over()).await;
+    // Where many are touched, they are asked about spread over a moment.
+    assert!(took <= AT_ONCE + Duration::from_millis(600), "{took:?}");
+}

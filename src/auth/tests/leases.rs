@@ -1,0 +1,127 @@
+//! How long a lease lasts, and what it costs.
+
+use tokio::time::sleep;
+
+use super::*;
+
+fn pods(namespace: usize) -> String {
+    format!("/api/v1/namespaces/t{namespace}/pods?watch=1")
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_hears_of_ends_a_lease_within_the_bound() {
+    for (loss, code) in [("right", 403), ("token", 401)] {
+        let scene = scene();
+        let watch = scene.watch("ada", &pods(1)).await;
+        sleep(seconds(100)).await;
+        match loss {
+            "right" => scene.stub.deny("ada", "t1"),
+            _ => scene.stub.take("ada"),
+        }
+        let took = until(&watch.over()).await;
+        assert!(took <= seconds(75), "{loss}: {took:?}");
+        assert_eq!(watch.code(), Some(code), "{loss}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_upstream_sees_late_is_asked_about_again() {
+    for late in [500, 1_900] {
+        let scene = scene();
+        let watch = scene.watch("ada", &pods(1)).await;
+        scene.gate.policy_changed(&change("ada", "t1"));
+        sleep(Duration::from_millis(late)).await;
+        scene.stub.deny("ada", "t1");
+        let took = until(&watch.over()).await + Duration::from_millis(late);
+        assert!(took < seconds(5), "{late} ms late: {took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_touches_somebody_else_or_elsewhere_costs_nothing() {
+    let scene = scene();
+    let _watch = scene.watch("ada", &pods(1)).await;
+    let _everything = scene.watch("ada", "/api/v1/pods?watch=1").await;
+    scene.stub.asked();
+    for affected in [change("bob", ""), change("ada", "t10"), change("ada", "t")] {
+        scene.gate.policy_changed(&affected);
+    }
+    sleep(seconds(5)).await;
+    assert_eq!(scene.stub.asked(), []);
+    scene.gate.policy_changed(&change("ada", "t1"));
+    sleep(seconds(5)).await;
+    let asked = scene.stub.asked();
+    assert_eq!(asked.len(), 3, "once a round: {asked:?}");
+    assert!(asked.iter().all(|asked| asked.namespace.as_deref() == Some("t1")), "policy says nothing of tokens");
+}
+
+/// The counterpart of `changes::a_thousand_changes_are_asked_about_once`: what upstream sees of it.
+#[tokio::test(start_paused = true)]
+async fn a_release_of_a_thousand_bindings_costs_each_lease_a_few_questions() {
+    let scene = scene();
+    let mut watches = Vec::new();
+    for namespace in 0..100 {
+        watches.push(scene.watch("ada", &pods(namespace)).await);
+    }
+    scene.stub.asked();
+    for number in 0..1_000 {
+        scene.gate.policy_changed(&change("ada", &format!("t{}", number % 100)));
+        sleep(Duration::from_millis(1)).await;
+    }
+    sleep(seconds(5)).await;
+    let asked = scene.stub.asked().len();
+    assert!((300..=700).contains(&asked), "{asked} questions");
+}
+
+/// A change that touches everybody, in front of very many: upstream is asked no faster than is stated.
+#[tokio::test(start_paused = true)]
+async fn leases_ask_upstream_no_faster_than_is_stated() {
+    let scene = scene_with(Config { lease_reviews: 100, accesses_burst_per_user: 10_000, ..Config::default() });
+    let mut watches = Vec::new();
+    for number in 0..1_000 {
+        watches.push(scene.watch(&format!("u-{}", number % 50), &pods(number)).await);
+    }
+    scene.stub.asked();
+    scene.gate.policy_changed(&Affected::Everyone);
+    sleep(seconds(30)).await;
+    let asked = scene.stub.asked();
+    let accesses: Vec<_> = asked.iter().filter(|asked| asked.namespace.is_some()).map(|asked| asked.at).collect();
+    for window in accesses.windows(126 + 2) {
+        assert!(window[127] - window[0] > Duration::from_millis(990), "more than 125 in a second");
+    }
+    let places: std::collections::HashSet<_> = asked.iter().filter_map(|asked| asked.namespace.clone()).collect();
+    assert_eq!(places.len(), 1_000, "and everything is asked about");
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_of_one_token_share_what_is_asked_about_it() {
+    let scene = scene();
+    let mut watches = Vec::new();
+    for namespace in 0..200 {
+        watches.push(scene.watch("ada", &pods(namespace)).await);
+    }
+    scene.stub.asked();
+    sleep(seconds(600)).await;
+    let asked = scene.stub.asked();
+    let tokens = asked.iter().filter(|asked| asked.namespace.is_none()).count();
+    assert!(tokens <= 121, "{tokens} questions about one token in ten minutes");
+    assert!((2_000..=2_700).contains(&(asked.len() - tokens)), "each right about once a minute: {}", asked.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_a_lease_lasts_for_the_grace_and_no_longer() {
+    let scene = scene();
+    let watch = scene.watch("ada", &pods(1)).await;
+    scene.stub.silent(true);
+    let took = until(&watch.over()).await;
+    assert!(took >= seconds(295) && took <= seconds(365), "{took:?}");
+    assert_eq!(watch.code(), Some(503));
+
+    let scene = self::scene();
+    let watch = scene.watch("ada", &pods(1)).await;
+    scene.stub.silent(true);
+    sleep(seconds(200)).await;
+    scene.stub.silent(false);
+    sleep(seconds(1_000)).await;
+    assert_eq!(watch.code(), None, "it is over in time");
+}

@@ -1,0 +1,153 @@
+//! Namespaces of readable watches: what is asked about again, when, and how much of it there may be.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::time::sleep;
+
+use super::*;
+use crate::auth::Verdict;
+use crate::auth::stub::Asked;
+
+fn places(asked: &[Asked]) -> BTreeSet<&str> {
+    asked.iter().filter_map(|asked| asked.namespace.as_deref()).collect()
+}
+
+/// How much was asked in the busiest second.
+fn most_in_a_second(asked: &[Asked]) -> usize {
+    let times: Vec<_> = asked.iter().map(|asked| asked.at).collect();
+    let within = |at: usize| times[at..].iter().take_while(|time| **time < times[at] + seconds(1)).count();
+    (0..times.len()).map(within).max().unwrap_or_default()
+}
+
+fn lease(readable: &Readable) -> CancellationToken {
+    readable.standing().over().expect("it is that of a watch")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_in_one_namespace_asks_about_that_namespace() {
+    let scene = scene();
+    let readable = scene.readable("ada", &named(500)).await.expect("it is let in");
+    sleep(seconds(1)).await;
+    scene.stub.asked();
+    scene.stub.deny("ada", "t7");
+    scene.gate.policy_changed(&change("ada", "t7"));
+    scene.gate.policy_changed(&change("ada", "t70000"));
+    sleep(Duration::from_millis(50)).await;
+    assert_eq!(readable.verdict("t7"), Some(Verdict::Denied), "at once");
+    let asked = scene.stub.asked();
+    assert!(places(&asked).contains("t7") && asked.len() < 20, "{asked:?}");
+    scene.stub.allow("ada", "t7");
+    scene.gate.policy_changed(&change("ada", "t7"));
+    sleep(seconds(5)).await;
+    assert_eq!(readable.verdict("t7"), Some(Verdict::Allowed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_change_each_namespace_is_asked_about_once_a_minute_and_not_together() {
+    let scene = scene();
+    let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
+    scene.stub.asked();
+    sleep(seconds(300)).await;
+    let asked = scene.stub.asked();
+    let mut last = BTreeMap::new();
+    for Asked { at, namespace, .. } in asked.iter().filter(|asked| asked.namespace.is_some()) {
+        if let Some(before) = last.insert(namespace.clone(), *at) {
+            assert!(*at - before <= seconds(61), "{namespace:?}");
+        }
+    }
+    assert_eq!(last.len(), 1_000);
+    assert!(last.values().all(|at| at.elapsed() <= seconds(61)));
+    assert!(most_in_a_second(&asked) < 80, "{} in a second", most_in_a_second(&asked));
+    assert!(asked.len() < 7_500, "{} questions in five minutes", asked.len());
+    // A right that goes unheard of.
+    scene.stub.deny("ada", "t5");
+    sleep(seconds(75)).await;
+    assert_eq!(readable.verdict("t5"), Some(Verdict::Denied));
+}
+
+/// A change that touches all of one's namespaces, as many as there may be.
+#[tokio::test(start_paused = true)]
+async fn a_change_everywhere_is_asserted_in_time_and_within_the_budget() {
+    let scene = scene();
+    let namespaces = named(2_000);
+    let readable = scene.readable("ada", &namespaces).await.expect("it is let in");
+    sleep(seconds(1)).await;
+    scene.stub.asked();
+    namespaces.iter().for_each(|namespace| scene.stub.deny("ada", namespace));
+    scene.gate.policy_changed(&change("ada", ""));
+    sleep(seconds(5)).await;
+    let shown = namespaces.iter().filter(|namespace| readable.verdict(namespace) != Some(Verdict::Denied)).count();
+    assert_eq!(shown, 0);
+    sleep(seconds(10)).await;
+    let asked = scene.stub.asked();
+    assert!(most_in_a_second(&asked) <= 500 + 125, "{} in a second", most_in_a_second(&asked));
+    assert!(!lease(&readable).is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_users_watches_stand_on_no_more_namespaces_than_can_be_asked_about() {
+    let scene = scene_with(Config { namespaces: 100, namespaces_per_user: 25, ..Config::default() });
+    let first = scene.readable("ada", &named(60)).await.expect("it is let in");
+    let uri = "/api/v1/configmaps?watch=1";
+    let second = scene.readable_of("ada", uri, &named(41)).await.map(drop);
+    assert!(matches!(second, Err(Refused::TooMany { .. })), "{second:?}");
+    let second = scene.readable_of("ada", uri, &named(40)).await.expect("as many as that");
+    // One that comes up in an open watch is one too many for it, and for it alone.
+    first.ask("another");
+    assert!(lease(&first).is_cancelled() && !lease(&second).is_cancelled());
+    assert_eq!(first.standing().revoked().map(|status| status.code), Some(429));
+    scene.readable("bob", &named(100)).await.expect("others have their own");
+    drop((first, second));
+    sleep(seconds(1)).await;
+    scene.readable("ada", &named(100)).await.expect("there is room again");
+}
+
+/// Upstream answers, but too slowly for all that is to be asked: nothing is shown on an old answer.
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_asserted_in_time_is_not_shown_any_more() {
+    let scene = scene();
+    let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
+    scene.stub.slow("ada", seconds(2));
+    scene.gate.policy_changed(&change("ada", ""));
+    let took = until(&lease(&readable)).await;
+    assert!(took <= seconds(20), "{took:?}");
+    assert_eq!(readable.standing().revoked().map(|status| status.code), Some(429));
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_namespaces_are_shown_for_the_grace_and_no_longer() {
+    let scene = scene();
+    let readable = scene.readable("ada", &named(300)).await.expect("it is let in");
+    scene.stub.silent(true);
+    sleep(seconds(200)).await;
+    assert_eq!(readable.verdict("t1"), Some(Verdict::Allowed));
+    let asked = scene.stub.asked().len();
+    assert!(asked < 5_000, "{asked} questions to somebody who does not answer");
+    let took = until(&lease(&readable)).await;
+    assert!(took <= seconds(165), "{took:?}");
+    assert_eq!(readable.standing().revoked().map(|status| status.code), Some(503));
+}
+
+/// A change that comes between a question and its answer is not lost.
+#[tokio::test(start_paused = true)]
+async fn a_change_while_a_namespace_is_asked_about_is_asked_about_too() {
+    let scene = scene();
+    scene.stub.slow("ada", Duration::from_millis(500));
+    let (gate, stub) = (scene.gate.clone(), scene.stub.clone());
+    let namespaces = named(1);
+    let finding = scene.readable("ada", &namespaces);
+    let change = async {
+        // The right to the whole has been denied, and the namespace is being asked about.
+        while !places(&stub.asked()).contains("t0") {
+            sleep(Duration::from_millis(10)).await;
+        }
+        stub.deny("ada", "elsewhere");
+        gate.policy_changed(&change("ada", "t0"));
+    };
+    let (readable, ()) = tokio::join!(finding, change);
+    let readable = readable.expect("it is let in");
+    assert_eq!(readable.verdict("t0"), Some(Verdict::Allowed), "as it was when upstream was asked");
+    scene.stub.deny("ada", "t0");
+    sleep(Duration::from_millis(1_200)).await;
+    assert_eq!(readable.verdict("t0"), Some(Verdict::Denied));
+}

@@ -1,0 +1,177 @@
+//! A right to one name or to one namespace is no right to its neighbours: the counterpart of etcd's
+//! GHSA-xg4h-6gfc-h4m8, where whoever might read one key could watch every key behind it.
+//!
+//! Callers with rights to one name, to one namespace and to one name in one namespace ask for objects whose names and
+//! namespaces are prefixes, successors and look-alikes of each other. Every byte that they get is searched for marks of
+//! what they may not see, and every answer is compared with the apiserver's to the same caller.
+//! `make neighbouring QUESTIONS=20000 SEED=n` asks more than `make test`.
+
+mod drawn;
+mod scene;
+
+use std::collections::BTreeMap;
+
+use futures_util::{StreamExt, stream};
+use http::HeaderName;
+use serde_json::json;
+
+use crate::bed::{self, Ask, say};
+use crate::differential::compare::Compared;
+use crate::differential::probe::Probe;
+use drawn::Draws;
+use scene::{Caller, MAPS, NAMES, NAMESPACES, Scene, mark, path};
+
+const AT_ONCE: usize = 48;
+/// What differs only now and then does not differ so often.
+const TELLINGS_MAX: usize = 3;
+const SHOWN_MAX: usize = 10;
+
+/// What was asked, and what came of it.
+struct Told<'a> {
+    caller: &'a Caller,
+    probe: Probe,
+    compared: Compared,
+    /// Marks that it should not have seen, at any telling.
+    seen: Vec<String>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_right_to_one_name_or_namespace_never_yields_its_neighbours() {
+    let seed = bed::number("NEIGHBOURING_SEED", 1);
+    let count = bed::number("NEIGHBOURING_QUESTIONS", 1_500);
+    let Some(bed) = bed::quiet("neighbouring").await else { return };
+    let scene = Scene::set(bed).await;
+    let tokens = tokens(&scene).await;
+    let mut draws = Draws::new(seed, tokens, scene.versions);
+    let asked: Vec<_> = (0..count).map(|_| (draws.caller(&scene.callers), draws.probe())).collect();
+    let told = stream::iter(asked).map(|(caller, probe)| tell(caller, probe)).buffer_unordered(AT_ONCE);
+    let told: Vec<_> = told.collect().await;
+    let cached = |told: &&Told<'_>| told.compared.cached && told.compared.told.status == 200;
+    let all = told.iter().filter(cached).count();
+    let watches = told.iter().filter(cached).filter(|told| told.compared.watch).count();
+    let mut statuses = BTreeMap::<u16, usize>::new();
+    told.iter().for_each(|told| *statuses.entry(told.compared.told.status).or_default() += 1);
+    say(&format!("seed {seed}: {count} questions, {statuses:?}; {all} from the cache, {watches} of them watches"));
+    let reports: Vec<_> = told.iter().filter_map(Told::report).take(SHOWN_MAX).collect();
+    assert!(reports.is_empty(), "seed {seed}:\n{}", reports.join("\n\n"));
+    // Else upstream would have been compared with itself.
+    let floor = usize::try_from(count).expect("a small number") / 20;
+    assert!(all >= 2 * floor && watches >= floor / 2, "{all} answers from the cache, {watches} watches");
+    for caller in scene.callers.iter().filter(|caller| caller.asks_cache) {
+        let own = told.iter().filter(cached).filter(|told| told.caller.name == caller.name).count();
+        assert!(own > 0, "nothing from the cache for {}", caller.name);
+    }
+}
+
+async fn tell(caller: &Caller, probe: Probe) -> Told<'_> {
+    let mut compared = caller.servers.compare(&probe).await;
+    let mut seen = caller.not_for(&compared.bytes);
+    for _ in 1..TELLINGS_MAX {
+        if !compared.differs() {
+            break;
+        }
+        compared = caller.servers.compare(&probe).await;
+        seen.extend(caller.not_for(&compared.bytes));
+    }
+    Told { caller, probe, compared, seen }
+}
+
+impl Told<'_> {
+    fn report(&self) -> Option<String> {
+        let Self { caller, probe, compared, seen } = self;
+        if seen.is_empty() && !compared.differs() {
+            return None;
+        }
+        let what = if seen.is_empty() { "another answer".to_owned() } else { format!("A NEIGHBOUR: {seen:?}") };
+        let [direct, through] = [&caller.servers.direct, &caller.servers.through].map(|at| probe.curl(&at.target));
+        Some(format!("{what}, to {}\n{direct}\n{through}{}", caller.name, compared.explain()))
+    }
+}
+
+/// Continue tokens of everybody's, of both servers and of every collection, and some that nobody was given.
+async fn tokens(scene: &Scene) -> Vec<String> {
+    let mut tokens = Vec::new();
+    let admin = [&scene.pair.direct, &scene.pair.through];
+    let callers = scene.callers.iter().map(|caller| &caller.http);
+    let paths: Vec<_> = NAMESPACES.iter().map(|namespace| path(MAPS, Some(namespace))).collect();
+    let paths: Vec<_> = paths.into_iter().chain([path(MAPS, None), path("nodes", None)]).collect();
+    for http in callers.chain(admin) {
+        for path in &paths {
+            for limit in [1, 3] {
+                let answer = http.get(&format!("{path}?limit={limit}")).await;
+                if answer.status == 200 {
+                    tokens.extend(answer.value()["metadata"]["continue"].as_str().map(str::to_owned));
+                }
+            }
+        }
+    }
+    tokens.retain(|token| !token.is_empty());
+    assert!(tokens.len() > 10, "{} tokens", tokens.len());
+    tokens.extend(drawn::forged(scene.versions.1));
+    tokens
+}
+
+/// Live events, while everything around changes: of a neighbour's not one byte, of one's own all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_of_one_name_hear_of_no_neighbour_while_all_of_them_change() {
+    let Some(bed) = bed::own("neighbouring-live").await else { return };
+    let scene = Scene::set(bed).await;
+    let mut watches = Vec::new();
+    for caller in scene.callers.iter().filter(|caller| caller.asks_cache) {
+        for (ask, needs) in caller.live(scene.versions.1) {
+            watches.push(async move {
+                let answer = caller.http.ask(ask.clone()).await;
+                assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{}: {}", caller.name, ask.path);
+                let seen = caller.not_for(&answer.body);
+                assert!(seen.is_empty(), "{}: {} {:?}: {seen:?}", caller.name, ask.path, ask.headers);
+                let own = String::from_utf8_lossy(&answer.body).matches(&needs).count();
+                // The state, or each change, or both.
+                assert!(own > 1, "{}: {} {:?}: {own} of {needs}", caller.name, ask.path, ask.headers);
+            });
+        }
+    }
+    let count = watches.len();
+    let churn = async {
+        loop {
+            for namespace in NAMESPACES {
+                for name in NAMES {
+                    let object = format!("{}/{name}", path(MAPS, Some(namespace)));
+                    let other = fastrand::u32(..4).to_string();
+                    scene.pair.direct.patch(&object, json!({"metadata": {"labels": {"turn": other}}})).await;
+                }
+            }
+            let gone = path(MAPS, Some("n1-x"));
+            scene.pair.direct.delete(&format!("{gone}/aa")).await;
+            scene.pair.direct.create(&gone, scene::object(MAPS, "n1-x", "aa")).await;
+        }
+    };
+    tokio::select! {
+        () = async { drop(futures_util::future::join_all(watches).await) } => {}
+        () = churn => unreachable!("it goes on"),
+    }
+    say(&format!("{count} watches among neighbours that change"));
+}
+
+/// What may be read of a collection is what may be read of its namespaces, however alike their names.
+#[tokio::test]
+async fn what_is_readable_of_a_collection_has_no_neighbours_in_it() {
+    let Some(bed) = bed::own("neighbouring-readable").await else { return };
+    let scene = Scene::set(bed).await;
+    let mut cached = 0;
+    for caller in &scene.callers {
+        for query in ["", "fieldSelector=metadata.name%3Da", "limit=1", "labelSelector=l+in+(a,aa)", "watch=1"] {
+            for accept in ["application/json", "application/vnd.kubernetes.protobuf", drawn::METADATA] {
+                let ask = format!("{}?{query}&timeoutSeconds=1", path(MAPS, None));
+                let ask = Ask::get(&ask).accept(accept);
+                let ask = ask.header(HeaderName::from_static("kube-fanout-readable"), "true");
+                let answer = caller.http.ask(ask).await;
+                let seen = caller.not_for(&answer.body);
+                assert!(seen.is_empty(), "{}: {query} {accept}: {seen:?}", caller.name);
+                assert!(!answer.text().contains("remainingItemCount"), "{}: {query} {accept}", caller.name);
+                cached += u32::from(answer.is_cached() && !caller.own_marks(&answer.body).is_empty());
+            }
+        }
+    }
+    assert!(cached > 10, "{cached} answers with something to see");
+    assert_eq!(mark(MAPS, "n1", "a"), "mark(configmaps/n1/a)");
+}

@@ -1,0 +1,172 @@
+//! Objects whose names are alike, and callers with rights to some of them.
+
+use serde_json::{Value, json};
+
+use crate::bed::rbac::{binding, collection, may, subject};
+use crate::bed::{Ask, Authority, Bed, Http, Pair, Plan, Plane, Protocol};
+use crate::differential::compare::Servers;
+
+pub const MAPS: &str = "configmaps";
+/// Prefixes, successors and look-alikes: `-` and `.` sort before `/`, `0` right behind it.
+pub const NAMESPACES: [&str; 4] = ["n1", "n1-x", "n10", "t1a"];
+pub const NAMES: [&str; 6] = ["a", "a-b", "a.b", "a0", "aa", "b"];
+
+pub struct Scene {
+    pub pair: Pair<Box<Plane>>,
+    pub callers: Vec<Caller>,
+    /// Before everything was written, and behind it.
+    pub versions: (u64, u64),
+}
+
+/// Somebody with rights to some objects.
+pub struct Caller {
+    pub name: &'static str,
+    /// At the proxy.
+    pub http: Http,
+    pub servers: Servers,
+    may: May,
+    /// It may list or watch, so that the cache has something to answer.
+    pub asks_cache: bool,
+}
+
+/// What somebody may read: of these maps, and whether of nodes of that name.
+#[derive(Debug, Clone, Copy)]
+struct May {
+    namespace: Option<&'static str>,
+    name: Option<&'static str>,
+    nodes: bool,
+    verbs: &'static [&'static str],
+}
+
+const ALL: &[&str] = &["get", "list", "watch"];
+
+const CALLERS: [(&str, May); 6] = [
+    ("one-name", May { namespace: None, name: Some("a"), nodes: true, verbs: ALL }),
+    ("one-namespace", May { namespace: Some("n1"), name: None, nodes: false, verbs: ALL }),
+    ("the-next-namespace", May { namespace: Some("n10"), name: None, nodes: false, verbs: ALL }),
+    ("one-name-in-one-namespace", May { namespace: Some("n1"), name: Some("a"), nodes: false, verbs: ALL }),
+    ("to-watch-one-name", May { namespace: Some("n1"), name: Some("a"), nodes: false, verbs: &["watch"] }),
+    ("to-get-one-name", May { namespace: Some("n1"), name: Some("a"), nodes: false, verbs: &["get"] }),
+];
+
+impl Scene {
+    pub async fn set(bed: Bed<Box<Plane>>) -> Self {
+        let pair = Pair::with(Plan::delegated(&bed), bed).await;
+        let direct = &pair.direct;
+        let before = direct.version("/api/v1/namespaces").await;
+        for namespace in NAMESPACES {
+            direct.create("/api/v1/namespaces", json!({"metadata": {"name": namespace}})).await;
+            for name in NAMES {
+                direct.create(&path(MAPS, Some(namespace)), object(MAPS, namespace, name)).await;
+            }
+        }
+        for name in NAMES {
+            direct.create("/api/v1/nodes", object("nodes", "", name)).await;
+        }
+        let mut callers = Vec::new();
+        let authority = Authority::of(&pair.bed);
+        for (name, rights) in CALLERS {
+            give(direct, name, rights).await;
+            let identity = authority.issue(name, &[]);
+            let http = Http::new(pair.proxy.target().by(&identity), Protocol::H2);
+            let servers = Servers::by(&pair, &identity);
+            let asks_cache = rights.verbs.contains(&"watch");
+            callers.push(Caller { name, http, servers, may: rights, asks_cache });
+        }
+        let now = direct.version("/api/v1/namespaces").await;
+        pair.settle(now).await;
+        for accept in ["application/json", "application/vnd.kubernetes.protobuf"] {
+            let ask = Ask::get(&format!("/api/v1/nodes?resourceVersion={now}")).accept(accept);
+            assert_eq!(pair.through.ask(ask).await.status, 200);
+        }
+        Self { callers, versions: (before, now), pair }
+    }
+}
+
+/// Gives the rights, and waits until the apiserver knows of them.
+async fn give(direct: &Http, user: &str, rights: May) {
+    let rule = |resource: &str| {
+        let mut rule = json!({"apiGroups": [""], "resources": [resource], "verbs": rights.verbs});
+        rights.name.into_iter().for_each(|name| rule["resourceNames"] = json!([name]));
+        rule
+    };
+    let resources = if rights.nodes { vec![MAPS, "nodes"] } else { vec![MAPS] };
+    let rules: Vec<_> = resources.into_iter().map(rule).collect();
+    let kind = if rights.namespace.is_some() { "Role" } else { "ClusterRole" };
+    let role = json!({"metadata": {"name": user}, "rules": rules});
+    direct.create(&collection(rights.namespace, "roles"), role).await;
+    let bound = binding(user, kind, user, &subject("User", user));
+    direct.create(&collection(rights.namespace, "rolebindings"), bound).await;
+    let asked = json!({"verb": rights.verbs[0], "resource": MAPS, "namespace": rights.namespace.unwrap_or_default(),
+        "name": rights.name.unwrap_or_default()});
+    may(direct, json!({"user": user, "resourceAttributes": asked})).await;
+}
+
+impl Caller {
+    /// Marks of what is not this caller's.
+    pub fn not_for(&self, bytes: &[u8]) -> Vec<String> {
+        marks(bytes).into_iter().filter(|(resource, place)| !self.may(resource, place)).map(|(_, of)| of).collect()
+    }
+
+    /// Marks of what is.
+    pub fn own_marks(&self, bytes: &[u8]) -> Vec<String> {
+        marks(bytes).into_iter().filter(|(resource, place)| self.may(resource, place)).map(|(_, of)| of).collect()
+    }
+
+    fn may(&self, resource: &str, place: &str) -> bool {
+        let (namespace, name) = place.split_once('/').unwrap_or_default();
+        let right_name = self.may.name.is_none_or(|own| own == name);
+        let right_place = self.may.namespace.is_none_or(|own| own == namespace);
+        right_name && right_place && (resource == MAPS || self.may.nodes)
+    }
+
+    /// Watches of what it may see, in every form; and a mark that must come.
+    pub fn live(&self, version: u64) -> Vec<(Ask, String)> {
+        let place = path(MAPS, self.may.namespace);
+        let fields = self.may.name.map_or_else(String::new, |name| format!("&fieldSelector=metadata.name%3D{name}"));
+        let needs = mark(MAPS, self.may.namespace.unwrap_or("n1"), "a");
+        let starts = [
+            format!("resourceVersion={version}"),
+            "resourceVersion=0".to_owned(),
+            "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true".to_owned(),
+            format!("resourceVersion={version}&labelSelector=turn!%3D1"),
+            format!("resourceVersion={version}&labelSelector=l+in+(a,aa)"),
+        ];
+        let forms = ["application/json", "application/vnd.kubernetes.protobuf;stream=watch", super::drawn::METADATA];
+        let asks = starts.iter().flat_map(|start| forms.map(|form| (start.clone(), form)));
+        asks.map(|(start, form)| {
+            let ask = Ask::get(&format!("{place}?watch=1&timeoutSeconds=5&{start}{fields}")).accept(form);
+            (ask, needs.clone())
+        })
+        .collect()
+    }
+}
+
+/// The collection: of a namespace, or of all.
+pub fn path(resource: &str, namespace: Option<&str>) -> String {
+    namespace.map_or_else(|| format!("/api/v1/{resource}"), |within| format!("/api/v1/namespaces/{within}/{resource}"))
+}
+
+/// What an object shows of itself in every form that has its metadata.
+pub fn mark(resource: &str, namespace: &str, name: &str) -> String {
+    format!("mark({resource}/{namespace}/{name})")
+}
+
+pub fn object(resource: &str, namespace: &str, name: &str) -> Value {
+    let annotations = json!({"mark": mark(resource, namespace, name)});
+    json!({"metadata": {"name": name, "annotations": annotations, "labels": {"l": name, "in": "all"}}})
+}
+
+/// The marks in an answer, each once: resource, and namespace and name.
+fn marks(bytes: &[u8]) -> Vec<(String, String)> {
+    let text = String::from_utf8_lossy(bytes);
+    let mut marks: Vec<_> = text
+        .split("mark(")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')')?.0.split_once('/'))
+        .map(|(resource, place)| (resource.to_owned(), place.to_owned()))
+        .collect();
+    marks.sort();
+    marks.dedup();
+    marks
+}
