@@ -28,9 +28,11 @@ pub(super) struct Rounds {
     rest_until: Instant,
 }
 
-/// From one round to the next: at least, and at most. Drawn anew each time, so that a thousand proxies that have heard
-/// of one change together do not ask about it together.
-const BEAT: [Duration; 2] = [Duration::from_millis(700), Duration::from_secs(1)];
+/// From one round to the next, at least.
+const BEAT: Duration = Duration::from_millis(700);
+/// And up to so much more, drawn anew each time: a thousand proxies that have heard of one change together do not ask
+/// about it together.
+const JITTER: Duration = Duration::from_millis(300);
 
 impl Changes {
     pub(super) fn new() -> Self {
@@ -57,7 +59,7 @@ impl Changes {
             let due = [&rounds.ago[0], &rounds.ago[2]].into_iter().flatten().fold(fresh.clone(), Affected::and);
             rounds.ago.rotate_right(1);
             rounds.ago[0] = Some(fresh).filter(|fresh| !fresh.is_nobody());
-            rounds.rest_until = Instant::now() + BEAT[0] + (BEAT[1] - BEAT[0]).mul_f64(fastrand::f64());
+            rounds.rest_until = Instant::now() + BEAT + JITTER.mul_f64(fastrand::f64());
             if !due.is_nobody() {
                 return due;
             }
@@ -112,7 +114,7 @@ mod tests {
         assert_eq!(rounds.len(), 3, "{rounds:?}");
         assert!(rounds.iter().all(|(_, affected)| touches(affected, 1) && !touches(affected, 2)));
         assert_eq!(rounds[0].0, Duration::ZERO);
-        assert!(rounds[2].0 >= 3 * BEAT[0] && rounds[2].0 < Duration::from_secs(4), "{rounds:?}");
+        assert!(rounds[2].0 >= 3 * BEAT && rounds[2].0 < Duration::from_secs(4), "{rounds:?}");
     }
 
     /// A release of a thousand role bindings, over two seconds.
@@ -134,8 +136,11 @@ mod tests {
             assert_eq!(asked.len(), 3, "{user}");
             let (first, last) = (asked[0].0, asked[2].0);
             let came = Duration::from_millis(2) * u32::try_from(user).expect("a small number");
-            assert!(first <= came + BEAT[1] + Duration::from_millis(10), "{user}: {first:?} after {came:?}");
-            assert!(last < came + Duration::from_millis(4_100) && last >= came + 2 * BEAT[1], "{user}: {last:?}");
+            assert!(first <= came + BEAT + JITTER + Duration::from_millis(10), "{user}: {first:?} after {came:?}");
+            assert!(
+                last < came + Duration::from_millis(4_100) && last >= came + 2 * (BEAT + JITTER),
+                "{user}: {last:?}"
+            );
         }
         assert!(began.elapsed() >= Duration::from_secs(2));
     }

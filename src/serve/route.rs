@@ -167,7 +167,8 @@ fn cacheable<'a>(asked: &Asked<'_>, resource: Option<&'a Resource>) -> Result<&'
     // A Namespace's own request carries its name as its namespace (semantics.md §1.2).
     let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
     let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
-        (true, true) => info.verb == Verb::Get,
+        // Nor is there a path to watch one object without its namespace.
+        (true, true) => info.verb == Verb::Get || info.watch_via_path && !info.name.is_empty(),
         (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself(info)),
         _ => false,
     };

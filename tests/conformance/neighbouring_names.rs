@@ -43,7 +43,11 @@ async fn a_right_to_one_name_or_namespace_never_yields_its_neighbours() {
     let scene = Scene::set(bed).await;
     let tokens = tokens(&scene).await;
     let mut draws = Draws::new(seed, tokens, scene.versions);
-    let asked: Vec<_> = (0..count).map(|_| (draws.caller(&scene.callers), draws.probe())).collect();
+    let asked = (0..count).map(|_| {
+        let caller = draws.caller(&scene.callers);
+        (caller, draws.probe(caller))
+    });
+    let asked: Vec<_> = asked.collect();
     let told = stream::iter(asked).map(|(caller, probe)| tell(caller, probe)).buffer_unordered(AT_ONCE);
     let told: Vec<_> = told.collect().await;
     let cached = |told: &&Told<'_>| told.compared.cached && told.compared.told.status == 200;

@@ -65,22 +65,28 @@ pub struct Draws {
     random: Rng,
     tokens: Vec<String>,
     versions: (u64, u64),
+    /// What is drawn more often: the namespace and the name of a right, if it is for one.
+    lean: (Option<&'static str>, Option<&'static str>),
 }
 
 impl Draws {
     pub fn new(seed: u64, tokens: Vec<String>, versions: (u64, u64)) -> Self {
-        Self { random: Rng::with_seed(seed), tokens, versions }
+        Self { random: Rng::with_seed(seed), tokens, versions, lean: (None, None) }
     }
 
     pub fn caller<'a>(&mut self, callers: &'a [Caller]) -> &'a Caller {
         &callers[self.random.usize(..callers.len())]
     }
 
-    pub fn probe(&mut self) -> Probe {
+    /// A question that this caller asks: of three two that it has a right to, or nearly.
+    pub fn probe(&mut self, caller: &Caller) -> Probe {
+        let leans = !self.one_in(3);
+        self.lean = if leans { caller.place() } else { (None, None) };
         let over = [Over::H1, Over::H2, Over::H2][self.random.usize(..3)];
         let mut headers = vec![("user-agent", "neighbours".to_owned()), ("accept", self.form())];
-        let resource = if self.one_in(6) { "nodes" } else { MAPS };
-        let namespace = Some(self.namespace()).filter(|_| resource == MAPS && !self.one_in(3));
+        let resource = if self.one_in(10) { "nodes" } else { MAPS };
+        let namespace = Some(self.namespace()).filter(|_| resource == MAPS);
+        let namespace = namespace.filter(|_| leans && caller.place().0.is_some() || !self.one_in(3));
         let collection = path(resource, namespace);
         let mut query = Vec::new();
         if self.one_in(6) {
@@ -126,7 +132,13 @@ impl Draws {
     }
 
     fn namespace(&mut self) -> &'static str {
-        if self.random.bool() { "n1" } else { NAMESPACES[self.random.usize(..NAMESPACES.len())] }
+        if let Some(namespace) = self.lean.0.filter(|_| !self.one_in(8)) {
+            namespace
+        } else if self.random.bool() {
+            "n1"
+        } else {
+            NAMESPACES[self.random.usize(..NAMESPACES.len())]
+        }
     }
 
     fn filled(&mut self, pattern: &str) -> String {
@@ -140,8 +152,12 @@ impl Draws {
 
     fn selectors(&mut self) -> Vec<Parameter> {
         let mut query = Vec::new();
-        // Often the one that a right to a name needs, alone.
-        if self.random.bool() {
+        // Often the one that a right to a name needs, alone or among others.
+        if let Some(name) = self.lean.1 {
+            let own = format!("metadata.name={name}");
+            let more = if self.one_in(4) { format!(",{}", self.term(&FIELDS)) } else { String::new() };
+            query.push(Parameter::Value("fieldSelector", own + &more));
+        } else if self.one_in(4) {
             query.push(Parameter::Value("fieldSelector", "metadata.name=a".to_owned()));
         } else if self.random.bool() {
             let count = self.random.usize(1..=3);
@@ -169,12 +185,11 @@ impl Draws {
     fn start(&mut self, query: &mut Vec<Parameter>) {
         let (before, now) = self.versions;
         let value = |name, value: String| Parameter::Value(name, value);
-        match self.random.u32(..6) {
+        match self.random.u32(..5) {
             0 => query.push(value("resourceVersion", before.to_string())),
             1 => query.push(value("resourceVersion", now.to_string())),
             2 => query.push(value("resourceVersion", "0".to_owned())),
-            3 => query.push(value("resourceVersion", "1".to_owned())),
-            4 => {
+            3 => {
                 query.push(value("sendInitialEvents", "true".to_owned()));
                 query.push(value("resourceVersionMatch", "NotOlderThan".to_owned()));
                 query.push(value("allowWatchBookmarks", "true".to_owned()));

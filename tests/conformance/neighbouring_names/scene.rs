@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::bed::rbac::{binding, collection, may, subject};
-use crate::bed::{Ask, Authority, Bed, Http, Pair, Plan, Plane, Protocol};
+use crate::bed::{Ask, Authority, Bed, Http, Pair, Plan, Plane, Protocol, eventually};
 use crate::differential::compare::Servers;
 
 pub const MAPS: &str = "configmaps";
 /// Prefixes, successors and look-alikes: `-` and `.` sort before `/`, `0` right behind it.
-pub const NAMESPACES: [&str; 4] = ["n1", "n1-x", "n10", "t1a"];
+pub const NAMESPACES: [&str; 4] = ["n1", "n1-x", "n10", "n1a"];
 pub const NAMES: [&str; 6] = ["a", "a-b", "a.b", "a0", "aa", "b"];
 
 pub struct Scene {
@@ -38,6 +38,7 @@ struct May {
     verbs: &'static [&'static str],
 }
 
+const FORMS: [&str; 2] = ["application/json", "application/vnd.kubernetes.protobuf"];
 const ALL: &[&str] = &["get", "list", "watch"];
 
 const CALLERS: [(&str, May); 6] = [
@@ -53,6 +54,15 @@ impl Scene {
     pub async fn set(bed: Bed<Box<Plane>>) -> Self {
         let pair = Pair::with(Plan::delegated(&bed), bed).await;
         let direct = &pair.direct;
+        // What the proxy holds has a history from before everything.
+        for collection in [path(MAPS, None), path("nodes", None)] {
+            for accept in FORMS {
+                eventually("the proxy holds it", async || {
+                    pair.through.ask(Ask::get(&collection).accept(accept)).await.is_cached().then_some(())
+                })
+                .await;
+            }
+        }
         let before = direct.version("/api/v1/namespaces").await;
         for namespace in NAMESPACES {
             direct.create("/api/v1/namespaces", json!({"metadata": {"name": namespace}})).await;
@@ -74,12 +84,18 @@ impl Scene {
             callers.push(Caller { name, http, servers, may: rights, asks_cache });
         }
         let now = direct.version("/api/v1/namespaces").await;
-        pair.settle(now).await;
-        for accept in ["application/json", "application/vnd.kubernetes.protobuf"] {
-            let ask = Ask::get(&format!("/api/v1/nodes?resourceVersion={now}")).accept(accept);
-            assert_eq!(pair.through.ask(ask).await.status, 200);
-        }
+        settle(&pair, now).await;
         Self { callers, versions: (before, now), pair }
+    }
+}
+
+/// Waits until the proxy has reached a version; the apiserver has, where it was written.
+async fn settle(pair: &Pair<Box<Plane>>, version: u64) {
+    for collection in [path(MAPS, None), path("nodes", None)] {
+        for (http, accept) in FORMS.iter().flat_map(|accept| [(&pair.direct, accept), (&pair.through, accept)]) {
+            let ask = Ask::get(&format!("{collection}?resourceVersion={version}")).accept(accept);
+            eventually("both have it", async || (http.ask(ask.clone()).await.status == 200).then_some(())).await;
+        }
     }
 }
 
@@ -103,6 +119,11 @@ async fn give(direct: &Http, user: &str, rights: May) {
 }
 
 impl Caller {
+    /// The namespace and the name that it has a right to, if it is for one.
+    pub fn place(&self) -> (Option<&'static str>, Option<&'static str>) {
+        (self.may.namespace, self.may.name)
+    }
+
     /// Marks of what is not this caller's.
     pub fn not_for(&self, bytes: &[u8]) -> Vec<String> {
         marks(bytes).into_iter().filter(|(resource, place)| !self.may(resource, place)).map(|(_, of)| of).collect()

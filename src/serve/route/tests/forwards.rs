@@ -113,6 +113,7 @@ fn queries_that_are_not_text() {
 fn a_namespaced_object_without_its_namespace_and_a_cluster_object_inside_of_one() {
     let uris = [
         "/api/v1/pods/p?resourceVersion=0",
+        "/api/v1/watch/pods/p?resourceVersion=0",
         "/apis/example.com/v1/widgets/w?resourceVersion=0",
         "/api/v1/namespaces/a/nodes?resourceVersion=0",
         "/api/v1/namespaces/a/nodes/n?resourceVersion=0",
