@@ -169,13 +169,12 @@ impl Sight {
                 Err(why @ Refused::TooMany { .. }) => return why,
                 Err(why) => {
                     in_doubt(true);
+                    // It is upstream that was waited for.
+                    busy_since = None;
                     let oldest = kept.agenda.lock().oldest();
                     if oldest.is_some_and(|oldest| oldest.elapsed() >= why.grace(grace)) {
                         return why;
                     }
-                    let again = Instant::now() + AGAIN;
-                    let ends = oldest.map_or(again, |oldest| oldest + why.grace(grace));
-                    kept.agenda.lock().put_off(again.min(ends));
                 }
             }
         }
@@ -185,21 +184,28 @@ impl Sight {
     async fn assert_due(&self, kept: &Kept, now: Instant) -> Result<(), Refused> {
         let taken = kept.agenda.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
-        let mut doubt = Ok(());
+        let again = now + AGAIN;
+        let (mut doubt, mut answers) = (Ok(()), false);
         let asserting = self.decide(&user, taken, Pays::Lease, |namespace, since, outcome| {
             match outcome {
                 Ok(verdict) => {
                     kept.agenda.lock().answered(&namespace, since);
                     self.put(namespace, verdict);
+                    answers = true;
                 }
                 Err(why) => {
-                    kept.agenda.lock().unanswered(&namespace, Instant::now());
+                    kept.agenda.lock().unanswered(&namespace, again);
                     doubt = Err(why);
                 }
             }
             Ok(())
         });
-        asserting.await.and(doubt)
+        asserting.await?;
+        // Where upstream answers, the others do not wait for the one about which it does not.
+        if doubt.is_err() && !answers {
+            kept.agenda.lock().put_off(Instant::now() + AGAIN);
+        }
+        doubt
     }
 
     /// Makes room for namespaces that are about to be asked about.

@@ -29,6 +29,8 @@ struct Rules {
     denied: HashSet<(String, String)>,
     slow: HashMap<String, Duration>,
     silent: bool,
+    /// A namespace about which nobody answers.
+    mute: Option<String>,
     asked: Vec<Asked>,
 }
 
@@ -65,6 +67,11 @@ impl Stub {
         self.rules.lock().silent = silent;
     }
 
+    /// About this namespace nobody answers.
+    pub(super) fn mute(&self, namespace: &str) {
+        self.rules.lock().mute = Some(namespace.to_owned());
+    }
+
     /// What has been asked, and no more so that it is forgotten.
     pub(super) fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.rules.lock().asked)
@@ -75,7 +82,8 @@ impl Stub {
         let asked = Asked { at: Instant::now(), user: user.to_owned(), namespace: namespace.map(str::to_owned) };
         rules.asked.push(asked);
         let group = user.split('-').next().unwrap_or_default();
-        (rules.slow.get(group).copied().unwrap_or(Duration::from_millis(2)), rules.silent)
+        let mute = namespace.is_some() && rules.mute.as_deref() == namespace;
+        (rules.slow.get(group).copied().unwrap_or(Duration::from_millis(2)), rules.silent || mute)
     }
 }
 

@@ -128,6 +128,26 @@ async fn in_an_outage_namespaces_are_shown_for_the_grace_and_no_longer() {
     assert_eq!(readable.standing().revoked().map(|status| status.code), Some(503));
 }
 
+/// An authorizer that fails for one namespace does not delay what becomes of the others.
+#[tokio::test(start_paused = true)]
+async fn a_namespace_about_which_nobody_answers_delays_no_other() {
+    let scene = scene();
+    let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
+    scene.stub.mute("t7");
+    scene.gate.policy_changed(&change("ada", "t7"));
+    sleep(seconds(100)).await;
+    scene.stub.deny("ada", "t8");
+    scene.gate.policy_changed(&change("ada", "t8"));
+    sleep(seconds(1)).await;
+    assert_eq!(readable.verdict("t8"), Some(Verdict::Denied));
+    scene.stub.deny("ada", "t9");
+    sleep(seconds(75)).await;
+    assert_eq!(readable.verdict("t9"), Some(Verdict::Denied), "nor what is asked once a minute");
+    assert_eq!(readable.verdict("t7"), Some(Verdict::Allowed), "for as long as the grace");
+    let took = until(&lease(&readable)).await;
+    assert!(took <= seconds(200), "{took:?}");
+}
+
 /// A change that comes between a question and its answer is not lost.
 #[tokio::test(start_paused = true)]
 async fn a_change_while_a_namespace_is_asked_about_is_asked_about_too() {
