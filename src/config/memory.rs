@@ -142,7 +142,11 @@ mod tests {
     const V1: &str = "/sys/fs/cgroup/memory/memory.limit_in_bytes";
     const V1_NESTED: &str = "/sys/fs/cgroup/memory/system/memory.limit_in_bytes";
 
-    fn find(files: &[(&str, &str)]) -> Option<(u64, String)> {
+    type Files = [(&'static str, &'static str)];
+    /// What it is, what files say, and the MiB and the file that decide.
+    type Case<'a> = (&'static str, &'a Files, Option<(u64, &'static str)>);
+
+    fn find(files: &Files) -> Option<(u64, String)> {
         let read =
             |path: &Path| files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| (*text).to_owned());
         let found = Room::find(read)?;
@@ -155,7 +159,7 @@ mod tests {
         let nested = "0::/kubepods/pod1/c1\n";
         let huge = "9223372036854771712\n";
         let hybrid = "4:memory:/system/a\n1:name=systemd:/x\n0::/system/a\n";
-        let cases: [(&str, &[(&str, &str)], Option<(u64, &str)>); 16] = [
+        let cases: [Case<'_>; 16] = [
             ("nothing can be read", &[], None),
             ("no control groups", &[MACHINE], Some((16384, "the machine"))),
             ("a container", &[MACHINE, own("0::/\n"), (MAX, "1073741824\n")], Some((1024, MAX))),

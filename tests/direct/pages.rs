@@ -166,7 +166,7 @@ async fn the_admin_pages_are_for_this_machines_names_and_no_web_page() {
     let app = direct::app(&up).with(|config| config.allowed_hosts.push("metrics.internal".to_owned())).run().await;
     let ask = async |path: &str, host: Option<&str>, headers: &[(&str, &str)]| {
         let call = app.admin_client().request(Method::GET, path);
-        let call = host.into_iter().fold(call, |call, host| call.host(host));
+        let call = if let Some(host) = host { call.host(host) } else { call };
         headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
     };
     for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/nothing", "/nothing"] {
