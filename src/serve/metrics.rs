@@ -129,11 +129,6 @@ pub(super) fn audit_failing(is_failing: bool) {
     gauge!("kube_fanout_audit_failing").set(if is_failing { 1.0 } else { 0.0 });
 }
 
-/// A body that is no stream took too long.
-pub(super) fn cut() {
-    counter!("kube_fanout_bodies_cut_total").increment(1);
-}
-
 /// A GET or LIST was answered by an upstream answer that others wait for too.
 pub(super) fn coalesced(requests: usize) {
     counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
@@ -175,6 +170,5 @@ pub fn describe() {
     describe_counter!("kube_fanout_refused_total", "requests answered by an error of the proxy, by code");
     describe_counter!("kube_fanout_audit_records_total", "records of answered requests, by what became of them");
     describe_gauge!("kube_fanout_audit_failing", "1 while the audit log cannot be written");
-    describe_counter!("kube_fanout_bodies_cut_total", "LISTs, short answers and request bodies that took too long");
     describe_counter!("kube_fanout_coalesced_requests_total", "requests that shared an upstream answer");
 }
