@@ -90,6 +90,7 @@ mod tests {
         drop(second);
         assert!(first.reach(6) && bob.reach(4) && !bob.reach(5));
         drop((first, bob));
-        assert_eq!((standings.held.lock().all, standings.held.lock().of.len()), (0, 0));
+        let held = standings.held.lock();
+        assert_eq!((held.all, held.of.len()), (0, 0));
     }
 }
