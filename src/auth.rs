@@ -26,11 +26,13 @@ mod judge;
 mod lease;
 mod metrics;
 mod pace;
+mod once;
 mod policy;
 mod question;
 mod readable;
 mod refused;
 mod reviews;
+mod shown;
 mod sight;
 mod standing;
 #[cfg(test)]
@@ -54,6 +56,7 @@ pub use metrics::describe;
 pub use policy::{Change, Policy, PolicyKind};
 pub use readable::{Permit, Readable, Standing, Verdicts};
 pub use refused::Refused;
+pub use shown::{Mixed, Role, Separation, Shown};
 pub use sight::Verdict;
 
 /// How callers are authenticated and authorized.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::StartError;
-use crate::auth::{Authorities, Delegated, FrontProxy, Gate, Mode, Trusted};
+use crate::auth::{Authorities, Delegated, FrontProxy, Gate, Mode, Role, Separation, Trusted};
 use crate::base::{Reloaded, Tasks};
 use crate::config::Serve;
 use crate::upstream::{Client, Forwarder, Source};
@@ -14,15 +14,17 @@ pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gat
         return Ok(Gate::open());
     }
     let delegated = &config.delegated;
-    let trusted = |what, path: &Path| {
-        let trusted = trusted(what, path)?;
+    let apart = Separation::default();
+    let trusted = |what, role, path: &Path| {
+        let trusted = trusted(what, path, role, apart.clone())?;
         tasks.spawn(what, trusted.clone().keep_up(config.look_every));
         Ok::<_, StartError>(trusted)
     };
-    let client_authorities = delegated.client_ca.as_deref().map(|path| trusted("client_ca", path)).transpose()?;
+    let clients = delegated.client_ca.as_deref().map(|path| trusted("client_ca", Role::Client, path));
+    let client_authorities = clients.transpose()?;
     let front_proxy = match &delegated.front_proxy_ca {
         Some(path) => {
-            let authorities = trusted("front_proxy_ca", path)?;
+            let authorities = trusted("front_proxy_ca", Role::FrontProxy, path)?;
             Some(FrontProxy { authorities, names: delegated.front_proxy_names.clone() })
         }
         None => None,
@@ -41,7 +43,12 @@ pub(super) fn forwarder(config: &Serve, client: &Client, tasks: &Tasks) -> Resul
     Ok(Forwarder::new(client.clone(), impersonator))
 }
 
-fn trusted(what: &'static str, path: &Path) -> Result<Trusted, StartError> {
-    let read = |contents: &[Vec<u8>]| Authorities::from_pem(&contents.concat());
+/// Authorities out of a file; as it is now, and whenever it changes, none of them is one of the other role.
+fn trusted(what: &'static str, path: &Path, role: Role, apart: Separation) -> Result<Trusted, StartError> {
+    let read = move |contents: &[Vec<u8>]| {
+        let authorities = Authorities::from_pem(&contents.concat()).map_err(|error| error.to_string())?;
+        apart.admit(role, &authorities).map_err(|error| error.to_string())?;
+        Ok::<_, String>(authorities)
+    };
     Reloaded::load(what, vec![path.to_owned()], read).map_err(|error| StartError::Authorities(error.to_string()))
 }

@@ -1,33 +1,58 @@
-//! Client certificates, as apiserver's authenticator `x509` takes them: verified with every request against the
-//! authorities of that moment, for a connection may be older than they are.
+//! Client certificates, as apiserver's authenticator `x509` takes them: verified against the authorities of the moment,
+//! for a connection may be older than they are.
+//!
+//! Paths are built by webpki. What it does not look at and Go does is looked at here: whether the authority itself is
+//! valid now, may sign, for clients, and over so many others.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
+use webpki::{EndEntityCert, KeyUsage, VerifiedPath, anchor_from_trusted_cert};
+use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 
 use super::credential::Chain;
+use super::once::Once;
 use crate::kube::User;
 
 /// Whose signatures make a certificate a credential.
 pub struct Authorities {
-    verifier: Arc<dyn ClientCertVerifier>,
-    /// Another one for every set: what was verified by one says nothing of the next.
-    edition: u64,
-    roots: Vec<CertificateDer<'static>>,
+    algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
+    edition: Edition,
+    /// As webpki takes them, and in the same order what it does not take.
+    anchors: Vec<TrustAnchor<'static>>,
+    roots: Vec<Root>,
 }
 
-/// Somebody, until then.
+/// Tells sets of authorities apart: what was verified by one says nothing of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Edition([u8; 32]);
+
+/// An authority, beside its name and key.
+#[derive(Debug)]
+struct Root {
+    validity: Validity,
+    /// Whether it may sign certificates, and those of clients.
+    is_authority: bool,
+    for_clients: bool,
+    /// Authorities between it and the client.
+    between_max: Option<u32>,
+}
+
+/// The first and the last second, since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Validity {
+    from: u64,
+    to: u64,
+}
+
+/// The user that a chain stands for, until a moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Holder {
     pub(super) user: Arc<User>,
+    /// When the first certificate of the path ends, its authority included.
     pub(super) until: SystemTime,
 }
 
@@ -59,32 +84,40 @@ const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 impl Authorities {
     /// From PEM, all certificates in it.
     pub fn from_pem(pem: &[u8]) -> Result<Self, AuthoritiesError> {
-        static EDITIONS: AtomicU64 = AtomicU64::new(0);
         let unreadable = |error: &dyn fmt::Display| AuthoritiesError::Unreadable(error.to_string());
-        let roots: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
             .collect::<Result<_, _>>()
             .map_err(|error: rustls::pki_types::pem::Error| unreadable(&error))?;
-        if roots.is_empty() {
+        if certificates.is_empty() {
             return Err(AuthoritiesError::Empty);
         }
-        let mut store = RootCertStore::empty();
-        for root in &roots {
-            store.add(root.clone()).map_err(|error| unreadable(&error))?;
+        let mut authorities = Vec::new();
+        for der in &certificates {
+            let anchor = anchor_from_trusted_cert(der).map_err(|error| unreadable(&error))?.to_owned();
+            let (_, parsed) = X509Certificate::from_der(der).map_err(|error| unreadable(&error))?;
+            authorities.push((anchor, Root::of(&parsed)));
         }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(store.into(), provider)
-            .build()
-            .map_err(|error| unreadable(&error))?;
-        Ok(Self { verifier, edition: EDITIONS.fetch_add(1, Ordering::Relaxed), roots })
+        // Of two with one name and key that which lasts longer is tried first.
+        authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
+        let (anchors, roots) = authorities.into_iter().unzip();
+        let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
+        certificates.iter().for_each(|der| digest.update(der));
+        let edition = Edition(digest.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"));
+        let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms.all;
+        Ok(Self { algorithms, edition, anchors, roots })
     }
 
-    pub(super) fn edition(&self) -> u64 {
+    pub(super) fn edition(&self) -> Edition {
         self.edition
     }
 
-    /// Whether a certificate is an authority in both.
+    /// Whether the key of an authority is one in both.
     pub fn shares_with(&self, other: &Self) -> bool {
-        self.roots.iter().any(|root| other.roots.contains(root))
+        self.keys().any(|key| other.keys().any(|others| others == key))
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.anchors.iter().map(|anchor| anchor.subject_public_key_info.as_ref())
     }
 
     /// Whose certificate this is, now.
@@ -92,15 +125,90 @@ impl Authorities {
         let (leaf, intermediates) = chain.split_first().ok_or(Untrusted::None)?;
         let invalid = |error: &dyn fmt::Display| Untrusted::Invalid(error.to_string());
         let since = now.duration_since(UNIX_EPOCH).map_err(|_| invalid(&"the clock is before 1970"))?;
-        self.verifier
-            .verify_client_cert(leaf, intermediates, UnixTime::since_unix_epoch(since))
+        let time = UnixTime::since_unix_epoch(since);
+        let end = EndEntityCert::try_from(leaf).map_err(|error| invalid(&error))?;
+        let permits = |path: &VerifiedPath<'_>| self.permits(path, time);
+        let usage = KeyUsage::client_auth();
+        let once: Vec<_> = self.algorithms.iter().map(|algorithm| Once::new(*algorithm)).collect();
+        let algorithms: Vec<_> = once.iter().map(|once| once as &dyn SignatureVerificationAlgorithm).collect();
+        let path = end
+            .verify_for_usage(&algorithms, &self.anchors, intermediates, time, usage, None, Some(&permits))
             .map_err(|error| invalid(&error))?;
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| invalid(&error))?;
-        let not_after = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
         let user = Arc::new(subject(leaf, &parsed).ok_or(Untrusted::Nameless)?);
+        let root = self.root(path.anchor()).map_or(0, |root| root.validity.to);
+        let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
+        let last = between.chain([root, Validity::of(&parsed).to]).min().unwrap_or(0);
         // It is good to the end of its last second.
-        Ok(Holder { user, until: UNIX_EPOCH + Duration::from_secs(not_after.saturating_add(1)) })
+        Ok(Holder { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
+
+    /// When a certificate of the chain, or an authority, becomes valid that is not yet, the next of them.
+    pub(super) fn next_start(&self, chain: &Chain, now: SystemTime) -> Option<SystemTime> {
+        let shown = chain.iter().filter_map(validity);
+        let starts = shown.chain(self.roots.iter().map(|root| root.validity));
+        let starts = starts.map(|validity| UNIX_EPOCH + Duration::from_secs(validity.from));
+        starts.filter(|start| *start > now).min()
+    }
+
+    /// Whether Go would take a path that webpki has found (`x509.Certificate.Verify`); another one may do.
+    fn permits(&self, path: &VerifiedPath<'_>, time: UnixTime) -> Result<(), webpki::Error> {
+        let root = self.root(path.anchor()).ok_or(webpki::Error::UnknownIssuer)?;
+        let (from, to) = (root.validity.from, root.validity.to);
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        if time.as_secs() < from {
+            return Err(webpki::Error::CertNotValidYet { time, not_before: at(from) });
+        }
+        if time.as_secs() > to {
+            return Err(webpki::Error::CertExpired { time, not_after: at(to) });
+        }
+        let between = path.intermediate_certificates().count();
+        if root.between_max.is_some_and(|max| between > max as usize) {
+            return Err(webpki::Error::PathLenConstraintViolated);
+        }
+        let signs =
+            |der: &CertificateDer<'_>| X509Certificate::from_der(der).is_ok_and(|(_, parsed)| may_sign(&parsed));
+        let all_sign = root.is_authority && path.intermediate_certificates().all(|it| signs(&it.der()));
+        if all_sign && root.for_clients { Ok(()) } else { Err(webpki::Error::EndEntityUsedAsCa) }
+    }
+
+    fn root(&self, anchor: &TrustAnchor<'_>) -> Option<&Root> {
+        let at = self.anchors.iter().position(|one| std::ptr::eq::<TrustAnchor<'_>>(one, anchor))?;
+        self.roots.get(at)
+    }
+}
+
+impl Root {
+    fn of(parsed: &X509Certificate<'_>) -> Self {
+        let constraints = parsed.basic_constraints().ok().flatten();
+        let usage = parsed.extended_key_usage().ok().flatten();
+        Self {
+            validity: Validity::of(parsed),
+            // Version 1 has no extensions.
+            is_authority: may_sign(parsed)
+                && constraints.as_ref().map_or(parsed.version() != X509Version::V3, |constraints| constraints.value.ca),
+            for_clients: usage.is_none_or(|usage| usage.value.any || usage.value.client_auth),
+            between_max: constraints.and_then(|constraints| constraints.value.path_len_constraint),
+        }
+    }
+}
+
+impl Validity {
+    fn of(parsed: &X509Certificate<'_>) -> Self {
+        let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
+        Self { from: seconds(parsed.validity().not_before), to: seconds(parsed.validity().not_after) }
+    }
+}
+
+fn validity(der: &CertificateDer<'_>) -> Option<Validity> {
+    X509Certificate::from_der(der).ok().map(|(_, parsed)| Validity::of(&parsed))
+}
+
+/// Whether the key may sign certificates, as far as the certificate says what it is for.
+fn may_sign(parsed: &X509Certificate<'_>) -> bool {
+    parsed
+        .key_usage()
+        .is_ok_and(|usage| usage.is_none_or(|usage| usage.value.flags == 0 || usage.value.key_cert_sign()))
 }
 
 /// The user that a certificate names: its common name, its organizations as groups.
@@ -123,74 +231,9 @@ fn subject(leaf: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Option<Us
 
 impl fmt::Debug for Authorities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authorities").field("count", &self.roots.len()).finish_non_exhaustive()
+        f.debug_struct("Authorities").field("count", &self.anchors.len()).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
-
-    use super::*;
-
-    struct Authority {
-        issuer: Issuer<'static, KeyPair>,
-        pem: String,
-    }
-
-    fn authority(name: &str) -> Authority {
-        let key = KeyPair::generate().expect("key");
-        let mut params = CertificateParams::new(Vec::new()).expect("params");
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let pem = params.self_signed(&key).expect("signed").pem();
-        Authority { issuer: Issuer::new(params, key), pem }
-    }
-
-    fn leaf(by: &Authority, name: Option<&str>, usage: ExtendedKeyUsagePurpose) -> Chain {
-        let key = KeyPair::generate().expect("key");
-        let mut params = CertificateParams::new(Vec::new()).expect("params");
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        if let Some(name) = name {
-            params.distinguished_name.push(DnType::CommonName, name);
-        }
-        params.distinguished_name.push(DnType::OrganizationName, "dev");
-        params.distinguished_name.push(DnType::CustomDnType(UID.to_vec()), "u-7");
-        params.extended_key_usages = vec![usage];
-        Arc::from([params.signed_by(&key, &by.issuer).expect("signed").der().clone()])
-    }
-
-    #[test]
-    fn a_certificate_of_an_authority_names_its_holder() {
-        let ours = authority("ours");
-        let authorities = Authorities::from_pem(ours.pem.as_bytes()).expect("an authority");
-        let chain = leaf(&ours, Some("ada"), ExtendedKeyUsagePurpose::ClientAuth);
-        let holder = authorities.verify(&chain, SystemTime::now()).expect("trusted");
-        assert_eq!((holder.user.name.as_str(), holder.user.uid.as_str()), ("ada", "u-7"));
-        assert_eq!(holder.user.groups, ["dev", User::AUTHENTICATED]);
-        assert!(holder.user.extra[CREDENTIAL_ID][0].starts_with("X509SHA256="));
-        let late = holder.until + Duration::from_secs(1);
-        assert!(matches!(authorities.verify(&chain, late), Err(Untrusted::Invalid(_))), "it has ended");
-    }
-
-    #[test]
-    fn other_certificates_are_nobodys() {
-        let (ours, theirs) = (authority("ours"), authority("theirs"));
-        let authorities = Authorities::from_pem(ours.pem.as_bytes()).expect("an authority");
-        for (what, chain) in [
-            ("another authority's", leaf(&theirs, Some("ada"), ExtendedKeyUsagePurpose::ClientAuth)),
-            ("a server's", leaf(&ours, Some("ada"), ExtendedKeyUsagePurpose::ServerAuth)),
-            ("nameless", leaf(&ours, None, ExtendedKeyUsagePurpose::ClientAuth)),
-            ("garbage", Arc::from([CertificateDer::from(vec![0x30, 0x82])])),
-            ("none", Arc::from([])),
-        ] {
-            assert!(authorities.verify(&chain, SystemTime::now()).is_err(), "{what}");
-        }
-        assert!(!authorities.shares_with(&Authorities::from_pem(theirs.pem.as_bytes()).expect("one")));
-        let both = format!("{}{}", theirs.pem, ours.pem);
-        assert!(authorities.shares_with(&Authorities::from_pem(both.as_bytes()).expect("two")));
-        assert!(Authorities::from_pem(b"").is_err());
-        let cut = &ours.pem.as_bytes()[..ours.pem.len() / 2];
-        assert!(Authorities::from_pem(cut).is_err(), "half a file is none");
-    }
-}
+pub(super) mod tests;

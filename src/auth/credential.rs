@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderValue};
 use rustls::pki_types::CertificateDer;
 use zeroize::Zeroizing;
 
+use super::Shown;
 use crate::kube::User;
 
 /// A certificate chain, leaf first. Its sender has its key; nothing else is known.
@@ -25,9 +26,9 @@ pub(super) enum Credential {
     /// Nothing at all.
     Nobody,
     Token(Token),
-    Certificate(Chain),
+    Certificate(Arc<Shown>),
     /// The word of whoever has that certificate; to be believed of a proxy whose certificate we trust for that.
-    Asserted(Chain, Arc<User>),
+    Asserted(Arc<Shown>, Arc<User>),
 }
 
 /// A credential that cannot be one: 401, as upstream says it.

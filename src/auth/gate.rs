@@ -6,14 +6,14 @@ use http::HeaderMap;
 use tokio::time::timeout;
 
 use super::changes::{Changes, Rounds};
-use super::credential::{Chain, Credential, asserted, token_of};
+use super::credential::{Credential, asserted, token_of};
 use super::impersonation::{Impeded, Impersonation};
 use super::judge::{FrontProxy, Identity, Judge, Trusted};
 use super::lease::{Claim, Lease, Leases, Terms};
 use super::reviews::Reviews;
 use super::sight::{IN_FLIGHT_MAX, Sight};
 use super::standing::Standings;
-use super::{Affected, Config, Grant, Permit, Readable, Refused, accesses, metrics, tokens};
+use super::{Affected, Config, Grant, Permit, Readable, Refused, Shown, accesses, metrics, tokens};
 use crate::base::{Shares, Tasks};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::upstream::{Behalf, Client, CredentialId, Release};
@@ -51,10 +51,10 @@ pub struct Delegated {
 }
 
 /// Where a request comes from.
-#[derive(Debug, Clone, Copy)]
-pub struct Sender<'a> {
-    /// Its key is the sender's; who issued it is for us to see.
-    pub certificates: Option<&'a Chain>,
+#[derive(Debug, Clone)]
+pub struct Sender {
+    /// Its key is the sender's; who issued it is for us to see, once for a connection.
+    pub certificates: Option<Arc<Shown>>,
     /// Who pays for questions about it.
     pub address: Option<IpAddr>,
 }
@@ -132,7 +132,7 @@ impl Gate {
     ///
     /// # Errors
     /// It carries credentials, and none of them is somebody's; or that cannot be found out.
-    pub async fn authenticate(&self, sender: Sender<'_>, headers: &HeaderMap) -> Result<Caller, Refused> {
+    pub async fn authenticate(&self, sender: Sender, headers: &HeaderMap) -> Result<Caller, Refused> {
         let Some(shared) = &self.delegated else { return Ok(Caller::Ourselves) };
         let caller = shared.authenticate(sender, headers).await;
         if let Err(refused) = &caller {
@@ -225,11 +225,12 @@ impl Gate {
 }
 
 impl Shared {
-    async fn authenticate(&self, sender: Sender<'_>, headers: &HeaderMap) -> Result<Caller, Refused> {
+    async fn authenticate(&self, sender: Sender, headers: &HeaderMap) -> Result<Caller, Refused> {
         let mut refused = None;
+        let address = sender.address;
         for credential in shown(sender, headers)? {
             let id = self.judge.id(&credential);
-            match self.judge.identify(id, &credential, tokens::Asks::Request { source: sender.address }).await {
+            match self.judge.identify(id, &credential, tokens::Asks::Request { source: address }).await {
                 Ok(None) => {}
                 // A proxy's word that nobody in particular asks makes nobody somebody.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
@@ -330,7 +331,7 @@ fn standings(config: &Config) -> Standings {
 }
 
 /// What a request shows, in the order in which it is believed.
-fn shown(sender: Sender<'_>, headers: &HeaderMap) -> Result<Vec<Credential>, Refused> {
+fn shown(sender: Sender, headers: &HeaderMap) -> Result<Vec<Credential>, Refused> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
         let user = asserted(headers).map(Arc::new);

@@ -3,10 +3,10 @@ use std::time::SystemTime;
 
 use super::accesses::Accesses;
 use super::certificate::{Authorities, Holder, Untrusted};
-use super::credential::{Chain, Credential};
+use super::credential::Credential;
 use super::reviews::Reviews;
 use super::tokens::{self, Tokens};
-use super::{Config, Refused, now};
+use super::{Config, Refused, Role, Shown, now};
 use crate::base::Reloaded;
 use crate::kube::User;
 use crate::upstream::CredentialId;
@@ -29,8 +29,6 @@ pub(super) struct Judge {
     pub(super) accesses: Accesses,
     client_authorities: Option<Trusted>,
     front_proxy: Option<FrontProxy>,
-    /// Verified chains, by themselves and by the edition of the authorities.
-    holders: moka::sync::Cache<(CredentialId, u64), Holder>,
 }
 
 /// Somebody, until then.
@@ -39,9 +37,6 @@ pub(super) struct Identity {
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,
 }
-
-/// Verified chains that are remembered.
-const HOLDERS_MAX: u64 = 50_000;
 
 impl Judge {
     pub(super) fn new(
@@ -59,48 +54,45 @@ impl Judge {
             accesses: Accesses::new(reviews, config),
             client_authorities,
             front_proxy,
-            holders: moka::sync::Cache::new(HOLDERS_MAX),
         }
     }
 
     /// The name of a credential: nobody without our key can tell which one it is.
     pub(super) fn id(&self, credential: &Credential) -> CredentialId {
         let mut hmac = ring::hmac::Context::with_key(&self.key);
-        // Lengths first: no two credentials may read alike.
-        let mut add = |part: &[u8]| {
-            hmac.update(&(part.len() as u64).to_be_bytes());
-            hmac.update(part);
-        };
+        let mut add = |part: &[u8]| add(&mut hmac, part);
         match credential {
             Credential::Nobody => add(b"nobody"),
             Credential::Token(token) => {
                 add(b"token");
                 add(token.reveal().as_bytes());
             }
-            Credential::Certificate(chain) => {
-                add(b"certificate");
-                chain.iter().for_each(|certificate| add(certificate));
-            }
-            Credential::Asserted(chain, user) => {
+            Credential::Certificate(shown) => return self.chain_id(shown),
+            Credential::Asserted(shown, user) => {
                 add(b"asserted");
-                chain.iter().for_each(|certificate| add(certificate));
+                add(self.chain_id(shown).as_bytes());
                 add(user.name.as_bytes());
                 add(user.uid.as_bytes());
                 add(format!("{:?}{:?}", user.groups, user.extra).as_bytes());
             }
         }
-        let tag = hmac.sign();
-        CredentialId::new(tag.as_ref().try_into().expect("SHA-256 has 32 bytes"))
+        named(hmac)
     }
 
-    /// Whether this chain is one of a proxy whose word we take.
-    fn is_front_proxy(&self, chain: &Chain) -> bool {
-        let Some(front) = &self.front_proxy else { return false };
-        let authorities = front.authorities.current();
-        match authorities.verify(chain, now()) {
-            Ok(Holder { user, .. }) => front.names.is_empty() || front.names.contains(&user.name),
-            Err(_) => false,
-        }
+    fn chain_id(&self, shown: &Shown) -> CredentialId {
+        shown.id(|chain| {
+            let mut hmac = ring::hmac::Context::with_key(&self.key);
+            add(&mut hmac, b"certificate");
+            chain.iter().for_each(|certificate| add(&mut hmac, certificate));
+            named(hmac)
+        })
+    }
+
+    /// When the word of whoever has shown this chain is to be taken no more; `None`: it is no proxy whose word we take.
+    fn front_proxy(&self, shown: &Shown) -> Option<SystemTime> {
+        let front = self.front_proxy.as_ref()?;
+        let Holder { user, until } = shown.holder(Role::FrontProxy, &front.authorities.current(), now()).ok()?;
+        (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
 
     /// Who somebody is; `None` if the credential says nothing of that.
@@ -116,37 +108,26 @@ impl Judge {
                 let bearer = self.tokens.bearer(id, token, asks).await?;
                 Identity { user: bearer.user, until: bearer.until }
             }
-            Credential::Certificate(chain) => {
-                let Some(holder) = self.holder(id, chain)? else { return Ok(None) };
+            Credential::Certificate(shown) => {
+                let Some(holder) = self.holder(shown)? else { return Ok(None) };
                 Identity { user: holder.user, until: Some(holder.until) }
             }
-            Credential::Asserted(chain, user) if self.is_front_proxy(chain) => {
-                Identity { user: user.clone(), until: None }
-            }
-            // Not a proxy's word; its certificate is a credential all the same, and comes next.
-            Credential::Asserted(..) => return Ok(None),
+            Credential::Asserted(shown, user) => match self.front_proxy(shown) {
+                Some(until) => Identity { user: user.clone(), until: Some(until) },
+                // Not a proxy's word; its certificate is a credential all the same, and comes next.
+                None => return Ok(None),
+            },
         };
         Ok(Some(identity))
     }
 
     /// `None`: it is trusted, and names nobody.
-    fn holder(&self, id: CredentialId, chain: &Chain) -> Result<Option<Holder>, Refused> {
+    fn holder(&self, shown: &Shown) -> Result<Option<Holder>, Refused> {
         let authorities = self.client_authorities.as_ref().ok_or(Refused::Unauthenticated)?.current();
-        let at = now();
-        let known = self.holders.get(&(id, authorities.edition())).filter(|holder| at <= holder.until);
-        if known.is_some() {
-            return Ok(known);
-        }
-        match authorities.verify(chain, at) {
-            Ok(holder) => {
-                self.holders.insert((id, authorities.edition()), holder.clone());
-                Ok(Some(holder))
-            }
+        match shown.holder(Role::Client, &authorities, now()) {
+            Ok(holder) => Ok(Some(holder)),
             Err(Untrusted::Nameless) => Ok(None),
-            Err(why) => {
-                tracing::debug!(%why, "a client certificate is not trusted");
-                Err(Refused::Unauthenticated)
-            }
+            Err(_) => Err(Refused::Unauthenticated),
         }
     }
 
@@ -164,4 +145,14 @@ impl Judge {
 pub(super) fn anonymous() -> User {
     let groups = vec![User::UNAUTHENTICATED.to_owned()];
     User { name: User::ANONYMOUS.to_owned(), groups, ..User::default() }
+}
+
+/// Lengths first: no two credentials may read alike.
+fn add(hmac: &mut ring::hmac::Context, part: &[u8]) {
+    hmac.update(&(part.len() as u64).to_be_bytes());
+    hmac.update(part);
+}
+
+fn named(hmac: ring::hmac::Context) -> CredentialId {
+    CredentialId::new(hmac.sign().as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }

@@ -80,6 +80,8 @@ where
     /// Runs it until it is over, or until `aside` is.
     pub(super) async fn until<O>(&mut self, mut aside: Pin<&mut impl Future<Output = O>>) -> First<T, O> {
         let waker = self.board.waker(Part::Aside);
+        // It may not be the first of them.
+        self.board.put(Part::Aside);
         poll_fn(|cx| {
             if let Poll::Ready(ended) = Pin::new(&mut *self).poll(cx) {
                 return Poll::Ready(First::Ended(ended));

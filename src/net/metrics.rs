@@ -11,6 +11,10 @@ pub(super) enum Failed {
     HandshakeTimeout,
     /// No request came in time.
     Silent,
+    /// Nothing was under way on it, and another one needed its place.
+    Displaced,
+    /// Its caller was not known, and went on asking.
+    Insistent,
     /// A user of this machine whom the unix socket is not for.
     ForeignUid,
 }
@@ -25,6 +29,8 @@ impl Failed {
             Self::Handshake => "handshake",
             Self::HandshakeTimeout => "handshake_timeout",
             Self::Silent => "silent",
+            Self::Displaced => "displaced",
+            Self::Insistent => "insistent",
             Self::ForeignUid => "foreign_uid",
         }
     }

@@ -1,27 +1,30 @@
-use std::convert::Infallible;
 use std::future::pending;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
-use hyper::body::{Body, Incoming};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
 use super::board::Board;
+use super::connection::{Running, State};
 use super::cork::Corked;
+use super::crowd::Source;
 use super::driven::{Driven, First, Streams};
 use super::listener::Stream;
 use super::metrics::{Failed, Open};
-use super::{Connection, Listener, Peer, PeerAddress, Tls};
+use super::places::Places;
+use super::{Connection, Listener, Peer, Tls};
 use crate::base::{DrainWatch, Tasks};
 
 /// What one connection may take (reliability.md §3.8).
@@ -31,6 +34,9 @@ pub struct Limits {
     pub handshake_max: Duration,
     /// Until the first request has come: apiservers close idle connections after as long.
     pub first_request_max: Duration,
+    /// Between an answer and the next request of a connection that has nothing else under way, as apiservers have it.
+    /// HTTP/1 has less: there the next head is to be complete within `header_max`.
+    pub idle_max: Duration,
     /// Until the request head is complete.
     pub header_max: Duration,
     pub header_bytes_max: u32,
@@ -51,6 +57,7 @@ impl Default for Limits {
             connections_max: 20_000,
             handshake_max: Duration::from_secs(10),
             first_request_max: Duration::from_secs(90),
+            idle_max: Duration::from_secs(90),
             header_max: Duration::from_secs(10),
             header_bytes_max: 64 << 10,
             streams_max: 250,
@@ -78,22 +85,27 @@ pub async fn serve<S, F, B>(
 ) where
     S: Fn(Peer, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let limits = Arc::new(limits);
-    let room = Arc::new(Semaphore::new(limits.connections_max));
+    let places = Places::new(limits.connections_max);
     let watch = drain.clone();
     let started = drain.started();
     tokio::pin!(started);
     loop {
-        let accepted = async { (room.clone().acquire_owned().await, listener.accept().await) };
-        let (place, accepted) = tokio::select! {
-            accepted = accepted => accepted,
+        let entered = async {
+            let (stream, address) = listener.accept().await?;
+            let connection = Connection::default();
+            let place = places.enter(&connection, Source::of(address)).await;
+            Ok((stream, address, connection, place))
+        };
+        let entered = tokio::select! {
+            entered = entered => entered,
             _held = &mut started => return,
         };
-        let (stream, address) = match accepted {
-            Ok(accepted) => accepted,
+        let (stream, address, this, place) = match entered {
+            Ok(entered) => entered,
             Err(error) => {
                 pause_after(&error).await;
                 continue;
@@ -102,7 +114,8 @@ pub async fn serve<S, F, B>(
         let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
         tasks.spawn("connection", async move {
             let _open = Open::new();
-            if let Err(error) = connection(stream, address, tls, &limits, drain, handle).await {
+            let peer = Peer { address, certificates: None, connection: this };
+            if let Err(error) = connection(stream, peer, tls, &limits, drain, handle).await {
                 tracing::debug!(%error, "connection ended");
             }
             drop(place);
@@ -118,16 +131,27 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-/// Nothing was asked.
+/// A connection is not to go on.
 #[derive(Debug, thiserror::Error)]
-#[error("no request came")]
-struct Silent;
+enum Over {
+    #[error("no request came")]
+    Silent,
+    #[error("it was cut")]
+    Cut,
+}
+
+/// The body of an answer, whose request is under way until it is gone.
+#[derive(Debug)]
+struct Answered<B> {
+    body: B,
+    _running: Running,
+}
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn connection<S, F, B>(
     stream: Stream,
-    address: PeerAddress,
+    mut peer: Peer,
     tls: Option<Tls>,
     limits: &Limits,
     drain: DrainWatch,
@@ -136,19 +160,18 @@ async fn connection<S, F, B>(
 where
     S: Fn(Peer, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
-    let peer = |certificates| Peer { address, certificates, connection: Connection::default() };
-    match tls {
-        Some(tls) => {
-            let stream = Box::pin(handshake(&tls, stream, limits)).await?;
-            let shown = stream.get_ref().1.peer_certificates();
-            let shown = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
-            http(Corked::new(stream, Board::shared()), peer(shown), limits, drain, handle).await
-        }
-        None => http(Corked::new(stream, Board::shared()), peer(None), limits, drain, handle).await,
-    }
+    let Some(tls) = tls else { return http(Corked::new(stream, Board::shared()), peer, limits, drain, handle).await };
+    let this = peer.connection.clone();
+    let stream = tokio::select! {
+        stream = Box::pin(handshake(&tls, stream, limits)) => stream?,
+        () = this.reached(State::Cut) => return Err(Over::Cut.into()),
+    };
+    let shown = stream.get_ref().1.peer_certificates();
+    peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
+    http(Corked::new(stream, Board::shared()), peer, limits, drain, handle).await
 }
 
 async fn handshake(tls: &Tls, stream: Stream, limits: &Limits) -> Result<TlsStream<Stream>, Failure> {
@@ -168,26 +191,24 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(Peer, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
-    let spoken = Arc::new(Notify::new());
     let this = peer.connection.clone();
-    let service = service_fn({
-        let spoken = spoken.clone();
-        move |request: Request<Incoming>| {
-            spoken.notify_one();
-            let (version, this, is_last) = (request.version(), peer.connection.clone(), is_last(request.headers()));
-            // On the heap, so that it is gone once there is an answer: what a codec keeps for a stream is as large as
-            // the largest that it ever held, and a watch lasts for hours.
-            let answer = Box::pin(handle(peer.clone(), request));
-            async move {
-                let mut answer = answer.await;
-                if is_last || this.is_closing() {
-                    say_goodbye(version, &mut answer);
-                }
-                Ok::<_, Infallible>(answer)
+    let late_max = limits.streams_max;
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (version, this, is_last) = (request.version(), peer.connection.clone(), is_last(request.headers()));
+        // On the heap, so that it is gone once there is an answer: what a codec keeps for a stream is as large as
+        // the largest that it ever held, and a watch lasts for hours.
+        let answer = this.request(late_max).map(|running| (Box::pin(handle(peer.clone(), request)), running));
+        async move {
+            // Its sender may ask again elsewhere: nobody has looked at it (RFC 9113 §8.7). HTTP/1 just ends.
+            let (answer, running) = answer.ok_or_else(|| h2::Error::from(h2::Reason::REFUSED_STREAM))?;
+            let mut answer = answer.await;
+            if is_last || this.is(State::Leaving) {
+                say_goodbye(version, &mut answer);
             }
+            Ok::<_, h2::Error>(answer.map(|body| Answered { body, _running: running }))
         }
     });
     let streams = Streams::default();
@@ -195,29 +216,37 @@ where
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(io.clone()), service);
     tokio::pin!(connection);
     let mut driven = Driven::new(connection, io, streams);
-    // The codecs have limits of their own, but only from the moment they know which of them it is.
-    let silence = async {
-        if timeout(limits.first_request_max, spoken.notified()).await.is_ok() {
-            pending::<()>().await;
-        }
-    };
     let ending = async {
         tokio::select! {
-            () = silence => Err(Silent),
+            over = silence(&this, limits) => over,
             _held = drain.started() => Ok(()),
-            () = this.closing() => Ok(()),
+            () = this.reached(State::Closing) => if this.is(State::Cut) { Err(Over::Cut) } else { Ok(()) },
             () = old_age(limits.connection_age_max) => Ok(()),
         }
     };
     // On the heap: it is looked at once.
     match driven.until(Box::pin(ending).as_mut()).await {
         First::Ended(ended) => return ended,
-        First::Aside(over) => over.inspect_err(|_| Failed::Silent.count())?,
+        First::Aside(over) => over?,
     }
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
-    this.close();
+    this.advance(State::Leaving);
     driven.connection().graceful_shutdown();
-    driven.await
+    match driven.until(Box::pin(this.reached(State::Cut)).as_mut()).await {
+        First::Ended(ended) => ended,
+        First::Aside(()) => Err(Over::Cut.into()),
+    }
+}
+
+/// Completes when a connection has been silent for too long. The codecs have limits of their own, but only from the
+/// moment they know which of them it is, and that of HTTP/2 none while its client answers pings.
+async fn silence(this: &Connection, limits: &Limits) -> Result<(), Over> {
+    this.silent_for(limits.first_request_max, limits.idle_max).await;
+    if this.has_asked() {
+        return Ok(());
+    }
+    Failed::Silent.count();
+    Err(Over::Silent)
 }
 
 /// Completes at a connection's own moment, so that those that came together do not come back together.
@@ -263,4 +292,21 @@ fn builder(limits: &Limits, streams: Streams) -> auto::Builder<Streams> {
         .keep_alive_interval(limits.ping_after)
         .keep_alive_timeout(limits.ping_after);
     builder
+}
+
+impl<B: Body + Unpin> Body for Answered<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }

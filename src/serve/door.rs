@@ -17,7 +17,7 @@ use super::feed::{Need, Unready, unavailable};
 use super::metrics;
 use super::readable::{self, Extent};
 use super::route::{Asked, Reason, Route, WatchRead, route};
-use crate::auth::{BrowserGuard, Caller, Gate, Permit, Refused, Sender};
+use crate::auth::{BrowserGuard, Caller, Gate, Permit, Refused, Sender, Shown};
 use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
 use crate::kube::{
@@ -183,7 +183,8 @@ impl Door {
         manner.record = record.map(Arc::new);
         let recording = manner.record.is_some().then(|| manner.clone());
         if matches!(caller, Ok(Caller::Anonymous) | Err(_)) {
-            // As upstream does with those it does not know: what they send next, they send on another connection.
+            // As upstream does with those it does not know: what they send next, they send on another connection. What
+            // has come by this one in the meantime is not looked at.
             peer.connection.close();
         }
         let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request, &info, caller));
@@ -389,13 +390,14 @@ fn forbid(manner: &Manner, why: &str) -> Response<ReplyBody> {
     manner.status(&status_from_code(403, why))
 }
 
-fn sender(peer: &Peer) -> Sender<'_> {
+fn sender(peer: &Peer) -> Sender {
     let address = match peer.address {
         PeerAddress::Tcp(address) => address.ip(),
         // They share a budget, as if they came from one machine, which they do.
         PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
     };
-    Sender { certificates: peer.certificates.as_ref(), address: Some(address) }
+    let shown = |chain: &Arc<[_]>| peer.connection.keep(|| Shown::new(chain.clone()));
+    Sender { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
 }
 
 /// What somebody is told who gets nothing. A bad `timeout` comes first, whoever sends it (semantics.md §1.5).

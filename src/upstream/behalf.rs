@@ -24,6 +24,11 @@ impl CredentialId {
     pub fn new(tag: [u8; 32]) -> Self {
         Self(tag)
     }
+
+    /// For names that are made of this one.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 impl fmt::Debug for CredentialId {

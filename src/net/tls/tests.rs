@@ -98,6 +98,30 @@ async fn a_certificate_without_its_key_is_refused() {
     }
 }
 
+/// D5: what would be dear to look at is refused before anybody does.
+#[tokio::test]
+async fn a_chain_that_is_too_long_is_refused_in_the_handshake() {
+    use super::super::client_certificates::{CERTIFICATES_MAX, CHAIN_BYTES_MAX};
+    let (server, pair) = (server(ClientCertificates::Requested), pair());
+    let own = pair.cert.der();
+    let of_bytes = |bytes: usize| CertificateDer::from(vec![0x30; bytes]);
+    for (what, above, taken) in [
+        ("as many as may be", vec![own.clone(); CERTIFICATES_MAX - 1], true),
+        ("one more", vec![own.clone(); CERTIFICATES_MAX], false),
+        ("some hundred", vec![own.clone(); 60], false),
+        ("as large as may be", vec![of_bytes(CHAIN_BYTES_MAX - own.len())], true),
+        ("a byte more", vec![of_bytes(CHAIN_BYTES_MAX - own.len() + 1)], false),
+    ] {
+        let key = shows(&pair, &pair).0.key.clone();
+        let chain = std::iter::once(own.clone()).chain(above).collect();
+        let shows = Arc::new(Shows(Arc::new(CertifiedKey::new(chain, key))));
+        for version in VERSIONS {
+            let shaken = shake(&server, &client(&server, version, Some(shows.clone()))).await;
+            assert_eq!(shaken.is_ok(), taken, "{what}, {version:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn certificates_are_shown_anew_on_every_connection() {
     let pair = pair();

@@ -82,8 +82,13 @@ impl Trust {
 
     /// Trusts the certificate in a file, and shows one besides.
     pub fn showing(path: &Path, shown: &Pair) -> Self {
+        Self::showing_chain(path, shown, &[])
+    }
+
+    /// The same with the certificates above it.
+    pub fn showing_chain(path: &Path, shown: &Pair, above: &[CertificateDer<'static>]) -> Self {
         let key = PrivatePkcs8KeyDer::from(shown.signing_key.serialize_der());
-        let chain = vec![shown.cert.der().clone()];
+        let chain: Vec<_> = std::iter::once(shown.cert.der()).chain(above).cloned().collect();
         Self::of(path, |builder| builder.with_client_auth_cert(chain, key.into()).expect("a certificate and its key"))
     }
 

@@ -1,0 +1,225 @@
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::metrics::Failed;
+
+/// The connection that a request came by. Cloning shares it.
+#[derive(Debug, Clone, Default)]
+pub struct Connection(Arc<Shared>);
+
+struct Shared {
+    state: AtomicU8,
+    /// The connection's own task waits for its state, and nobody else.
+    changed: Notify,
+    born: Instant,
+    /// Requests whose answers are not whole yet.
+    running: AtomicU32,
+    /// When there was nothing under way last, in milliseconds after `born`.
+    idle_since: AtomicU64,
+    has_asked: AtomicBool,
+    /// Requests that came when none was taken any more.
+    late: AtomicU32,
+    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
+}
+
+/// How far a connection is on its way to the end. It only goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum State {
+    Open,
+    /// It is to end behind what runs on it, by its age, by idleness or in a drain. Requests that were sent before its
+    /// client knew are answered.
+    Leaving,
+    /// The same, but no further request is taken.
+    Closing,
+    /// It ends now.
+    Cut,
+}
+
+/// A request that is under way, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Running(Connection);
+
+impl Connection {
+    /// Ends the connection after what runs on it: GOAWAY, or `Connection: close` with the answer that is on its way.
+    /// What else comes on it is refused as not having been looked at, so that it may be sent again on another one.
+    pub fn close(&self) {
+        self.advance(State::Closing);
+    }
+
+    /// What somebody above keeps with the connection: one value of one type, made when it is first asked for. A value
+    /// of a second type is not kept, but made each time.
+    pub fn keep<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> Arc<T> {
+        let kept = self.0.kept.get_or_init(|| Arc::new(make())).clone();
+        kept.downcast().unwrap_or_else(|_| Arc::new(make()))
+    }
+
+    pub(super) fn advance(&self, state: State) {
+        self.0.state.fetch_max(state as u8, Ordering::SeqCst);
+        self.0.changed.notify_one();
+    }
+
+    pub(super) fn is(&self, state: State) -> bool {
+        self.0.state.load(Ordering::SeqCst) >= state as u8
+    }
+
+    /// Completes when the connection has come to that state; for one waiter at a time.
+    pub(super) async fn reached(&self, state: State) {
+        while !self.is(state) {
+            self.0.changed.notified().await;
+        }
+    }
+
+    /// A request has come; none, if no more are taken. More than `late_max` of those end the connection.
+    pub(super) fn request(&self, late_max: u32) -> Option<Running> {
+        if self.is(State::Closing) {
+            if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {
+                Failed::Insistent.count();
+                self.advance(State::Cut);
+            }
+            return None;
+        }
+        self.0.has_asked.store(true, Ordering::Relaxed);
+        self.0.running.fetch_add(1, Ordering::SeqCst);
+        Some(Running(self.clone()))
+    }
+
+    pub(super) fn has_asked(&self) -> bool {
+        self.0.has_asked.load(Ordering::Relaxed)
+    }
+
+    /// Since when nothing has been under way, if nothing is.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        if self.0.running.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        Some(self.0.born + Duration::from_millis(self.0.idle_since.load(Ordering::SeqCst)))
+    }
+
+    /// Completes when no request has come for as long as `first`, or none has been under way for as long as `next`.
+    pub(super) async fn silent_for(&self, first: Duration, next: Duration) {
+        loop {
+            let max = if self.has_asked() { next } else { first };
+            let now = Instant::now();
+            let due = self.idle_since().map_or(now + max, |since| since + max);
+            if due <= now {
+                return;
+            }
+            // Nobody says when a request comes, or is over.
+            sleep_until(due.min(now + first.min(next))).await;
+        }
+    }
+
+    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            state: AtomicU8::new(State::Open as u8),
+            changed: Notify::new(),
+            born: Instant::now(),
+            running: AtomicU32::new(0),
+            idle_since: AtomicU64::new(0),
+            has_asked: AtomicBool::new(false),
+            late: AtomicU32::new(0),
+            kept: OnceLock::new(),
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    /// Not what is kept: it may be about credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let shared = &self.0.0;
+        // First the time: who finds nothing running reads it.
+        let now = u64::try_from(shared.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        shared.idle_since.fetch_max(now, Ordering::SeqCst);
+        shared.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATE_MAX: u32 = 2;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_idle_from_its_last_answer_on() {
+        let connection = Connection::default();
+        let born = Instant::now();
+        assert_eq!((connection.idle_since(), connection.has_asked()), (Some(born), false));
+        let first = connection.request(LATE_MAX).expect("it is open");
+        let second = connection.request(LATE_MAX).expect("it is open");
+        tokio::time::advance(Duration::from_secs(7)).await;
+        drop(first);
+        assert_eq!((connection.idle_since(), connection.has_asked()), (None, true));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        drop(second);
+        assert_eq!(connection.idle_since(), Some(born + Duration::from_secs(8)));
+        connection.silent_for(Duration::from_secs(10), Duration::from_secs(90)).await;
+        assert_eq!(born.elapsed().as_secs(), 98);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_measured_from_the_last_answer_and_what_runs_for_long_is_none() {
+        let seconds = Duration::from_secs;
+        for (first, next, asked, over) in
+            [(90, 60, None, 90), (90, 60, Some((80, 1000)), 1060), (10, 60, Some((5, 6)), 66), (90, 5, Some((1, 2)), 7)]
+        {
+            let (connection, began) = (Connection::default(), Instant::now());
+            let asking = async {
+                let Some((at, until)) = asked else { return };
+                sleep_until(began + seconds(at)).await;
+                let running = connection.request(LATE_MAX);
+                sleep_until(began + seconds(until)).await;
+                drop(running);
+            };
+            let silence = async {
+                connection.silent_for(seconds(first), seconds(next)).await;
+                began.elapsed()
+            };
+            let (silence, ()) = tokio::join!(silence, asking);
+            // Not to the millisecond where it is looked for.
+            let late = silence.checked_sub(seconds(over)).expect("not before");
+            assert!(late <= seconds(first.min(next)), "{first} {next} {asked:?}: {silence:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_closing_connection_takes_nothing_and_a_leaving_one_does() {
+        let connection = Connection::default();
+        connection.advance(State::Leaving);
+        assert!(connection.request(LATE_MAX).is_some());
+        connection.close();
+        connection.reached(State::Closing).await;
+        connection.advance(State::Leaving);
+        for _ in 0..LATE_MAX {
+            assert!(connection.request(LATE_MAX).is_none() && !connection.is(State::Cut));
+        }
+        assert!(connection.request(LATE_MAX).is_none());
+        connection.reached(State::Cut).await;
+    }
+
+    #[test]
+    fn one_value_of_one_type_is_kept() {
+        let connection = Connection::default();
+        assert_eq!(*connection.keep(|| 1_u8), 1);
+        assert_eq!(*connection.clone().keep(|| 2_u8), 1, "it is there");
+        assert_eq!(*connection.keep(|| "another"), "another");
+    }
+}

@@ -1,0 +1,184 @@
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+
+use tokio::time::Instant;
+
+use super::PeerAddress;
+
+/// Where connections come from, as far as one sender can have many of them: an IPv4 address, the /64 of an IPv6
+/// address, which is what one machine is given, or this machine's unix sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Source {
+    V4(Ipv4Addr),
+    V6([u8; 8]),
+    Unix,
+}
+
+/// A connection with nothing under way: no request yet, or an answer that was the last so far.
+#[derive(Debug)]
+pub(super) struct Silent<C> {
+    pub(super) connection: C,
+    pub(super) source: Source,
+    pub(super) since: Instant,
+}
+
+/// In which order silent connections make room: from the source that has most of them, the one that has been silent for
+/// longest. So none keeps more places by silence than the others do, and a source with few of them keeps those.
+#[derive(Debug)]
+pub(super) struct Crowd<C> {
+    queues: HashMap<Source, VecDeque<Silent<C>>>,
+    /// The first is the source with most; of equals the one that has the oldest. An entry that does not fit its queue
+    /// any more has a newer one beside it.
+    order: BinaryHeap<Rank>,
+}
+
+type Rank = (usize, Reverse<Instant>, Source);
+
+impl Source {
+    pub(super) fn of(address: PeerAddress) -> Self {
+        let PeerAddress::Tcp(address) = address else { return Self::Unix };
+        match address.ip().to_canonical() {
+            IpAddr::V4(ip) => Self::V4(ip),
+            IpAddr::V6(ip) => Self::V6(ip.octets()[..8].try_into().expect("the first half of 16 bytes")),
+        }
+    }
+}
+
+impl<C> Crowd<C> {
+    pub(super) fn of(silent: impl Iterator<Item = Silent<C>>) -> Self {
+        let mut queues = HashMap::<_, Vec<_>>::new();
+        silent.for_each(|silent| queues.entry(silent.source).or_default().push(silent));
+        let queues: HashMap<_, VecDeque<_>> = queues
+            .into_iter()
+            .map(|(source, mut queue)| {
+                queue.sort_by_key(|silent| silent.since);
+                (source, queue.into())
+            })
+            .collect();
+        let order = queues.iter().filter_map(|(source, queue)| rank(*source, queue)).collect();
+        Self { queues, order }
+    }
+
+    /// One more, which has been silent for less long than the others.
+    pub(super) fn add(&mut self, silent: Silent<C>) {
+        let source = silent.source;
+        let queue = self.queues.entry(source).or_default();
+        queue.push_back(silent);
+        self.order.extend(rank(source, queue));
+    }
+
+    /// Who is to go next, if there is anybody left.
+    pub(super) fn next(&mut self) -> Option<Silent<C>> {
+        loop {
+            let best = self.order.pop()?;
+            let (_, _, source) = best;
+            let queue = self.queues.get_mut(&source)?;
+            if rank(source, queue) != Some(best) {
+                continue;
+            }
+            let first = queue.pop_front();
+            self.order.extend(rank(source, queue));
+            return first;
+        }
+    }
+}
+
+impl<C> Default for Crowd<C> {
+    fn default() -> Self {
+        Self { queues: HashMap::new(), order: BinaryHeap::new() }
+    }
+}
+
+fn rank<C>(source: Source, queue: &VecDeque<Silent<C>>) -> Option<Rank> {
+    queue.front().map(|oldest| (queue.len(), Reverse(oldest.since), source))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn source(text: &str) -> Source {
+        Source::of(PeerAddress::Tcp(format!("{text}:1").parse().expect("an address")))
+    }
+
+    #[test]
+    fn a_source_is_what_one_sender_can_have_many_of() {
+        for (one, other, same) in [
+            ("10.0.0.1", "10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.2", false),
+            ("10.0.0.1", "[::ffff:10.0.0.1]", true),
+            ("[2001:db8:0:1::1]", "[2001:db8:0:1:ffff::9]", true),
+            ("[2001:db8:0:1::1]", "[2001:db8:0:2::1]", false),
+        ] {
+            assert_eq!(source(one) == source(other), same, "{one} and {other}");
+        }
+        let unix = |uid| Source::of(PeerAddress::Unix { uid });
+        assert_eq!(unix(Some(1)), unix(Some(2)));
+    }
+
+    /// Who goes in which order, of connections that are named by their source and the second since when.
+    fn order(silent: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
+        let began = Instant::now();
+        let silent = silent.iter().map(|(text, second)| Silent {
+            connection: (*text, *second),
+            source: source(text),
+            since: began + Duration::from_secs(*second),
+        });
+        let mut crowd = Crowd::of(silent);
+        std::iter::from_fn(|| crowd.next()).map(|silent| silent.connection).collect()
+    }
+
+    #[test]
+    fn who_has_most_gives_first_and_the_oldest_of_equals() {
+        const A: &str = "10.0.0.1";
+        const B: &str = "10.0.0.2";
+        for (silent, gone) in [
+            (vec![], vec![]),
+            (vec![(A, 3), (A, 1), (A, 2)], vec![(A, 1), (A, 2), (A, 3)]),
+            (vec![(A, 9), (B, 5)], vec![(B, 5), (A, 9)]),
+            // The only one of its source is older than the others, and stays for longest.
+            (vec![(B, 0), (A, 7), (A, 8), (A, 9)], vec![(A, 7), (A, 8), (B, 0), (A, 9)]),
+        ] {
+            assert_eq!(order(&silent), gone, "{silent:?}");
+        }
+    }
+
+    proptest! {
+        /// Whoever opens how many: a source is asked for a place only while none has more.
+        #[test]
+        fn nobody_gives_while_another_has_more(opened in proptest::collection::vec((0_u8..5, 0_u64..100), 0..200)) {
+            let began = Instant::now();
+            let silent = opened.iter().map(|(host, second)| Silent {
+                connection: (),
+                source: Source::V4(Ipv4Addr::new(10, 0, 0, *host)),
+                since: began + Duration::from_secs(*second),
+            });
+            let mut left: HashMap<_, Vec<_>> = HashMap::new();
+            for (host, second) in &opened {
+                left.entry(Source::V4(Ipv4Addr::new(10, 0, 0, *host))).or_default().push(*second);
+            }
+            // Some come after the others were looked at.
+            let mut silent: Vec<_> = silent.collect();
+            silent.sort_by_key(|silent| silent.since);
+            let late = silent.split_off(silent.len() / 2);
+            let mut crowd = Crowd::of(silent.into_iter());
+            late.into_iter().for_each(|silent| crowd.add(silent));
+            for _ in 0..opened.len() {
+                let next = crowd.next().expect("one is left");
+                let most = left.values().map(Vec::len).max().expect("one is left");
+                let queue = left.get_mut(&next.source).expect("it is one of them");
+                prop_assert_eq!(queue.len(), most);
+                let second = (next.since - began).as_secs();
+                prop_assert_eq!(Some(&second), queue.iter().min());
+                let at = queue.iter().position(|at| *at == second).expect("it is there");
+                queue.swap_remove(at);
+            }
+            prop_assert!(crowd.next().is_none());
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Chains of client certificates: how long they are good for, and by whose word (reliability.md §3.3).
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use http::Method;
+use kube_fanout::auth::Mode;
+use kube_fanout::demo::{self, Running};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedKey, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
+use rustls::pki_types::CertificateDer;
+
+use crate::direct::{self, App, Client, Dir, Ended, PODS, Pair, Plan, Protocol, Trust, eventually, pair};
+use crate::process::metric;
+
+const LONG: Duration = Duration::from_secs(600);
+/// Certificates know whole seconds.
+const SOON: Duration = Duration::from_secs(3);
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Somebody who issues certificates.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    der: CertificateDer<'static>,
+}
+
+/// Valid since a year ago, and for so long from now on; in the past, if it is none at all.
+fn params(name: &str, valid: Option<Duration>) -> CertificateParams {
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.distinguished_name.push(DnType::CommonName, name);
+    let now = SystemTime::now();
+    params.not_before = (now - YEAR).into();
+    params.not_after = valid.map_or(now - Duration::from_secs(60), |valid| now + valid).into();
+    params
+}
+
+impl Authority {
+    fn new(name: &str, valid: Option<Duration>) -> Self {
+        Self::signed(name, valid, |params, key| params.self_signed(key).expect("signed"))
+    }
+
+    fn appoint(&self, name: &str, valid: Option<Duration>) -> Self {
+        Self::signed(name, valid, |params, key| params.signed_by(key, &self.issuer).expect("signed"))
+    }
+
+    fn signed(
+        name: &str,
+        valid: Option<Duration>,
+        sign: impl FnOnce(&CertificateParams, &KeyPair) -> rcgen::Certificate,
+    ) -> Self {
+        let (key, mut params) = (KeyPair::generate().expect("a key"), params(name, valid));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = sign(&params, &key);
+        Self { pem: certificate.pem(), der: certificate.der().clone(), issuer: Issuer::new(params, key) }
+    }
+
+    fn issue(&self, name: &str) -> Pair {
+        let (signing_key, mut params) = (KeyPair::generate().expect("a key"), params(name, Some(YEAR)));
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        CertifiedKey { cert: params.signed_by(&signing_key, &self.issuer).expect("signed"), signing_key }
+    }
+}
+
+/// An application that takes the certificates of these authorities, and what its clients trust.
+fn plan(up: &Running, dir: &Dir, clients: &str) -> (Plan, PathBuf) {
+    let own = pair();
+    let certificate = dir.file("own.pem", &own.cert.pem());
+    let key = dir.file("own.key", &own.signing_key.serialize_pem());
+    let client_ca = dir.file("clients.pem", clients);
+    let plan = direct::app(up).tls_from(certificate.clone(), key).with(|config| {
+        config.auth = Mode::Delegated;
+        config.delegated.client_ca = Some(client_ca);
+        config.delegated.auth.recheck = LONG;
+    });
+    (plan, certificate)
+}
+
+/// A4: nothing asks again in time but the end of the chain itself, wherever that is.
+#[tokio::test]
+async fn a4_a_watch_ends_with_the_earliest_certificate_of_its_chain() {
+    let up = demo::upstream().pods(3).run().await;
+    ["ada", "bob"].iter().for_each(|name| up.reviews().allow(name, "*"));
+    let (dir, lasting, ending) =
+        (Dir::new(), Authority::new("lasting", Some(YEAR)), Authority::new("ending", Some(SOON)));
+    let (between, below) = (lasting.appoint("between", Some(SOON)), ending.appoint("below", Some(YEAR)));
+    let (plan, ca) = plan(&up, &dir, &format!("{}{}", lasting.pem, ending.pem));
+    let app = plan.run().await;
+    let client = |by: &Authority, name: &str| -> Client {
+        let trust = Trust::showing_chain(&ca, &by.issue(name), &[by.der.clone()]);
+        app.listener(0).trusting(Some(trust)).over(Protocol::Http2)
+    };
+    let (ada, bob) = (client(&between, "ada"), client(&below, "bob"));
+    let mut watches = Vec::new();
+    for (what, client) in [("one between", ada), ("the authority", bob)] {
+        let watch = client.watch(PODS).initial_events().await;
+        watch.listed().await;
+        watches.push((what, client, watch));
+    }
+    for (what, client, watch) in watches {
+        assert_eq!(watch.ended().await, Ended::Refused(401), "{what}");
+        assert_eq!(client.get(PODS).await.status, 401, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn an_authority_that_has_ended_is_none() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().allow("ada", "*");
+    let (dir, ended, good) = (Dir::new(), Authority::new("ended", None), Authority::new("good", Some(YEAR)));
+    let (plan, ca) = plan(&up, &dir, &format!("{}{}", ended.pem, good.pem));
+    let app = plan.run().await;
+    let get = async |by: &Authority| {
+        let trust = Trust::showing(&ca, &by.issue("ada"));
+        app.listener(0).trusting(Some(trust)).get(PODS).await.status
+    };
+    assert_eq!((get(&ended).await, get(&good).await), (401, 200));
+}
+
+/// Writes a file, and returns when the application has refused it.
+async fn refused(app: &App, dir: &Dir, file: &str, text: &str, what: &str) {
+    let failed = || async {
+        let label = format!("what=\"{what}\",outcome=\"failed\"");
+        metric(&app.admin("/metrics").await.text(), "kube_fanout_reloads_total", &label)
+    };
+    // Of this process: other tests may have had their failures.
+    let before = failed().await;
+    dir.file(file, text);
+    eventually(&format!("{file} is refused"), || async { failed().await > before }).await;
+}
+
+/// T2: whichever file changes, and however often.
+#[tokio::test]
+async fn t2_an_authority_of_clients_never_becomes_one_of_front_proxies() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().allow("ada", "*");
+    let dir = Dir::new();
+    let [clients, proxies, others] = ["clients", "proxies", "others"].map(|name| Authority::new(name, Some(YEAR)));
+    let (plan, ca) = plan(&up, &dir, &clients.pem);
+    let front = dir.file("proxies.pem", &proxies.pem);
+    let app = plan.with(|config| config.delegated.front_proxy_ca = Some(front)).run().await;
+    let ask = async |by: &Authority, name: &str, says: Option<&str>| {
+        let client = app.listener(0).trusting(Some(Trust::showing(&ca, &by.issue(name))));
+        let call = client.request(Method::GET, PODS);
+        says.into_iter().fold(call, |call, user| call.header("x-remote-user", user)).send().await.status
+    };
+    let as_it_was = async || {
+        assert_eq!(ask(&proxies, "front", Some("ada")).await, 200);
+        assert_eq!(ask(&proxies, "ada", None).await, 401, "a proxy is no client");
+        assert_eq!(ask(&clients, "ada", Some("bob")).await, 200, "she is who she is, and not who she says");
+        assert_eq!(ask(&clients, "bob", Some("ada")).await, 403);
+    };
+    as_it_was().await;
+    let both = format!("{}{}", proxies.pem, clients.pem);
+    refused(&app, &dir, "proxies.pem", &both, "front_proxy_ca").await;
+    as_it_was().await;
+    refused(&app, &dir, "clients.pem", &both, "client_ca").await;
+    as_it_was().await;
+    // What can be used is, once the other file no longer stands against it.
+    dir.file("proxies.pem", &others.pem);
+    eventually("the proxies' authority is another", || async { ask(&others, "front", Some("ada")).await == 200 }).await;
+    eventually("and now the clients' may have it", || async { ask(&proxies, "ada", None).await == 200 }).await;
+    assert_eq!(ask(&proxies, "bob", Some("ada")).await, 403);
+}

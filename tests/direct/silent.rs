@@ -1,0 +1,154 @@
+//! Connections on which nothing happens: they keep nobody out, and end (reliability.md D5; §3.8).
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use http::{Method, Request};
+use http_body_util::BodyExt as _;
+use kube_fanout::net::{ClientCertificates, Limits, Listener, Tls};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::direct::{Dir, Listening, Protocol, Trust, eventually, within};
+
+/// Longer than a test takes.
+const LONG: Duration = Duration::from_secs(3600);
+const PLACES: usize = 40;
+
+/// Nothing but a newcomer ends a connection.
+fn patient(connections_max: usize) -> Limits {
+    Limits {
+        connections_max,
+        handshake_max: LONG,
+        first_request_max: LONG,
+        idle_max: LONG,
+        header_max: LONG,
+        ..Limits::default()
+    }
+}
+
+async fn listener() -> Listener {
+    Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port")
+}
+
+async fn silent(address: &str, count: usize) -> Vec<TcpStream> {
+    let mut silent = Vec::new();
+    for _ in 0..count {
+        silent.push(TcpStream::connect(address).await.expect("it listens"));
+    }
+    silent
+}
+
+/// Whether the other side has closed it.
+async fn ends(io: &mut TcpStream) -> bool {
+    matches!(within("the end of a connection", io.read(&mut [0; 64])).await, Ok(0) | Err(_))
+}
+
+#[tokio::test]
+async fn whoever_says_nothing_makes_room_for_whoever_asks() {
+    const ASKED: usize = 5;
+    let listener = listener().await;
+    let address = listener.local_address().expect("it is bound").to_string();
+    let listening = Listening::start(listener, None, patient(PLACES));
+    let mut silent = silent(&address, PLACES).await;
+    for _ in 0..ASKED {
+        assert_eq!(listening.client().get("/").await.status, 200);
+    }
+    assert!(ends(&mut silent[0]).await, "the oldest has gone");
+    // One for each that came at most: whoever asked has left since.
+    let kept = &mut silent[ASKED];
+    kept.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("it is open");
+    let mut head = [0; 12];
+    within("an answer", kept.read_exact(&mut head)).await.expect("it is answered");
+    assert_eq!(&head, b"HTTP/1.1 200");
+}
+
+#[tokio::test]
+async fn handshakes_that_are_not_begun_keep_nobody_out() {
+    let (dir, names) = (Dir::new(), vec!["127.0.0.1".to_owned()]);
+    let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
+    let ca = dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
+    let listener = listener().await;
+    let address = listener.local_address().expect("it is bound").to_string();
+    let listening = Listening::start(listener, Some(tls), patient(PLACES));
+    // Twice as many as there are places, and some that have begun.
+    let mut silent = silent(&address, 2 * PLACES).await;
+    for io in &mut silent[PLACES..] {
+        let _ = io.write_all(b"\x16\x03\x01\x02\x00\x01\x00").await;
+    }
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let client = listening.client().trusting(Some(Trust::in_file(&ca))).over(protocol);
+        assert_eq!(client.get("/").await.status, 200, "{protocol:?}");
+    }
+    assert!(ends(&mut silent[0]).await, "the oldest has gone");
+}
+
+#[tokio::test]
+async fn whoever_has_asked_and_idles_makes_room_and_a_stream_does_not() {
+    let listening = Listening::start(listener().await, None, patient(PLACES));
+    let mut streams = Vec::new();
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let client = listening.client().over(protocol);
+        let open = client.request(Method::GET, "/stream").open().await.expect("a stream");
+        streams.push((client, open.into_body()));
+    }
+    let mut idle = Vec::new();
+    for _ in 0..PLACES {
+        let client = listening.client().multiplexed().await;
+        assert_eq!(client.get("/").await.status, 200);
+        idle.push(client);
+    }
+    let first = &idle[0];
+    let gone = || async { first.request(Method::GET, "/").try_send().await.is_err() };
+    eventually("the one that has idled for longest has gone", gone).await;
+    listening.say("still here");
+    for (_, stream) in &mut streams {
+        let frame = within("a word", stream.frame()).await.expect("it goes on").expect("unbroken");
+        assert_eq!(frame.into_data().expect("data"), "still here");
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
+    let limits = Limits { idle_max: Duration::from_millis(100), ..Limits::default() };
+    let listening = Listening::start(listener().await, None, limits);
+    let (idle, busy) = (listening.client().multiplexed().await, listening.client().multiplexed().await);
+    assert_eq!(idle.get("/").await.status, 200);
+    let mut stream = busy.request(Method::GET, "/stream").open().await.expect("a stream").into_body();
+    let asks = AtomicU32::new(0);
+    let gone = || async {
+        // Whoever asks is not idle, so it is left alone for longer and longer.
+        tokio::time::sleep(Duration::from_millis(10) * asks.fetch_add(1, Ordering::Relaxed)).await;
+        idle.request(Method::GET, "/").try_send().await.is_err()
+    };
+    eventually("it takes no more requests", gone).await;
+    listening.say("still here");
+    assert!(within("a word", stream.frame()).await.expect("it goes on").is_ok());
+    assert_eq!(busy.get("/").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_closed_looks_at_nothing_more() {
+    let listening = Listening::start(listener().await, None, Limits::default());
+    let io = listening.client().over(Protocol::Http2).connect().await.expect("a connection");
+    let (sender, connection) = h2::client::handshake(io).await.expect("HTTP/2");
+    let mut sender = sender.ready().await.expect("it takes requests");
+    let request = |path| Request::get(format!("http://localhost{path}")).body(()).expect("a request");
+    // All on their way before the first is answered.
+    let (first, _) = sender.send_request(request("/leave"), true).expect("it is sent");
+    let (second, _) = sender.send_request(request("/"), true).expect("it is sent");
+    let connection = tokio::spawn(connection);
+    assert_eq!(within("an answer", first).await.expect("the last one").status(), 200);
+    let refused = within("a refusal", second).await.expect_err("nobody has looked at it");
+    assert_eq!(refused.reason(), Some(h2::Reason::REFUSED_STREAM), "it may be sent again");
+    drop(sender);
+    let _ = within("the end", connection).await;
+    let mut io = listening.client().connect().await.expect("a connection");
+    let piped = ["/leave", "/"].map(|path| format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).concat();
+    io.write_all(piped.as_bytes()).await.expect("it is sent");
+    let mut heard = Vec::new();
+    let _ = within("the end", io.read_to_end(&mut heard)).await;
+    let heard = String::from_utf8(heard).expect("text");
+    assert_eq!(heard.matches("HTTP/1.1 200").count(), 1, "{heard}");
+    assert_eq!(listening.requests(), 2, "of four");
+}
