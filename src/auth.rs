@@ -32,6 +32,7 @@ mod question;
 mod readable;
 mod refused;
 mod reviews;
+mod separation;
 mod shown;
 mod sight;
 mod standing;
@@ -56,7 +57,8 @@ pub use metrics::describe;
 pub use policy::{Change, Policy, PolicyKind};
 pub use readable::{Permit, Readable, Standing, Verdicts};
 pub use refused::Refused;
-pub use shown::{Mixed, Role, Separation, Shown};
+pub use separation::{Mixed, Role, Separation};
+pub use shown::Shown;
 pub use sight::Verdict;
 
 /// How callers are authenticated and authorized.

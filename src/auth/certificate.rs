@@ -100,9 +100,7 @@ impl Authorities {
         // Of two with one name and key that which lasts longer is tried first.
         authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
         let (anchors, roots) = authorities.into_iter().unzip();
-        let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
-        certificates.iter().for_each(|der| digest.update(der));
-        let edition = Edition(digest.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"));
+        let edition = Edition::of(&certificates);
         let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms.all;
         Ok(Self { algorithms, edition, anchors, roots })
     }
@@ -175,6 +173,14 @@ impl Authorities {
     fn root(&self, anchor: &TrustAnchor<'_>) -> Option<&Root> {
         let at = self.anchors.iter().position(|one| std::ptr::eq::<TrustAnchor<'_>>(one, anchor))?;
         self.roots.get(at)
+    }
+}
+
+impl Edition {
+    fn of(certificates: &[CertificateDer<'_>]) -> Self {
+        let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
+        certificates.iter().for_each(|der| digest.update(der));
+        Self(digest.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 }
 

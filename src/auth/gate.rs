@@ -336,7 +336,7 @@ fn shown(sender: Sender, headers: &HeaderMap) -> Result<Vec<Credential>, Refused
     if let Some(chain) = sender.certificates {
         let user = asserted(headers).map(Arc::new);
         shown.extend(user.map(|user| Credential::Asserted(chain.clone(), user)));
-        shown.push(Credential::Certificate(chain.clone()));
+        shown.push(Credential::Certificate(chain));
     }
     match token_of(headers) {
         Ok(token) => shown.extend(token.map(Credential::Token)),

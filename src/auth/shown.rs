@@ -1,27 +1,21 @@
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
+use super::Role;
 use super::certificate::{Authorities, Edition, Holder, Untrusted};
 use super::credential::Chain;
 use crate::upstream::CredentialId;
 
-/// A certificate chain that a client has shown, and what was found out about it: kept with the connection, so that it is
-/// looked at once, and not with every request.
+/// A certificate chain that a client has shown, and what was found out about it: kept with the connection, so that it
+/// is looked at once, and not with every request.
 #[derive(Debug)]
 pub struct Shown {
     chain: Chain,
     id: OnceLock<CredentialId>,
     as_client: Mutex<Option<Verdict>>,
     as_proxy: Mutex<Option<Verdict>>,
-}
-
-/// Whose authorities a chain is verified by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    Client,
-    FrontProxy,
 }
 
 /// Whose a chain is, or that it is nobody's, by some authorities and for a while.
@@ -85,42 +79,6 @@ impl PartialEq for Shown {
 }
 
 impl Eq for Shown {}
-
-/// What two sets of authorities know of each other: an authority in both would make every client a front proxy.
-#[derive(Debug, Clone, Default)]
-pub struct Separation(Arc<Mutex<Sides>>);
-
-#[derive(Debug, Default)]
-struct Sides {
-    clients: Vec<Vec<u8>>,
-    proxies: Vec<Vec<u8>>,
-}
-
-/// An authority of clients would be one of front proxies.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("an authority of clients would be one of front proxies too")]
-pub struct Mixed;
-
-impl Separation {
-    /// From now on these are the authorities of that role, unless one of them has the other role too.
-    ///
-    /// # Errors
-    /// It has; what was before stays.
-    pub fn admit(&self, role: Role, authorities: &Authorities) -> Result<(), Mixed> {
-        let mut sides = self.0.lock();
-        let Sides { clients, proxies } = &mut *sides;
-        let (own, others) = match role {
-            Role::Client => (clients, proxies),
-            Role::FrontProxy => (proxies, clients),
-        };
-        let keys: Vec<_> = authorities.keys().map(<[u8]>::to_vec).collect();
-        if keys.iter().any(|key| others.contains(key)) {
-            return Err(Mixed);
-        }
-        *own = keys;
-        Ok(())
-    }
-}
 
 #[cfg(test)]
 mod tests;

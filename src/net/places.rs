@@ -2,9 +2,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::{Resource, getrlimit};
 use slab::Slab;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Connection;
 use super::connection::State;
@@ -38,6 +39,11 @@ struct Taken {
     looked: Option<Instant>,
 }
 
+/// Of each four descriptors that the process may have, those that are for the connections of one listener. The others
+/// are for upstream, for files and for whoever asks how we are.
+const DESCRIPTORS_OF_4: usize = 3;
+/// Connections that are closed at a time where there are no descriptors.
+const ROOM: usize = 16;
 /// Connections that are beyond the limit because they were told to go and have not gone yet.
 const LEAVING_MAX: usize = 256;
 /// Between two looks at all connections of a listener that is full, of which none is known to be silent: a look at
@@ -47,7 +53,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 const LOOK_GOOD_FOR: Duration = Duration::from_secs(1);
 
 impl Places {
-    pub(super) fn new(connections_max: usize) -> Arc<Self> {
+    /// As many as that, but no more than the process has descriptors for.
+    pub(super) fn within_descriptors(connections_max: usize) -> Arc<Self> {
+        let descriptors = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
+        let places_max = descriptors.map_or(usize::MAX, |descriptors| descriptors / 4 * DESCRIPTORS_OF_4).max(1);
+        if places_max < connections_max {
+            tracing::warn!(connections_max, places_max, "the process may have too few descriptors for its connections");
+        }
+        Self::new(connections_max.min(places_max))
+    }
+
+    fn new(connections_max: usize) -> Arc<Self> {
         let taken = Taken { here: Slab::new(), leaving: 0, crowd: Crowd::default(), looked: None };
         Arc::new(Self { connections_max, taken: Mutex::new(taken), freed: Notify::new() })
     }
@@ -64,6 +80,16 @@ impl Places {
                 () = sleep(LOOK_EVERY) => {}
             }
         }
+    }
+
+    /// Closes some that are silent, because the process has no descriptors left, and waits a little until they are gone.
+    /// Whether there were some.
+    pub(super) async fn make_room(&self) -> bool {
+        let closed = {
+            let mut taken = self.taken.lock();
+            (0..ROOM).take_while(|_| taken.leaving < LEAVING_MAX && taken.displace().is_some()).count()
+        };
+        closed > 0 && timeout(LOOK_EVERY, self.freed.notified()).await.is_ok()
     }
 
     fn try_enter(&self, connection: &Connection, source: Source) -> Option<usize> {

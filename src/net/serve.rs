@@ -89,7 +89,7 @@ pub async fn serve<S, F, B>(
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let limits = Arc::new(limits);
-    let places = Places::new(limits.connections_max);
+    let places = Places::within_descriptors(limits.connections_max);
     let watch = drain.clone();
     let started = drain.started();
     tokio::pin!(started);
@@ -107,7 +107,9 @@ pub async fn serve<S, F, B>(
         let (stream, address, this, place) = match entered {
             Ok(entered) => entered,
             Err(error) => {
-                pause_after(&error).await;
+                if !(has_no_descriptor(&error) && places.make_room().await) {
+                    pause_after(&error).await;
+                }
                 continue;
             }
         };
@@ -121,6 +123,12 @@ pub async fn serve<S, F, B>(
             drop(place);
         });
     }
+}
+
+/// Of this process, or of the whole machine.
+fn has_no_descriptor(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 async fn pause_after(error: &io::Error) {

@@ -57,6 +57,16 @@ impl Process {
         Self::start(command).await
     }
 
+    /// The same with so many descriptors.
+    pub async fn with_descriptors(descriptors: usize, dir: &Dir, url: &str) -> Self {
+        let mut command = Command::new("sh");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
+        let limited = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+        command.arg("-c").arg(limited).arg(env!("CARGO_BIN_EXE_kube-fanout"));
+        command.arg("serve").arg("--kubeconfig").arg(kubeconfig(dir, url, ""));
+        Self::start(command).await
+    }
+
     /// Starts `serve` so that it logs all it can, to a file.
     pub async fn traced(log: &Path, arguments: &[&str]) -> Self {
         let mut command = command();

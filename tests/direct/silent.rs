@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use http::{Method, Request};
 use http_body_util::BodyExt as _;
+use kube_fanout::demo;
 use kube_fanout::net::{ClientCertificates, Limits, Listener, Tls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::direct::{Dir, Listening, Protocol, Trust, eventually, within};
+use crate::direct::{Dir, Listening, PODS, Protocol, Trust, eventually, within};
+use crate::process::{Process, metric};
 
 /// Longer than a test takes.
 const LONG: Duration = Duration::from_secs(3600);
@@ -81,6 +83,22 @@ async fn handshakes_that_are_not_begun_keep_nobody_out() {
         assert_eq!(client.get("/").await.status, 200, "{protocol:?}");
     }
     assert!(ends(&mut silent[0]).await, "the oldest has gone");
+}
+
+/// X5: the descriptors that are left are for those who ask, and for upstream.
+#[tokio::test]
+async fn silent_connections_do_not_use_up_the_descriptors() {
+    const DESCRIPTORS: usize = 80;
+    let up = demo::upstream().pods(3).run().await;
+    let process = Process::with_descriptors(DESCRIPTORS, &Dir::new(), &up.url()).await;
+    let address = process.client().url().trim_start_matches("http://").to_owned();
+    let silent = silent(&address, 2 * DESCRIPTORS).await;
+    for path in [PODS, "/version"] {
+        assert_eq!(process.client().get(path).await.status, 200, "{path}");
+    }
+    let displaced = metric(&process.metrics().await, "kube_fanout_connections_failed_total", "reason=\"displaced\"");
+    assert!(displaced >= DESCRIPTORS as f64, "{displaced}");
+    drop(silent);
 }
 
 #[tokio::test]

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::super::certificate::tests::{Authority, at, checks, counted, valid};
 use super::*;
 
@@ -51,22 +53,5 @@ fn a_client_is_no_front_proxy_by_what_was_found_out_of_it_as_a_client() {
     for _ in 0..2 {
         assert!(client.holder(Role::Client, &clients, at(1)).is_ok());
         assert!(client.holder(Role::FrontProxy, &proxies, at(1)).is_err());
-    }
-}
-
-#[test]
-fn no_authority_gets_a_second_role() {
-    let [one, other, third] = ["one", "other", "third"].map(|name| Authority::new(name).trusted());
-    let apart = Separation::default();
-    for (what, role, authorities, admitted) in [
-        ("clients of one", Role::Client, &one, true),
-        ("proxies of the same", Role::FrontProxy, &one, false),
-        ("proxies of another", Role::FrontProxy, &other, true),
-        ("clients of what proxies have", Role::Client, &other, false),
-        ("the first ones again, which stayed", Role::Client, &one, true),
-        ("proxies of a third", Role::FrontProxy, &third, true),
-        ("clients of what proxies had", Role::Client, &other, true),
-    ] {
-        assert_eq!(apart.admit(role, authorities).is_ok(), admitted, "{what}");
     }
 }

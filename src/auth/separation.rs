@@ -1,0 +1,71 @@
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::Authorities;
+
+/// Whose authorities a chain is verified by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Client,
+    FrontProxy,
+}
+
+/// What two sets of authorities know of each other: an authority in both would make every client a front proxy.
+#[derive(Debug, Clone, Default)]
+pub struct Separation(Arc<Mutex<Sides>>);
+
+#[derive(Debug, Default)]
+struct Sides {
+    clients: Vec<Vec<u8>>,
+    proxies: Vec<Vec<u8>>,
+}
+
+/// An authority of clients would be one of front proxies.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an authority of clients would be one of front proxies too")]
+pub struct Mixed;
+
+impl Separation {
+    /// From now on these are the authorities of that role, unless one of them has the other role too.
+    ///
+    /// # Errors
+    /// It has; what was before stays.
+    pub fn admit(&self, role: Role, authorities: &Authorities) -> Result<(), Mixed> {
+        let mut sides = self.0.lock();
+        let Sides { clients, proxies } = &mut *sides;
+        let (own, others) = match role {
+            Role::Client => (clients, proxies),
+            Role::FrontProxy => (proxies, clients),
+        };
+        let keys: Vec<_> = authorities.keys().map(<[u8]>::to_vec).collect();
+        if keys.iter().any(|key| others.contains(key)) {
+            return Err(Mixed);
+        }
+        *own = keys;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::certificate::tests::Authority;
+    use super::*;
+
+    #[test]
+    fn no_authority_gets_a_second_role() {
+        let [one, other, third] = ["one", "other", "third"].map(|name| Authority::new(name).trusted());
+        let apart = Separation::default();
+        for (what, role, authorities, admitted) in [
+            ("clients of one", Role::Client, &one, true),
+            ("proxies of the same", Role::FrontProxy, &one, false),
+            ("proxies of another", Role::FrontProxy, &other, true),
+            ("clients of what proxies have", Role::Client, &other, false),
+            ("the first ones again, which stayed", Role::Client, &one, true),
+            ("proxies of a third", Role::FrontProxy, &third, true),
+            ("clients of what proxies had", Role::Client, &other, true),
+        ] {
+            assert_eq!(apart.admit(role, authorities).is_ok(), admitted, "{what}");
+        }
+    }
+}
