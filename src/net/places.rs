@@ -82,8 +82,8 @@ impl Places {
         }
     }
 
-    /// Closes some that are silent, because the process has no descriptors left, and waits a little until they are gone.
-    /// Whether there were some.
+    /// Closes some that are silent, because the process has no descriptors left, and waits a little until they are
+    /// gone. Whether there were some.
     pub(super) async fn make_room(&self) -> bool {
         let closed = {
             let mut taken = self.taken.lock();

@@ -88,7 +88,7 @@ async fn a4_a_watch_ends_with_the_earliest_certificate_of_its_chain() {
     let (plan, ca) = plan(&up, &dir, &format!("{}{}", lasting.pem, ending.pem));
     let app = plan.run().await;
     let client = |by: &Authority, name: &str| -> Client {
-        let trust = Trust::showing_chain(&ca, &by.issue(name), &[by.der.clone()]);
+        let trust = Trust::showing_chain(&ca, &by.issue(name), std::slice::from_ref(&by.der));
         app.listener(0).trusting(Some(trust)).over(Protocol::Http2)
     };
     let (ada, bob) = (client(&between, "ada"), client(&below, "bob"));
@@ -102,6 +102,24 @@ async fn a4_a_watch_ends_with_the_earliest_certificate_of_its_chain() {
         assert_eq!(watch.ended().await, Ended::Refused(401), "{what}");
         assert_eq!(client.get(PODS).await.status, 401, "{what}");
     }
+}
+
+/// A4: the word of a front proxy is good for as long as its own certificates are.
+#[tokio::test]
+async fn a4_a_watch_ends_with_the_chain_of_the_proxy_that_spoke_for_its_client() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().allow("ada", "*");
+    let (dir, clients) = (Dir::new(), Authority::new("clients", Some(YEAR)));
+    let proxies = Authority::new("proxies", Some(SOON));
+    let (plan, ca) = plan(&up, &dir, &clients.pem);
+    let front = dir.file("proxies.pem", &proxies.pem);
+    let app = plan.with(|config| config.delegated.front_proxy_ca = Some(front)).run().await;
+    let client = app.listener(0).trusting(Some(Trust::showing(&ca, &proxies.issue("front"))));
+    let path = format!("{PODS}?watch=true&resourceVersion={}", up.revision());
+    let watch = client.request(Method::GET, &path).header("x-remote-user", "ada").send().await;
+    assert_eq!(watch.status, 200);
+    let last: serde_json::Value = serde_json::from_slice(&watch.body).expect("one event");
+    assert_eq!((&last["type"], &last["object"]["code"]), (&"ERROR".into(), &401.into()));
 }
 
 #[tokio::test]
