@@ -3,6 +3,7 @@
 mod backoff;
 mod bell;
 mod clock;
+mod cut;
 mod drain;
 mod metrics;
 mod rarely;
@@ -14,6 +15,7 @@ mod tasks;
 pub use backoff::{Backoff, Waits};
 pub use bell::Bell;
 pub use clock::now_ns;
+pub use cut::Cut;
 pub use drain::{DrainTrigger, DrainWatch, Draining};
 pub use rarely::Rarely;
 pub use ready::{NotReady, Ready};

@@ -10,7 +10,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::reader::End;
-use super::{CacheReader, CacheWriter, Config, Currency, FeedKey, Mode, Reason, Renderings, State};
+use super::{
+    CacheReader, CacheWriter, Config, Currency, FeedKey, Mode, Pin, PinTerms, Pins, Reason, Renderings, Snapshot, State,
+};
+use crate::base::Cut;
 use crate::kube::{FieldTable, ResourceVersion};
 use crate::wire::{Columns, Envelope, Representation, Shape};
 
@@ -38,6 +41,7 @@ pub struct Feed {
     pub renderings: Renderings,
     /// Of a feed of Tables.
     pub columns: Columns,
+    pins: Pins,
     leases: AtomicUsize,
     last_used: Mutex<Instant>,
     retired: CancellationToken,
@@ -76,6 +80,7 @@ pub struct Feeds {
 #[derive(Debug)]
 struct Shared {
     config: Config,
+    pins: Pins,
     feeds: Mutex<HashMap<FeedKey, Arc<Feed>>>,
     /// Feeds that ended for a reason that will not go away at once.
     refused: Mutex<HashMap<FeedKey, (End, Instant)>>,
@@ -108,6 +113,7 @@ impl Feeds {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
         let shared = Shared {
             config,
+            pins: Pins::default(),
             feeds: Mutex::default(),
             refused: Mutex::default(),
             renderings: Mutex::default(),
@@ -140,7 +146,8 @@ impl Feeds {
         }
         let renderings = self.renderings_of(&spec.key, &feeds);
         let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
-        let (writer, feed) = Feed::new(spec.clone(), self.shared.config.clone(), renderings, settled);
+        let (config, pins) = (self.shared.config.clone(), self.shared.pins.clone());
+        let (writer, feed) = Feed::new(spec.clone(), config, pins, renderings, settled);
         feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
@@ -174,6 +181,11 @@ impl Feeds {
         let renderings = all.entry(key.clone()).or_default().clone();
         renderings.begin();
         renderings
+    }
+
+    /// The states that are kept for those who are being told them, of all feeds.
+    pub fn pins(&self) -> &Pins {
+        &self.shared.pins
     }
 
     /// Every feed, in the order of their keys.
@@ -249,7 +261,13 @@ impl Feeds {
 }
 
 impl Feed {
-    fn new(spec: FeedSpec, config: Config, renderings: Renderings, settled: Option<Instant>) -> (CacheWriter, Self) {
+    fn new(
+        spec: FeedSpec,
+        config: Config,
+        pins: Pins,
+        renderings: Renderings,
+        settled: Option<Instant>,
+    ) -> (CacheWriter, Self) {
         let envelope = spec.envelope();
         let (writer, reader) = CacheWriter::new(config, spec.key.gvr.clone(), envelope, spec.namespaced);
         let currency = Currency::default();
@@ -258,8 +276,26 @@ impl Feed {
         let (columns, shown) = (Columns::default(), AtomicU64::new(0));
         (
             writer,
-            Self { spec, reader, currency, renderings, columns, leases, last_used, retired, settled, resume, shown },
+            Self {
+                spec,
+                reader,
+                currency,
+                renderings,
+                columns,
+                pins,
+                leases,
+                last_used,
+                retired,
+                settled,
+                resume,
+                shown,
+            },
         )
+    }
+
+    /// Keeps a state of this feed for somebody who is being told it, and who can be cut.
+    pub fn pin(&self, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
+        self.pins.pin(&self.reader, snapshot, cut, terms)
     }
 
     /// Completes when the feed is to end, because what it reads no longer fits the resource.

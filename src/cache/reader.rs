@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::held::Held;
 use super::kept::Kept;
 use super::lane_key::LaneKey;
+use super::snapshot::Taken;
 use super::writer::Inner;
 use super::{Config, Cursor, Encodings, Snapshot, View};
 use crate::kube::{Gvr, ResourceVersion};
@@ -333,6 +334,15 @@ impl CacheReader {
         renderer.put_body(object.body(), out)?;
         object.note_written(renderer.representation());
         Ok(())
+    }
+
+    /// At most so many bytes are kept alive by a state that was taken then, and by nothing else: all of them once the
+    /// feed is over.
+    pub(super) fn kept_by(&self, taken: Taken) -> usize {
+        match self.state() {
+            State::Ended(_) => taken.bytes,
+            _ => self.shared.inner.read().kept_by(taken),
+        }
     }
 
     /// What runs of this feed's objects were written as.

@@ -16,11 +16,21 @@ pub struct Snapshot {
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// Of this state, whoever has it.
     cut: Arc<Cut>,
+    taken: Taken,
+}
+
+/// Of the moment that a state was taken: what keeping it comes to is told from it later.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Taken {
+    /// Bytes of bodies that had left the store until then, since the feed began.
+    pub(super) left: u64,
+    /// Bytes of the state's bodies.
+    pub(super) bytes: usize,
 }
 
 impl Snapshot {
     pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<Object>>) -> Self {
-        Self { rv, objects, cut: Arc::default() }
+        Self { rv, objects, cut: Arc::default(), taken: Taken::default() }
     }
 
     /// The same state, which is also that of another version.
@@ -31,6 +41,15 @@ impl Snapshot {
     /// The same state, of which `cut` has the runs.
     pub(super) fn cut_by(self, cut: Arc<Cut>) -> Self {
         Self { cut, ..self }
+    }
+
+    /// The same state, which was taken then.
+    pub(super) fn taken_at(self, taken: Taken) -> Self {
+        Self { taken, ..self }
+    }
+
+    pub(super) fn taken(&self) -> Taken {
+        self.taken
     }
 
     /// Gathers listed objects; of two with one key the later wins.

@@ -13,6 +13,7 @@ mod fixture;
 mod lanes;
 mod model;
 mod paging;
+mod pinned;
 mod random;
 mod releases;
 mod runs;

@@ -12,6 +12,7 @@ use super::kept::Kept;
 use super::lanes::Lanes;
 use super::reader::{CacheReader, CacheStats, End, Progress, Reached, Shared, State};
 use super::runs::Cut;
+use super::snapshot::Taken;
 use super::{Config, Encodings, Event, Snapshot};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Object, Renderer};
@@ -55,6 +56,8 @@ pub struct OutOfOrder {
 pub(super) struct Inner {
     objects: OrdMap<ObjectKey, Arc<Object>>,
     object_bytes: usize,
+    /// Bytes of bodies that have left the store.
+    left_bytes: u64,
     pub(super) lanes: Lanes,
     pub(super) next_seq: u64,
     /// Version of the list that the history starts with: it contains every change at that version.
@@ -199,6 +202,7 @@ impl Inner {
         Self {
             objects: OrdMap::new(),
             object_bytes: 0,
+            left_bytes: 0,
             lanes: Lanes::new(0),
             next_seq: 0,
             base: ResourceVersion::default(),
@@ -214,6 +218,7 @@ impl Inner {
 
     fn restart(&mut self, list: Snapshot) {
         let rv = list.rv;
+        self.left_bytes += self.object_bytes as u64;
         self.object_bytes = list.iter().map(|object| object.body().len()).sum();
         self.objects = list.into_objects();
         self.lanes.reopen(self.next_seq);
@@ -271,6 +276,7 @@ impl Inner {
     fn record(&mut self, event: &Arc<Event>) {
         let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
         self.object_bytes = self.object_bytes.saturating_sub(gone);
+        self.left_bytes += gone as u64;
         if event.event_type == EventType::Deleted {
             self.objects.remove(&event.object.key);
         } else {
@@ -307,7 +313,13 @@ impl Inner {
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        Snapshot::new(self.progress, self.objects.clone()).cut_by(self.cut.clone())
+        let taken = Taken { left: self.left_bytes, bytes: self.object_bytes };
+        Snapshot::new(self.progress, self.objects.clone()).cut_by(self.cut.clone()).taken_at(taken)
+    }
+
+    /// At most so many bytes are kept alive by a state that was taken then, and by nothing else.
+    pub(super) fn kept_by(&self, taken: Taken) -> usize {
+        usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
     }
 
     pub(super) fn last_event(&self) -> ResourceVersion {

@@ -1,0 +1,71 @@
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use futures_util::task::AtomicWaker;
+
+/// Ends something from outside: whoever runs it drops it, wherever it stands and whether or not it is ever polled again.
+///
+/// Cloning shares it. There is one who runs it, and as many as like who may cut it; the first of them says why.
+#[derive(Debug, Clone, Default)]
+pub struct Cut(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    why: OnceLock<&'static str>,
+    runner: AtomicWaker,
+}
+
+impl Cut {
+    /// Ends it. Only the first reason counts.
+    pub fn cut(&self, why: &'static str) {
+        if self.0.why.set(why).is_ok() {
+            self.0.runner.wake();
+        }
+    }
+
+    /// Why it is over, once it is.
+    pub fn why(&self) -> Option<&'static str> {
+        self.0.why.get().copied()
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.0.why.get().is_some()
+    }
+
+    /// Ready once it is over; until then the task of `cx` is woken when it is, and no other.
+    pub fn poll_cut(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.is_cut() {
+            return Poll::Ready(());
+        }
+        self.0.runner.register(cx.waker());
+        if self.is_cut() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Completes once it is over. For the one who runs it.
+    pub async fn over(&self) {
+        std::future::poll_fn(|cx| self.poll_cut(cx)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_runs_it_hears_of_it_and_the_first_reason_counts() {
+        let cut = Cut::default();
+        let heard = tokio::spawn({
+            let cut = cut.clone();
+            async move {
+                cut.over().await;
+                cut.why()
+            }
+        });
+        tokio::task::yield_now().await;
+        assert!(!cut.is_cut() && cut.why().is_none());
+        cut.cut("first");
+        cut.cut("second");
+        assert_eq!(heard.await.expect("no panic"), Some("first"));
+        assert!(cut.is_cut());
+    }
+}

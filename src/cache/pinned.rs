@@ -1,0 +1,209 @@
+//! States that are kept for those who are being told them.
+//!
+//! A state shares what has not changed since with the store, and keeps the rest alive for as long as somebody has it. A
+//! client that does not read would have it for ever. So whoever is told a state has a [`Pin`] on it, which says when it
+//! was last told something, and what ends it: its owner is cut, by its terms or because the memory is needed, and what
+//! it had is free whether or not anybody looks at it again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+
+use super::snapshot::Taken;
+use super::{CacheReader, Snapshot};
+use crate::base::Cut;
+
+/// The pins there are, of all feeds. Cloning shares.
+///
+/// There are no more of them than watches and lists have places.
+#[derive(Debug, Clone, Default)]
+pub struct Pins {
+    shared: Arc<Shared>,
+}
+
+/// A state is kept while this is.
+#[derive(Debug)]
+pub struct Pin {
+    pins: Pins,
+    id: u64,
+    entry: Arc<Entry>,
+}
+
+/// What ends a pin's owner besides a need of memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PinTerms {
+    /// It ends then, and why.
+    pub until: Option<(Instant, &'static str)>,
+    /// It ends when it was told nothing for so long.
+    pub idle_max: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    pinned: Mutex<Pinned>,
+    /// There is a first one again.
+    any: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Pinned {
+    /// Oldest first.
+    entries: BTreeMap<u64, Arc<Entry>>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    reader: CacheReader,
+    taken: Taken,
+    cut: Cut,
+    terms: PinTerms,
+    since: Instant,
+    /// When its owner was last told something: milliseconds after that.
+    told: AtomicU64,
+}
+
+/// Why an owner was cut that was told nothing for too long.
+const STALLED: &str = "stalled";
+/// Why one was cut whose memory was needed.
+const MEMORY: &str = "memory";
+/// How often pins are looked at while there are any.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+impl Pins {
+    pub(super) fn pin(&self, reader: &CacheReader, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
+        let (reader, taken) = (reader.clone(), snapshot.taken());
+        let (since, told) = (Instant::now(), AtomicU64::new(0));
+        let entry = Arc::new(Entry { reader, taken, cut, terms, since, told });
+        let mut pinned = self.shared.pinned.lock();
+        let id = pinned.next;
+        pinned.next += 1;
+        if pinned.entries.is_empty() {
+            self.shared.any.notify_one();
+        }
+        pinned.entries.insert(id, entry.clone());
+        drop(pinned);
+        Pin { pins: self.clone(), id, entry }
+    }
+
+    /// Holds owners to their terms; never completes.
+    pub async fn keep(self) {
+        loop {
+            if self.is_empty() {
+                self.shared.any.notified().await;
+            }
+            sleep(LOOK_EVERY).await;
+            self.look(Instant::now());
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.shared.pinned.lock().entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// At most so many bytes of objects are kept alive by pins and by nothing else: of each feed, what its oldest keeps.
+    /// Those whose owners have been cut do not count: they are about to go.
+    pub fn bytes(&self) -> usize {
+        let mut oldest = HashMap::new();
+        for entry in self.entries() {
+            oldest.entry(entry.feed()).or_insert_with(|| entry.bytes());
+        }
+        oldest.values().sum()
+    }
+
+    /// Cuts the oldest until so many bytes are free, or none is left; returns how many bytes that are at most.
+    pub fn free(&self, bytes: usize) -> usize {
+        let mut freed = 0;
+        for (entry, frees) in with_what_they_free(self.entries()) {
+            if freed >= bytes {
+                break;
+            }
+            entry.cut.cut(MEMORY);
+            freed += frees;
+        }
+        freed
+    }
+
+    /// Cuts all that were told nothing for so long, because their memory is needed; returns how many.
+    pub fn free_idle(&self, idle: Duration) -> usize {
+        let idle = self.entries().into_iter().filter(|entry| entry.idle() >= idle);
+        idle.inspect(|entry| entry.cut.cut(MEMORY)).count()
+    }
+
+    fn look(&self, now: Instant) {
+        for entry in self.entries() {
+            if let Some(why) = entry.overdue(now) {
+                entry.cut.cut(why);
+            }
+        }
+    }
+
+    /// Those whose owners have not been cut, oldest first. Owners are cut without the lock: they give their pins back.
+    fn entries(&self) -> Vec<Arc<Entry>> {
+        let pinned = self.shared.pinned.lock();
+        pinned.entries.values().filter(|entry| !entry.cut.is_cut()).cloned().collect()
+    }
+}
+
+impl Pin {
+    /// Its owner has been told something more.
+    pub fn told(&self) {
+        let age = u64::try_from(self.entry.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.entry.told.store(age, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // Dropped behind the lock: it may be the last who has the feed.
+        let _entry = self.pins.shared.pinned.lock().entries.remove(&self.id);
+    }
+}
+
+impl Entry {
+    /// Why its owner ends now, if it does.
+    fn overdue(&self, now: Instant) -> Option<&'static str> {
+        let PinTerms { until, idle_max } = self.terms;
+        let over = until.filter(|(until, _)| *until <= now).map(|(_, why)| why);
+        over.or_else(|| idle_max.is_some_and(|max| self.idle() >= max).then_some(STALLED))
+    }
+
+    fn idle(&self) -> Duration {
+        self.since.elapsed().saturating_sub(Duration::from_millis(self.told.load(Ordering::Relaxed)))
+    }
+
+    /// At most so many bytes are kept alive by this and by nothing else.
+    fn bytes(&self) -> usize {
+        self.reader.kept_by(self.taken)
+    }
+
+    /// What tells feeds apart.
+    fn feed(&self) -> *const () {
+        Arc::as_ptr(&self.reader.shared).cast()
+    }
+}
+
+/// Each with what is free once it and those before it are gone: what it keeps beyond the next of its feed.
+fn with_what_they_free(entries: Vec<Arc<Entry>>) -> Vec<(Arc<Entry>, usize)> {
+    let mut newer = HashMap::new();
+    let mut freeing: Vec<_> = entries
+        .into_iter()
+        .rev()
+        .map(|entry| {
+            let bytes = entry.bytes();
+            let before = newer.insert(entry.feed(), bytes).unwrap_or(0);
+            (entry, bytes.saturating_sub(before))
+        })
+        .collect();
+    freeing.reverse();
+    freeing
+}
