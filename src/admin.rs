@@ -2,6 +2,7 @@
 
 mod debug;
 mod exporter;
+mod series;
 
 pub use exporter::{Exporter, exporter};
 
@@ -55,8 +56,8 @@ async fn turn_away_pages(State(browsers): State<Arc<BrowserGuard>>, request: Req
 }
 
 async fn metrics(State(pages): State<Arc<Pages>>) -> Response {
-    pages.exporter.observe(&pages.feeds);
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], pages.exporter.render()).into_response()
+    let text = pages.exporter.render(&pages.feeds);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
 /// The process answers: upstream's health is none of this probe's business (reliability.md O3).

@@ -9,6 +9,8 @@ mod identity;
 mod ops;
 mod policy;
 mod preload;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::sync::Arc;
@@ -66,7 +68,6 @@ impl Bound {
     /// See [`StartError`].
     pub async fn bind(config: Serve) -> Result<Self, StartError> {
         say_memory(&config);
-        let exporter = admin::exporter(describe).map_err(StartError::Metrics)?;
         let client = Client::connect(&config.upstream)?;
         let tls = tls(&config)?;
         let mut listeners = Vec::new();
@@ -84,6 +85,8 @@ impl Bound {
         let admin = match &config.admin {
             Some(address) => {
                 let bind = |source| StartError::Bind { address: address.clone(), source };
+                // Nobody would ever read what is recorded without them.
+                let exporter = admin::exporter(describe).map_err(StartError::Metrics)?;
                 let pages = Pages { ready: ready.clone(), feeds: feeds.clone(), exporter };
                 let browsers = BrowserGuard::new(false, hosts.clone().or_any_address(), config.allowed_origins.clone());
                 Some(ops::Admin::bind(address, pages, browsers).map_err(bind)?)

@@ -11,6 +11,7 @@
 //! [`Pull::Expired`], never a silent gap. `rv` is upstream's; `seq` is our own dense index; they are never mixed.
 //! No async I/O and no HTTP in this layer.
 
+mod counts;
 mod currency;
 mod cursor;
 mod encodings;
@@ -35,6 +36,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use counts::{Counts, Word};
 pub use currency::Currency;
 pub use cursor::{Cursor, Mark, Pull, Sifted, Step};
 pub use encodings::{Deflated, Encoding, Encodings, Part, Plain};
@@ -66,6 +68,8 @@ pub struct Config {
     pub held_snapshots_max: usize,
     /// How long such a snapshot is held after its first page was read.
     pub held_snapshot_age_max: Duration,
+    /// How long what a feed has counted can be read when it is over.
+    pub counts_age_max: Duration,
 }
 
 impl Default for Config {
@@ -79,6 +83,7 @@ impl Default for Config {
             window_age_max: Duration::from_secs(15 * 60),
             held_snapshots_max: 64,
             held_snapshot_age_max: Duration::from_secs(5 * 60),
+            counts_age_max: Duration::from_secs(60),
         }
     }
 }

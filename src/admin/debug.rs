@@ -26,6 +26,8 @@ pub(super) struct FeedPage {
     ring_span_seconds: f64,
     lanes: usize,
     readers: usize,
+    /// States that clients are being told.
+    pinned: usize,
 }
 
 pub(super) async fn feeds(State(pages): State<Arc<Pages>>) -> Json<Vec<FeedPage>> {
@@ -54,6 +56,7 @@ pub(super) async fn feeds(State(pages): State<Arc<Pages>>) -> Json<Vec<FeedPage>
             ring_span_seconds: stats.span_seconds,
             lanes: stats.lanes,
             readers: feed.readers(),
+            pinned: pages.feeds.pins().of(&feed.reader),
         }
     };
     Json(pages.feeds.all().into_iter().map(page).collect())

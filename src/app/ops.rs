@@ -30,8 +30,8 @@ pub(super) struct Running {
     thread: JoinHandle<()>,
 }
 
-/// How often histograms are folded.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// How often histograms are folded: what they gather meanwhile is what they hold, whether or not anybody scrapes.
+const UPKEEP: Duration = Duration::from_secs(1);
 
 impl Admin {
     pub(super) fn bind(address: &Address, pages: Pages, browsers: BrowserGuard) -> io::Result<Self> {

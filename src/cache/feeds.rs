@@ -9,9 +9,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::counts::Ledger;
 use super::reader::End;
 use super::{
-    CacheReader, CacheWriter, Config, Currency, FeedKey, Mode, Pin, PinTerms, Pins, Reason, Renderings, Snapshot, State,
+    CacheReader, CacheWriter, Config, Counts, Currency, FeedKey, Mode, Pin, PinTerms, Pins, Reason, Renderings,
+    Snapshot, State,
 };
 use crate::base::Cut;
 use crate::kube::{FieldTable, ResourceVersion};
@@ -41,6 +43,8 @@ pub struct Feed {
     pub renderings: Renderings,
     /// Of a feed of Tables.
     pub columns: Columns,
+    /// What happened to it upstream.
+    pub counts: Arc<Counts>,
     pins: Pins,
     leases: AtomicUsize,
     last_used: Mutex<Instant>,
@@ -62,6 +66,13 @@ pub struct Lease {
 #[derive(Debug)]
 struct LeaseInner {
     feed: Arc<Feed>,
+}
+
+/// What a feed has of its registry.
+struct Common {
+    config: Config,
+    pins: Pins,
+    counts: Arc<Counts>,
 }
 
 /// Somebody wants a feed: its writer goes to whoever runs reflectors.
@@ -88,6 +99,7 @@ struct Shared {
     renderings: Mutex<HashMap<FeedKey, Renderings>>,
     /// When feeds were retired, for as long as what takes their place has not settled.
     outdated: Mutex<HashMap<FeedKey, Instant>>,
+    counts: Mutex<Ledger>,
     demand: mpsc::Sender<Demand>,
 }
 
@@ -118,6 +130,7 @@ impl Feeds {
             refused: Mutex::default(),
             renderings: Mutex::default(),
             outdated: Mutex::default(),
+            counts: Mutex::default(),
             demand,
         };
         (Self { shared: Arc::new(shared) }, demands)
@@ -146,12 +159,14 @@ impl Feeds {
         }
         let renderings = self.renderings_of(&spec.key, &feeds);
         let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
-        let (config, pins) = (self.shared.config.clone(), self.shared.pins.clone());
-        let (writer, feed) = Feed::new(spec.clone(), config, pins, renderings, settled);
+        let counts = self.shared.counts.lock().open(&spec.key, self.shared.config.counts_age_max);
+        let common = Common { config: self.shared.config.clone(), pins: self.shared.pins.clone(), counts };
+        let (writer, feed) = Feed::new(spec.clone(), common, renderings, settled);
         feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
         if self.shared.demand.try_send(Demand { feed: feed.clone(), writer }).is_err() {
+            self.close(&spec.key, &feeds);
             return Err(Unavailable::TooMany);
         }
         feeds.insert(spec.key.clone(), feed.clone());
@@ -211,9 +226,26 @@ impl Feeds {
         if feeds.get(key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
             feeds.remove(key);
         }
+        let mut refused = self.shared.refused.lock();
+        refused.retain(|_, (_, at)| at.elapsed() < REFUSED_FOR);
         if end.is_refusal() {
-            self.shared.refused.lock().insert(key.clone(), (end, Instant::now()));
+            refused.insert(key.clone(), (end, Instant::now()));
         }
+        drop(refused);
+        self.close(key, &feeds);
+    }
+
+    /// Nothing is left of a feed that is over but refusals, and what it counted for a while.
+    fn close(&self, key: &FeedKey, running: &HashMap<FeedKey, Arc<Feed>>) {
+        self.shared.counts.lock().close(key, self.shared.config.counts_age_max);
+        if !running.contains_key(key) {
+            self.shared.renderings.lock().retain(|of, renderings| of != key || renderings.has_refused());
+        }
+    }
+
+    /// What has been counted of every feed, and of those that ended a while ago at most, in the order of their keys.
+    pub fn counts(&self) -> Vec<(FeedKey, Arc<Counts>)> {
+        self.shared.counts.lock().all(self.shared.config.counts_age_max)
     }
 
     /// Takes a feed out of the registry if nobody has read it for so long; says whether it did. Nobody can lease it
@@ -263,8 +295,7 @@ impl Feeds {
 impl Feed {
     fn new(
         spec: FeedSpec,
-        config: Config,
-        pins: Pins,
+        Common { config, pins, counts }: Common,
         renderings: Renderings,
         settled: Option<Instant>,
     ) -> (CacheWriter, Self) {
@@ -282,6 +313,7 @@ impl Feed {
                 currency,
                 renderings,
                 columns,
+                counts,
                 pins,
                 leases,
                 last_used,

@@ -110,8 +110,14 @@ impl Pins {
         self.len() == 0
     }
 
-    /// At most so many bytes of objects are kept alive by pins and by nothing else: of each feed, what its oldest keeps.
-    /// Those whose owners have been cut do not count: they are about to go.
+    /// Those on states of one feed.
+    pub fn of(&self, reader: &CacheReader) -> usize {
+        let pinned = self.shared.pinned.lock();
+        pinned.entries.values().filter(|entry| Arc::ptr_eq(&entry.reader.shared, &reader.shared)).count()
+    }
+
+    /// At most so many bytes of objects are kept alive by pins and by nothing else: of each feed, what its oldest
+    /// keeps. Those whose owners have been cut do not count: they are about to go.
     pub fn bytes(&self) -> usize {
         let mut oldest = HashMap::new();
         for entry in self.entries() {
@@ -155,6 +161,11 @@ impl Pins {
 }
 
 impl Pin {
+    /// Its owner waits for something else than its client: until it is told something it is not idle.
+    pub fn rests(&self) {
+        self.entry.told.store(u64::MAX, Ordering::Relaxed);
+    }
+
     /// Its owner has been told something more.
     pub fn told(&self) {
         let age = u64::try_from(self.entry.since.elapsed().as_millis()).unwrap_or(u64::MAX);

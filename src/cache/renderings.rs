@@ -158,6 +158,11 @@ impl Renderings {
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
+    /// Whether there is something to be remembered when the feed is over.
+    pub(super) fn has_refused(&self) -> bool {
+        self.shared.modes.read().values().any(|mode| matches!(mode, Mode::Refused(_)))
+    }
+
     /// A feed begins: what was proven of another one's objects is to be proven again. Refusals stay.
     pub(super) fn begin(&self) {
         self.shared.modes.write().retain(|_, mode| match mode {

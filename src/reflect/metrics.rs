@@ -1,19 +1,17 @@
-//! What a feed reports of itself. Handles are resolved once per feed.
+//! What a feed reports of itself. The numbers are the feed's own, and end with it.
 
-use metrics::{Counter, Gauge, Label, counter, gauge};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use crate::cache::FeedKey;
+use metrics::counter;
+
+use crate::cache::{Counts, FeedKey, Word};
 use crate::wire::Representation;
 
 /// The counters of one feed.
 #[derive(Clone)]
 pub(super) struct FeedMetrics {
-    labels: Vec<Label>,
-    events: Counter,
-    bytes: Counter,
-    bookmarks: Counter,
-    duplicates: Counter,
-    watches: Gauge,
+    counts: Arc<Counts>,
 }
 
 /// Why upstream is asked for something besides the one stream.
@@ -34,56 +32,44 @@ pub(super) enum Asked {
 }
 
 impl FeedMetrics {
-    pub(super) fn new(key: &FeedKey) -> Self {
-        let labels: Vec<_> = key.labels().into_iter().map(|(name, value)| Label::new(name, value)).collect();
-        Self {
-            events: counter!("kube_fanout_upstream_events_total", labels.clone()),
-            bytes: counter!("kube_fanout_upstream_bytes_total", labels.clone()),
-            bookmarks: counter!("kube_fanout_upstream_bookmarks_total", labels.clone()),
-            duplicates: counter!("kube_fanout_upstream_duplicates_total", labels.clone()),
-            watches: gauge!("kube_fanout_upstream_watches", labels.clone()),
-            labels,
-        }
+    pub(super) fn new(counts: Arc<Counts>) -> Self {
+        Self { counts }
     }
 
     /// A change came in a frame of this many bytes.
     pub(super) fn received(&self, bytes: usize) {
-        self.events.increment(1);
-        self.bytes.increment(bytes as u64);
+        Counts::add(&self.counts.events, 1);
+        Counts::add(&self.counts.bytes, bytes as u64);
     }
 
     pub(super) fn bookmark(&self) {
-        self.bookmarks.increment(1);
+        Counts::add(&self.counts.bookmarks, 1);
     }
 
     pub(super) fn duplicate(&self) {
-        self.duplicates.increment(1);
+        Counts::add(&self.counts.duplicates, 1);
     }
 
     /// Counts the upstream watch as open until dropped.
     pub(super) fn watch_open(&self) -> Open {
-        self.watches.increment(1.0);
-        Open { watches: self.watches.clone() }
+        Counts::add(&self.counts.watches, 1);
+        Open { counts: self.counts.clone() }
     }
 
     pub(super) fn asked(&self, what: Asked) {
-        let mut labels = self.labels.clone();
-        labels.push(Label::new("question", what.as_str()));
-        counter!("kube_fanout_upstream_questions_total", labels).increment(1);
+        let metric = "kube_fanout_upstream_questions_total";
+        self.counts.say(Word { metric, label: "question", value: what.as_str() });
     }
 
     /// A stream or a list failed; `why` is one of a few words.
     pub(super) fn failed(&self, why: &'static str) {
-        let mut labels = self.labels.clone();
-        labels.push(Label::new("reason", why));
-        counter!("kube_fanout_upstream_failures_total", labels).increment(1);
+        self.counts.say(Word { metric: "kube_fanout_upstream_failures_total", label: "reason", value: why });
     }
 
     /// A gap in the history was closed, or a new history had to start.
     pub(super) fn gap(&self, mended: bool) {
-        let mut labels = self.labels.clone();
-        labels.push(Label::new("outcome", if mended { "mended" } else { "new_history" }));
-        counter!("kube_fanout_history_gaps_total", labels).increment(1);
+        let value = if mended { "mended" } else { "new_history" };
+        self.counts.say(Word { metric: "kube_fanout_history_gaps_total", label: "outcome", value });
     }
 }
 
@@ -99,12 +85,12 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
 
 /// An open upstream watch.
 pub(super) struct Open {
-    watches: Gauge,
+    counts: Arc<Counts>,
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.watches.decrement(1.0);
+        self.counts.watches.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

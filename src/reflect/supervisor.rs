@@ -59,7 +59,7 @@ impl Supervisor {
         let key = feed.spec.key.clone();
         let reader = ObjectReader::new(key.form, feed.spec.shape, feed.spec.fields.clone());
         let reader = Arc::new(reader.noting(&feed.columns));
-        let metrics = FeedMetrics::new(&key);
+        let metrics = FeedMetrics::new(feed.counts.clone());
         let (proofs, proven) = mpsc::channel(1);
         let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), proofs);
         let qualifier = Qualifier::new(self.client.clone(), self.feeds.clone(), feed.clone());

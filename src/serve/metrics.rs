@@ -134,31 +134,12 @@ pub(super) fn coalesced(requests: usize) {
     counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
 }
 
-/// Names and meanings of every metric; docs/METRICS.md is the same list.
+/// Names and meanings of what is recorded; docs/METRICS.md has them, and those of feeds, which are read off them.
 pub fn describe() {
     describe_gauge!("kube_fanout_connections_open", "connections of clients");
     describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
     describe_counter!("kube_fanout_reloads_total", "files that changed, by what became of it");
     describe_gauge!("kube_fanout_reload_failing", "1 when files changed to what cannot be used");
-    describe_gauge!("kube_fanout_upstream_watches", "watches open upstream");
-    describe_counter!("kube_fanout_upstream_events_total", "changes received from upstream");
-    describe_counter!("kube_fanout_upstream_bytes_total", Unit::Bytes, "bytes of those changes' frames");
-    describe_counter!("kube_fanout_upstream_bookmarks_total", "bookmarks received from upstream");
-    describe_counter!("kube_fanout_upstream_duplicates_total", "changes that were known already");
-    describe_counter!("kube_fanout_upstream_questions_total", "requests upstream besides the watch, by purpose");
-    describe_counter!("kube_fanout_upstream_failures_total", "upstream streams and lists that failed, by reason");
-    describe_counter!("kube_fanout_history_gaps_total", "gaps in upstream's history, by how they were closed");
-    describe_gauge!("kube_fanout_feed_state", "1 for the state that a feed is in");
-    describe_gauge!("kube_fanout_feed_objects", "objects held");
-    describe_gauge!("kube_fanout_feed_object_bytes", Unit::Bytes, "bytes of the objects held");
-    describe_gauge!("kube_fanout_feed_resource_version", "version that a feed has reached");
-    describe_gauge!("kube_fanout_feed_stale_seconds", Unit::Seconds, "how long a feed has been without its stream");
-    describe_gauge!("kube_fanout_ring_events", "events in the ring");
-    describe_gauge!("kube_fanout_ring_bytes", Unit::Bytes, "bytes of the events in the ring");
-    describe_gauge!("kube_fanout_ring_span_seconds", Unit::Seconds, "time between the oldest and the newest event");
-    describe_gauge!("kube_fanout_lanes", "lanes besides the one of all events");
-    describe_gauge!("kube_fanout_derived_bytes", Unit::Bytes, "bytes of other representations that are kept");
-    describe_gauge!("kube_fanout_representation_mode", "1 for how a representation is had, or why it is not derived");
     describe_counter!("kube_fanout_representation_checks_total", "comparisons of what is derived with upstream's");
     describe_gauge!("kube_fanout_watches_open", "watches served from the cache");
     describe_counter!("kube_fanout_watch_events_total", "frames delivered to watches, bookmarks included");

@@ -101,6 +101,12 @@ async fn who_was_told_nothing_for_a_while_can_be_asked_to_go() {
     assert_eq!(pins.free_idle(Duration::from_secs(11)), 0);
     assert_eq!(pins.free_idle(Duration::from_secs(10)), 1);
     assert_eq!((slow.why(), stuck.why()), (None, Some("memory")));
+    pin_of_slow.rests();
+    advance(Duration::from_secs(1_000)).await;
+    assert_eq!(pins.free_idle(Duration::from_secs(1)), 0, "it is not its client that it waits for");
+    pin_of_slow.told();
+    advance(Duration::from_secs(1)).await;
+    assert_eq!(pins.free_idle(Duration::from_secs(1)), 1);
 }
 
 #[tokio::test(start_paused = true)]

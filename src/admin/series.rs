@@ -1,0 +1,154 @@
+//! What there is to tell of feeds, read off them when it is asked for.
+//!
+//! Feeds are named by what callers ask for, namespaces above all, and a registry of metrics never forgets a name. So
+//! nothing of them is in one: their series begin and end with them.
+
+use std::collections::HashMap;
+use std::fmt::{Display, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cache::{CacheStats, Counts, Feed, FeedKey, Feeds, Mode, Reason, State};
+
+/// A gauge of a feed: its name, what it means, and where it is read.
+type Of<T> = (&'static str, &'static str, fn(&T) -> f64);
+
+/// What is known of a running feed at one moment.
+struct Reading {
+    labels: String,
+    state: State,
+    stats: CacheStats,
+    feed: Arc<Feed>,
+}
+
+const STATES: [&str; 4] = ["syncing", "live", "stale", "ended"];
+
+const GAUGES: [Of<Reading>; 9] = [
+    ("kube_fanout_feed_stale_seconds", "how long a feed has been without its stream", stale),
+    ("kube_fanout_feed_objects", "objects held", |of| of.stats.objects as f64),
+    ("kube_fanout_feed_object_bytes", "bytes of the objects held", |of| of.stats.object_bytes as f64),
+    ("kube_fanout_feed_resource_version", "version that a feed has reached", |of| of.stats.progress.0 as f64),
+    ("kube_fanout_ring_events", "events in the ring", |of| of.stats.events as f64),
+    ("kube_fanout_ring_bytes", "bytes of the events in the ring", |of| of.stats.event_bytes as f64),
+    ("kube_fanout_ring_span_seconds", "time between the oldest and the newest event", |of| of.stats.span_seconds),
+    ("kube_fanout_lanes", "lanes besides the one of all events", |of| of.stats.lanes as f64),
+    ("kube_fanout_derived_bytes", "bytes of other representations that are kept", |of| of.stats.derived_bytes as f64),
+];
+
+const COUNTERS: [Of<Counts>; 4] = [
+    ("kube_fanout_upstream_events_total", "changes received from upstream", |of| read(&of.events)),
+    ("kube_fanout_upstream_bytes_total", "bytes of those changes' frames", |of| read(&of.bytes)),
+    ("kube_fanout_upstream_bookmarks_total", "bookmarks received from upstream", |of| read(&of.bookmarks)),
+    ("kube_fanout_upstream_duplicates_total", "changes that were known already", |of| read(&of.duplicates)),
+];
+
+/// Counters with one more label.
+const WORDS: [(&str, &str); 3] = [
+    ("kube_fanout_upstream_questions_total", "requests upstream besides the watch, by purpose"),
+    ("kube_fanout_upstream_failures_total", "upstream streams and lists that failed, by reason"),
+    ("kube_fanout_history_gaps_total", "gaps in upstream's history, by how they were closed"),
+];
+
+/// Appends everything, as Prometheus reads it.
+pub(super) fn write(feeds: &Feeds, out: &mut String) {
+    let running: Vec<_> = feeds.all().into_iter().map(Reading::of).collect();
+    let counts: Vec<_> = feeds.counts().into_iter().map(|(key, counts)| (labels(&key), counts)).collect();
+    for (name, help, value) in GAUGES {
+        head(out, name, "gauge", help);
+        running.iter().for_each(|of| line(out, name, &of.labels, None, value(of)));
+    }
+    head(out, "kube_fanout_feed_state", "gauge", "1 for the state that a feed is in");
+    let states: HashMap<_, _> = running.iter().map(|of| (&of.labels, word(of.state))).collect();
+    for (labels, _) in &counts {
+        let state = states.get(labels).copied().unwrap_or("ended");
+        for other in STATES {
+            let is = f64::from(u8::from(other == state));
+            line(out, "kube_fanout_feed_state", labels, Some(("state", other)), is);
+        }
+    }
+    head(
+        out,
+        "kube_fanout_representation_mode",
+        "gauge",
+        "1 for how a representation is had, or why it is not derived",
+    );
+    for of in &running {
+        for (representation, mode) in of.feed.renderings.all() {
+            let labels = format!("{},representation=\"{}\"", of.labels, representation.as_str());
+            line(out, "kube_fanout_representation_mode", &labels, Some(("mode", how(&mode))), 1.0);
+        }
+    }
+    head(out, "kube_fanout_upstream_watches", "gauge", "watches open upstream");
+    counts.iter().for_each(|(labels, of)| line(out, "kube_fanout_upstream_watches", labels, None, read(&of.watches)));
+    for (name, help, value) in COUNTERS {
+        head(out, name, "counter", help);
+        counts.iter().for_each(|(labels, of)| line(out, name, labels, None, value(of)));
+    }
+    let said: Vec<_> = counts.iter().map(|(labels, of)| (labels, of.said())).collect();
+    for (name, help) in WORDS {
+        head(out, name, "counter", help);
+        for (labels, said) in &said {
+            let of_this = said.iter().filter(|(word, _)| word.metric == name);
+            of_this.for_each(|(word, count)| line(out, name, labels, Some((word.label, word.value)), count));
+        }
+    }
+}
+
+impl Reading {
+    fn of(feed: Arc<Feed>) -> Self {
+        let (labels, state, stats) = (labels(&feed.spec.key), feed.reader.state(), feed.reader.stats());
+        Self { labels, state, stats, feed }
+    }
+}
+
+fn read(counter: &AtomicU64) -> f64 {
+    counter.load(Ordering::Relaxed) as f64
+}
+
+fn stale(of: &Reading) -> f64 {
+    match of.state {
+        State::Stale { since } => since.elapsed().as_secs_f64(),
+        _ => 0.0,
+    }
+}
+
+fn word(state: State) -> &'static str {
+    match state {
+        State::Syncing => "syncing",
+        State::Live => "live",
+        State::Stale { .. } => "stale",
+        State::Ended(_) => "ended",
+    }
+}
+
+fn how(mode: &Mode) -> &'static str {
+    match mode {
+        Mode::Wanted => "wanted",
+        Mode::Derived(_) => "derived",
+        Mode::Refused(reason) => Reason::as_str(*reason),
+    }
+}
+
+fn labels(key: &FeedKey) -> String {
+    let labels = key.labels().map(|(name, value)| format!("{name}=\"{}\"", escaped(&value)));
+    labels.join(",")
+}
+
+/// A label's value in quotes (Prometheus, "Text-based format").
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn line(out: &mut String, name: &str, labels: &str, more: Option<(&str, &str)>, value: impl Display) {
+    let _ = match more {
+        Some((label, word)) => writeln!(out, "{name}{{{labels},{label}=\"{word}\"}} {value}"),
+        None => writeln!(out, "{name}{{{labels}}} {value}"),
+    };
+}
+
+#[cfg(test)]
+mod tests;

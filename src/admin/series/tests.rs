@@ -1,0 +1,64 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::cache::{Config, Demand, End, FeedSpec, Scope};
+use crate::kube::{FieldTable, Gvr};
+use crate::wire::{Form, Shape};
+
+fn spec(namespace: &str) -> FeedSpec {
+    FeedSpec {
+        key: FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Namespace(namespace.into()), form: Form::Json },
+        kind: "Pod".into(),
+        list_kind: "PodList".into(),
+        edition: None,
+        shape: Shape::BuiltIn,
+        namespaced: true,
+        fields: Arc::new(FieldTable::default()),
+        index_field: None,
+    }
+}
+
+fn written(feeds: &Feeds) -> Vec<String> {
+    let mut text = String::new();
+    write(feeds, &mut text);
+    text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+/// A thousand namespaces are asked for, one after the other, by a caller who may; nothing is left of them.
+#[tokio::test(start_paused = true)]
+async fn series_begin_and_end_with_their_feed() {
+    let config = Config::default();
+    let kept = config.counts_age_max;
+    let (feeds, mut demands) = Feeds::new(config);
+    for namespace in 0..1_000 {
+        let lease = feeds.lease(&spec(&format!("n{namespace}")), None).expect("there is room");
+        let Demand { feed, mut writer } = demands.try_recv().expect("it is demanded");
+        writer.set_state(State::Live);
+        Counts::add(&feed.counts.events, 1);
+        drop(lease);
+        let text = written(&feeds);
+        let labels = format!("resource=\"pods.v1\",namespace=\"n{namespace}\",selector=\"\",form=\"json\"");
+        for expected in [
+            format!("kube_fanout_upstream_events_total{{{labels}}} 1"),
+            format!("kube_fanout_feed_state{{{labels},state=\"live\"}} 1"),
+            format!("kube_fanout_feed_objects{{{labels}}} 0"),
+        ] {
+            assert!(text.contains(&expected), "{expected} is not in {text:#?}");
+        }
+        assert!(feeds.end_if_idle(&feed, Duration::ZERO));
+        feeds.ended(&feed, End::Idle);
+        let text = written(&feeds);
+        assert!(text.contains(&format!("kube_fanout_feed_state{{{labels},state=\"ended\"}} 1")));
+        assert!(!text.iter().any(|line| line.starts_with("kube_fanout_feed_objects")), "it holds none");
+        if namespace % 100 == 99 {
+            tokio::time::advance(kept).await;
+            assert_eq!(written(&feeds), [""; 0]);
+        }
+    }
+}
+
+#[test]
+fn values_of_labels_are_escaped() {
+    assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+}

@@ -1,0 +1,163 @@
+//! What feeds count. Their names follow what callers ask for, so their numbers end with them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{FEEDS_MAX, FeedKey};
+
+/// What happened to a feed upstream. A feed that starts again soon goes on from where it was.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub events: AtomicU64,
+    pub bytes: AtomicU64,
+    pub bookmarks: AtomicU64,
+    pub duplicates: AtomicU64,
+    /// Watches that are open now.
+    pub watches: AtomicU64,
+    told: Mutex<BTreeMap<Word, u64>>,
+}
+
+/// A metric, and its one label besides the feed's; all of them are known beforehand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Word {
+    pub metric: &'static str,
+    pub label: &'static str,
+    pub value: &'static str,
+}
+
+/// The counts of the feeds there are, and for a while of those that were.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    accounts: HashMap<FeedKey, Account>,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    counts: Arc<Counts>,
+    /// Feeds of this name that run: one that was retired may end after the next has begun.
+    running: usize,
+    ended: Option<Instant>,
+}
+
+/// Feeds that have ended whose counts are kept.
+const ENDED_MAX: usize = FEEDS_MAX;
+
+impl Counts {
+    pub fn add(counter: &AtomicU64, more: u64) {
+        counter.fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub fn say(&self, word: Word) {
+        *self.told.lock().entry(word).or_default() += 1;
+    }
+
+    /// All that was said, and how often, in the order of the words.
+    pub fn said(&self) -> Vec<(Word, u64)> {
+        self.told.lock().iter().map(|(word, count)| (*word, *count)).collect()
+    }
+}
+
+impl Ledger {
+    /// A feed begins.
+    pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<Counts> {
+        self.forget(kept);
+        let account = self.accounts.entry(key.clone()).or_default();
+        account.running += 1;
+        account.ended = None;
+        account.counts.clone()
+    }
+
+    /// A feed is over.
+    pub(super) fn close(&mut self, key: &FeedKey, kept: Duration) {
+        if let Some(account) = self.accounts.get_mut(key) {
+            account.running = account.running.saturating_sub(1);
+            if account.running == 0 {
+                account.ended = Some(Instant::now());
+            }
+        }
+        self.forget(kept);
+    }
+
+    /// All there are, in the order of their keys.
+    pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<Counts>)> {
+        self.forget(kept);
+        let mut all: Vec<_> =
+            self.accounts.iter().map(|(key, account)| (key.clone(), account.counts.clone())).collect();
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
+    /// What ended too long ago, and the oldest of what is too much.
+    fn forget(&mut self, kept: Duration) {
+        self.accounts.retain(|_, account| account.ended.is_none_or(|ended| ended.elapsed() < kept));
+        let mut ended: Vec<_> = self.accounts.values().filter_map(|account| account.ended).collect();
+        if ended.len() > ENDED_MAX {
+            ended.sort_unstable();
+            let oldest = ended[ended.len() - ENDED_MAX];
+            self.accounts.retain(|_, account| account.ended.is_none_or(|ended| ended >= oldest));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Scope;
+    use crate::kube::Gvr;
+    use crate::wire::Form;
+
+    const KEPT: Duration = Duration::from_secs(60);
+
+    fn key(namespace: usize) -> FeedKey {
+        let scope = Scope::Namespace(format!("n{namespace}").into());
+        FeedKey { gvr: Gvr::new("", "v1", "pods"), scope, form: Form::Json }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn counts_end_with_their_feed_after_a_while_and_go_on_if_it_is_back_before() {
+        let mut ledger = Ledger::default();
+        let counts = ledger.open(&key(1), KEPT);
+        Counts::add(&counts.events, 7);
+        ledger.close(&key(1), KEPT);
+        tokio::time::advance(KEPT / 2).await;
+        assert_eq!(ledger.all(KEPT).len(), 1, "it can still be read");
+        assert_eq!(ledger.open(&key(1), KEPT).events.load(Ordering::Relaxed), 7, "it does not jump back");
+        tokio::time::advance(KEPT * 2).await;
+        assert_eq!(ledger.all(KEPT).len(), 1, "it runs");
+        // The next begins before the last has ended.
+        ledger.open(&key(1), KEPT);
+        ledger.close(&key(1), KEPT);
+        tokio::time::advance(KEPT * 2).await;
+        assert_eq!(ledger.all(KEPT).len(), 1, "one of them runs");
+        ledger.close(&key(1), KEPT);
+        tokio::time::advance(KEPT).await;
+        assert!(ledger.all(KEPT).is_empty() && ledger.accounts.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn however_many_come_and_go_only_so_many_are_kept() {
+        let mut ledger = Ledger::default();
+        for namespace in 0..10_000 {
+            ledger.open(&key(namespace), KEPT);
+            tokio::time::advance(Duration::from_millis(1)).await;
+            ledger.close(&key(namespace), KEPT);
+        }
+        assert_eq!(ledger.accounts.len(), ENDED_MAX);
+        assert!(ledger.accounts.contains_key(&key(9_999)) && !ledger.accounts.contains_key(&key(8_000)));
+        tokio::time::advance(KEPT).await;
+        assert!(ledger.all(KEPT).is_empty());
+    }
+
+    #[test]
+    fn words_are_counted_apart() {
+        let counts = Counts::default();
+        let word = |value| Word { metric: "m", label: "l", value };
+        ["b", "a", "b"].into_iter().for_each(|value| counts.say(word(value)));
+        assert_eq!(counts.said(), [(word("a"), 1), (word("b"), 2)]);
+    }
+}
