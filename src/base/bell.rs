@@ -37,11 +37,6 @@ impl Bell {
         self.line.rung.load(Ordering::Acquire) && self.line.rung.swap(false, Ordering::AcqRel)
     }
 
-    /// It is to be looked at again, though nobody has called.
-    pub fn look_again(&self) {
-        self.line.rung.store(true, Ordering::Release);
-    }
-
     /// What rings it.
     pub fn waker(&self) -> &Waker {
         &self.waker

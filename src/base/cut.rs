@@ -3,7 +3,7 @@ use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
 
-/// Ends something from outside: whoever runs it drops it, wherever it stands and whether or not it is ever polled again.
+/// Ends something from outside: whoever runs it drops it, wherever it stands.
 ///
 /// Cloning shares it. There is one who runs it, and as many as like who may cut it; the first of them says why.
 #[derive(Debug, Clone, Default)]

@@ -12,6 +12,7 @@ use tokio::task::coop::unconstrained;
 
 use super::board::{Bell, Board, Part};
 use super::cork::Corked;
+use crate::base::Cut;
 
 /// A connection and the streams on it, run as one task: an event that concerns a hundred streams wakes one task, and
 /// what they have to say of it goes out in a few large writes.
@@ -32,7 +33,14 @@ pub(super) struct Driven<'a, C, I> {
 
 /// Where a codec puts the streams that it starts.
 #[derive(Clone, Default)]
-pub(super) struct Streams(Arc<Mutex<Vec<Stream>>>);
+pub(super) struct Streams(Arc<Mutex<Started>>);
+
+#[derive(Default)]
+struct Started {
+    streams: Vec<(Stream, Cut)>,
+    /// Of the stream that is started next.
+    next: Option<Cut>,
+}
 
 type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -41,6 +49,7 @@ struct Running {
     bell: Arc<Bell>,
     /// The bell as the stream holds it.
     waker: Waker,
+    cut: Cut,
 }
 
 /// What was first.
@@ -57,7 +66,19 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     fn execute(&self, stream: F) {
         // A budget is for a task, and this one has many streams: with a share of one budget the last of them would be
         // polled for nothing. Each polls little at a time.
-        self.0.lock().push(Box::pin(unconstrained(stream)));
+        let mut started = self.0.lock();
+        let cut = started.next.take().unwrap_or_default();
+        started.streams.push((Box::pin(unconstrained(stream)), cut));
+    }
+}
+
+impl Streams {
+    /// What ends the stream that the codec is about to start: it is dropped, and so its codec resets it. A codec starts
+    /// one for each request, right after it has handed it over.
+    pub(super) fn next_cut(&self) -> Cut {
+        let cut = Cut::default();
+        self.0.lock().next = Some(cut.clone());
+        cut
     }
 }
 
@@ -105,8 +126,8 @@ where
                 if ended.is_ready() {
                     return ended;
                 }
-                let started = take(&mut *self.started.0.lock());
-                started.into_iter().for_each(|stream| self.add(stream));
+                let started = take(&mut self.started.0.lock().streams);
+                started.into_iter().for_each(|(stream, cut)| self.add(stream, cut));
             }
             if self.board.is_quiet() {
                 break;
@@ -115,19 +136,21 @@ where
         Poll::Pending
     }
 
-    fn add(&mut self, future: Stream) {
+    fn add(&mut self, future: Stream, cut: Cut) {
         let place = self.running.vacant_entry();
         let bell = Arc::new(Bell::new(self.board.clone(), place.key()));
         let waker = Waker::from(bell.clone());
         waker.wake_by_ref();
-        place.insert(Running { future, bell, waker });
+        // Once: it has the same waker for as long as it runs. If it is cut already, it is looked at in any case.
+        let _ = cut.poll_cut(&Context::from_waker(&waker));
+        place.insert(Running { future, bell, waker, cut });
     }
 
     fn poll_stream(&mut self, stream: usize) {
         // Whoever rings for one that is over may mean one that has taken its place, which is then polled for nothing.
-        let Some(Running { future, bell, waker }) = self.running.get_mut(stream) else { return };
+        let Some(Running { future, bell, waker, cut }) = self.running.get_mut(stream) else { return };
         bell.answer();
-        if future.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
+        if cut.is_cut() || future.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
             self.running.remove(stream);
         }
     }

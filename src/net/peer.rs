@@ -5,6 +5,8 @@ use rustls::pki_types::CertificateDer;
 
 use super::Connection;
 
+use crate::base::Cut;
+
 /// Who is at the other end of a connection, as far as the connection tells.
 #[derive(Debug, Clone)]
 pub struct Peer {
@@ -13,6 +15,8 @@ pub struct Peer {
     /// for how long and for what, nobody has checked.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     pub connection: Connection,
+    /// Ends this request and its answer at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
+    pub cut: Cut,
 }
 
 /// Where a peer is.

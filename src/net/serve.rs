@@ -25,7 +25,7 @@ use super::listener::Stream;
 use super::metrics::{Failed, Open};
 use super::places::Places;
 use super::{Connection, Listener, Peer, Tls};
-use crate::base::{DrainWatch, Tasks};
+use crate::base::{Cut, DrainWatch, Tasks};
 
 /// What one connection may take (reliability.md §3.8).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub async fn serve<S, F, B>(
         let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
         tasks.spawn("connection", async move {
             let _open = Open::new();
-            let peer = Peer { address, certificates: None, connection: this };
+            let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
             if let Err(error) = connection(stream, peer, tls, &limits, drain, handle).await {
                 tracing::debug!(%error, "connection ended");
             }
@@ -204,11 +204,19 @@ where
 {
     let this = peer.connection.clone();
     let late_max = limits.streams_max;
+    let (streams, cut) = (Streams::default(), peer.cut.clone());
+    let started = streams.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (version, this, is_last) = (request.version(), peer.connection.clone(), is_last(request.headers()));
-        // On the heap, so that it is gone once there is an answer: what a codec keeps for a stream is as large as
-        // the largest that it ever held, and a watch lasts for hours.
-        let answer = this.request(late_max).map(|running| (Box::pin(handle(peer.clone(), request)), running));
+        let answer = this.request(late_max).map(|running| {
+            let mut peer = peer.clone();
+            if version >= Version::HTTP_2 {
+                peer.cut = started.next_cut();
+            }
+            // On the heap, so that it is gone once there is an answer: what a codec keeps for a stream is as large as
+            // the largest that it ever held, and a watch lasts for hours.
+            (Box::pin(handle(peer, request)), running)
+        });
         async move {
             // Its sender may ask again elsewhere: nobody has looked at it (RFC 9113 §8.7). HTTP/1 just ends.
             let (answer, running) = answer.ok_or_else(|| h2::Error::from(h2::Reason::REFUSED_STREAM))?;
@@ -219,7 +227,6 @@ where
             Ok::<_, h2::Error>(answer.map(|body| Answered { body, _running: running }))
         }
     });
-    let streams = Streams::default();
     let builder = builder(limits, streams.clone());
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(io.clone()), service);
     tokio::pin!(connection);
@@ -227,6 +234,7 @@ where
     let ending = async {
         tokio::select! {
             over = silence(&this, limits) => over,
+            () = cut.over() => Err(Over::Cut),
             _held = drain.started() => Ok(()),
             () = this.reached(State::Closing) => if this.is(State::Cut) { Err(Over::Cut) } else { Ok(()) },
             () = old_age(limits.connection_age_max) => Ok(()),
@@ -240,7 +248,13 @@ where
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
     this.advance(State::Leaving);
     driven.connection().graceful_shutdown();
-    match driven.until(Box::pin(this.reached(State::Cut)).as_mut()).await {
+    let ending = async {
+        tokio::select! {
+            () = this.reached(State::Cut) => {}
+            () = cut.over() => {}
+        }
+    };
+    match driven.until(Box::pin(ending).as_mut()).await {
         First::Ended(ended) => ended,
         First::Aside(()) => Err(Over::Cut.into()),
     }

@@ -14,7 +14,7 @@ use super::body::ReplyBody;
 use super::gzip::{self, GzipList};
 use super::list::ListBody;
 use super::readable::{Extent, READABLE};
-use super::underway::{List, Underway, Written};
+use super::underway::{List, Written};
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
 use crate::wire::Form;
 
@@ -106,7 +106,7 @@ impl Manner {
         form: Form,
         stale_seconds: Option<u64>,
         list: ListBody,
-        underway: impl FnOnce(Written) -> Underway<List>,
+        underway: impl FnOnce(Written) -> List,
     ) -> Response<ReplyBody> {
         if self.gzip && list.is_worth_compressing() {
             let list = underway(Written::Gzip(GzipList::new(list)));

@@ -23,7 +23,7 @@ enum Kind {
     /// All there is, in one piece.
     Full(Option<Bytes>),
     /// A LIST, written as the client takes it.
-    List(Underway<List>),
+    List(Box<List>),
     /// An answer that was read whole, taken by the piece.
     Whole(Box<Underway<Whole>>),
     /// A watch.
@@ -61,8 +61,8 @@ impl ReplyBody {
         Self(Kind::Full(None))
     }
 
-    pub(super) fn list(list: Underway<List>) -> Self {
-        Self(Kind::List(list))
+    pub(super) fn list(list: List) -> Self {
+        Self(Kind::List(Box::new(list)))
     }
 
     pub(super) fn watch(session: WatchSession, record: Option<Arc<Record>>) -> Self {

@@ -15,10 +15,11 @@ use super::coalesce::Coalesced;
 use super::coverage::Coverage;
 use super::feed::{Need, Unready, unavailable};
 use super::metrics;
+use super::overdue::{Overdue, Unread};
 use super::readable::{self, Extent};
 use super::route::{Asked, Reason, Route, WatchRead, route};
 use crate::auth::{BrowserGuard, Caller, Gate, Permit, Refused, Sender, Shown};
-use crate::base::{DrainWatch, Tasks};
+use crate::base::{Cut, DrainWatch, Tasks};
 use crate::cache::Feeds;
 use crate::kube::{
     Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout, reaches_inside,
@@ -41,6 +42,7 @@ pub struct Config {
     /// `--request-timeout`.
     pub body_max: Duration,
     pub limits: Limits,
+    pub unread: Unread,
 }
 
 /// What a read without a resourceVersion may be answered with.
@@ -62,6 +64,7 @@ impl Default for Config {
             sync_wait_max: Duration::from_secs(10),
             body_max: Duration::from_secs(60),
             limits: Limits::default(),
+            unread: Unread::default(),
         }
     }
 }
@@ -78,6 +81,7 @@ pub struct Door {
     pub(super) watches: metrics::Watches,
     pub(super) tasks: Tasks,
     pub(super) drain: DrainWatch,
+    pub(super) overdue: Overdue,
     pub(super) forwarder: Arc<Forwarder>,
     pub(super) gate: Gate,
     browsers: BrowserGuard,
@@ -105,6 +109,8 @@ pub(super) struct Visit {
     pub(super) query: Arc<Query>,
     pub(super) manner: Manner,
     pub(super) received: Instant,
+    /// Ends the request and its answer from outside.
+    pub(super) cut: Cut,
     /// What may be read is asked for, where not all may.
     readable: bool,
 }
@@ -144,6 +150,9 @@ impl Door {
     pub fn new(config: Config, parts: Parts) -> Self {
         let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, tasks, drain } = parts;
         let (admission, forwarder) = (Admission::new(&config.limits), Arc::new(forwarder));
+        let overdue = Overdue::new(config.unread);
+        tasks.spawn("unread watches", overdue.clone().keep(drain.clone()));
+        tasks.spawn("pinned states", feeds.pins().clone().keep());
         Self {
             config,
             client,
@@ -154,6 +163,7 @@ impl Door {
             watches: metrics::Watches::default(),
             tasks,
             drain,
+            overdue,
             forwarder,
             gate,
             browsers,
@@ -191,7 +201,8 @@ impl Door {
         let response = match (info, caller) {
             _ if forbidden.is_some() => forbid(&manner, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => {
-                self.dispatch(Visit { request, caller, info, query, manner, received, readable }).await
+                let cut = peer.cut.clone();
+                self.dispatch(Visit { request, caller, info, query, manner, received, cut, readable }).await
             }
             // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {

@@ -16,9 +16,10 @@ use super::metrics;
 use super::route::{GetRead, ListRead, Reason, WatchRead};
 use super::session::{End, Opening, Terms, WatchSession};
 use super::stretches::Stretches;
-use super::underway::{List, Underway};
+use super::underway::List;
 use super::websocket;
 use crate::auth::{Permit, Refused};
+use crate::base::Cut;
 use crate::cache::{CacheReader, Opened, Run, Start, TooOld};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
@@ -110,6 +111,7 @@ impl Door {
                 Err(why) => return self.unready(visit, why).await,
             },
         };
+        let pin = lease.pin(&snapshot, visit.cut.clone(), self.overdue.list_terms());
         if let Some(part) = permit.part()
             && let Err(refused) = part.find_out(snapshot.namespaces(&read.view, read.plan.start.as_deref())).await
         {
@@ -124,13 +126,13 @@ impl Door {
             Ok(body) => body,
             Err(refused) => {
                 source.refuse(&refused);
-                drop(place);
+                drop((place, pin));
                 // Refused now and for good, so that this ends.
                 return Box::pin(self.list(visit, permit, resource, read)).await;
             }
         };
         metrics::served("list", &lease.spec.key, read.representation);
-        let underway = |written| Underway::new(List::new(written, place), self.config.body_max, &self.tasks);
+        let underway = |written| List::new(written, place, pin);
         visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, underway)
     }
 
@@ -221,7 +223,9 @@ impl Door {
         let stale = Self::stale_seconds(&admitted.source.lease);
         let protocol = protocol(&visit.request, websocket);
         let form = read.representation.form();
-        let session = self.session(admitted, read, failed, protocol);
+        // An upgraded connection is the watch's own.
+        let cut = if websocket { Cut::default() } else { visit.cut.clone() };
+        let session = self.session(admitted, read, failed, (protocol, cut));
         let Some(mut response) = upgrade else {
             let body = ReplyBody::watch(session, visit.manner.record.clone());
             return visit.manner.served(form, true, stale, body);
@@ -242,7 +246,7 @@ impl Door {
         admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
-        protocol: &'static str,
+        (protocol, cut): (&'static str, Cut),
     ) -> WatchSession {
         let Admitted { permit, place, source: Source { lease, renderer }, opened, runs, row } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
@@ -255,9 +259,21 @@ impl Door {
                 (lease.reader.open_at_end(read.view.clone()), Some((status, End::Expired)))
             }
         };
-        let drain = self.drain.clone();
-        let mut session =
-            WatchSession::new(Opening { permit, place, lease, renderer, opened, runs, row, terms, drain, metrics });
+        let (drain, overdue) = (self.drain.clone(), self.overdue.clone());
+        let mut session = WatchSession::new(Opening {
+            permit,
+            place,
+            lease,
+            renderer,
+            opened,
+            runs,
+            row,
+            terms,
+            drain,
+            metrics,
+            cut,
+            overdue,
+        });
         if let Some((status, end)) = refusal {
             session.end_with(&status, end);
         }

@@ -1,6 +1,8 @@
 mod alarm;
 mod clock;
+mod end;
 mod initial;
+mod opening;
 mod part;
 #[cfg(test)]
 mod tests;
@@ -12,17 +14,20 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::Bytes;
 use tokio::time::Instant;
 
+pub(super) use self::end::End;
+pub(super) use self::opening::{Opening, Terms};
+
 use self::alarm::{Alarm, Call};
 use self::clock::Clock;
 use self::initial::{Initial, Put};
 use self::part::{Bookmark, Part, Told};
 use super::admission::Place;
 use super::metrics::WatchMetrics;
-use crate::auth::{Permit, Standing};
-use crate::base::{DrainWatch, Rarely};
-use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Run, State, Step};
+use super::overdue::Watchdog;
+use crate::auth::Standing;
+use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State, Step};
 use crate::kube::{EventType, ResourceVersion, Status};
-use crate::wire::{Columns, Object, Refused, Renderer, Representation};
+use crate::wire::{Columns, Object, Refused, Representation};
 
 /// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
 ///
@@ -37,7 +42,11 @@ pub(super) struct WatchSession {
     /// Upstream's bookmarks seen so far.
     seen_bookmarks: u64,
     clock: Clock,
-    alarm: Rarely<Alarm>,
+    /// Polled when its dog says so.
+    alarm: Pin<Box<Alarm>>,
+    dog: Arc<Watchdog>,
+    /// Whom the dog wakes.
+    task: Waker,
     /// What the alarm said last, until it has been heeded.
     called: Option<Call>,
     /// One is due once there is nothing else to say.
@@ -66,72 +75,36 @@ enum Phase {
     Ended,
 }
 
-/// Why a watch is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// Its time was up.
-    Timeout,
-    /// Its position left the ring, or its feed started a new history: 410.
-    Expired,
-    /// The state it asked for did not come: 504.
-    TooLarge,
-    /// Its feed is over.
-    FeedEnded,
-    /// What it shows can no longer be derived: the client goes on from another feed.
-    Underivable,
-    /// Its client may not read any more: 403 or 401.
-    Revoked,
-    /// The proxy is going away.
-    Drained,
-    /// The client went away.
-    Closed,
-}
-
-/// Everything that a watch is made of.
-pub(super) struct Opening {
-    pub(super) permit: Permit,
-    pub(super) place: Place,
-    pub(super) lease: Lease,
-    pub(super) renderer: Renderer,
-    pub(super) opened: Opened,
-    /// Of the state that the watch begins with, for a sink that takes several frames in one.
-    pub(super) runs: Option<Arc<[Run]>>,
-    /// A state of one object, as a Table has it.
-    pub(super) row: Option<Object>,
-    pub(super) terms: Terms,
-    pub(super) drain: DrainWatch,
-    pub(super) metrics: WatchMetrics,
-}
-
-/// What the client asked for.
-pub(super) struct Terms {
-    pub(super) bookmarks: bool,
-    pub(super) end_bookmark: bool,
-    pub(super) timeout_seconds: Option<i64>,
-}
-
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
-        let Opening { permit, place, lease, renderer, opened, runs, row, terms, drain, metrics } = opening;
+        let Opening { permit, place, lease, renderer, opened, runs, row, terms, drain, metrics, cut, overdue } =
+            opening;
         let (readable, standing) = (permit.part().cloned(), permit.standing());
-        let part = |readable| Box::new(Part::new(readable, &opened, opened.cursor.view(), terms.end_bookmark));
-        let part = readable.map(part);
+        let over = terms.timeout_seconds.is_some_and(i64::is_negative);
+        let pin = |state: &Snapshot| lease.pin(state, cut.clone(), overdue.state_terms());
+        let pin = opened.snapshot.as_ref().filter(|_| !over).map(pin);
+        let (part, pin) = match readable {
+            Some(readable) => {
+                let part = Part::new(readable, &opened, opened.cursor.view(), terms.end_bookmark, pin);
+                (Some(Box::new(part)), None)
+            }
+            None => (None, pin),
+        };
         let Opened { snapshot, cursor } = opened;
         let is_table = matches!(renderer.representation(), Representation::Table(_));
         let columns = is_table.then(|| lease.columns.clone());
         let cursor = cursor.rendered_by(renderer);
-        let over = terms.timeout_seconds.is_some_and(i64::is_negative);
-        let phase = match snapshot {
+        let phase = match snapshot.zip(pin) {
             // Already over when it begins (semantics.md §2.7).
             _ if over => {
                 metrics.ended(End::Timeout);
                 Phase::Ended
             }
             // It is told in parts.
-            Some(_) if part.is_some() => Phase::Live,
-            Some(snapshot) => {
-                let initial = Initial::new(snapshot, terms.end_bookmark);
+            _ if part.is_some() => Phase::Live,
+            Some((snapshot, pin)) => {
+                let initial = Initial::new(snapshot, pin, terms.end_bookmark);
                 Phase::Initial(Box::new(match runs.filter(|_| !is_table) {
                     Some(runs) => initial.in_runs(runs, &permit, &cursor, &lease.reader),
                     None => initial,
@@ -140,9 +113,11 @@ impl WatchSession {
             None => row.map_or(Phase::Live, |row| Phase::Row(Box::new(row))),
         };
         let clock = Clock::new(Instant::now(), terms.timeout_seconds);
-        Self {
+        let mut session = Self {
             seen_bookmarks: lease.reader.progress().bookmarks,
-            alarm: Rarely::new(Alarm::new(drain, &standing, clock.next())),
+            alarm: Box::pin(Alarm::new(drain, &standing, clock.next())),
+            dog: Watchdog::new(overdue, cut, clock.deadline(), standing.clone()),
+            task: Waker::noop().clone(),
             called: None,
             is_bookmark_due: false,
             is_parked: false,
@@ -157,7 +132,23 @@ impl WatchSession {
             standing,
             part,
             _place: place,
+        };
+        // From now on it is heard, whether or not the watch is ever polled.
+        session.set_alarm(session.clock.next());
+        if session.is_ended() {
+            session.dog.end();
         }
+        session
+    }
+
+    /// What ends the watch when it is not polled. Held by its sink for as long as what was told is on its way.
+    pub(super) fn dog(&self) -> &Arc<Watchdog> {
+        &self.dog
+    }
+
+    /// Whether all has been said.
+    pub(super) fn is_ended(&self) -> bool {
+        matches!(self.phase, Phase::Ended)
     }
 
     /// Whether there is nothing to say until the waker is woken that it was last polled with. It may be so right after
@@ -186,6 +177,10 @@ impl WatchSession {
                     }
                 }
                 Phase::Initial(_) => {
+                    if let Some(end) = self.heed(cx) {
+                        self.end_without_a_word(end);
+                        continue;
+                    }
                     match ready!(self.initial(cx, room, batch)) {
                         Ok(put) => frames = put,
                         Err(refused) => self.underivable(&refused),
@@ -217,6 +212,9 @@ impl WatchSession {
                     self.columns = None;
                 }
                 self.metrics.sent(frames.max(batch.len()), batch);
+                if self.is_ended() {
+                    self.dog.end();
+                }
                 return Poll::Ready(Some(()));
             }
             if matches!(self.phase, Phase::Live) && self.called(cx).is_none() {
@@ -240,6 +238,7 @@ impl WatchSession {
     fn initial(&mut self, cx: &Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<usize, Refused>> {
         let Phase::Initial(initial) = &mut self.phase else { return Poll::Ready(Ok(0)) };
         let reader = &self.lease.reader;
+        initial.pin.told();
         let mut frames = match ready!(initial.poll_put(cx, &self.cursor, reader, room, batch))? {
             Put::Some(frames) => return Poll::Ready(Ok(frames)),
             Put::All(frames) => frames,
@@ -286,13 +285,15 @@ impl WatchSession {
             part.notice(cx);
         }
         loop {
-            let Some(part) = &mut self.part else { return Ok(false) };
-            if !part.turns(&self.cursor) {
+            let Self { part: Some(part), cursor, lease, dog, .. } = self else { return Ok(false) };
+            let pin = |state: &Snapshot| lease.pin(state, dog.cut().clone(), dog.overdue().state_terms());
+            if !part.turns(cursor, pin) {
                 return Ok(false);
             }
             match part.pull(&mut self.cursor, room, None, batch) {
                 Step::Reached => {}
                 Step::Waits => {
+                    part.wait();
                     self.wait();
                     return Ok(true);
                 }
@@ -363,7 +364,7 @@ impl WatchSession {
     }
 
     /// Whether the watch ends now: its time is up, or the proxy drains.
-    fn over(&mut self, cx: &mut Context<'_>) -> bool {
+    fn over(&mut self, cx: &Context<'_>) -> bool {
         // It is revoked after it was disproven, so whoever sees the one sees the other.
         let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
@@ -374,29 +375,41 @@ impl WatchSession {
         } else if is_revoked {
             End::Underivable
         } else {
-            match self.called(cx) {
-                Some(Call::Time) if self.clock.is_over(Instant::now()) => End::Timeout,
-                Some(Call::Drained) => End::Drained,
-                Some(Call::Revoked) => {
-                    // The grant is looked at next, and says why.
-                    self.called = None;
-                    return true;
-                }
-                Some(Call::Time) => {
-                    self.called = None;
-                    self.is_bookmark_due = true;
-                    self.alarm.inner().set_to(self.clock.deadline());
-                    return false;
-                }
+            match self.heed(cx) {
+                Some(end) => end,
                 None => return false,
             }
         };
-        self.phase = Phase::Ended;
         match self.last_bookmark(end) {
             Some(bookmark) => self.phase = Phase::Last(bookmark, end),
-            None => self.metrics.ended(end),
+            None => self.end_without_a_word(end),
         }
         true
+    }
+
+    /// What the alarm has said, if the watch ends by it; it is set again if not.
+    fn heed(&mut self, cx: &Context<'_>) -> Option<End> {
+        match self.called(cx)? {
+            Call::Time if self.clock.is_over(Instant::now()) => Some(End::Timeout),
+            Call::Drained => Some(End::Drained),
+            Call::Revoked => Some(End::Revoked),
+            Call::Time => {
+                self.called = None;
+                self.is_bookmark_due = true;
+                self.set_alarm(self.clock.deadline());
+                None
+            }
+        }
+    }
+
+    /// The permission is looked at next, and says why it is over.
+    fn end_without_a_word(&mut self, end: End) {
+        if end == End::Revoked {
+            self.called = None;
+            return;
+        }
+        self.phase = Phase::Ended;
+        self.metrics.ended(end);
     }
 
     /// A bookmark for a client that is sent away: it resumes here or at another replica without a list.
@@ -412,13 +425,30 @@ impl WatchSession {
     }
 
     /// What the alarm has said that was not heeded yet; it is set.
-    fn called(&mut self, cx: &mut Context<'_>) -> Option<Call> {
-        if self.called.is_none()
-            && let Poll::Ready(call) = Pin::new(&mut self.alarm).poll(cx)
-        {
-            self.called = Some(call);
+    fn called(&mut self, cx: &Context<'_>) -> Option<Call> {
+        // Who is polled has been looked at by nobody else.
+        if self.dog.has_rung(&mut self.task, cx) && self.called.is_none() {
+            self.called = self.listen();
         }
         self.called
+    }
+
+    /// What the alarm says; its dog hears it if that is nothing yet.
+    fn listen(&mut self) -> Option<Call> {
+        let dog = Waker::from(self.dog.clone());
+        match self.alarm.as_mut().poll(&mut Context::from_waker(&dog)) {
+            Poll::Ready(call) => Some(call),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Sets the alarm. If it rings at once, that is heeded when the watch is polled next, which may be never.
+    fn set_alarm(&mut self, at: Instant) {
+        self.alarm.set_to(at);
+        self.called = self.listen();
+        if self.called.is_some() {
+            Waker::from(self.dog.clone()).wake();
+        }
     }
 
     /// Whether a bookmark is due; if so the next one is scheduled.
@@ -427,7 +457,7 @@ impl WatchSession {
             return false;
         }
         let is_due = self.clock.bookmark_due(Instant::now());
-        self.alarm.inner().set_to(self.clock.next());
+        self.set_alarm(self.clock.next());
         is_due
     }
 
@@ -439,28 +469,15 @@ impl WatchSession {
         let envelope = self.cursor.renderer().envelope();
         let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
         self.phase = Phase::Last(frame, end);
+        // It is taken soon, or not at all.
+        self.dog.end();
     }
 }
 
 impl Drop for WatchSession {
     fn drop(&mut self) {
         if !matches!(self.phase, Phase::Ended) {
-            self.metrics.ended(End::Closed);
-        }
-    }
-}
-
-impl End {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::Expired => "expired",
-            Self::TooLarge => "too_large",
-            Self::FeedEnded => "feed_ended",
-            Self::Underivable => "underivable",
-            Self::Revoked => "revoked",
-            Self::Drained => "drained",
-            Self::Closed => "closed",
+            self.metrics.ended(self.dog.cut().why().map_or(End::Closed, End::Cut));
         }
     }
 }

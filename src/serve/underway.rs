@@ -14,6 +14,7 @@ use super::body::BodyError;
 use super::gzip::GzipList;
 use super::list::ListBody;
 use crate::base::Tasks;
+use crate::cache;
 
 /// A body on its way: it has an end, whether or not anybody takes it.
 ///
@@ -99,16 +100,17 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for Underway<B>
     }
 }
 
-/// A LIST, written as the client takes it. It has a place.
+/// A LIST, written as the client takes it. It has a place, and its end is that of its state's pin, which has it cut.
 #[derive(Debug)]
 pub(super) struct List {
     written: Written,
     _place: Place,
+    pin: cache::Pin,
 }
 
 impl List {
-    pub(super) fn new(written: Written, place: Place) -> Self {
-        Self { written, _place: place }
+    pub(super) fn new(written: Written, place: Place, pin: cache::Pin) -> Self {
+        Self { written, _place: place, pin }
     }
 }
 
@@ -123,7 +125,9 @@ impl Body for List {
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let chunk = match &mut self.get_mut().written {
+        let list = self.get_mut();
+        list.pin.told();
+        let chunk = match &mut list.written {
             Written::Plain(list) => ready!(list.poll_chunk(cx)),
             Written::Gzip(list) => ready!(list.poll_chunk(cx)),
         };

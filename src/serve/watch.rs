@@ -4,13 +4,17 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 
 use super::audit::Record;
+use super::overdue::Watchdog;
 use super::session::WatchSession;
 use crate::base::Bell;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
 #[derive(Debug)]
 pub(super) struct WatchBody {
-    session: WatchSession,
+    /// Until it has said its last.
+    session: Option<WatchSession>,
+    /// Cuts what is not taken.
+    _dog: Arc<Watchdog>,
     /// Rung by what the session waits for. A codec polls a body whenever it has made room in itself, too.
     bell: Bell,
     batch: Vec<Bytes>,
@@ -23,16 +27,27 @@ pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
     pub(super) fn new(session: WatchSession, record: Option<Arc<Record>>) -> Self {
-        Self { session, bell: Bell::rung(), batch: Vec::new(), _record: record }
+        Self {
+            _dog: session.dog().clone(),
+            session: Some(session),
+            bell: Bell::rung(),
+            batch: Vec::new(),
+            _record: record,
+        }
     }
 
     pub(super) fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
-        if !self.bell.has_rung(cx) && self.session.is_parked() {
+        let Some(session) = &mut self.session else { return Poll::Ready(None) };
+        if !self.bell.has_rung(cx) && session.is_parked() {
             return Poll::Pending;
         }
-        self.batch.clear();
         let mut cx = Context::from_waker(self.bell.waker());
-        match self.session.poll_frames(&mut cx, BATCH_BYTES, &mut self.batch) {
+        let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut self.batch);
+        if session.is_ended() {
+            // Whatever becomes of what it has said.
+            self.session = None;
+        }
+        match polled {
             Poll::Pending => {
                 // An idle watch keeps no buffer.
                 self.batch = Vec::new();
@@ -46,11 +61,13 @@ impl WatchBody {
 
 /// One chunk of several frames. A single frame is shared with every other watch, not copied.
 fn joined(batch: &mut Vec<Bytes>) -> Bytes {
-    match batch.as_mut_slice() {
-        [only] => std::mem::take(only),
+    match batch.as_slice() {
+        [_] => batch.pop().unwrap_or_default(),
         frames => {
             let mut chunk = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
             frames.iter().for_each(|frame| chunk.extend_from_slice(frame));
+            // A client that does not take it keeps no events alive.
+            batch.clear();
             chunk.freeze()
         }
     }

@@ -133,8 +133,17 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// How long a client may take to read our close.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-/// Runs a watch on an upgraded connection until either side ends it.
-pub(super) async fn run(upgrade: OnUpgrade, form: Form, mut session: WatchSession) {
+/// Runs a watch on an upgraded connection until either side ends it, or it is cut.
+pub(super) async fn run(upgrade: OnUpgrade, form: Form, session: WatchSession) {
+    let dog = session.dog().clone();
+    tokio::select! {
+        // Nothing that is not read outlives it.
+        () = dog.cut().over() => {}
+        () = converse(upgrade, form, session) => {}
+    }
+}
+
+async fn converse(upgrade: OnUpgrade, form: Form, mut session: WatchSession) {
     let Ok(upgraded) = upgrade.await else { return };
     let config = WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES_MAX))
@@ -158,6 +167,7 @@ pub(super) async fn run(upgrade: OnUpgrade, form: Form, mut session: WatchSessio
             },
         }
     }
+    drop(session);
     let goodbye = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::default() };
     // TLS has an end of its own, without which the stream could as well have been cut.
     let _ = timeout(CLOSE_MAX, async {

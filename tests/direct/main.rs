@@ -43,6 +43,7 @@ mod silent;
 mod slow;
 mod smuggling;
 mod sockets;
+mod stuck;
 mod syncing;
 mod tables;
 mod tls;

@@ -8,6 +8,9 @@ use crate::source::{Kind, Source, Token, is};
 
 type Names = BTreeSet<String>;
 
+/// Metrics that are not recorded.
+const SERIES: &str = "src/admin/series.rs";
+
 #[test]
 fn every_metric_is_described_and_documented() {
     let (mut used, mut described) = (Names::new(), Names::new());
@@ -16,6 +19,12 @@ fn every_metric_is_described_and_documented() {
         for (at, token) in source.tokens.iter().enumerate().filter(|(_, token)| !token.test && is_metric(token)) {
             // describe_counter!("name", …
             let describes = at >= 3 && source.tokens[at - 3].text.starts_with("describe_");
+            // What is read off feeds is written with its words: ("name", "what it means", …
+            let has_words =
+                file.name == SERIES && source.tokens.get(at + 2).is_some_and(|next| next.kind == Kind::Text);
+            if has_words {
+                described.insert(token.text.clone());
+            }
             if describes { &mut described } else { &mut used }.insert(token.text.clone());
         }
     }
@@ -43,7 +52,7 @@ fn every_reason_is_documented() {
     let rows: Names = table.lines().filter_map(first_cell).collect();
     assert_same("a Reason of src/serve/route.rs", &reasons, "in the table of docs/METRICS.md", &rows);
     let words: Names = in_backticks(&metrics).collect();
-    for (file, of) in [("src/serve/session.rs", "End"), ("src/reflect/metrics.rs", "Asked")] {
+    for (file, of) in [("src/serve/session/end.rs", "End"), ("src/reflect/metrics.rs", "Asked")] {
         let missing: Vec<_> = labels(file, of).difference(&words).cloned().collect();
         assert_none(&format!("labels of {of} ({file}) that docs/METRICS.md does not have"), &missing);
     }

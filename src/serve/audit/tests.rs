@@ -7,6 +7,7 @@ use super::queue::{Full, Line, Queue};
 use super::record::{shortened, source_ips, without_tokens};
 use super::{Audit, Decision, Destination, Ours, Record};
 use crate::auth::Caller;
+use crate::base::Cut;
 use crate::kube::{Query, RequestInfo, Status};
 use crate::net::{Connection, Peer, PeerAddress};
 
@@ -16,7 +17,7 @@ fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
 
 fn peer() -> Peer {
     let address = PeerAddress::Tcp(SocketAddr::from(([10, 0, 0, 7], 4711)));
-    Peer { address, certificates: None, connection: Connection::default() }
+    Peer { address, certificates: None, connection: Connection::default(), cut: Cut::default() }
 }
 
 fn record(queue: &Queue, target: &str) -> Record {

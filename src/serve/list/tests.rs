@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 
 use super::page;
 use crate::auth::{Caller, Gate, Permit};
-use crate::base::Tasks;
+use crate::base::Cut;
 use crate::cache::{Config, Demand, Feeds, Lease, Run, Scope, Snapshot, View};
 use crate::kube::{
     ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, Query, RequestInfo,
@@ -20,8 +20,9 @@ use crate::kube::{
 use crate::serve::admission::{Admission, Limits};
 use crate::serve::feed_spec;
 use crate::serve::gzip::GzipList;
+use crate::serve::overdue::{Overdue, Unread};
 use crate::serve::route::ListRead;
-use crate::serve::underway::{List, TooSlow, Underway, Written};
+use crate::serve::underway::{List, Written};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, ListMeta, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
 
@@ -194,18 +195,23 @@ async fn lists_share_what_they_are_made_of() {
 /// A client that does not read keeps nothing alive for longer than the apiserver would.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_not_read_lets_its_state_go() {
-    let (lease, _feeds) = feed((0..100).map(|name| pod("a", name, 7, 5_000)).collect());
+    let (lease, feeds) = feed((0..100).map(|name| pod("a", name, 7, 5_000)).collect());
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let read = ListRead { representation: REPRESENTATIONS[0], view: View::everything(), plan, in_namespace: false };
     let page = page(&permit(), &lease, &lease.reader.snapshot(), &read).await;
     let place = Admission::new(&Limits::default()).list(None, page.bytes()).expect("there is room");
     let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0])).await.expect("as it came");
-    let tasks = Tasks::new();
-    let mut underway = Underway::new(List::new(Written::Plain(list), place), Duration::from_secs(60), &tasks);
+    let (cut, pins) = (Cut::default(), feeds.0.pins());
+    let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), Overdue::new(Unread::default()).list_terms());
+    tokio::spawn(pins.clone().keep());
+    let mut underway = List::new(Written::Plain(list), place, pin);
     assert!(matches!(underway.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(underway.frame().await, Some(Ok(_))));
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let cut = underway.frame().await.expect("an error, not the end").err();
-    assert!(cut.is_some_and(|cut| cut.is::<TooSlow>()));
+    assert_eq!((cut.why(), pins.len()), (None, 1));
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    // Whoever runs it drops it, wherever it stands.
+    assert_eq!(cut.why(), Some("too_slow"));
+    drop(underway);
+    assert!(pins.is_empty());
 }

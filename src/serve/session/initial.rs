@@ -4,7 +4,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 
 use crate::auth::Permit;
-use crate::cache::{CacheReader, Cursor, Plain, Run, Snapshot};
+use crate::cache::{CacheReader, Cursor, Pin, Plain, Run, Snapshot};
 use crate::kube::EventType;
 use crate::serve::scribe::Scribe;
 use crate::serve::stretches::Stretches;
@@ -14,6 +14,7 @@ use crate::wire::Refused;
 #[derive(Debug)]
 pub(super) struct Initial {
     pub(super) snapshot: Snapshot,
+    pub(super) pin: Pin,
     pub(super) end_bookmark: bool,
     how: How,
 }
@@ -45,8 +46,8 @@ pub(super) enum Put {
 }
 
 impl Initial {
-    pub(super) fn new(snapshot: Snapshot, end_bookmark: bool) -> Self {
-        Self { snapshot, end_bookmark, how: How::Frames { next: String::new() } }
+    pub(super) fn new(snapshot: Snapshot, pin: Pin, end_bookmark: bool) -> Self {
+        Self { snapshot, pin, end_bookmark, how: How::Frames { next: String::new() } }
     }
 
     /// In runs, if what the watch sees is made of them.

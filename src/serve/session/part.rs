@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 
 use crate::auth::{Readable, Verdict, Verdicts};
-use crate::cache::{CacheReader, Cursor, Event, Mark, Opened, Sifted, Snapshot, Step, View};
+use crate::cache::{CacheReader, Cursor, Event, Mark, Opened, Pin as Pinned, Sifted, Snapshot, Step, View};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::wire::{Object, Refused};
 
@@ -46,6 +46,7 @@ struct Leaving {
 /// A place at which namespaces come and go.
 struct Turn {
     mark: Mark,
+    pin: Option<Pinned>,
     coming: VecDeque<Arc<str>>,
     going: Option<VecDeque<Arc<str>>>,
     /// First key of the next object to be told, in the first namespace that comes or goes.
@@ -97,7 +98,13 @@ pub(super) enum Bookmark {
 
 impl Part {
     /// `state`: what the watch begins with is told by its first turn.
-    pub(super) fn new(readable: Readable, opened: &Opened, view: &View, end_bookmark: bool) -> Self {
+    pub(super) fn new(
+        readable: Readable,
+        opened: &Opened,
+        view: &View,
+        end_bookmark: bool,
+        pin: Option<Pinned>,
+    ) -> Self {
         let known = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
         let mut coming = VecDeque::new();
         let mut places = BTreeMap::new();
@@ -115,6 +122,7 @@ impl Part {
         }
         let turn = opened.snapshot.clone().map(|snapshot| Turn {
             mark: opened.cursor.mark_here(snapshot),
+            pin,
             coming,
             going: None,
             next: String::new(),
@@ -134,7 +142,7 @@ impl Part {
     }
 
     /// Whether namespaces come or go: then the watch is to be read up to a mark, and they are told there.
-    pub(super) fn turns(&mut self, cursor: &Cursor) -> bool {
+    pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> Pinned) -> bool {
         if !std::mem::take(&mut self.stale) {
             return self.turn.is_some();
         }
@@ -154,9 +162,15 @@ impl Part {
         }
         if self.turn.is_none() && (goes || !coming.is_empty()) {
             let mark = cursor.mark();
-            self.turn = Some(Turn { mark, coming, going: None, next: String::new(), begins: None, said: false });
+            let pin = Some(pin(&mark.snapshot));
+            self.turn = Some(Turn { mark, pin, coming, going: None, next: String::new(), begins: None, said: false });
         }
         self.turn.is_some()
+    }
+
+    /// What comes next is not known yet, which is nothing that the client could change by reading.
+    pub(super) fn wait(&self) {
+        self.turn.iter().flat_map(|turn| &turn.pin).for_each(Pinned::rests);
     }
 
     /// Whether nothing is to come or go, as far as is known.
@@ -189,6 +203,7 @@ impl Part {
     ) -> Result<Told, Refused> {
         let Self { readable, places, turn, stale, .. } = self;
         let Some(turn) = turn else { return Ok(Told::Some) };
+        turn.pin.iter().for_each(Pinned::told);
         let mut page = Page { cursor, reader, room, batch };
         if !turn.come(readable, places, &mut page)? {
             return Ok(Told::Some);

@@ -5,3 +5,4 @@ mod ends;
 mod fixture;
 mod parts;
 mod state;
+mod unread;

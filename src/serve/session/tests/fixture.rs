@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::auth::{Caller, Gate, Permit, Readable};
-use crate::base::{DrainTrigger, DrainWatch};
+use crate::base::{Cut, DrainTrigger, DrainWatch};
 use crate::cache::{
     CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Run, Scope, Snapshot, Start, State,
     View,
@@ -21,6 +21,7 @@ use crate::kube::{EventType, FieldTable, Gvr, LabelSelector, Query, RequestInfo,
 use crate::serve::admission::{Admission, Limits, Place};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
+use crate::serve::overdue::{Overdue, Unread};
 use crate::serve::session::{Opening, Terms, WatchSession};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
@@ -31,14 +32,17 @@ pub(super) struct Stage {
     pub(super) reader: CacheReader,
     drain: DrainTrigger,
     lease: Lease,
-    watch: DrainWatch,
+    pub(super) watch: DrainWatch,
     admission: Admission,
-    _feeds: (Feeds, mpsc::Receiver<Demand>),
+    pub(super) overdue: Overdue,
+    pub(super) feeds: Feeds,
+    _demands: mpsc::Receiver<Demand>,
 }
 
 /// One watch and its client.
 pub(super) struct Client {
     pub(super) session: WatchSession,
+    pub(super) cut: Cut,
     bell: Arc<Bell>,
 }
 
@@ -74,7 +78,8 @@ impl Stage {
         writer.set_state(State::Live);
         let (drain, watch) = DrainTrigger::new();
         let admission = Admission::new(&Limits { watches_max: 100, ..Limits::default() });
-        Self { writer, reader: lease.reader.clone(), drain, lease, watch, admission, _feeds: (feeds, demands) }
+        let overdue = Overdue::new(Unread::default());
+        Self { writer, reader: lease.reader.clone(), drain, lease, watch, admission, overdue, feeds, _demands: demands }
     }
 
     pub(super) fn empty() -> Self {
@@ -132,6 +137,7 @@ impl Stage {
     }
 
     fn permitted(&self, permit: Permit, opened: Opened, runs: Option<Arc<[Run]>>, terms: Terms) -> Client {
+        let cut = Cut::default();
         let session = WatchSession::new(Opening {
             permit,
             place: self.place(),
@@ -143,8 +149,10 @@ impl Stage {
             terms,
             drain: self.watch.clone(),
             metrics: Watches::default().open(&self.lease.spec.key, Representation::Object(Form::Json), "h1"),
+            cut: cut.clone(),
+            overdue: self.overdue.clone(),
         });
-        Client { session, bell: Arc::default() }
+        Client { session, cut, bell: Arc::default() }
     }
 
     fn place(&self) -> Place {

@@ -1,0 +1,281 @@
+//! Watches whose clients do not read are ended from outside.
+//!
+//! A watch ends itself when it is polled, and a codec polls it when its client has room. One that has none may never be
+//! polled again, and would keep its place, its feed and perhaps a state for ever. So each watch has a [`Watchdog`],
+//! which hears its alarm too: a watch that has not been polled for a while after its alarm has rung is cut if its time
+//! is up, its permission is over or the proxy drains. Nothing is looked at for watches whose alarms do not ring.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::auth::Standing;
+use crate::base::{Cut, DrainWatch};
+use crate::cache::PinTerms;
+
+/// How long is waited for clients that do not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unread {
+    /// For a watch to end by itself once it has to, and for its last bytes to be taken.
+    pub grace: Duration,
+    /// For the next of the state that a watch begins with to be taken.
+    pub state_idle_max: Duration,
+    /// For a LIST to be taken: the apiserver's `--request-timeout`.
+    pub list_max: Duration,
+}
+
+impl Default for Unread {
+    fn default() -> Self {
+        let minute = Duration::from_secs(60);
+        Self { grace: Duration::from_secs(5), state_idle_max: minute, list_max: minute }
+    }
+}
+
+/// The watches that are to be looked at, and when. Cloning shares.
+#[derive(Debug, Clone)]
+pub(super) struct Overdue(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    unread: Unread,
+    /// Of each watch at most one that comes a while after its alarm, one behind its deadline, and one behind its end.
+    looks: Mutex<BTreeMap<(Instant, u64), Weak<Watchdog>>>,
+    next: AtomicU64,
+    /// There is another first one.
+    earlier: Notify,
+    is_draining: AtomicBool,
+}
+
+/// Knows whether a watch has heeded its alarm, which wakes it.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    overdue: Overdue,
+    cut: Cut,
+    deadline: Instant,
+    standing: Standing,
+    /// Whom the alarm is for.
+    task: Mutex<Waker>,
+    /// The alarm has rung, and the watch has not been polled since.
+    has_rung: AtomicBool,
+    /// Since then the watch has said its last.
+    over: OnceLock<Instant>,
+    is_awaited: AtomicBool,
+    is_awaited_at_the_end: AtomicBool,
+}
+
+/// What becomes of a watch that has not heeded its alarm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Cut(&'static str),
+    /// It is looked at again then.
+    Later(Instant),
+}
+
+/// All that it depends on.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    now: Instant,
+    /// Behind the deadline.
+    last: Instant,
+    is_over: bool,
+    is_revoked: bool,
+    is_draining: bool,
+}
+
+impl Overdue {
+    pub(super) fn new(unread: Unread) -> Self {
+        let (looks, earlier) = (Mutex::default(), Notify::new());
+        Self(Arc::new(Shared { unread, looks, next: AtomicU64::new(0), earlier, is_draining: AtomicBool::new(false) }))
+    }
+
+    /// Of a state that a watch is told.
+    pub(super) fn state_terms(&self) -> PinTerms {
+        PinTerms { until: None, idle_max: Some(self.0.unread.state_idle_max) }
+    }
+
+    /// Of a LIST that begins now.
+    pub(super) fn list_terms(&self) -> PinTerms {
+        PinTerms { until: Some((Instant::now() + self.0.unread.list_max, "too_slow")), idle_max: None }
+    }
+
+    /// Looks when it is time; never completes.
+    pub(super) async fn keep(self, mut drain: DrainWatch) {
+        let shared = self.0.clone();
+        let hear = async move {
+            drop(drain.started().await);
+            shared.is_draining.store(true, Ordering::Release);
+        };
+        tokio::join!(hear, self.look_on());
+    }
+
+    async fn look_on(&self) {
+        loop {
+            let first = self.0.looks.lock().first_key_value().map(|((at, _), _)| *at);
+            tokio::select! {
+                () = due(first) => self.look(Instant::now()),
+                () = self.0.earlier.notified() => {}
+            }
+        }
+    }
+
+    fn look(&self, now: Instant) {
+        let later = (now, u64::MAX);
+        let due = {
+            let mut looks = self.0.looks.lock();
+            let later = looks.split_off(&later);
+            std::mem::replace(&mut *looks, later)
+        };
+        due.into_values().filter_map(|dog| dog.upgrade()).for_each(|dog| dog.look(now));
+    }
+
+    fn put(&self, at: Instant, dog: &Arc<Watchdog>) {
+        let key = (at, self.0.next.fetch_add(1, Ordering::Relaxed));
+        let mut looks = self.0.looks.lock();
+        let is_first = looks.first_key_value().is_none_or(|(first, _)| key < *first);
+        looks.insert(key, Arc::downgrade(dog));
+        drop(looks);
+        if is_first {
+            self.0.earlier.notify_one();
+        }
+    }
+}
+
+async fn due(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Watchdog {
+    /// For a watch that is run by who hears of `cut`.
+    pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, standing: Standing) -> Arc<Self> {
+        Arc::new(Self {
+            overdue,
+            cut,
+            deadline,
+            standing,
+            task: Mutex::new(Waker::noop().clone()),
+            has_rung: AtomicBool::new(false),
+            over: OnceLock::new(),
+            is_awaited: AtomicBool::new(false),
+            is_awaited_at_the_end: AtomicBool::new(false),
+        })
+    }
+
+    /// What ends the watch, and why it has ended so.
+    pub(super) fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    pub(super) fn overdue(&self) -> &Overdue {
+        &self.overdue
+    }
+
+    /// Whether the alarm has rung since this was last asked. From now on it wakes the task of `cx`; `task` remembers
+    /// which one that is, so that mostly nothing is written.
+    pub(super) fn has_rung(&self, task: &mut Waker, cx: &Context<'_>) -> bool {
+        if !task.will_wake(cx.waker()) {
+            task.clone_from(cx.waker());
+            self.task.lock().clone_from(cx.waker());
+        }
+        self.has_rung.load(Ordering::Acquire) && self.has_rung.swap(false, Ordering::AcqRel)
+    }
+
+    /// The watch has said its last, which its client may take or not.
+    pub(super) fn end(self: &Arc<Self>) {
+        let now = Instant::now();
+        if self.over.set(now).is_ok() {
+            self.overdue.put(now + self.overdue.0.unread.grace, self);
+        }
+    }
+
+    fn await_look(self: &Arc<Self>) {
+        if !self.is_awaited.swap(true, Ordering::AcqRel) {
+            self.overdue.put(Instant::now() + self.overdue.0.unread.grace, self);
+        }
+    }
+
+    fn look(self: &Arc<Self>, now: Instant) {
+        self.is_awaited.store(false, Ordering::Release);
+        let grace = self.overdue.0.unread.grace;
+        let is_over = self.over.get().is_some_and(|over| *over + grace <= now);
+        if !is_over && !self.has_rung.load(Ordering::Acquire) {
+            return;
+        }
+        let case = Case {
+            now,
+            last: self.deadline + grace,
+            is_over,
+            is_revoked: self.standing.revoked().is_some(),
+            is_draining: self.overdue.0.is_draining.load(Ordering::Acquire),
+        };
+        match case.verdict() {
+            Verdict::Cut(why) => self.cut.cut(why),
+            Verdict::Later(_) if self.is_awaited_at_the_end.swap(true, Ordering::AcqRel) => {}
+            Verdict::Later(at) => self.overdue.put(at, self),
+        }
+    }
+}
+
+impl Case {
+    fn verdict(self) -> Verdict {
+        let Self { now, last, is_over, is_revoked, is_draining } = self;
+        match () {
+            () if is_over => Verdict::Cut("closed"),
+            () if is_revoked => Verdict::Cut("revoked"),
+            () if last <= now => Verdict::Cut("timeout"),
+            () if is_draining => Verdict::Cut("drained"),
+            // It is a bookmark that is due.
+            () => Verdict::Later(last),
+        }
+    }
+}
+
+impl Wake for Watchdog {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Before the task is woken: it looks at once.
+        self.has_rung.swap(true, Ordering::AcqRel);
+        self.task.lock().wake_by_ref();
+        self.await_look();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is one for each watch.
+    #[test]
+    fn a_watchdog_is_small() {
+        assert!(size_of::<Watchdog>() <= 104, "{} bytes", size_of::<Watchdog>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_becomes_of_a_watch_that_does_not_heed_its_alarm() {
+        let now = Instant::now();
+        let (past, future) = (now, now + Duration::from_secs(1));
+        for (last, [is_over, is_revoked, is_draining], expected) in [
+            (future, [false, false, false], Verdict::Later(future)),
+            (past, [false, false, false], Verdict::Cut("timeout")),
+            (future, [false, true, false], Verdict::Cut("revoked")),
+            (past, [false, true, true], Verdict::Cut("revoked")),
+            (future, [false, false, true], Verdict::Cut("drained")),
+            (past, [false, false, true], Verdict::Cut("timeout")),
+            (past, [true, true, true], Verdict::Cut("closed")),
+        ] {
+            let case = Case { now, last, is_over, is_revoked, is_draining };
+            assert_eq!(case.verdict(), expected, "{case:?}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+use std::sync::Arc;
+
+use crate::auth::Permit;
+use crate::base::{Cut, DrainWatch};
+use crate::cache::{Lease, Opened, Run};
+use crate::serve::admission::Place;
+use crate::serve::metrics::WatchMetrics;
+use crate::serve::overdue::Overdue;
+use crate::wire::{Object, Renderer};
+
+/// Everything that a watch is made of.
+pub(in super::super) struct Opening {
+    pub(in super::super) permit: Permit,
+    pub(in super::super) place: Place,
+    pub(in super::super) lease: Lease,
+    pub(in super::super) renderer: Renderer,
+    pub(in super::super) opened: Opened,
+    /// Of the state that the watch begins with, for a sink that takes several frames in one.
+    pub(in super::super) runs: Option<Arc<[Run]>>,
+    /// A state of one object, as a Table has it.
+    pub(in super::super) row: Option<Object>,
+    pub(in super::super) terms: Terms,
+    pub(in super::super) drain: DrainWatch,
+    pub(in super::super) metrics: WatchMetrics,
+    /// By which it is ended when it is not polled.
+    pub(in super::super) cut: Cut,
+    pub(in super::super) overdue: Overdue,
+}
+
+/// What the client asked for.
+pub(in super::super) struct Terms {
+    pub(in super::super) bookmarks: bool,
+    pub(in super::super) end_bookmark: bool,
+    pub(in super::super) timeout_seconds: Option<i64>,
+}

@@ -1,0 +1,156 @@
+//! Clients that stop reading while they are told a state give it back in time (SECURITY.md T11; W16, O1, I1).
+
+use std::time::Duration;
+
+use http::Method;
+use kube_fanout::auth::Mode;
+use kube_fanout::demo::{self, Running};
+use kube_fanout::serve::Unread;
+use tokio::net::TcpStream;
+
+use crate::direct::{self, App, CONFIGMAPS, Client, Ended, Plan, Protocol, Watch, within};
+
+/// More than kernels and codecs take on somebody's behalf.
+const OBJECTS: usize = 40;
+const OBJECT_BYTES: usize = 512 << 10;
+
+/// Impatient, but for `state_idle_max`, which a busy machine could take for a stop.
+const UNREAD: Unread = Unread {
+    grace: Duration::from_millis(100),
+    state_idle_max: Duration::from_secs(60),
+    list_max: Duration::from_secs(60),
+};
+
+async fn large() -> Running {
+    let up = demo::upstream().run().await;
+    let value = "x".repeat(OBJECT_BYTES);
+    for n in 0..OBJECTS {
+        up.put("configmaps", direct::configmap("default", &format!("c{n:02}"), &value));
+    }
+    up
+}
+
+fn impatient(up: &Running, unread: Unread) -> Plan {
+    direct::app(up).with(|config| config.door.unread = unread).idle(Duration::from_millis(40))
+}
+
+/// One of each protocol that reads one object of the state and then no more.
+async fn stuck(app: &App, client: &Client, timeout_seconds: i64) -> Vec<Watch> {
+    let mut stuck = Vec::new();
+    for protocol in Protocol::ALL {
+        let plan = client.watch(CONFIGMAPS).initial_events().timeout_seconds(timeout_seconds);
+        stuck.push(plan.over(protocol).stall_after(1).await);
+    }
+    for watch in &stuck {
+        watch.received(1).await;
+    }
+    assert_eq!(app.feed("configmaps").await.map(|feed| feed["pinned"].clone()), Some(stuck.len().into()));
+    stuck
+}
+
+/// Nothing that they had is kept, nor the feed for their sake.
+async fn nothing_is_kept(app: &App) {
+    direct::eventually("the feed is idle and ends", || async { app.feed("configmaps").await.is_none() }).await;
+}
+
+/// They were cut, and see that.
+async fn were_cut(stuck: &[Watch]) {
+    for watch in stuck {
+        watch.resume();
+        let ended = watch.ended().await;
+        assert!(matches!(ended, Ended::Broken(_)), "{ended:?}");
+        assert!(watch.events().len() < OBJECTS);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn their_time_is_up_whether_they_read_or_not() {
+    let up = large().await;
+    let app = impatient(&up, UNREAD).run().await;
+    let stuck = stuck(&app, &app, 2).await;
+    nothing_is_kept(&app).await;
+    were_cut(&stuck).await;
+    let whole = app.watch(CONFIGMAPS).initial_events().await;
+    whole.listed().await;
+    assert_eq!(whole.changes().len(), up.keys("configmaps").len(), "who reads gets everything");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_nothing_for_a_while_is_over_before_its_time() {
+    let up = large().await;
+    let app = impatient(&up, Unread { state_idle_max: Duration::from_secs(2), ..UNREAD }).run().await;
+    let stuck = stuck(&app, &app, 3_000).await;
+    nothing_is_kept(&app).await;
+    were_cut(&stuck).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_does_not_wait_for_them() {
+    let up = large().await;
+    let drain = Duration::from_secs(30);
+    let app = impatient(&up, UNREAD).drain(drain).run().await;
+    let stuck = stuck(&app, &app, 3_000).await;
+    let stopped = app.stop().await;
+    assert!(stopped.took < drain / 2, "{:?}", stopped.took);
+    were_cut(&stuck).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_right_that_ends_ends_them() {
+    let up = large().await;
+    up.reviews().give("a", "ada");
+    up.reviews().allow("ada", "*");
+    let soon = Duration::from_millis(50);
+    let app = impatient(&up, UNREAD).with(|config| {
+        config.auth = Mode::Delegated;
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (soon, soon, soon, soon);
+    });
+    let app = app.run().await;
+    let stuck = stuck(&app, &app.bearing("a"), 3_000).await;
+    up.reviews().deny("ada", "*");
+    nothing_is_kept(&app).await;
+    were_cut(&stuck).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_is_not_read_is_over_when_its_time_is() {
+    let up = large().await;
+    let app = impatient(&up, Unread { list_max: Duration::from_secs(2), ..UNREAD }).run().await;
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let reader = app.watch(CONFIGMAPS).initial_events().await;
+        reader.listed().await;
+        let narrow = app.over(protocol).narrow();
+        let path = format!("{CONFIGMAPS}?resourceVersion=0");
+        let unread = narrow.request(Method::GET, &path).open().await.expect("an answer");
+        assert!(unread.headers().contains_key("kube-fanout-served"), "{protocol:?}: it is ours");
+        app.until_feed("configmaps", "it is told a state", |feed| feed["pinned"] == 1).await;
+        app.until_feed("configmaps", "it was cut", |feed| feed["pinned"] == 0).await;
+        drop(reader);
+        assert!(http_body_util::BodyExt::collect(unread.into_body()).await.is_err(), "{protocol:?}: cut, and it shows");
+    }
+}
+
+/// A codec that may not send anything never asks a watch for anything either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_that_was_never_open_keeps_nothing() {
+    let up = large().await;
+    let app = impatient(&up, UNREAD).run().await;
+    let address = app.url().trim_start_matches("http://").to_owned();
+    let io = TcpStream::connect(&address).await.expect("a connection");
+    let mut builder = h2::client::Builder::new();
+    let (mut sender, connection) = builder.initial_window_size(0).handshake::<_, bytes::Bytes>(io).await.expect("h2");
+    drop(tokio::spawn(connection));
+    let query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=2";
+    let mut answers = Vec::new();
+    for path in [format!("{CONFIGMAPS}?{query}"), format!("{CONFIGMAPS}?watch=true&timeoutSeconds=2")] {
+        let request = http::Request::get(format!("http://{address}{path}")).body(()).expect("a request");
+        let (answer, _) = sender.send_request(request, true).expect("it is open");
+        answers.push(within("a head", answer).await.expect("an answer").into_body());
+    }
+    nothing_is_kept(&app).await;
+    for mut body in answers {
+        let end = within("a reset", body.data()).await.expect("not the end").expect_err("no data");
+        assert_eq!(end.reason(), Some(h2::Reason::CANCEL));
+    }
+}
