@@ -68,6 +68,9 @@ impl Bound {
     /// See [`StartError`].
     pub async fn bind(config: Serve) -> Result<Self, StartError> {
         say_memory(&config);
+        // First, for who counts finds its counters when it is made; and not at all where nobody would ever read them.
+        let exporter = config.admin.is_some().then(|| admin::exporter(describe)).transpose();
+        let exporter = exporter.map_err(StartError::Metrics)?;
         let client = Client::connect(&config.upstream)?;
         let tls = tls(&config)?;
         let mut listeners = Vec::new();
@@ -82,16 +85,14 @@ impl Bound {
         let tasks = Tasks::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
         let hosts = Hosts::new(&config.allowed_hosts);
-        let admin = match &config.admin {
-            Some(address) => {
+        let admin = match (&config.admin, exporter) {
+            (Some(address), Some(exporter)) => {
                 let bind = |source| StartError::Bind { address: address.clone(), source };
-                // Nobody would ever read what is recorded without them.
-                let exporter = admin::exporter(describe).map_err(StartError::Metrics)?;
                 let pages = Pages { ready: ready.clone(), feeds: feeds.clone(), exporter };
                 let browsers = BrowserGuard::new(false, hosts.clone().or_any_address(), config.allowed_origins.clone());
                 Some(ops::Admin::bind(address, pages, browsers).map_err(bind)?)
             }
-            None => None,
+            _ => None,
         };
         tasks.spawn("upstream credentials", client.clone().keep_up(config.look_every));
         if let Some(tls) = tls {

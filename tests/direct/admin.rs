@@ -1,5 +1,7 @@
 //! The admin pages: what an operator sees (reliability.md O3; design.md §7).
 
+use std::time::Duration;
+
 use kube_fanout::demo;
 
 use crate::direct::{self, PODS};
@@ -43,6 +45,26 @@ async fn feeds_are_shown_as_they_are() {
     assert_eq!(shown("objects"), up.keys("pods").len());
     assert_eq!((shown("ringEvents"), shown("readers"), shown("lanes")), (3.into(), 3.into(), 2.into()));
     assert!(shown("objectBytes").as_u64() > Some(7 * 1000));
+}
+
+/// Callers name namespaces, and a registry of metrics forgets no name.
+#[tokio::test]
+async fn namespaces_that_were_asked_for_leave_no_series() {
+    let up = demo::upstream().pods(3).run().await;
+    up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 403, None);
+    let soon = Duration::from_millis(40);
+    let app = direct::app(&up).idle(soon).with(|config| config.cache.counts_age_max = soon).run().await;
+    let series = || async { app.admin("/metrics").await.text().matches("namespace=\"asked-").count() };
+    for n in 0..200 {
+        let list = app.get(&format!("/api/v1/namespaces/asked-{n}/pods?resourceVersion=0")).await;
+        assert!(list.is_cached(), "{}", list.text());
+        if n == 0 {
+            let watch = app.watch("/api/v1/namespaces/asked-0/pods").initial_events().await;
+            watch.listed().await;
+            assert!(series().await > 15);
+        }
+    }
+    direct::eventually("none is left", || async { series().await == 0 }).await;
 }
 
 #[tokio::test]
