@@ -1,6 +1,12 @@
 #[cfg(test)]
 mod tests;
+mod wants;
 
+use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use self::wants::Wants;
 use super::go_text::quote;
 use super::{Attributes, FieldTable, ObjectKey, SelectorError};
 
@@ -68,14 +74,19 @@ impl FieldSelector {
                 .ok_or_else(|| SelectorError::Invalid(table.unknown.replace("{key}", &quoted_as(table, key))))?;
             Ok(Condition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
         });
-        Ok(FieldMatcher { conditions: compiled.collect::<Result<_, _>>()? })
+        Ok(FieldMatcher::of(compiled.collect::<Result<_, _>>()?))
     }
 }
 
-/// A field selector that knows where its values are: conditions that must all hold.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+/// A field selector that knows where its values are: conditions that must all hold, each once. Cloning shares.
+#[derive(Debug, Clone, Default)]
 pub struct FieldMatcher {
-    conditions: Box<[Condition]>,
+    conditions: Arc<[Condition]>,
+    /// The same, as they are matched.
+    wants: Wants,
+    /// Places of the first conditions that ask for a name and for a namespace.
+    name: Option<usize>,
+    namespace: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -88,7 +99,7 @@ struct Condition {
 }
 
 /// Where a condition's value comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Subject {
     Name,
     Namespace,
@@ -110,17 +121,35 @@ impl Subject {
 }
 
 impl FieldMatcher {
+    fn of(mut conditions: Vec<Condition>) -> Self {
+        let mut seen = HashSet::with_capacity(conditions.len());
+        let first: Vec<_> = conditions.iter().map(|condition| seen.insert(condition)).collect();
+        let mut first = first.into_iter();
+        conditions.retain(|_| first.next().unwrap_or_default());
+        let place = |key: &str| conditions.iter().position(|condition| !condition.negated && &*condition.key == key);
+        let (name, namespace) = (place(NAME_KEY), place(NAMESPACE_KEY));
+        Self { wants: Wants::of(&conditions), conditions: conditions.into(), name, namespace }
+    }
+
     /// `attributes` must come from the same [`FieldTable`] as the matcher; a field beyond its end reads as `""`.
     pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
-        self.conditions.iter().all(|condition| {
-            let value = match condition.subject {
-                Subject::Name => key.name(),
-                Subject::Namespace => key.namespace(),
-                Subject::Field(position) => attributes.field(position),
-                Subject::Absent => "",
-            };
-            (value == &*condition.value) != condition.negated
-        })
+        self.wants.match_all(key, attributes)
+    }
+
+    /// Conditions contradict each other: no object matches.
+    pub fn is_impossible(&self) -> bool {
+        self.wants.are_impossible()
+    }
+
+    /// Texts that [`matches`](Self::matches) compares at most.
+    pub fn comparisons(&self) -> usize {
+        self.wants.comparisons()
+    }
+
+    /// About what it holds in memory besides itself.
+    pub fn held_bytes(&self) -> usize {
+        let texts = self.conditions.iter().map(|condition| condition.key.len() + condition.value.len());
+        texts.map(|len| 2 * (size_of::<Condition>() + len)).sum()
     }
 
     /// No condition at all: matches everything.
@@ -130,12 +159,12 @@ impl FieldMatcher {
 
     /// The one name an object must have. Such a list is a read of one key (§3.2).
     pub fn required_name(&self) -> Option<&str> {
-        self.required_field(NAME_KEY)
+        self.name.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
     }
 
     /// The one namespace an object must be in.
     pub fn required_namespace(&self) -> Option<&str> {
-        self.required_field(NAMESPACE_KEY)
+        self.namespace.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
     }
 
     /// The value that the first `=` condition on `key` asks for. `key` is the converted one: ask for `spec.nodeName`
@@ -164,12 +193,26 @@ impl FieldMatcher {
         if self.is_empty() {
             let key = NAME_KEY.into();
             let only = Condition { key, subject: Subject::Name, value: name.into(), negated: false };
-            return Ok(Self { conditions: Box::new([only]) });
+            return Ok(Self::of(vec![only]));
         }
         if self.required_name() == Some(name) {
             return Ok(self);
         }
         Err(SelectorError::Invalid("fieldSelector metadata.name doesn't match requested name".to_owned()))
+    }
+}
+
+impl PartialEq for FieldMatcher {
+    fn eq(&self, other: &Self) -> bool {
+        self.conditions == other.conditions
+    }
+}
+
+impl Eq for FieldMatcher {}
+
+impl Hash for FieldMatcher {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.conditions.hash(state);
     }
 }
 

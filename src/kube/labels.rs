@@ -2,16 +2,24 @@ mod parse;
 #[cfg(test)]
 mod tests;
 mod validate;
+mod wants;
 
+use self::wants::Wants;
 use super::{Attributes, SelectorError};
+use std::collections::HashSet;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 /// A label selector: requirements that must all hold (semantics.md §2.1).
 ///
-/// Requirements are ordered by key, equal keys as written, so two spellings of one selector mostly compare equal.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+/// Requirements are ordered by key, equal keys as written, each once, so two spellings of one selector mostly compare
+/// equal. What authorization is asked about and what is passed on is the text and not this. Cloning shares.
+#[derive(Debug, Clone, Default)]
 pub struct LabelSelector {
-    requirements: Box<[Requirement]>,
+    requirements: Arc<[Requirement]>,
+    /// The same, as it is matched.
+    wants: Wants,
 }
 
 impl LabelSelector {
@@ -24,11 +32,32 @@ impl LabelSelector {
         SelectorError::check_length("labelSelector", text)?;
         let mut requirements = parse::requirements(text).map_err(SelectorError::Invalid)?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
-        Ok(Self { requirements: requirements.into() })
+        let requirements = once_each(requirements);
+        Ok(Self { wants: Wants::of(&requirements), requirements: requirements.into() })
     }
 
     pub fn matches(&self, attributes: &Attributes) -> bool {
-        self.requirements.iter().all(|requirement| requirement.matches(attributes.label(&requirement.key)))
+        self.wants.match_all(attributes)
+    }
+
+    /// Requirements contradict each other: no object matches.
+    pub fn is_impossible(&self) -> bool {
+        self.wants.are_impossible()
+    }
+
+    /// How many keys it names.
+    pub fn keys(&self) -> usize {
+        self.wants.keys()
+    }
+
+    /// Texts that [`matches`](Self::matches) compares at most for an object with so many labels.
+    pub fn comparisons(&self, labels: usize) -> usize {
+        self.wants.comparisons(labels)
+    }
+
+    /// About what it holds in memory besides itself.
+    pub fn held_bytes(&self) -> usize {
+        self.requirements.iter().map(Requirement::held_bytes).sum::<usize>() + self.wants.held_bytes()
     }
 
     /// No requirement at all: matches everything.
@@ -47,6 +76,34 @@ impl LabelSelector {
             (Operator::Equals | Operator::DoubleEquals | Operator::In, [only]) => Some(only),
             _ => None,
         }
+    }
+}
+
+/// Requirements of equal keys are neighbours.
+fn once_each(mut requirements: Vec<Requirement>) -> Vec<Requirement> {
+    if requirements.windows(2).all(|pair| pair[0].key != pair[1].key) {
+        return requirements;
+    }
+    let mut seen = HashSet::with_capacity(requirements.len());
+    let mut first: Vec<_> = requirements.iter().map(|requirement| seen.insert(requirement)).collect();
+    if first.contains(&false) {
+        let mut first = first.drain(..);
+        requirements.retain(|_| first.next().unwrap_or_default());
+    }
+    requirements
+}
+
+impl PartialEq for LabelSelector {
+    fn eq(&self, other: &Self) -> bool {
+        self.requirements == other.requirements
+    }
+}
+
+impl Eq for LabelSelector {}
+
+impl Hash for LabelSelector {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.requirements.hash(state);
     }
 }
 
@@ -69,8 +126,14 @@ pub struct Requirement {
     key: Box<str>,
     operator: Operator,
     /// Sorted and unique. Empty for the existence operators, one element for all others but `In` and `NotIn`.
-    values: Box<[Box<str>]>,
+    values: Values,
 }
+
+/// Sorted and unique.
+type Values = Arc<[Box<str>]>;
+
+/// What an allocation costs besides what is asked for.
+const ALLOCATION_BYTES: usize = 16;
 
 impl Requirement {
     pub fn key(&self) -> &str {
@@ -86,29 +149,26 @@ impl Requirement {
         &self.values
     }
 
-    /// `value` is the object's value for the key, `None` when it has no such label. The negative operators match its
-    /// absence, all others but `!k` need its presence.
-    fn matches(&self, value: Option<&str>) -> bool {
-        match (self.operator, value) {
-            (Operator::Exists, present) => present.is_some(),
-            (Operator::DoesNotExist, present) => present.is_none(),
-            (Operator::In | Operator::Equals | Operator::DoubleEquals, Some(value)) => self.lists(value),
-            (Operator::NotIn | Operator::NotEquals, Some(value)) => !self.lists(value),
-            (Operator::NotIn | Operator::NotEquals, None) => true,
-            (Operator::GreaterThan, Some(value)) => self.bound(value).is_some_and(|(value, bound)| value > bound),
-            (Operator::LessThan, Some(value)) => self.bound(value).is_some_and(|(value, bound)| value < bound),
-            (_, None) => false,
-        }
-    }
-
     fn lists(&self, value: &str) -> bool {
-        self.values.iter().any(|candidate| &**candidate == value)
+        has(&self.values, value)
     }
 
-    /// The object's value and ours as numbers, where both are.
-    fn bound(&self, value: &str) -> Option<(i64, i64)> {
-        Some((value.parse().ok()?, self.values.first()?.parse().ok()?))
+    /// The number that values are compared with.
+    fn number(&self) -> Option<i64> {
+        self.values.first()?.parse().ok()
     }
+
+    fn held_bytes(&self) -> usize {
+        size_of::<Self>() + self.key.len() + ALLOCATION_BYTES + held_bytes(&self.values)
+    }
+}
+
+fn has(values: &[Box<str>], value: &str) -> bool {
+    values.binary_search_by(|candidate| (**candidate).cmp(value)).is_ok()
+}
+
+fn held_bytes(values: &[Box<str>]) -> usize {
+    values.iter().map(|value| size_of::<Box<str>>() + value.len() + ALLOCATION_BYTES).sum()
 }
 
 impl fmt::Display for Requirement {

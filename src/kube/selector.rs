@@ -45,10 +45,35 @@ impl Selector {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
+    /// What it asks for contradicts itself: no object matches, and none need be looked at.
+    pub fn is_impossible(&self) -> bool {
+        self.labels.is_impossible() || self.fields.is_impossible()
+    }
+
+    /// Texts that [`matches`](Self::matches) compares at most for an object with so many labels: what it costs.
+    pub fn comparisons(&self, labels: usize) -> usize {
+        self.fields.comparisons() + self.labels.comparisons(labels)
+    }
+
+    /// The same for any object.
+    pub fn comparisons_at_most(&self) -> usize {
+        self.fields.comparisons() + self.labels.comparisons(self.labels.keys())
+    }
+
+    /// About what it holds in memory besides itself.
+    pub fn held_bytes(&self) -> usize {
+        self.fields.held_bytes() + self.labels.held_bytes()
+    }
+
     /// Fields first: they are fewer and mostly decided by one string comparison.
     pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
         self.fields.matches(key, attributes) && self.labels.matches(attributes)
     }
+}
+
+/// Texts that are looked at to find one among so many sorted ones.
+pub(super) fn steps(sorted: usize) -> usize {
+    (usize::BITS - sorted.leading_zeros()) as usize
 }
 
 #[cfg(test)]

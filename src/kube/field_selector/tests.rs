@@ -140,7 +140,51 @@ fn a_selector_over_the_limit_is_refused_by_us() {
     assert!(FieldSelector::parse(&text.replacen("aa", "a=", 1)).is_ok());
 }
 
+#[test]
+fn what_contradicts_itself_matches_nothing_and_looks_at_nothing() {
+    for text in [
+        "metadata.name=a,metadata.name=b",
+        "metadata.name=a,metadata.name!=a",
+        "spec.host=n,spec.nodeName=m",
+        "status.phase=Running,status.phase!=Running,metadata.name!=x",
+    ] {
+        let matcher = compiled(text);
+        assert!(matcher.is_impossible() && matcher.comparisons() == 0, "{text}");
+    }
+    let again = "status.phase!=x,".repeat(900) + "status.phase==y,status.phase=y";
+    assert_eq!(compiled(&again).comparisons(), 1);
+    let each: Vec<_> = (0..900).map(|n| format!("status.phase!={n}")).collect();
+    assert_eq!(compiled(&each.join(",")).comparisons(), 10, "one field, looked up once");
+}
+
 proptest! {
+    #[test]
+    fn all_at_once_is_one_by_one(
+        terms in prop::collection::vec(
+            (r"(metadata\.name|metadata\.namespace|spec\.nodeName|spec\.host|status\.phase)", "(=|==|!=)", "[ab]?"),
+            0..7,
+        ),
+        key in ("[ab]", "[ab]"),
+        fields in prop::collection::vec("[ab]?", 20),
+    ) {
+        let table = pods();
+        let text: Vec<_> = terms.iter().map(|(key, operator, value)| format!("{key}{operator}{value}")).collect();
+        let object = ObjectKey::new(&key.0, &key.1);
+        let fields = &fields[..table.fields.len().min(20)];
+        let attributes = Attributes::new::<&str, _>(&[], fields);
+        let expected = terms.iter().all(|(subject, operator, value)| {
+            let found = match subject.as_str() {
+                "metadata.name" => object.name(),
+                "metadata.namespace" => object.namespace(),
+                "spec.host" => attributes.field(table.position("spec.nodeName").expect("a field of pods")),
+                field => attributes.field(table.position(field).expect("a field of pods")),
+            };
+            (found == value) == (operator != "!=")
+        });
+        let matcher = compiled(&text.join(","));
+        prop_assert_eq!(matcher.matches(&object, &attributes), expected, "{:?}", text);
+    }
+
     #[test]
     fn parsing_and_compiling_never_panic(text in any::<String>(), symbols in r"[ä=!,\\ab]{0,16}") {
         for text in [text, symbols] {

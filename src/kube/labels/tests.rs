@@ -197,3 +197,90 @@ proptest! {
         }
     }
 }
+
+/// One after the other, as the apiserver does.
+fn one_by_one(selector: &LabelSelector, object: &Attributes) -> bool {
+    selector.requirements().iter().all(|requirement| {
+        let values = requirement.values();
+        let number = |text: &str| text.parse::<i64>().ok();
+        let bound = || number(&values[0]).expect("it was checked");
+        match (requirement.operator(), object.label(requirement.key())) {
+            (Operator::Exists, value) => value.is_some(),
+            (Operator::DoesNotExist, value) => value.is_none(),
+            (Operator::NotIn | Operator::NotEquals, None) => true,
+            (Operator::NotIn | Operator::NotEquals, Some(value)) => !values.iter().any(|of| **of == *value),
+            (_, None) => false,
+            (Operator::GreaterThan, Some(value)) => number(value).is_some_and(|value| value > bound()),
+            (Operator::LessThan, Some(value)) => number(value).is_some_and(|value| value < bound()),
+            (_, Some(value)) => values.iter().any(|of| **of == *value),
+        }
+    })
+}
+
+#[test]
+fn what_contradicts_itself_matches_nothing_and_looks_at_nothing() {
+    for text in [
+        "a,!a",
+        "a=x,a=y",
+        "a in (x,y),a notin (y,x)",
+        "a in (x,y),a!=x,a!=y",
+        "a=x,!a",
+        "a>5,a<6",
+        "a>5,a=5",
+        "a=x,a>1",
+        "a>9223372036854775807",
+        "b,c=1,a,!a",
+    ] {
+        let selector = LabelSelector::parse(text).expect("valid");
+        assert!(selector.is_impossible(), "{text}");
+        assert_eq!(selector.comparisons(1_000), 0, "{text}");
+        assert!(!selector.matches(&attributes(&[("a", "5"), ("b", ""), ("c", "1")])), "{text}");
+    }
+    for text in ["", "!a", "a!=x,!a", "a>5,a<7", "a in (x,y),a!=x", "a notin ()", "a=7,a>5"] {
+        assert!(!LabelSelector::parse(text).expect("valid").is_impossible(), "{text}");
+    }
+}
+
+/// The attack: as many requirements as fit, one of them over and over, or each another one.
+#[test]
+fn what_an_object_costs_follows_its_labels_and_not_how_much_is_asked_for() {
+    let again = "!aa,".repeat(SELECTOR_BYTES_MAX / 4 - 1) + "!aa";
+    let again = LabelSelector::parse(&again).expect("it fits");
+    assert_eq!((again.requirements().len(), again.comparisons(5)), (1, 3));
+    let each: Vec<_> = (0..2_300).map(|n| format!("!k{n:04}")).collect();
+    let each = LabelSelector::parse(&each.join(",")).expect("it fits");
+    assert_eq!(each.requirements().len(), 2_300);
+    assert_eq!(each.comparisons(5), 5 * 12, "five labels, each looked up once");
+    let values: Vec<_> = (0..3_000).map(|n| format!("{n:04}")).collect();
+    let set = LabelSelector::parse(&format!("a in ({})", values.join(","))).expect("it fits");
+    assert_eq!(set.comparisons(5), 3 + 12);
+    assert!(set.matches(&attributes(&[("a", "2999")])) && !set.matches(&attributes(&[("a", "3000")])));
+    let ordinary = LabelSelector::parse("a=1,b=2,c!=3,d,!e").expect("valid");
+    assert!(each.comparisons(5) <= 5 * ordinary.comparisons(5));
+}
+
+#[test]
+fn what_a_selector_holds_is_about_what_it_says() {
+    for (text, most) in [("", 0), ("app=web", 300), ("app in (a,b,c,d)", 600)] {
+        assert!(LabelSelector::parse(text).expect("valid").held_bytes() <= most, "{text}");
+    }
+    let values: Vec<_> = (0..3_000).map(|n| format!("{n:04}")).collect();
+    let set = LabelSelector::parse(&format!("a in ({})", values.join(","))).expect("it fits");
+    assert!(set.held_bytes() > 3_000 * (4 + size_of::<Box<str>>()));
+}
+
+proptest! {
+    #[test]
+    fn all_at_once_is_one_by_one(
+        text in "(!?[a-e]|[a-e](=|==|!=)[1-4x]?|[a-e][<>][0-5]|[a-e] (in|notin) \\([1-3x,]{0,6}\\))(,(!?[a-e]|[a-e](=|==|!=)[1-4x]?|[a-e][<>][0-5]|[a-e] (in|notin) \\([1-3x,]{0,6}\\))){0,9}",
+        labels in prop::collection::btree_map("[a-f]", "[0-5x]?", 0..6),
+    ) {
+        let labels: Vec<_> = labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let object = attributes(&labels);
+        if let Ok(selector) = LabelSelector::parse(&text) {
+            prop_assert_eq!(selector.matches(&object), one_by_one(&selector, &object), "{} {:?}", text, labels);
+            // Whatever it matches is not nothing.
+            prop_assert!(!(selector.is_impossible() && one_by_one(&selector, &object)), "{}", text);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::super::selector::steps;
+use super::super::{Attributes, ObjectKey};
+use super::{Condition, Subject};
+
+/// What conditions ask for, each subject once: what an object costs follows the resource's fields, and not how often or
+/// in how many words they are asked for.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Wants {
+    all: Arc<[(Subject, Want)]>,
+    /// They contradict each other.
+    impossible: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Want {
+    Is(Box<str>),
+    /// None of these, sorted.
+    Not(Box<[Box<str>]>),
+}
+
+impl Wants {
+    pub(super) fn of(conditions: &[Condition]) -> Self {
+        let mut subjects = BTreeMap::<_, (BTreeSet<&str>, BTreeSet<&str>)>::new();
+        for condition in conditions {
+            let (is, not) = subjects.entry(condition.subject).or_default();
+            if condition.negated { not } else { is }.insert(&condition.value);
+        }
+        let wants = subjects.into_iter().filter_map(|(subject, (is, not))| {
+            let want = Want::of(&is, &not);
+            match (subject, want) {
+                // It is the same for every object.
+                (Subject::Absent, Some(want)) => (!want.holds("")).then_some(None),
+                (_, want) => Some(want.map(|want| (subject, want))),
+            }
+        });
+        match wants.collect::<Option<Arc<[_]>>>() {
+            Some(all) => Self { all, impossible: false },
+            None => Self { impossible: true, ..Self::default() },
+        }
+    }
+
+    pub(super) fn match_all(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
+        !self.impossible
+            && self.all.iter().all(|(subject, want)| {
+                want.holds(match subject {
+                    Subject::Name => key.name(),
+                    Subject::Namespace => key.namespace(),
+                    Subject::Field(position) => attributes.field(*position),
+                    Subject::Absent => "",
+                })
+            })
+    }
+
+    pub(super) fn are_impossible(&self) -> bool {
+        self.impossible
+    }
+
+    pub(super) fn comparisons(&self) -> usize {
+        let of = |want: &Want| match want {
+            Want::Is(_) => 1,
+            Want::Not(values) => steps(values.len()),
+        };
+        self.all.iter().map(|(_, want)| of(want)).sum()
+    }
+}
+
+impl Want {
+    /// `None`: they contradict each other.
+    fn of(is: &BTreeSet<&str>, not: &BTreeSet<&str>) -> Option<Self> {
+        let mut is = is.iter();
+        match (is.next(), is.next()) {
+            (None, _) => Some(Self::Not(not.iter().map(|value| (*value).into()).collect())),
+            (Some(only), None) => (!not.contains(only)).then(|| Self::Is((*only).into())),
+            (Some(_), Some(_)) => None,
+        }
+    }
+
+    fn holds(&self, value: &str) -> bool {
+        match self {
+            Self::Is(only) => &**only == value,
+            Self::Not(values) => values.binary_search_by(|candidate| (**candidate).cmp(value)).is_err(),
+        }
+    }
+}

@@ -1,0 +1,173 @@
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::Attributes;
+use super::super::selector::steps;
+use super::{ALLOCATION_BYTES, Operator, Requirement, Values, has, held_bytes};
+
+/// What requirements ask for, each key once and in the keys' order: what an object costs follows its labels, or the
+/// keys that are asked for, whichever are fewer, and not how often or in how many words they are asked for.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Wants {
+    all: Arc<[(Box<str>, Want)]>,
+    /// How many of them a label has to be there for.
+    needed: usize,
+    /// They contradict each other.
+    impossible: bool,
+    /// Of the largest set.
+    values: usize,
+    /// Bytes of the longest text.
+    text: usize,
+}
+
+/// What is asked of one label.
+#[derive(Debug, Clone)]
+enum Want {
+    Absent,
+    OneOf(Values),
+    Other {
+        present: bool,
+        not: Values,
+        /// First and last number that it may be.
+        range: Option<(i64, i64)>,
+    },
+}
+
+/// Texts up to here cost what short ones do.
+const TEXT_BYTES: usize = 64;
+
+impl Wants {
+    /// `requirements` must be sorted by key.
+    pub(super) fn of(requirements: &[Requirement]) -> Self {
+        let groups = requirements.chunk_by(|a, b| a.key == b.key);
+        let wants = groups.map(|group| Some((group[0].key.clone(), Want::of(group)?))).collect::<Option<Arc<[_]>>>();
+        let Some(all) = wants else { return Self { impossible: true, ..Self::default() } };
+        let needed = all.iter().filter(|(_, want)| want.needs_label()).count();
+        let values = all.iter().map(|(_, want)| want.values().len()).max().unwrap_or_default();
+        let texts = all.iter().flat_map(|(key, want)| want.values().iter().chain([key]));
+        let text = texts.map(|text| text.len()).max().unwrap_or_default();
+        Self { all, needed, impossible: false, values, text }
+    }
+
+    pub(super) fn match_all(&self, attributes: &Attributes) -> bool {
+        let labels = attributes.labels();
+        if self.impossible || self.needed > labels.len() {
+            return false;
+        }
+        if self.all.len() <= labels.len() {
+            return self.all.iter().all(|(key, want)| want.holds(attributes.label(key)));
+        }
+        // A label that is not there can only be missed by those that need it.
+        let (mut rest, mut found) = (&*self.all, 0);
+        for (key, value) in labels {
+            let at = rest.binary_search_by(|(wanted, _)| (**wanted).cmp(key));
+            if let Some((_, want)) = at.ok().and_then(|at| rest.get(at)) {
+                if !want.holds(Some(value)) {
+                    return false;
+                }
+                found += usize::from(want.needs_label());
+            }
+            rest = &rest[at.unwrap_or_else(|at| at)..];
+        }
+        found == self.needed
+    }
+
+    pub(super) fn are_impossible(&self) -> bool {
+        self.impossible
+    }
+
+    pub(super) fn keys(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn comparisons(&self, labels: usize) -> usize {
+        if self.impossible {
+            return 0;
+        }
+        let (fewer, more) = (self.all.len().min(labels), self.all.len().max(labels));
+        fewer * (steps(more) + steps(self.values)) * self.text.div_ceil(TEXT_BYTES)
+    }
+
+    pub(super) fn held_bytes(&self) -> usize {
+        let held = |(key, want): &(Box<str>, Want)| key.len() + ALLOCATION_BYTES + held_bytes(want.values());
+        self.all.iter().map(|each| size_of_val(each) + held(each)).sum()
+    }
+}
+
+impl Want {
+    /// `None`: they contradict each other.
+    fn of(requirements: &[Requirement]) -> Option<Self> {
+        let (mut absent, mut present) = (false, false);
+        let (mut one_of, mut not) = (None::<Values>, BTreeSet::new());
+        let (mut above, mut below) = (None, None);
+        for requirement in requirements {
+            match requirement.operator {
+                Operator::DoesNotExist => absent = true,
+                Operator::NotIn | Operator::NotEquals => not.extend(requirement.values.iter()),
+                Operator::Exists => present = true,
+                Operator::In | Operator::Equals | Operator::DoubleEquals => {
+                    present = true;
+                    one_of = Some(match one_of {
+                        None => requirement.values.clone(),
+                        Some(known) => known.iter().filter(|value| requirement.lists(value)).cloned().collect(),
+                    });
+                }
+                Operator::GreaterThan => {
+                    present = true;
+                    above = above.max(Some(requirement.number()?));
+                }
+                Operator::LessThan => {
+                    present = true;
+                    let number = requirement.number()?;
+                    below = Some(below.map_or(number, |below: i64| below.min(number)));
+                }
+            }
+        }
+        if absent {
+            return (!present).then_some(Self::Absent);
+        }
+        let first = above.map_or(Some(i64::MIN), |above: i64| above.checked_add(1))?;
+        let last = below.map_or(Some(i64::MAX), |below: i64| below.checked_sub(1))?;
+        let range = (above.is_some() || below.is_some()).then_some((first, last));
+        let Some(values) = one_of else {
+            let not = not.into_iter().cloned().collect();
+            return (first <= last).then_some(Self::Other { present, not, range });
+        };
+        let stays = |value: &Box<str>| !not.contains(value) && is_within(range, value);
+        let values =
+            if values.iter().all(stays) { values } else { values.iter().filter(|v| stays(v)).cloned().collect() };
+        (!values.is_empty()).then_some(Self::OneOf(values))
+    }
+
+    /// `value` is the object's value for the key, `None` when it has no such label. The negative operators match its
+    /// absence, all others but `!k` need its presence.
+    fn holds(&self, value: Option<&str>) -> bool {
+        match (self, value) {
+            (Self::Absent, value) => value.is_none(),
+            (Self::OneOf(values), Some(value)) => match &**values {
+                [only] => (**only).cmp(value) == Ordering::Equal,
+                values => has(values, value),
+            },
+            (Self::Other { not, range, .. }, Some(value)) => !has(not, value) && is_within(*range, value),
+            (Self::OneOf(_), None) => false,
+            (Self::Other { present, .. }, None) => !present,
+        }
+    }
+
+    fn needs_label(&self) -> bool {
+        matches!(self, Self::OneOf(_) | Self::Other { present: true, .. })
+    }
+
+    fn values(&self) -> &[Box<str>] {
+        match self {
+            Self::Absent => &[],
+            Self::OneOf(values) | Self::Other { not: values, .. } => values,
+        }
+    }
+}
+
+fn is_within(range: Option<(i64, i64)>, value: &str) -> bool {
+    let Some((first, last)) = range else { return true };
+    value.parse().is_ok_and(|number: i64| (first..=last).contains(&number))
+}
