@@ -101,6 +101,9 @@ impl Standing {
 }
 
 impl Readable {
+    /// More namespaces need not be looked for: they would be too many to ask about.
+    pub const ASKED_MAX: usize = sight::NAMESPACES_MAX + 1;
+
     pub(super) fn new(access: Arc<Access>, sight: Arc<Sight>, lease: Option<Arc<Lease>>) -> Self {
         // All watches that stand on one lease see the same.
         let sight = lease.as_ref().and_then(|lease| lease.sight().cloned()).unwrap_or(sight);

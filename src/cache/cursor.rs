@@ -19,6 +19,8 @@ pub struct Cursor {
     view: Arc<View>,
     renderer: Renderer,
     slot: usize,
+    /// What an event costs that is not told.
+    cost: usize,
     next: u64,
     after: ResourceVersion,
     /// Events up to this version are not for this reader: it asked for what is later, perhaps for the future.
@@ -66,6 +68,8 @@ pub enum Step {
     Reached,
     /// The next event is to be looked at again later.
     Waits,
+    /// There is more, and no more may be looked at now.
+    More,
 }
 
 /// The state of a feed and the place behind it, of one instant.
@@ -89,7 +93,9 @@ impl Cursor {
     ) -> Self {
         let (slot, view) = lane.add_reader(view);
         let renderer = shared.verbatim.clone();
-        Self { shared, lane, view, renderer, slot, next, after, skip }
+        // The object before it is looked at, too.
+        let cost = 2 * view.usual_cost();
+        Self { shared, lane, view, renderer, slot, cost, next, after, skip }
     }
 
     /// The same place, read in another representation.
@@ -104,28 +110,43 @@ impl Cursor {
     /// At least one frame is pulled if there is one, however small the room. When there is none, `waker` is woken by
     /// the next event of this reader's lane, by upstream's next bookmark, and by the end of the history.
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
-        match self.step(None, room, waker, batch, |_, _| Sifted::Keep) {
-            Step::Pulled(pull) => pull,
-            Step::Reached | Step::Waits => unreachable!("there is no bound, and nothing is waited for"),
+        let mut looks = usize::MAX;
+        loop {
+            match self.step(None, (room, &mut looks), waker, batch, |_, _| Sifted::Keep) {
+                Step::Pulled(pull) => return pull,
+                Step::Reached | Step::Waits => unreachable!("there is no bound, and nothing is waited for"),
+                Step::More => looks = usize::MAX,
+            }
         }
+    }
+
+    /// The same for a reader who looks at so much in one go: `looks` is what events may cost that are not told, and
+    /// then what is left of it.
+    pub fn pull_some(
+        &mut self,
+        (room, looks): (usize, &mut usize),
+        waker: Option<&Waker>,
+        batch: &mut Vec<Bytes>,
+    ) -> Step {
+        self.step(None, (room, looks), waker, batch, |_, _| Sifted::Keep)
     }
 
     /// The same for a reader who decides about each event that its view sees, and not beyond a mark.
     pub fn pull_sifted(
         &mut self,
         until: Option<&Mark>,
-        room: usize,
+        (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
         sift: impl FnMut(&Event, EventType) -> Sifted,
     ) -> Step {
-        self.step(until.map(|mark| mark.seq), room, waker, batch, sift)
+        self.step(until.map(|mark| mark.seq), (room, looks), waker, batch, sift)
     }
 
     fn step(
         &mut self,
         until: Option<u64>,
-        room: usize,
+        (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
         mut sift: impl FnMut(&Event, EventType) -> Sifted,
@@ -147,6 +168,7 @@ impl Cursor {
             let mut last = self.after;
             let mut applied = None;
             let mut stop = None;
+            let mut untold = 0;
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until) {
                     stop = Some(Step::Reached);
@@ -164,12 +186,15 @@ impl Cursor {
                 if taken > 0 {
                     last = event.rv;
                     applied.get_or_insert(event.at);
+                } else {
+                    untold += 1;
                 }
                 bytes += taken;
                 if bytes >= room {
                     break;
                 }
             }
+            *looks = looks.saturating_sub(untold * self.cost);
             if let (Some(applied), true) = (applied, batch.len() > before) {
                 let is_all = read == Read::All && events.last().is_some_and(|event| event.seq < self.next);
                 // Read after the lane: who is parked is woken for what is published from here on.
@@ -178,6 +203,10 @@ impl Cursor {
             }
             if let Some(stop) = stop {
                 return stop;
+            }
+            // Whoever came to the end is told so, and is woken.
+            if *looks == 0 && read != Read::All {
+                return Step::More;
             }
         }
     }

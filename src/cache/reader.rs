@@ -267,32 +267,42 @@ impl CacheReader {
 
     /// Opens a watch: its position, and the snapshot if it starts with one, belong to one instant of the feed.
     pub fn open(&self, start: Start, view: View) -> Result<Opened, TooOld> {
+        // A long selector is read before the lock.
+        let key = LaneKey::of(&view);
         let mut inner = self.shared.inner.write();
         match start {
             Start::After(rv) if rv < inner.floor => Err(TooOld { requested: rv, floor: inner.floor }),
-            Start::After(rv) => Ok(Opened { snapshot: None, cursor: self.cursor(&mut inner, rv, rv, view) }),
+            Start::After(rv) => Ok(Opened { snapshot: None, cursor: self.cursor(&mut inner, rv, rv, view, &key) }),
             Start::Current => {
                 let snapshot = Some(inner.snapshot());
-                Ok(Opened { snapshot, cursor: self.cursor_at_end(&mut inner, view) })
+                Ok(Opened { snapshot, cursor: self.cursor_at_end(&mut inner, view, &key) })
             }
         }
     }
 
     /// Opens a watch behind everything there is, without a state.
     pub fn open_at_end(&self, view: View) -> Opened {
-        Opened { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.inner.write(), view) }
+        let key = LaneKey::of(&view);
+        Opened { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.inner.write(), view, &key) }
     }
 
     /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share
     /// one, and the others may be on their way (semantics.md §3.0). So nothing is skipped by version.
-    fn cursor_at_end(&self, inner: &mut Inner, view: View) -> Cursor {
+    fn cursor_at_end(&self, inner: &mut Inner, view: View, key: &LaneKey) -> Cursor {
         let progress = inner.progress;
-        self.cursor(inner, progress, ResourceVersion::default(), view)
+        self.cursor(inner, progress, ResourceVersion::default(), view, key)
     }
 
-    fn cursor(&self, inner: &mut Inner, after: ResourceVersion, skip: ResourceVersion, view: View) -> Cursor {
+    fn cursor(
+        &self,
+        inner: &mut Inner,
+        after: ResourceVersion,
+        skip: ResourceVersion,
+        view: View,
+        key: &LaneKey,
+    ) -> Cursor {
         let (next, next_seq) = (inner.seq_after(after), inner.next_seq);
-        let lane = inner.lanes.open(&LaneKey::of(&view), next_seq);
+        let lane = inner.lanes.open(key, next_seq);
         Cursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
 

@@ -97,6 +97,16 @@ impl Snapshot {
         namespaced: bool,
         start: Option<&str>,
     ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+        self.looked_at(view, namespaced, start).filter(|object| view.matches(object))
+    }
+
+    /// The objects that have to be looked at to tell which of them `view` sees: for who counts what that costs.
+    pub fn looked_at<'a>(
+        &'a self,
+        view: &View,
+        namespaced: bool,
+        start: Option<&str>,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
         let (low, high) = match (view.single(namespaced), view.namespace()) {
             // One object: from its key to the key right behind it.
             (Some(key), _) => (key.as_str().to_owned(), Some(format!("{}\0", key.as_str()))),
@@ -108,11 +118,11 @@ impl Snapshot {
             Some(start) if start > low.as_str() => start.to_owned(),
             _ => low,
         };
-        let empty = high.as_ref().is_some_and(|high| *high <= low);
+        let empty = view.selector().is_impossible() || high.as_ref().is_some_and(|high| *high <= low);
         let range = (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded));
         let range = (as_key(range.0), as_key(range.1));
         let range = if empty { None } else { Some(self.objects.range(range)) };
-        range.into_iter().flatten().map(|(_, object)| object).filter(|object| view.matches(object))
+        range.into_iter().flatten().map(|(_, object)| object)
     }
 
     /// The namespaces of what `view` sees, in key order, from the first key that is not before `start`. Looks at the

@@ -76,6 +76,8 @@ pub(super) struct Shed(pub(super) &'static str);
 
 /// What a LIST is charged at most: a run that HTTP/2 has taken and not sent, and one behind that.
 const LIST_BYTES_MAX: usize = 256 << 10;
+/// What a watch may hold for its selector in the place that every watch has: beyond it each is another one.
+const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 
 impl Admission {
     pub(super) fn new(limits: &Limits) -> Self {
@@ -90,9 +92,10 @@ impl Admission {
         }
     }
 
-    /// A place for a watch. `payer`: whose share it is of; `None` where all are one.
-    pub(super) fn watch(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
-        self.watches.take(payer)
+    /// A place for a watch, and more of them for a selector of so many bytes. `payer`: whose share it is of; `None`
+    /// where all are one.
+    pub(super) fn watch(&self, payer: Option<&Payer>, selector_bytes: usize) -> Result<Place, Shed> {
+        self.watches.take_many(payer, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
     }
 
     /// A place for a LIST of so many bytes.
@@ -155,6 +158,24 @@ mod tests {
         assert_eq!((bobs.len(), room.take(None).err()), (2, Some(Shed("places"))));
         drop(adas);
         assert!(room.take(Some(&ada)).is_ok() && room.take(None).is_ok());
+    }
+
+    /// Ten thousand watches of one caller hold no more with long selectors than with none.
+    #[test]
+    fn a_watch_is_charged_for_what_its_selector_holds() {
+        let admission = Admission::new(&Limits { watches_max: 100, watches_per_caller_max: 50, ..Limits::default() });
+        let ada = payer("ada");
+        let ada = Some(&ada);
+        let open = |payer, bytes| std::iter::from_fn(|| admission.watch(payer, bytes).ok()).collect::<Vec<_>>();
+        let plain = open(ada, WATCH_SELECTOR_BYTES - 1);
+        assert_eq!(plain.len(), 50, "an ordinary one has room in its own place");
+        drop(plain);
+        let dear = open(ada, 16 << 10);
+        assert_eq!(dear.len(), 50 / 9);
+        assert_eq!(admission.watch(ada, 16 << 10).err(), Some(Shed("watches")));
+        assert_eq!(open(None, 0).len(), 100 - 5 * 9, "the others have the rest");
+        drop(dear);
+        assert_eq!(open(ada, 0).len(), 50);
     }
 
     /// However large a list is, it holds what is on its way, and nothing else.

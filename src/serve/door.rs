@@ -16,8 +16,10 @@ use super::coverage::Coverage;
 use super::feed::{Need, Unready, unavailable};
 use super::metrics;
 use super::overdue::{Overdue, Unread};
+use super::pace::Slices;
 use super::readable::{self, Extent};
 use super::route::{Asked, Reason, Route, WatchRead, route};
+use super::scans::{self, Scans};
 use crate::auth::{BrowserGuard, Caller, Gate, Permit, Refused, Sender, Shown};
 use crate::base::{Cut, DrainWatch, Tasks};
 use crate::cache::Feeds;
@@ -78,6 +80,8 @@ pub struct Door {
     pub(super) feeds: Feeds,
     pub(super) admission: Admission,
     pub(super) coalesced: Coalesced,
+    pub(super) scans: Scans,
+    pub(super) slices: Slices,
     pub(super) watches: metrics::Watches,
     pub(super) tasks: Tasks,
     pub(super) drain: DrainWatch,
@@ -160,6 +164,8 @@ impl Door {
             feeds,
             admission,
             coalesced: Coalesced::default(),
+            scans: Scans::at_a_time(scans::at_a_time()),
+            slices: Slices::new(scans::at_a_time()),
             watches: metrics::Watches::default(),
             tasks,
             drain,

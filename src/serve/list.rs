@@ -8,6 +8,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::gzip::PLAIN_BYTES_MAX;
+use super::look;
+use super::pace::Pace;
 use super::route::ListRead;
 use super::scribe::Scribe;
 use super::stretches::Stretches;
@@ -25,7 +27,13 @@ pub(super) struct Page {
 }
 
 /// One page of `snapshot`, as the read asks for it. A page that is not the last keeps the snapshot for the next ones.
-pub(super) async fn page(permit: &Permit, lease: &Lease, snapshot: &Snapshot, read: &ListRead) -> Page {
+pub(super) async fn page(
+    permit: &Permit,
+    lease: &Lease,
+    snapshot: &Snapshot,
+    read: &ListRead,
+    pace: &mut Pace,
+) -> Page {
     let reader = &lease.reader;
     let namespaced = reader.namespaced();
     // Keys of continue tokens are relative to the request's collection (semantics.md §2.6).
@@ -40,13 +48,14 @@ pub(super) async fn page(permit: &Permit, lease: &Lease, snapshot: &Snapshot, re
     let mut more = if whole {
         stretches.put_runs(permit, &read.view, namespaced, start.as_deref(), limit)
     } else {
-        let seen = |object: &&Arc<Object>| permit.sees(object.key.namespace());
-        stretches.put(snapshot.select(&read.view, namespaced, start.as_deref()).filter(seen).take(limit), limit)
+        let looked_at = snapshot.looked_at(&read.view, namespaced, start.as_deref());
+        look::pick(&mut stretches, looked_at, (permit, &read.view), limit, pace).await;
+        0
     };
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
     if let Some(last) = stretches.last().filter(|_| stretches.lengths().items == limit) {
         if !whole {
-            more = left_behind(permit, lease, snapshot, read, last);
+            more = usize::from(is_left_behind(permit, lease, snapshot, read, last, pace).await);
         }
         if more > 0 {
             meta.continue_token =
@@ -68,7 +77,7 @@ impl Page {
     }
 
     /// The answer in a representation. That every object can be written in it is known before the first byte is sent.
-    pub(super) async fn written_by(self, renderer: &Renderer) -> Result<ListBody, Refused> {
+    pub(super) async fn written_by(self, renderer: &Renderer, pace: &mut Pace) -> Result<ListBody, Refused> {
         let Self { reader, meta, stretches } = self;
         let items = stretches.lengths().items;
         let frame = renderer.list(&meta, items);
@@ -82,31 +91,48 @@ impl Page {
                 if measures || items_len <= PLAIN_BYTES_MAX || !scribe.was_written(&stretches, index) {
                     let plain = poll_fn(|cx| scribe.poll_plain(&stretches, index, cx)).await?;
                     items_len += plain.iter().map(bytes::Bytes::len).sum::<usize>();
-                    tokio::task::yield_now().await;
+                    pace.rest().await;
                 }
             }
         }
-        Ok(ListBody::new(scribe, stretches, &frame, items_len))
+        Ok(ListBody::new(scribe, stretches, &frame, items_len, pace.looks()))
     }
 }
+
 /// Whether the apiserver would have objects left to look at behind the `last` of a full page of a selection. It applies
 /// the selector to what it scans, one by one, and offers to go on as long as there is something to scan: the last page
 /// may be empty.
-fn left_behind(permit: &Permit, lease: &Lease, snapshot: &Snapshot, read: &ListRead, last: &Object) -> usize {
+async fn is_left_behind(
+    permit: &Permit,
+    lease: &Lease,
+    snapshot: &Snapshot,
+    read: &ListRead,
+    last: &Object,
+    pace: &mut Pace,
+) -> bool {
     let namespaced = lease.reader.namespaced();
     if read.view.single(namespaced).is_some() {
-        return 0;
+        return false;
     }
     let start = format!("{}\0", last.key.as_str());
     if permit.part().is_some() {
         // How much there is that is not shown must not show.
-        let mut found = snapshot.select(&read.view, namespaced, Some(&start));
-        return usize::from(found.any(|object| permit.sees(object.key.namespace())));
+        let looked_at = snapshot.looked_at(&read.view, namespaced, Some(&start));
+        return look::first(looked_at, (permit, &read.view), pace).await.is_some();
     }
     let scope = View::new(read.view.namespace(), Selector::everything());
-    let mut scanned = snapshot.select(&scope, namespaced, Some(&start));
-    let indexed = index(lease, read);
-    usize::from(scanned.any(|object| indexed.is_none_or(|(field, value)| object.attributes.field(field) == value)))
+    let Some((field, value)) = index(lease, read) else {
+        return snapshot.select(&scope, namespaced, Some(&start)).next().is_some();
+    };
+    for object in snapshot.select(&scope, namespaced, Some(&start)) {
+        if object.attributes.field(field) == value {
+            return true;
+        }
+        if pace.spend(scope.cost_of(object)) {
+            pace.rest().await;
+        }
+    }
+    false
 }
 
 /// The field by which the apiserver finds what it scans, and its value: it uses its index but for lists of an exact

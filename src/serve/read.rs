@@ -9,16 +9,19 @@ use super::admission::{Place, Shed};
 use super::answer::put_served;
 use super::audit::Ours;
 use super::body::ReplyBody;
+use super::cost;
 use super::door::{Door, Visit};
 use super::feed::{Source, Unready, unavailable};
 use super::list;
+use super::look;
 use super::metrics;
+use super::pace::{Looks, Pace};
 use super::route::{GetRead, ListRead, Reason, WatchRead};
 use super::session::{End, Opening, Terms, WatchSession};
 use super::stretches::Stretches;
 use super::underway::List;
 use super::websocket;
-use crate::auth::{Permit, Refused};
+use crate::auth::{Permit, Readable};
 use crate::base::Cut;
 use crate::cache::{CacheReader, Opened, Run, Start, TooOld};
 use crate::kube::{Status, VersionMatch, WatchStart};
@@ -37,6 +40,8 @@ struct Admitted {
     place: Place,
     source: Source,
     opened: Result<Opened, TooOld>,
+    /// Those with something to show, of a watch that may not show all.
+    namespaces: Vec<Arc<str>>,
     /// Of the state that it begins with.
     runs: Option<Arc<[Run]>>,
     /// What a Table watch begins with.
@@ -72,7 +77,8 @@ impl Door {
             Ok(body) => {
                 metrics::served("get", &lease.spec.key, read.representation);
                 let document = source.renderer.envelope().object(&body);
-                visit.manner.object(read.representation.form(), Self::stale_seconds(lease), document)
+                let stale = Self::stale_seconds(lease);
+                visit.manner.object(read.representation.form(), stale, document).await
             }
             Err(refused) => {
                 source.refuse(&refused);
@@ -96,6 +102,12 @@ impl Door {
             Err(why) => return self.unready(visit, why).await,
         };
         let lease = &source.lease;
+        let (namespaced, state) = (resource.namespaced, lease.reader.snapshot());
+        if !cost::is_for_list(&read.view, namespaced, &state) {
+            return self.pass(visit, Reason::DearSelector).await;
+        }
+        let cost = cost::of_scan(&read.view, namespaced, &state);
+        drop(state);
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
@@ -112,28 +124,47 @@ impl Door {
             },
         };
         let pin = lease.pin(&snapshot, visit.cut.clone(), self.overdue.list_terms());
-        if let Some(part) = permit.part()
-            && let Err(refused) = part.find_out(snapshot.namespaces(&read.view, read.plan.start.as_deref())).await
-        {
-            return visit.turned_away(&refused);
+        if let Some(part) = permit.part() {
+            let mut pace = match self.pace(&visit, cost).await {
+                Ok(pace) => pace,
+                Err(shed) => return visit.manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
+            };
+            let (start, limit) = (read.plan.start.as_deref(), Readable::ASKED_MAX);
+            let namespaces = look::namespaces(&snapshot, &read.view, start, limit, &mut pace).await;
+            // Nobody waits for upstream's answers but us.
+            drop(pace);
+            if let Err(refused) = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await {
+                return visit.turned_away(&refused);
+            }
         }
-        let page = list::page(permit, lease, &snapshot, &read).await;
+        let mut pace = match self.pace(&visit, cost).await {
+            Ok(pace) => pace,
+            Err(shed) => return visit.manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
+        };
+        let page = list::page(permit, lease, &snapshot, &read, &mut pace).await;
         let place = match self.admission.list(visit.caller.payer().as_ref(), page.bytes()) {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
         };
-        let body = match page.written_by(&source.renderer).await {
+        let body = match page.written_by(&source.renderer, &mut pace).await {
             Ok(body) => body,
             Err(refused) => {
                 source.refuse(&refused);
-                drop((place, pin));
+                drop((place, pin, pace));
                 // Refused now and for good, so that this ends.
                 return Box::pin(self.list(visit, permit, resource, read)).await;
             }
         };
+        drop(pace);
         metrics::served("list", &lease.spec.key, read.representation);
         let underway = |written| List::new(written, place, pin);
         visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, underway)
+    }
+
+    /// For a scan that costs so much: it waits for its turn if that is more than a little.
+    async fn pace(&self, visit: &Visit, cost: usize) -> Result<Pace, Shed> {
+        let turn = if cost > cost::SMALL { Some(self.scans.turn(visit.caller.payer()).await?) } else { None };
+        Ok(Pace::new(turn, self.slices.clone()))
     }
 
     pub(super) async fn watch(
@@ -145,6 +176,9 @@ impl Door {
     ) -> Response<ReplyBody> {
         if !permit.names(read.view.name()) {
             return self.pass(visit, Reason::Ungranted).await;
+        }
+        if !cost::is_for_watch(read.view.selector()) {
+            return self.pass(visit, Reason::DearSelector).await;
         }
         let row = match self.first_row(&visit, resource, &mut read).await {
             Ok(row) => row,
@@ -190,17 +224,25 @@ impl Door {
                 Some(Status::too_large(at + 1, at))
             }
         };
-        let place = match self.admission.watch(visit.caller.payer().as_ref()) {
+        let place = match self.admission.watch(visit.caller.payer().as_ref(), selector_bytes(&visit, &read)) {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many(shed, WATCH_RETRY_SECONDS)),
         };
         let opened = open(&source.lease.reader, &read);
-        if let Ok(opened) = &opened
-            && let Err(refused) = find_out(&permit, opened).await
-        {
-            return visit.turned_away(&refused);
+        let mut namespaces = Vec::new();
+        if let (Ok(opened), Some(part)) = (&opened, permit.part()) {
+            let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
+            let mut pace = match self.pace(&visit, cost::of_scan(&read.view, resource.namespaced, &state)).await {
+                Ok(pace) => pace,
+                Err(shed) => return visit.manner.status(&too_many(shed, WATCH_RETRY_SECONDS)),
+            };
+            namespaces = look::namespaces(&state, opened.cursor.view(), None, Readable::ASKED_MAX, &mut pace).await;
+            drop(pace);
+            if let Err(refused) = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await {
+                return visit.turned_away(&refused);
+            }
         }
-        let admitted = Admitted { permit, place, source, opened, runs: None, row };
+        let admitted = Admitted { permit, place, source, opened, namespaces, runs: None, row };
         self.open_watch(visit, admitted, &read, failed).await
     }
 
@@ -248,7 +290,7 @@ impl Door {
         failed: Option<Status>,
         (protocol, cut): (&'static str, Cut),
     ) -> WatchSession {
-        let Admitted { permit, place, source: Source { lease, renderer }, opened, runs, row } = admitted;
+        let Admitted { permit, place, source: Source { lease, renderer }, opened, namespaces, runs, row } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
         let metrics = self.watches.open(&lease.spec.key, read.representation, protocol);
@@ -266,10 +308,12 @@ impl Door {
             lease,
             renderer,
             opened,
+            namespaces,
             runs,
             row,
             terms,
             drain,
+            looks: Looks::new(self.slices.clone()),
             metrics,
             cut,
             overdue,
@@ -297,11 +341,12 @@ async fn runs(admitted: &Admitted) -> Option<Arc<[Run]>> {
     if Stretches::suit(opened.cursor.view()) { Some(snapshot.runs().await) } else { None }
 }
 
-/// Which namespaces of those that there are a watch may begin with.
-async fn find_out(permit: &Permit, opened: &Opened) -> Result<(), Refused> {
-    let Some(part) = permit.part() else { return Ok(()) };
-    let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
-    part.find_out(state.namespaces(opened.cursor.view(), None)).await
+/// What a watch holds for its selector as long as it is open: as it was written, for the question about its right, and
+/// as it is matched.
+fn selector_bytes(visit: &Visit, read: &WatchRead) -> usize {
+    let written = [&visit.info.label_selector, &visit.info.field_selector];
+    let written: usize = written.into_iter().flatten().map(String::len).sum();
+    written + read.view.selector().held_bytes()
 }
 
 fn protocol(request: &Request<Incoming>, websocket: bool) -> &'static str {

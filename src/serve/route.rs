@@ -85,6 +85,8 @@ pub(super) enum Reason {
     OverBudget,
     /// That the cache is current could not be proven in time.
     NoProof,
+    /// What it selects by costs more than is done here for one request, or for one watch with every event.
+    DearSelector,
 }
 
 /// One object.
@@ -371,6 +373,7 @@ impl Reason {
             Self::Unavailable => "unavailable",
             Self::OverBudget => "over_budget",
             Self::NoProof => "no_proof",
+            Self::DearSelector => "dear_selector",
         }
     }
 }

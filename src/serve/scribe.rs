@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -14,6 +15,8 @@ pub(super) struct Scribe {
     reader: CacheReader,
     renderer: Renderer,
     what: What,
+    /// It has derived or compressed something, which takes about a millisecond.
+    worked: AtomicBool,
 }
 
 /// What objects become.
@@ -38,11 +41,11 @@ const SHARED_BYTES: usize = 32 << 10;
 
 impl Scribe {
     pub(super) fn items(reader: CacheReader, renderer: Renderer, frame: ListFrame) -> Self {
-        Self { reader, renderer, what: What::Items(frame) }
+        Self { reader, renderer, what: What::Items(frame), worked: AtomicBool::new(false) }
     }
 
     pub(super) fn added(reader: CacheReader, renderer: Renderer) -> Self {
-        Self { reader, renderer, what: What::Added }
+        Self { reader, renderer, what: What::Added, worked: AtomicBool::new(false) }
     }
 
     /// A stretch, written by whoever comes first; others wait for that.
@@ -68,8 +71,16 @@ impl Scribe {
         cx: &Context<'_>,
         deflate: impl FnOnce(&[u8]) -> Deflated,
     ) -> Poll<Result<Deflated, Refused>> {
-        let make = || self.write(stretches, index).map(|(plain, _)| deflate(&plain.concat()[self.separator()..]));
+        let make = || {
+            self.worked.store(true, Ordering::Relaxed);
+            self.write(stretches, index).map(|(plain, _)| deflate(&plain.concat()[self.separator()..]))
+        };
         self.reader.encodings().poll_deflated(self.encoding(stretches, index), cx, make)
+    }
+
+    /// Whether it has done more than a copy since this was last asked.
+    pub(super) fn has_worked(&self) -> bool {
+        self.worked.swap(false, Ordering::Relaxed)
     }
 
     /// Bytes that a stretch begins with and a list does not.
@@ -109,6 +120,9 @@ impl Scribe {
     fn write(&self, stretches: &Stretches, index: usize) -> Result<(Plain, usize), Refused> {
         let lengths = stretches.run(index).lengths();
         let mut pieces = Pieces::default();
+        if !self.renderer.is_verbatim() {
+            self.worked.store(true, Ordering::Relaxed);
+        }
         pieces.open.reserve(self.estimate(lengths.items, lengths.bytes));
         for object in stretches.objects(index) {
             self.put(object, stretches.is_whole(index), &mut pieces)?;

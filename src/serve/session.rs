@@ -23,6 +23,7 @@ use self::initial::{Initial, Put};
 use self::part::{Bookmark, Part, Told};
 use super::admission::Place;
 use super::metrics::WatchMetrics;
+use super::pace::Looks;
 use super::overdue::Watchdog;
 use crate::auth::Standing;
 use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State, Step};
@@ -59,6 +60,7 @@ pub(super) struct WatchSession {
     standing: Standing,
     /// Of a watch that does not show all namespaces.
     part: Option<Box<Part>>,
+    looks: Looks,
     _place: Place,
 }
 
@@ -78,15 +80,15 @@ enum Phase {
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
-        let Opening { permit, place, lease, renderer, opened, runs, row, terms, drain, metrics, cut, overdue } =
-            opening;
+        let Opening { permit, place, lease, renderer, opened, namespaces, runs, row, terms, .. } = opening;
+        let Opening { drain, looks, metrics, cut, overdue, .. } = opening;
         let (readable, standing) = (permit.part().cloned(), permit.standing());
         let over = terms.timeout_seconds.is_some_and(i64::is_negative);
         let pin = |state: &Snapshot| lease.pin(state, cut.clone(), overdue.state_terms());
         let pin = opened.snapshot.as_ref().filter(|_| !over).map(pin);
         let (part, pin) = match readable {
             Some(readable) => {
-                let part = Part::new(readable, &opened, opened.cursor.view(), terms.end_bookmark, pin);
+                let part = Part::new(readable, &opened, namespaces, terms.end_bookmark, pin);
                 (Some(Box::new(part)), None)
             }
             None => (None, pin),
@@ -131,6 +133,7 @@ impl WatchSession {
             metrics,
             standing,
             part,
+            looks,
             _place: place,
         };
         // From now on it is heard, whether or not the watch is ever polled.
@@ -181,6 +184,7 @@ impl WatchSession {
                         self.end_without_a_word(end);
                         continue;
                     }
+                    let _slice = ready!(self.looks.poll(cx));
                     match ready!(self.initial(cx, room, batch)) {
                         Ok(put) => frames = put,
                         Err(refused) => self.underivable(&refused),
@@ -201,6 +205,7 @@ impl WatchSession {
                     if self.over(cx) {
                         continue;
                     }
+                    let _slice = ready!(self.looks.poll(cx));
                     if let Err(refused) = self.live(cx, room, batch) {
                         self.underivable(&refused);
                     }
@@ -216,6 +221,10 @@ impl WatchSession {
                     self.dog.end();
                 }
                 return Poll::Ready(Some(()));
+            }
+            if self.looks.are_used_up() {
+                // There is more to look at when others have had their turn.
+                continue;
             }
             if matches!(self.phase, Phase::Live) && self.called(cx).is_none() {
                 self.is_parked = true;
@@ -235,11 +244,12 @@ impl WatchSession {
     }
 
     /// A stretch of the initial state; how many frames it is.
-    fn initial(&mut self, cx: &Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<usize, Refused>> {
+    fn initial(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<usize, Refused>> {
         let Phase::Initial(initial) = &mut self.phase else { return Poll::Ready(Ok(0)) };
         let reader = &self.lease.reader;
         initial.pin.told();
-        let mut frames = match ready!(initial.poll_put(cx, &self.cursor, reader, room, batch))? {
+        let places = (room, self.looks.left());
+        let mut frames = match ready!(initial.poll_put(cx, &self.cursor, reader, places, batch))? {
             Put::Some(frames) => return Poll::Ready(Ok(frames)),
             Put::All(frames) => frames,
         };
@@ -259,6 +269,9 @@ impl WatchSession {
                 return Ok(());
             }
             let step = self.pull(room, Some(cx.waker()), batch);
+            if step == Step::More {
+                return Ok(());
+            }
             if batch.is_empty() && !self.is_settled() {
                 continue;
             }
@@ -290,31 +303,34 @@ impl WatchSession {
             if !part.turns(cursor, pin) {
                 return Ok(false);
             }
-            match part.pull(&mut self.cursor, room, None, batch) {
+            match part.pull(&mut self.cursor, (room, self.looks.left()), None, batch) {
                 Step::Reached => {}
                 Step::Waits => {
                     part.wait();
                     self.wait();
                     return Ok(true);
                 }
+                Step::More => return Ok(true),
                 Step::Pulled(pull) => return self.pulled(pull, batch).map(|()| true),
             }
-            if let Told::All { at, bookmark } = part.tell(&self.cursor, &self.lease.reader, room, batch)? {
+            let places = (room, self.looks.left());
+            if let Told::All { at, bookmark } = part.tell(&self.cursor, &self.lease.reader, places, batch)? {
                 self.told = self.told.max(at);
                 if self.bookmarks && bookmark == Bookmark::Place {
                     batch.push(self.lease.reader.bookmark(self.told, false, self.cursor.renderer())?);
                 }
             }
-            if !batch.is_empty() {
+            if !batch.is_empty() || self.looks.are_used_up() {
                 return Ok(true);
             }
         }
     }
 
     fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Step {
+        let places = (room, self.looks.left());
         match &mut self.part {
-            Some(part) => part.pull(&mut self.cursor, room, waker, batch),
-            None => Step::Pulled(self.cursor.pull(room, waker, batch)),
+            Some(part) => part.pull(&mut self.cursor, places, waker, batch),
+            None => self.cursor.pull_some(places, waker, batch),
         }
     }
 
@@ -323,12 +339,16 @@ impl WatchSession {
             Pull::Frames { last, applied, caught_up } => {
                 self.told = self.told.max(last);
                 self.metrics.delivered(applied);
+                if caught_up.is_some() {
+                    self.looks.begin_anew();
+                }
                 // Events that come with rights, and bookmarks, are looked for when there are no others.
                 self.is_parked = self.part.is_none()
                     && !self.is_bookmark_due
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
             Pull::CaughtUp { progress } => {
+                self.looks.begin_anew();
                 let announced = progress.bookmarks != self.seen_bookmarks;
                 self.seen_bookmarks = progress.bookmarks;
                 let due = self.bookmark_due();

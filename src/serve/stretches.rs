@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use crate::auth::Permit;
-use crate::cache::{Run, Snapshot, View};
+use crate::cache::{Cutter, Run, Snapshot, View};
 use crate::wire::{Lengths, Object};
 
 /// Objects of one state in the order of their keys, in stretches: whole runs, which everybody shares, and what was
@@ -18,6 +18,13 @@ pub(super) struct Stretches {
 enum Stretch {
     Whole(usize),
     Picked(Run, Vec<Arc<Object>>),
+}
+
+/// Objects that follow each other, and are not in a stretch yet.
+#[derive(Debug)]
+pub(super) struct Picking {
+    cutter: Cutter,
+    picked: Vec<Arc<Object>>,
 }
 
 impl Stretches {
@@ -70,18 +77,31 @@ impl Stretches {
         more
     }
 
+    /// Begins to append objects one by one.
+    pub(super) fn picking(&self) -> Picking {
+        Picking { cutter: self.snapshot.cutter(), picked: Vec::new() }
+    }
+
+    pub(super) fn pick(&mut self, picking: &mut Picking, object: &Arc<Object>) {
+        if let Some(run) = picking.cutter.put(object) {
+            self.put_picked(run, std::mem::take(&mut picking.picked));
+        }
+        picking.picked.push(object.clone());
+    }
+
+    pub(super) fn end_picking(&mut self, picking: Picking) {
+        if let Some(run) = picking.cutter.end() {
+            self.put_picked(run, picking.picked);
+        }
+    }
+
     /// Appends these objects, up to `limit` in all. Returns how many more there are.
     pub(super) fn put<'a>(&mut self, mut objects: impl Iterator<Item = &'a Arc<Object>>, limit: usize) -> usize {
-        let (mut cutter, mut picked) = (self.snapshot.cutter(), Vec::new());
+        let mut picking = self.picking();
         for object in objects.by_ref().take(limit - self.lengths.items) {
-            if let Some(run) = cutter.put(object) {
-                self.put_picked(run, std::mem::take(&mut picked));
-            }
-            picked.push(object.clone());
+            self.pick(&mut picking, object);
         }
-        if let Some(run) = cutter.end() {
-            self.put_picked(run, picked);
-        }
+        self.end_picking(picking);
         objects.count()
     }
 

@@ -10,7 +10,7 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 27] = [
+const IN_SERVICE: [Metric; 28] = [
     ("kube_fanout_connections_open", ""),
     ("kube_fanout_upstream_watches", "pods.v1"),
     ("kube_fanout_upstream_events_total", "pods.v1"),
@@ -36,6 +36,7 @@ const IN_SERVICE: [Metric; 27] = [
     ("kube_fanout_watches_ended_total", "expired"),
     ("kube_fanout_served_total", "list"),
     ("kube_fanout_forwarded_total", "non_resource"),
+    ("kube_fanout_forwarded_total", "dear_selector"),
     ("kube_fanout_refused_total", "400"),
     ("kube_fanout_coalesced_requests_total", ""),
 ];
@@ -82,6 +83,8 @@ async fn serve_all_kinds(up: &Running, client: &Client) -> Watch {
     let metadata = client.watch(PODS).initial_events().accept(metadata).await;
     metadata.listed().await;
     client.get("/version").await;
+    let dear = (0..150).map(|n| format!("%21key-{n}")).collect::<Vec<_>>().join(",");
+    client.get(&format!("{PODS}?watch=1&timeoutSeconds=1&labelSelector={dear}")).await;
     client.get(&format!("{PODS}?limit=abc")).await;
     client.get("/api/v1/namespaces/default/pods/nobody").await;
     drop(client.watch(PODS).from(1).await.ended().await);

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use kube_fanout::demo::{self, Pod, Running};
 use serde_json::Value;
 
-use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_same, straight};
+use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_alike, assert_same, straight};
 
 /// One pod that is labelled, moved, relabelled and deleted; the last revision.
 fn life(up: &Running) -> u64 {
@@ -159,4 +159,73 @@ async fn every_selector_sees_what_upstream_would_show_it() {
             assert_same(&format!("{selector:?}, {when}"), &watch.events(), &expected);
         }
     }
+}
+
+fn joined(count: usize, each: impl Fn(usize) -> String) -> String {
+    (0..count).map(each).collect::<Vec<_>>().join(",")
+}
+
+/// What costs no more than other selectors if it is read well: as much as fits into a line.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_much_is_asked_for_what_upstream_finds_is_found_here() {
+    let up = demo::upstream().pods(120).seed(22).run().await;
+    let app = direct::app(&up).run().await;
+    let encoded = |text: &str| text.replace('!', "%21").replace('=', "%3D").replace(',', "%2C").replace(' ', "%20");
+    for (labels, fields) in [
+        (joined(900, |_| "!aa".to_owned()), String::new()),
+        (joined(700, |n| format!("!key-{n:03}")), String::new()),
+        (format!("{},app", joined(700, |n| format!("!key-{n:03}"))), String::new()),
+        (format!("app in ({},api)", joined(700, |n| format!("v{n:03}"))), String::new()),
+        (format!("app notin ({},api)", joined(700, |n| format!("v{n:03}"))), String::new()),
+        (joined(400, |n| format!("app!=v{n:03}")), String::new()),
+        ("app,!app".to_owned(), String::new()),
+        ("app=api,app=front".to_owned(), String::new()),
+        (String::new(), joined(300, |n| format!("status.phase!=v{n:03}"))),
+        ("app=api".to_owned(), joined(300, |_| "status.phase=Running".to_owned())),
+        (String::new(), "status.phase=Running,status.phase=Failed".to_owned()),
+    ] {
+        let selectors = format!("labelSelector={}&fieldSelector={}", encoded(&labels), encoded(&fields));
+        for options in ["", "&limit=2", "&resourceVersion=0"] {
+            let path = format!("{PODS}?{selectors}{options}");
+            let (ours, theirs) = (app.get(&path).await, straight(&up).get(&path).await);
+            assert_alike(&path, &ours, &theirs);
+            assert!(ours.is_cached() && ours.status == 200, "{path}");
+        }
+    }
+}
+
+/// What a watch asks for is asked of each event.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_whose_selector_is_dear_is_upstreams() {
+    let up = demo::upstream().pods(20).seed(23).remember_requests(true).run().await;
+    let app = direct::app(&up).run().await;
+    let (dear, plain) = (joined(150, |n| format!("!key-{n:03}")), joined(50, |n| format!("!key-{n:03}")));
+    let from = up.revision();
+    let ours = app.watch(PODS).labels(&dear).from(from).await;
+    let theirs = straight(&up).watch(PODS).labels(&dear).from(from).await;
+    let cached = app.watch(PODS).labels(&plain).from(from).await;
+    up.churn(50).await;
+    let last = up.create_pod("default", "last");
+    for watch in [&ours, &theirs, &cached] {
+        watch.reached(last).await;
+    }
+    assert_same("what passes through", &ours.changes(), &theirs.changes());
+    assert_same("what does not", &cached.changes(), &theirs.changes());
+    let asked = direct::asked_by_proxies(&up, PODS);
+    let named = |key: &str| asked.iter().filter(|query| query.contains("labelSelector") && query.contains(key)).count();
+    assert_eq!((named("key-149"), named("key-000")), (1, 1), "one of the two went upstream: {asked:?}");
+}
+
+/// Ten thousand watches of one caller hold no more with long selectors.
+#[tokio::test]
+async fn a_watch_with_a_long_selector_takes_the_place_of_several() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).with(|config| config.door.limits.watches_max = 10).run().await;
+    let long = format!("app in ({})", joined(200, |n| format!("v{n:03}")));
+    let watch = app.watch(PODS).labels(&long).from(up.revision()).await;
+    let again = format!("{PODS}?watch=1&labelSelector={}", long.replace(' ', "%20"));
+    let refused = app.get(&again).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("5")));
+    let short = app.watch(PODS).labels("app=api").from(up.revision()).await;
+    assert!(short.is_open() && watch.is_open());
 }

@@ -3,6 +3,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 
 use super::super::gzip::PLAIN_BYTES_MAX;
+use super::super::pace::{Looks, Rest, Slice};
 use super::super::scribe::Scribe;
 use super::super::stretches::Stretches;
 use crate::cache::{Deflated, Plain};
@@ -20,6 +21,10 @@ pub(in super::super) struct ListBody {
     at: At,
     /// A piece that did not fit with those before it.
     next: Option<Bytes>,
+    /// Behind each stretch of everybody's that took more than a copy.
+    rest: Rest,
+    /// For those that are nobody else's.
+    looks: Looks,
 }
 
 /// The next piece.
@@ -38,15 +43,15 @@ const JOINED_BYTES_MAX: usize = 16 << 10;
 
 impl ListBody {
     /// `items_len`: of all items, or more than [`PLAIN_BYTES_MAX`] of them if the head does not tell.
-    pub(super) fn new(scribe: Scribe, stretches: Stretches, frame: &ListFrame, items_len: usize) -> Self {
+    pub(super) fn new(scribe: Scribe, stretches: Stretches, frame: &ListFrame, items_len: usize, looks: Looks) -> Self {
         let items = stretches.lengths().items;
         let (head, tail) = (frame.head(items, items_len), frame.tail());
         let worth = frame.content_length(items, items_len) > PLAIN_BYTES_MAX;
-        Self { scribe, stretches, head, tail, worth, at: At::Head, next: None }
+        Self { scribe, stretches, head, tail, worth, at: At::Head, next: None, rest: Rest::default(), looks }
     }
 
     /// The next chunk; `None` after the last.
-    pub(in super::super) fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+    pub(in super::super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
         let mut joined = BytesMut::new();
         loop {
             let piece = match self.next.take() {
@@ -69,7 +74,7 @@ impl ListBody {
         }
     }
 
-    fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
         loop {
             match &mut self.at {
                 At::Head => {
@@ -80,10 +85,16 @@ impl ListBody {
                     self.at = At::Over;
                     return Poll::Ready(Some(Ok(self.tail.clone())));
                 }
-                At::Stretch(index) => match ready!(self.scribe.poll_plain(&self.stretches, *index, cx)) {
-                    Ok(plain) => self.at = At::Piece(*index, plain, 0),
-                    Err(refused) => return Poll::Ready(Some(Err(refused))),
-                },
+                At::Stretch(index) => {
+                    let index = *index;
+                    let _slice = ready!(self.poll_begin(index, cx));
+                    let plain = ready!(self.scribe.poll_plain(&self.stretches, index, cx));
+                    self.pause_behind(index);
+                    match plain {
+                        Ok(plain) => self.at = At::Piece(index, plain, 0),
+                        Err(refused) => return Poll::Ready(Some(Err(refused))),
+                    }
+                }
                 At::Piece(index, plain, piece) => match plain.get(*piece) {
                     Some(bytes) => {
                         // The first item has none before it.
@@ -96,6 +107,21 @@ impl ListBody {
                 },
                 At::Over => return Poll::Ready(None),
             }
+        }
+    }
+
+    /// Whether a stretch may be made now, as long as what is returned is held.
+    fn poll_begin(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
+        ready!(self.rest.poll(cx));
+        if self.stretches.is_whole(index) { Poll::Ready(None) } else { self.looks.poll(cx) }
+    }
+
+    /// What everybody shares is made once, and by whoever comes first; what is one client's alone, when there is room.
+    fn pause_behind(&mut self, index: usize) {
+        match (self.scribe.has_worked(), self.stretches.is_whole(index)) {
+            (false, _) => {}
+            (true, true) => self.rest.begin(),
+            (true, false) => *self.looks.left() = 0,
         }
     }
 
@@ -124,12 +150,15 @@ impl ListBody {
 
     /// One of them, without what separates it from the one before.
     pub(in super::super) fn poll_deflated(
-        &self,
+        &mut self,
         index: usize,
-        cx: &Context<'_>,
+        cx: &mut Context<'_>,
         deflate: impl FnOnce(&[u8]) -> Deflated,
     ) -> Poll<Result<Deflated, Refused>> {
-        self.scribe.poll_deflated(&self.stretches, index, cx, deflate)
+        let _slice = ready!(self.poll_begin(index, cx));
+        let deflated = self.scribe.poll_deflated(&self.stretches, index, cx, deflate);
+        self.pause_behind(index);
+        deflated
     }
 
     /// Whether a comma goes before one of them.

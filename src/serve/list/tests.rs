@@ -21,6 +21,7 @@ use crate::serve::admission::{Admission, Limits};
 use crate::serve::feed_spec;
 use crate::serve::gzip::GzipList;
 use crate::serve::overdue::{Overdue, Unread};
+use crate::serve::pace::{Pace, Slices};
 use crate::serve::route::ListRead;
 use crate::serve::underway::{List, Written};
 use crate::upstream::{Origin, Resource};
@@ -70,11 +71,15 @@ fn renderer(lease: &Lease, representation: Representation) -> Renderer {
     Renderer::derived(representation, feed, 36).unwrap_or_else(|| Renderer::verbatim(feed))
 }
 
+fn pace() -> Pace {
+    Pace::new(None, Slices::new(1))
+}
+
 /// As it comes to the client, and again compressed.
 async fn listed(lease: &Lease, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
     let written = async || {
-        let page = page(&permit(), lease, &lease.reader.snapshot(), read).await;
-        page.written_by(renderer).await.expect("everything can be written")
+        let page = page(&permit(), lease, &lease.reader.snapshot(), read, &mut pace()).await;
+        page.written_by(renderer, &mut pace()).await.expect("everything can be written")
     };
     let (mut plain, mut deflated) = (Vec::new(), Vec::new());
     let mut list = written().await;
@@ -142,7 +147,7 @@ fn reads(random: &mut fastrand::Rng) -> ListRead {
     ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: namespace.is_some() }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_list_is_its_objects_one_after_the_other() {
     let mut random = fastrand::Rng::with_seed(31);
     for round in 0..12 {
@@ -177,8 +182,8 @@ async fn lists_share_what_they_are_made_of() {
     let renderer = renderer(&lease, REPRESENTATIONS[0]);
     let mut addresses = Vec::new();
     for _ in 0..10 {
-        let page = page(&permit(), &lease, &lease.reader.snapshot(), &read).await;
-        let mut list = page.written_by(&renderer).await.expect("as it came");
+        let page = page(&permit(), &lease, &lease.reader.snapshot(), &read, &mut pace()).await;
+        let mut list = page.written_by(&renderer, &mut pace()).await.expect("as it came");
         let mut chunks = Vec::new();
         while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
             chunks.push(chunk.expect("as it came"));
@@ -198,9 +203,9 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
     let (lease, feeds) = feed((0..100).map(|name| pod("a", name, 7, 5_000)).collect());
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let read = ListRead { representation: REPRESENTATIONS[0], view: View::everything(), plan, in_namespace: false };
-    let page = page(&permit(), &lease, &lease.reader.snapshot(), &read).await;
+    let page = page(&permit(), &lease, &lease.reader.snapshot(), &read, &mut pace()).await;
     let place = Admission::new(&Limits::default()).list(None, page.bytes()).expect("there is room");
-    let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0])).await.expect("as it came");
+    let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
     let (cut, pins) = (Cut::default(), feeds.0.pins());
     let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), Overdue::new(Unread::default()).list_terms());
     tokio::spawn(pins.clone().keep());
@@ -214,4 +219,21 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
     assert_eq!(cut.why(), Some("too_slow"));
     drop(underway);
     assert!(pins.is_empty());
+}
+
+/// The attack: a selection of nothing, over and over. Whatever waits meanwhile has its turn every few thousand objects.
+#[tokio::test(start_paused = true)]
+async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() {
+    let (lease, _feeds) = feed((0..6_000).map(|name| pod("a", name, 7, 0)).collect());
+    let snapshot = lease.reader.snapshot();
+    let (slices, everybody) = (Slices::new(1), Permit::clone(&permit()));
+    for (labels, limit, least) in [("!app", None, 2), ("app=x", None, 2), ("app=x", Some(3), 0), ("app,!app", None, 0)]
+    {
+        let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), ..Selector::everything() };
+        let (plan, view) = (ListPlan { version: VersionMatch::Any, limit, start: None }, View::new(None, selector));
+        let read = ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false };
+        let mut pace = Pace::new(None, slices.clone());
+        page(&everybody, &lease, &snapshot, &read, &mut pace).await;
+        assert!((least..least + 3).contains(&pace.rests()), "{labels}: {} times", pace.rests());
+    }
 }

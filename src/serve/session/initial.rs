@@ -6,6 +6,7 @@ use bytes::Bytes;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Cursor, Pin, Plain, Run, Snapshot};
 use crate::kube::EventType;
+use crate::serve::pace::Rest;
 use crate::serve::scribe::Scribe;
 use crate::serve::stretches::Stretches;
 use crate::wire::Refused;
@@ -35,6 +36,7 @@ struct Runs {
     /// What the stretch was written as, once it is.
     plain: Option<Plain>,
     piece: usize,
+    rest: Rest,
 }
 
 /// Frames that were put into a batch.
@@ -58,35 +60,45 @@ impl Initial {
         let mut stretches = Stretches::new(self.snapshot.clone(), runs);
         stretches.put_runs(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
         let scribe = Scribe::added(reader.clone(), cursor.renderer().clone());
-        let how = How::Runs(Box::new(Runs { scribe, stretches, stretch: 0, plain: None, piece: 0 }));
+        let how =
+            How::Runs(Box::new(Runs { scribe, stretches, stretch: 0, plain: None, piece: 0, rest: Rest::default() }));
         Self { how, ..self }
     }
 
-    /// Appends about `room` bytes of frames, and one frame or run of them at least.
+    /// Appends about `room` bytes of frames, and one frame or run of them at least, unless no more may be looked at
+    /// before one is found: `looks` is what objects may cost that are not told, and then what is left of it.
     pub(super) fn poll_put(
         &mut self,
-        cx: &Context<'_>,
+        cx: &mut Context<'_>,
         cursor: &Cursor,
         reader: &CacheReader,
-        room: usize,
+        (room, looks): (usize, &mut usize),
         batch: &mut Vec<Bytes>,
     ) -> Poll<Result<Put, Refused>> {
         match &mut self.how {
-            How::Frames { next } => Poll::Ready(put_frames(&self.snapshot, next, cursor, reader, room, batch)),
+            How::Frames { next } => {
+                Poll::Ready(put_frames(&self.snapshot, next, (cursor, reader), (room, looks), batch))
+            }
             How::Runs(runs) => runs.poll_put(cx, room, batch),
         }
     }
 }
 
 impl Runs {
-    fn poll_put(&mut self, cx: &Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<Put, Refused>> {
+    fn poll_put(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<Put, Refused>> {
         let (mut frames, mut bytes) = (0, 0);
+        ready!(self.rest.poll(cx));
         while self.stretch < self.stretches.len() {
             let plain = match &self.plain {
                 Some(plain) => plain,
                 None => match self.scribe.poll_plain(&self.stretches, self.stretch, cx) {
                     Poll::Pending if !batch.is_empty() => return Poll::Ready(Ok(Put::Some(frames))),
-                    polled => self.plain.insert(ready!(polled)?),
+                    polled => {
+                        if self.scribe.has_worked() {
+                            self.rest.begin();
+                        }
+                        self.plain.insert(ready!(polled)?)
+                    }
                 },
             };
             let Some(piece) = plain.get(self.piece) else {
@@ -112,19 +124,22 @@ impl Runs {
 fn put_frames(
     snapshot: &Snapshot,
     next: &mut String,
-    cursor: &Cursor,
-    reader: &CacheReader,
-    room: usize,
+    (cursor, reader): (&Cursor, &CacheReader),
+    (room, looks): (usize, &mut usize),
     batch: &mut Vec<Bytes>,
 ) -> Result<Put, Refused> {
-    let renderer = cursor.renderer();
+    let (view, renderer) = (cursor.view(), cursor.renderer());
     let mut bytes = 0;
     let start = Some(next.as_str()).filter(|start| !start.is_empty());
     let mut resume_at = None;
-    for object in snapshot.select(cursor.view(), reader.namespaced(), start) {
-        if !batch.is_empty() && bytes >= room {
+    for object in snapshot.looked_at(view, reader.namespaced(), start) {
+        if *looks == 0 || (!batch.is_empty() && bytes >= room) {
             resume_at = Some(object.key.as_str().to_owned());
             break;
+        }
+        if !view.matches(object) {
+            *looks = looks.saturating_sub(view.cost_of(object));
+            continue;
         }
         let frame = renderer.envelope().frame(EventType::Added, &reader.body(object, renderer)?);
         bytes += frame.len();

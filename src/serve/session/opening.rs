@@ -6,6 +6,7 @@ use crate::cache::{Lease, Opened, Run};
 use crate::serve::admission::Place;
 use crate::serve::metrics::WatchMetrics;
 use crate::serve::overdue::Overdue;
+use crate::serve::pace::Looks;
 use crate::wire::{Object, Renderer};
 
 /// Everything that a watch is made of.
@@ -15,12 +16,16 @@ pub(in super::super) struct Opening {
     pub(in super::super) lease: Lease,
     pub(in super::super) renderer: Renderer,
     pub(in super::super) opened: Opened,
+    /// Those with something to show, of a watch that may not show all.
+    pub(in super::super) namespaces: Vec<Arc<str>>,
     /// Of the state that the watch begins with, for a sink that takes several frames in one.
     pub(in super::super) runs: Option<Arc<[Run]>>,
     /// A state of one object, as a Table has it.
     pub(in super::super) row: Option<Object>,
     pub(in super::super) terms: Terms,
     pub(in super::super) drain: DrainWatch,
+    /// How much is looked at in one go.
+    pub(in super::super) looks: Looks,
     pub(in super::super) metrics: WatchMetrics,
     /// By which it is ended when it is not polled.
     pub(in super::super) cut: Cut,

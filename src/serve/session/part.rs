@@ -97,18 +97,18 @@ pub(super) enum Bookmark {
 }
 
 impl Part {
-    /// `state`: what the watch begins with is told by its first turn.
+    /// What the watch begins with is told by its first turn, which `pin` keeps. `namespaces`: those with something that
+    /// it would see.
     pub(super) fn new(
         readable: Readable,
         opened: &Opened,
-        view: &View,
+        namespaces: Vec<Arc<str>>,
         end_bookmark: bool,
         pin: Option<Pinned>,
     ) -> Self {
-        let known = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
         let mut coming = VecDeque::new();
         let mut places = BTreeMap::new();
-        for namespace in known.namespaces(view, None).map(Arc::<str>::from) {
+        for namespace in namespaces {
             match readable.verdict(&namespace) {
                 Some(Verdict::Allowed) if opened.snapshot.is_some() => {
                     coming.push_back(namespace.clone());
@@ -182,13 +182,13 @@ impl Part {
     pub(super) fn pull(
         &mut self,
         cursor: &mut Cursor,
-        room: usize,
+        places_left: (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
     ) -> Step {
         let Self { readable, places, turn, stale, .. } = self;
         let until = turn.as_ref().map(|turn| &turn.mark);
-        cursor.pull_sifted(until, room, waker.filter(|_| until.is_none()), batch, |event, seen| {
+        cursor.pull_sifted(until, places_left, waker.filter(|_| until.is_none()), batch, |event, seen| {
             sift(places, readable, event, seen, stale)
         })
     }
@@ -198,13 +198,13 @@ impl Part {
         &mut self,
         cursor: &Cursor,
         reader: &CacheReader,
-        room: usize,
+        (room, looks): (usize, &mut usize),
         batch: &mut Vec<Bytes>,
     ) -> Result<Told, Refused> {
         let Self { readable, places, turn, stale, .. } = self;
         let Some(turn) = turn else { return Ok(Told::Some) };
         turn.pin.iter().for_each(Pinned::told);
-        let mut page = Page { cursor, reader, room, batch };
+        let mut page = Page { cursor, reader, room, looks, batch };
         if !turn.come(readable, places, &mut page)? {
             return Ok(Told::Some);
         }
@@ -229,12 +229,13 @@ struct Page<'a> {
     cursor: &'a Cursor,
     reader: &'a CacheReader,
     room: usize,
+    looks: &'a mut usize,
     batch: &'a mut Vec<Bytes>,
 }
 
 impl Page<'_> {
-    /// The objects of a namespace that the watch would see, as frames, until there is no more room: then the key to go
-    /// on from.
+    /// The objects of a namespace that the watch would see, as frames, until there is no more room, or no more may be
+    /// looked at: then the key to go on from.
     fn put(
         &mut self,
         snapshot: &Snapshot,
@@ -244,9 +245,13 @@ impl Page<'_> {
     ) -> Result<Option<String>, Refused> {
         let view = View::new(Some(namespace), self.cursor.view().selector().clone());
         let mut bytes: usize = self.batch.iter().map(Bytes::len).sum();
-        for object in snapshot.select(&view, true, Some(start).filter(|start| !start.is_empty())) {
-            if !self.batch.is_empty() && bytes >= self.room {
+        for object in snapshot.looked_at(&view, true, Some(start).filter(|start| !start.is_empty())) {
+            if *self.looks == 0 || (!self.batch.is_empty() && bytes >= self.room) {
                 return Ok(Some(object.key.as_str().to_owned()));
+            }
+            if !view.matches(object) {
+                *self.looks = self.looks.saturating_sub(view.cost_of(object));
+                continue;
             }
             if let Some(frame) = frame(self, object)? {
                 bytes += frame.len();

@@ -22,6 +22,7 @@ use crate::serve::admission::{Admission, Limits, Place};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
 use crate::serve::overdue::{Overdue, Unread};
+use crate::serve::pace::{Looks, Slices};
 use crate::serve::session::{Opening, Terms, WatchSession};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
@@ -34,6 +35,7 @@ pub(super) struct Stage {
     lease: Lease,
     pub(super) watch: DrainWatch,
     admission: Admission,
+    slices: Slices,
     pub(super) overdue: Overdue,
     pub(super) feeds: Feeds,
     _demands: mpsc::Receiver<Demand>,
@@ -78,8 +80,9 @@ impl Stage {
         writer.set_state(State::Live);
         let (drain, watch) = DrainTrigger::new();
         let admission = Admission::new(&Limits { watches_max: 100, ..Limits::default() });
-        let overdue = Overdue::new(Unread::default());
-        Self { writer, reader: lease.reader.clone(), drain, lease, watch, admission, overdue, feeds, _demands: demands }
+        let (overdue, slices) = (Overdue::new(Unread::default()), Slices::new(1));
+        let reader = lease.reader.clone();
+        Self { writer, reader, drain, lease, watch, admission, overdue, slices, feeds, _demands: demands }
     }
 
     pub(super) fn empty() -> Self {
@@ -138,16 +141,20 @@ impl Stage {
 
     fn permitted(&self, permit: Permit, opened: Opened, runs: Option<Arc<[Run]>>, terms: Terms) -> Client {
         let cut = Cut::default();
+        let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
+        let namespaces = state.namespaces(opened.cursor.view(), None).map(Arc::from).collect();
         let session = WatchSession::new(Opening {
             permit,
             place: self.place(),
             lease: self.lease.clone(),
             renderer: Renderer::verbatim(self.lease.reader.envelope()),
             opened,
+            namespaces,
             runs,
             row: None,
             terms,
             drain: self.watch.clone(),
+            looks: Looks::new(self.slices.clone()),
             metrics: Watches::default().open(&self.lease.spec.key, Representation::Object(Form::Json), "h1"),
             cut: cut.clone(),
             overdue: self.overdue.clone(),
@@ -156,12 +163,12 @@ impl Stage {
     }
 
     fn place(&self) -> Place {
-        self.admission.watch(None).expect("there is room")
+        self.admission.watch(None, 0).expect("there is room")
     }
 
     /// How many more watches there may be.
     pub(super) fn free_places(&self) -> usize {
-        std::iter::from_fn(|| self.admission.watch(None).ok()).collect::<Vec<_>>().len()
+        std::iter::from_fn(|| self.admission.watch(None, 0).ok()).collect::<Vec<_>>().len()
     }
 
     /// Ends the feed as a supervisor would. The proxy goes on.

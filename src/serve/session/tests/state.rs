@@ -4,9 +4,9 @@ use std::task::Poll;
 
 use bytes::Bytes;
 
-use super::fixture::{Client, Stage, TERMS, WATCH_LIST, app_x, pass};
-use crate::cache::{Config, View};
-use crate::kube::Selector;
+use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_ms};
+use crate::cache::{Config, Start, View};
+use crate::kube::{ResourceVersion, Selector};
 use crate::serve::session::Terms;
 
 const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
@@ -187,4 +187,70 @@ async fn runs_of_frames_are_shared() {
 fn an_open_watch_is_small() {
     let size = size_of::<crate::serve::session::WatchSession>();
     assert!(size <= 440, "{size} bytes");
+}
+
+/// What is looked through in vain is looked through in slices, and others have their turn between two of them.
+#[tokio::test(start_paused = true)]
+async fn a_state_with_little_to_show_is_looked_through_bit_by_bit() {
+    let names: Vec<_> = (0..6_000).map(|n| format!("n{n:05}")).collect();
+    let mut pods: Vec<_> = names.iter().map(|name| (name.as_str(), "y", 5)).collect();
+    pods.push(("z", "x", 6));
+    let mut stage = Stage::new(Config::default(), &pods);
+    let mut client = stage.watch_current(app_x(), WATCH_LIST);
+    let mut other = stage.watch_after(10, TERMS);
+    let mut pauses = 0;
+    let told = loop {
+        match client.poll(ROOM) {
+            Poll::Ready(Some(frames)) => break frames,
+            Poll::Ready(None) => panic!("it is over"),
+            Poll::Pending => pauses += 1,
+        }
+        stage.put("q", "y", 10 + pauses);
+        assert_eq!(other.told().len(), 1, "others go on");
+        let woken = client.woken();
+        pass_ms(64).await;
+        assert!(client.woken() > woken, "it comes back by itself");
+    };
+    assert_eq!(told, ["ADDED z 6", "BOOKMARK 10 end"]);
+    assert!((1..5).contains(&pauses), "{pauses}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_history_with_little_to_show_is_looked_through_bit_by_bit() {
+    let mut stage = Stage::empty();
+    for rv in 11..4_011 {
+        stage.put("q", "y", rv);
+    }
+    stage.put("p", "x", 4_011);
+    let opened = stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let mut client = stage.client(opened, TERMS);
+    let mut pauses = 0;
+    while client.poll(ROOM) == Poll::Pending {
+        pauses += 1;
+        assert!(!client.session.is_parked() && pauses < 10, "{pauses}");
+        pass_ms(64).await;
+    }
+    assert!(pauses >= 1, "{pauses}");
+    stage.put("p", "x", 4_012);
+    assert_eq!(client.told(), ["MODIFIED p 4012"]);
+}
+
+/// Watches that all look through much share what is left beside everything else.
+#[tokio::test(start_paused = true)]
+async fn of_many_that_look_through_much_few_do_so_at_a_time() {
+    let mut stage = Stage::empty();
+    for rv in 11..4_011 {
+        stage.put("q", "y", rv);
+    }
+    let open = || stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let mut clients: Vec<_> = (0..20).map(|_| stage.client(open(), TERMS)).collect();
+    let mut rounds = 0;
+    while clients.iter().any(|client| !client.session.is_parked()) {
+        clients.iter_mut().for_each(|client| assert_eq!(client.poll(ROOM), Poll::Pending));
+        pass_ms(1).await;
+        rounds += 1;
+        assert!(rounds < 10_000, "they come to the end");
+    }
+    // Three slices each, and one at a time with as much time between two of them.
+    assert!(rounds > 20 * 2, "{rounds}");
 }

@@ -1,0 +1,101 @@
+//! Looking at objects one by one for what a selector means, with pauses.
+
+use std::sync::Arc;
+
+use super::pace::Pace;
+use super::stretches::Stretches;
+use crate::auth::Permit;
+use crate::cache::{Snapshot, View};
+use crate::wire::Object;
+
+/// Whose objects may be shown: asked once for neighbours of one namespace.
+struct Sight<'a> {
+    permit: &'a Permit,
+    last: Option<(&'a str, bool)>,
+}
+
+impl<'a> Sight<'a> {
+    fn new(permit: &'a Permit) -> Self {
+        Self { permit, last: None }
+    }
+
+    fn sees(&mut self, namespace: &'a str) -> bool {
+        if let Some((_, sees)) = self.last.filter(|(last, _)| *last == namespace) {
+            return sees;
+        }
+        let sees = self.permit.sees(namespace);
+        self.last = Some((namespace, sees));
+        sees
+    }
+}
+
+/// Appends what may be shown and `view` sees, up to `limit` objects. Rights come first: what may not be shown is not
+/// compared with anything.
+pub(super) async fn pick<'a>(
+    stretches: &mut Stretches,
+    looked_at: impl Iterator<Item = &'a Arc<Object>>,
+    (permit, view): (&'a Permit, &View),
+    limit: usize,
+    pace: &mut Pace,
+) {
+    let (mut picking, mut picked, mut sight) = (stretches.picking(), 0, Sight::new(permit));
+    for object in looked_at {
+        if picked == limit {
+            break;
+        }
+        if pace.spend(view.cost_of(object)) {
+            pace.rest().await;
+        }
+        if sight.sees(object.key.namespace()) && view.matches(object) {
+            stretches.pick(&mut picking, object);
+            picked += 1;
+        }
+    }
+    stretches.end_picking(picking);
+}
+
+/// The first that may be shown and `view` sees.
+pub(super) async fn first<'a>(
+    looked_at: impl Iterator<Item = &'a Arc<Object>>,
+    (permit, view): (&'a Permit, &View),
+    pace: &mut Pace,
+) -> Option<&'a Arc<Object>> {
+    let mut sight = Sight::new(permit);
+    for object in looked_at {
+        if pace.spend(view.cost_of(object)) {
+            pace.rest().await;
+        }
+        if sight.sees(object.key.namespace()) && view.matches(object) {
+            return Some(object);
+        }
+    }
+    None
+}
+
+/// The namespaces of what `view` sees, in key order, from the first key that is not before `start`, up to `limit` of
+/// them. Looks at each up to the first object that is seen.
+pub(super) async fn namespaces(
+    snapshot: &Snapshot,
+    view: &View,
+    start: Option<&str>,
+    limit: usize,
+    pace: &mut Pace,
+) -> Vec<Arc<str>> {
+    let (mut found, mut start) = (Vec::<Arc<str>>::new(), start.map(str::to_owned));
+    'namespaces: while found.len() < limit {
+        for object in snapshot.looked_at(view, true, start.as_deref()) {
+            if pace.spend(view.cost_of(object)) {
+                pace.rest().await;
+            }
+            if view.matches(object) {
+                let namespace = object.key.namespace();
+                found.push(namespace.into());
+                // '0' is the character after '/'.
+                start = Some(format!("{namespace}0"));
+                continue 'namespaces;
+            }
+        }
+        break;
+    }
+    found
+}
