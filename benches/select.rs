@@ -24,6 +24,9 @@ const CHUNK_BYTES: usize = 64 << 10;
 fn matches(c: &mut Criterion) {
     let pods = Pods::new(Form::Protobuf);
     let objects: Vec<_> = (0..MATCHED).map(|n| pods.object(n, n)).collect();
+    let many = |each: fn(usize) -> String| (0..1_000).map(each).collect::<Vec<_>>().join(",");
+    let (again, keys) = (many(|_| "!aa".to_owned()), many(|n| format!("!key-{n}")));
+    let set = format!("app notin ({})", many(|n| format!("value-{n}")));
     let mut group = c.benchmark_group("match");
     group.throughput(Throughput::Elements(MATCHED));
     for (name, labels, fields) in [
@@ -32,6 +35,9 @@ fn matches(c: &mut Criterion) {
         ("label exists", "pod-template-hash", ""),
         ("label is absent", "!example.com/canary", ""),
         ("three labels", "app!=app-3,pod-template-hash=7d9f8c6b5d,!example.com/canary", ""),
+        ("one label a thousand times", &*again, ""),
+        ("a thousand labels", &*keys, ""),
+        ("a set of a thousand", &*set, ""),
         ("name", "", "metadata.name=checkout-7d9f8c6b5d-000007"),
         ("field equals", "", "spec.nodeName=node-3"),
         ("two fields", "", "status.phase!=Succeeded,status.phase!=Failed"),

@@ -19,8 +19,6 @@ pub struct Cursor {
     view: Arc<View>,
     renderer: Renderer,
     slot: usize,
-    /// What an event costs that is not told.
-    cost: usize,
     next: u64,
     after: ResourceVersion,
     /// Events up to this version are not for this reader: it asked for what is later, perhaps for the future.
@@ -93,9 +91,7 @@ impl Cursor {
     ) -> Self {
         let (slot, view) = lane.add_reader(view);
         let renderer = shared.verbatim.clone();
-        // The object before it is looked at, too.
-        let cost = 2 * view.usual_cost();
-        Self { shared, lane, view, renderer, slot, cost, next, after, skip }
+        Self { shared, lane, view, renderer, slot, next, after, skip }
     }
 
     /// The same place, read in another representation.
@@ -194,7 +190,10 @@ impl Cursor {
                     break;
                 }
             }
-            *looks = looks.saturating_sub(untold * self.cost);
+            if untold > 0 {
+                // The object before each is looked at, too.
+                *looks = looks.saturating_sub(2 * untold * self.view.usual_cost());
+            }
             if let (Some(applied), true) = (applied, batch.len() > before) {
                 let is_all = read == Read::All && events.last().is_some_and(|event| event.seq < self.next);
                 // Read after the lane: who is parked is woken for what is published from here on.

@@ -1,8 +1,8 @@
 use crate::kube::{ObjectKey, Selector};
 use crate::wire::Object;
 
-/// What it costs to come to an object, in texts that are compared: of a large collection what is to be compared is in
-/// no processor's cache (`select/a label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).
+/// What it costs to come to an object, in texts that are compared: of a large collection it is in no processor's cache
+/// (`select/a label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).
 const LOOK_COST: usize = 40;
 /// More than most objects have.
 const LABELS: usize = 16;

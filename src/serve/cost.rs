@@ -12,8 +12,8 @@ pub(super) const GLANCE: usize = SLICE / 4;
 /// What needs no turn.
 pub(super) const SMALL: usize = SLICE;
 /// What the selectors of a LIST may add to what it costs to look at its objects: a sixth of a second in all. Ten
-/// requirements on 100,000 pods are 6 million, one on a million as much, and the worst that fits into 16 KiB is about 14
-/// million on 10,000 objects. More passes through.
+/// requirements on 100,000 pods are 6 million, one on a million as much, and the worst of 16 KiB is about 14 million on
+/// 10,000 objects. More passes through.
 pub(super) const LIST_COMPARISONS_MAX: usize = 16_000_000;
 /// What the selectors of a watch may ask of one object, however many labels that has: it is asked again with every
 /// event, twice. Ten requirements are 50; 130 different keys are the most. More passes through.
@@ -27,6 +27,15 @@ pub(super) fn of_scan(view: &View, namespaced: bool, snapshot: &Snapshot) -> usi
     if view.selector().is_everything() { 0 } else { of_objects(view, objects(view, namespaced, snapshot)) }
 }
 
+/// The same for a LIST; `None`: more than one is given.
+pub(super) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Option<usize> {
+    if view.selector().is_everything() {
+        return Some(0);
+    }
+    let objects = objects(view, namespaced, snapshot);
+    is_for_objects(view, objects).then(|| of_objects(view, objects))
+}
+
 /// How many have to be looked at, at most.
 fn objects(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
     if view.selector().is_impossible() {
@@ -38,11 +47,6 @@ fn objects(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
         Some(counted) if counted < COUNTED_MAX => counted,
         _ => snapshot.len(),
     }
-}
-
-/// Whether a LIST by this selector is to be had here.
-pub(super) fn is_for_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> bool {
-    is_for_objects(view, objects(view, namespaced, snapshot))
 }
 
 fn is_for_objects(view: &View, objects: usize) -> bool {

@@ -81,8 +81,9 @@ impl fmt::Debug for Rest {
 }
 
 /// What is done in polls for one client alone: watches look through histories that they catch up with, and states that
-/// they begin with, for what they show; selections are derived and compressed. Nobody waits in their polls, and a client that does not read must not keep what others wait for; so each has a
-/// glance for itself, and beyond that a slice when one is free. As much time as slices take is left to everything else.
+/// they begin with, for what they show; selections are derived and compressed. Nobody waits for others in a poll, and a
+/// client that does not read must not keep what others wait for; so each has a glance for itself, and beyond that a
+/// slice when one is free. As much time as slices take is left to everything else.
 #[derive(Debug, Clone)]
 pub(super) struct Slices(Arc<Mutex<Vec<Instant>>>);
 

@@ -23,7 +23,7 @@ use super::underway::List;
 use super::websocket;
 use crate::auth::{Permit, Readable};
 use crate::base::Cut;
-use crate::cache::{CacheReader, Opened, Run, Start, TooOld};
+use crate::cache::{CacheReader, Opened, Run, Snapshot, Start, TooOld, View};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
 use crate::wire::{Object, Representation};
@@ -102,12 +102,9 @@ impl Door {
             Err(why) => return self.unready(visit, why).await,
         };
         let lease = &source.lease;
-        let (namespaced, state) = (resource.namespaced, lease.reader.snapshot());
-        if !cost::is_for_list(&read.view, namespaced, &state) {
+        let Some(cost) = cost::of_list(&read.view, resource.namespaced, &lease.reader.snapshot()) else {
             return self.pass(visit, Reason::DearSelector).await;
-        }
-        let cost = cost::of_scan(&read.view, namespaced, &state);
-        drop(state);
+        };
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
@@ -125,16 +122,9 @@ impl Door {
         };
         let pin = lease.pin(&snapshot, visit.cut.clone(), self.overdue.list_terms());
         if let Some(part) = permit.part() {
-            let mut pace = match self.pace(&visit, cost).await {
-                Ok(pace) => pace,
-                Err(shed) => return visit.manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
-            };
-            let (start, limit) = (read.plan.start.as_deref(), Readable::ASKED_MAX);
-            let namespaces = look::namespaces(&snapshot, &read.view, start, limit, &mut pace).await;
-            // Nobody waits for upstream's answers but us.
-            drop(pace);
-            if let Err(refused) = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await {
-                return visit.turned_away(&refused);
+            let from = (&read.view, read.plan.start.as_deref());
+            if let Err(refusal) = self.find_out(&visit, part, &snapshot, from, LIST_RETRY_SECONDS).await {
+                return *refusal;
             }
         }
         let mut pace = match self.pace(&visit, cost).await {
@@ -165,6 +155,25 @@ impl Door {
     async fn pace(&self, visit: &Visit, cost: usize) -> Result<Pace, Shed> {
         let turn = if cost > cost::SMALL { Some(self.scans.turn(visit.caller.payer()).await?) } else { None };
         Ok(Pace::new(turn, self.slices.clone()))
+    }
+
+    /// The namespaces with something to show, when it is known which of them may be shown.
+    async fn find_out(
+        &self,
+        visit: &Visit,
+        part: &Readable,
+        state: &Snapshot,
+        (view, start): (&View, Option<&str>),
+        retry_seconds: u32,
+    ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
+        // Those who may see a part of a collection do so across namespaces.
+        let pace = self.pace(visit, cost::of_scan(view, true, state)).await;
+        let mut pace = pace.map_err(|shed| Box::new(visit.manner.status(&too_many(shed, retry_seconds))))?;
+        let namespaces = look::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
+        // Nobody waits for upstream's answers but us.
+        drop(pace);
+        let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
+        asked.map(|()| namespaces).map_err(|refused| Box::new(visit.turned_away(&refused)))
     }
 
     pub(super) async fn watch(
@@ -229,21 +238,24 @@ impl Door {
             Err(shed) => return visit.manner.status(&too_many(shed, WATCH_RETRY_SECONDS)),
         };
         let opened = open(&source.lease.reader, &read);
-        let mut namespaces = Vec::new();
-        if let (Ok(opened), Some(part)) = (&opened, permit.part()) {
-            let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
-            let mut pace = match self.pace(&visit, cost::of_scan(&read.view, resource.namespaced, &state)).await {
-                Ok(pace) => pace,
-                Err(shed) => return visit.manner.status(&too_many(shed, WATCH_RETRY_SECONDS)),
-            };
-            namespaces = look::namespaces(&state, opened.cursor.view(), None, Readable::ASKED_MAX, &mut pace).await;
-            drop(pace);
-            if let Err(refused) = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await {
-                return visit.turned_away(&refused);
-            }
-        }
+        let namespaces = match self.begins_with(&visit, &permit, &opened).await {
+            Ok(namespaces) => namespaces,
+            Err(refusal) => return *refusal,
+        };
         let admitted = Admitted { permit, place, source, opened, namespaces, runs: None, row };
         self.open_watch(visit, admitted, &read, failed).await
+    }
+
+    /// The namespaces that a watch may begin with, if it may not show all.
+    async fn begins_with(
+        &self,
+        visit: &Visit,
+        permit: &Permit,
+        opened: &Result<Opened, TooOld>,
+    ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
+        let (Ok(opened), Some(part)) = (opened, permit.part()) else { return Ok(Vec::new()) };
+        let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
+        self.find_out(visit, part, &state, (opened.cursor.view(), None), WATCH_RETRY_SECONDS).await
     }
 
     async fn open_watch(

@@ -104,7 +104,7 @@ impl Want {
         for requirement in requirements {
             match requirement.operator {
                 Operator::DoesNotExist => absent = true,
-                Operator::NotIn | Operator::NotEquals => not.extend(requirement.values.iter()),
+                Operator::NotIn | Operator::NotEquals => not.extend(requirement.values.iter().map(|value| &**value)),
                 Operator::Exists => present = true,
                 Operator::In | Operator::Equals | Operator::DoubleEquals => {
                     present = true;
@@ -131,12 +131,15 @@ impl Want {
         let last = below.map_or(Some(i64::MAX), |below: i64| below.checked_sub(1))?;
         let range = (above.is_some() || below.is_some()).then_some((first, last));
         let Some(values) = one_of else {
-            let not = not.into_iter().cloned().collect();
+            let not = not.into_iter().map(Into::into).collect();
             return (first <= last).then_some(Self::Other { present, not, range });
         };
-        let stays = |value: &Box<str>| !not.contains(value) && is_within(range, value);
-        let values =
-            if values.iter().all(stays) { values } else { values.iter().filter(|v| stays(v)).cloned().collect() };
+        let stays = |value: &str| !not.contains(value) && is_within(range, value);
+        let values = if values.iter().all(|value| stays(value)) {
+            values
+        } else {
+            values.iter().filter(|v| stays(v)).cloned().collect()
+        };
         (!values.is_empty()).then_some(Self::OneOf(values))
     }
 
