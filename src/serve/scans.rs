@@ -242,8 +242,8 @@ mod tests {
     use super::*;
     use crate::kube::User;
 
-    fn caller(n: u8) -> Whose {
-        Some(Payer::of(&User { name: n.to_string(), ..User::default() }))
+    fn caller(n: u8) -> CredentialId {
+        Payer::of(&User { name: n.to_string(), ..User::default() })
     }
 
     /// Scans so many slices, and notes each.
@@ -267,10 +267,10 @@ mod tests {
         let (scans, notes) = (Scans::at_a_time(1), Arc::<Mutex<Vec<u8>>>::default());
         let scan = |whose, slices, name| scan(scans.clone(), whose, slices, notes.clone(), name);
         tokio::join!(
-            scan(caller(1), 4, b'a'),
-            scan(caller(1), 2, b'b'),
-            scan(caller(2), 3, b'x'),
-            scan(caller(3), 1, b'y')
+            scan(Some(caller(1)), 4, b'a'),
+            scan(Some(caller(1)), 2, b'b'),
+            scan(Some(caller(2)), 3, b'x'),
+            scan(Some(caller(3)), 1, b'y')
         );
         assert_eq!(String::from_utf8_lossy(&notes.lock()), "axyaxaxabb");
         assert!(is_empty(&scans));
@@ -279,10 +279,10 @@ mod tests {
     #[tokio::test]
     async fn one_caller_scans_once_at_a_time_and_all_not_more_than_there_is_room_for() {
         let scans = Scans::at_a_time(2);
-        let first = scans.turn(caller(1)).await.expect("nobody scans");
-        assert!(scans.turn(caller(1)).now_or_never().is_none(), "its one scans");
-        let second = scans.turn(caller(2)).now_or_never().expect("at once").expect("there is room");
-        let mut third = Box::pin(scans.turn(caller(3)));
+        let first = scans.turn(Some(caller(1))).await.expect("nobody scans");
+        assert!(scans.turn(Some(caller(1))).now_or_never().is_none(), "its one scans");
+        let second = scans.turn(Some(caller(2))).now_or_never().expect("at once").expect("there is room");
+        let mut third = Box::pin(scans.turn(Some(caller(3))));
         assert!(third.as_mut().now_or_never().is_none(), "two scan");
         drop(first);
         assert!(third.await.is_ok());
@@ -300,15 +300,15 @@ mod tests {
     #[tokio::test]
     async fn whoever_goes_away_leaves_no_trace_and_what_was_theirs_to_the_next() {
         let scans = Scans::at_a_time(1);
-        let turn = scans.turn(caller(1)).await.expect("nobody scans");
-        let mut gone = Box::pin(scans.turn(caller(2)));
-        let mut next = Box::pin(scans.turn(caller(3)));
+        let turn = scans.turn(Some(caller(1))).await.expect("nobody scans");
+        let mut gone = Box::pin(scans.turn(Some(caller(2))));
+        let mut next = Box::pin(scans.turn(Some(caller(3))));
         assert!(gone.as_mut().now_or_never().is_none() && next.as_mut().now_or_never().is_none());
         drop(turn);
         // It was called, and does not hear of it any more.
         drop(gone);
         let turn = next.await.expect("it is its turn");
-        let waits = Box::pin(scans.turn(caller(4)));
+        let waits = Box::pin(scans.turn(Some(caller(4))));
         assert!(waits.now_or_never().is_none(), "and is gone again");
         drop(turn);
         assert!(is_empty(&scans));
@@ -317,17 +317,17 @@ mod tests {
     #[tokio::test]
     async fn too_many_who_wait_are_turned_away_and_others_still_find_a_place() {
         let scans = Scans::at_a_time(1);
-        let _turn = scans.turn(caller(0)).await.expect("nobody scans");
+        let _turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
         let wait = |n| {
-            let mut waits = Box::pin(scans.turn(caller(n)));
+            let mut waits = Box::pin(scans.turn(Some(caller(n))));
             assert!(waits.as_mut().now_or_never().is_none());
             waits
         };
         let own: Vec<_> = (0..WAITING_PER_CALLER_MAX).map(|_| wait(1)).collect();
-        assert_eq!(scans.turn(caller(1)).await.err(), Some(Shed("selections")));
+        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(Shed("selections")));
         drop(wait(2));
         let all: Vec<_> = (own.len()..WAITING_MAX).map(|n| wait(2 + u8::try_from(n / 64).expect("few"))).collect();
-        assert_eq!(scans.turn(caller(200)).await.err(), Some(Shed("selections")));
+        assert_eq!(scans.turn(Some(caller(200))).await.err(), Some(Shed("selections")));
         drop((own, all));
         drop(wait(200));
     }
@@ -335,8 +335,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_ever() {
         let scans = Scans::at_a_time(1);
-        let turn = scans.turn(caller(0)).await.expect("nobody scans");
-        assert_eq!(scans.turn(caller(1)).await.err(), Some(Shed("selections")));
+        let turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
+        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(Shed("selections")));
         drop(turn);
         assert!(is_empty(&scans));
     }
