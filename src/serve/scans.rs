@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use crate::kube::User;
 
-    fn caller(n: u8) -> CredentialId {
+    fn caller(n: u8) -> Payer {
         Payer::of(&User { name: n.to_string(), ..User::default() })
     }
 
