@@ -1,5 +1,6 @@
 //! The floor: what every layer may stand on. No domain words, no sockets.
 
+mod account;
 mod backoff;
 mod bell;
 mod clock;
@@ -11,6 +12,7 @@ mod reloaded;
 mod shares;
 mod tasks;
 
+pub use account::{Account, Charge};
 pub use backoff::{Backoff, Waits};
 pub use bell::Bell;
 pub use clock::now_ns;

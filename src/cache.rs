@@ -12,6 +12,7 @@
 //! No async I/O and no HTTP in this layer.
 
 mod counts;
+mod budget;
 mod currency;
 mod cursor;
 mod encodings;
@@ -24,12 +25,15 @@ mod lane;
 mod lane_index;
 mod lane_key;
 mod lanes;
+mod outgrown;
 mod pinned;
 mod reader;
 mod renderings;
 mod runs;
 mod shelf;
 mod snapshot;
+mod staging;
+mod states;
 mod view;
 mod writer;
 
@@ -37,6 +41,7 @@ mod writer;
 mod tests;
 
 pub use counts::{Counts, Word};
+pub use budget::{Gone, Kind, Memory};
 pub use currency::Currency;
 pub use cursor::{Cursor, Mark, Pull, Sifted, Step};
 pub use encodings::{Deflated, Encoding, Encodings, Part, Plain};
@@ -48,6 +53,7 @@ pub use reader::{CacheReader, CacheStats, End, Opened, Progress, Start, State, T
 pub use renderings::{Mode, Reason, Renderings};
 pub use runs::{Cutter, Run};
 pub use snapshot::Snapshot;
+pub use staging::{OverBudget, Staging};
 pub use view::View;
 pub use writer::{Applied, CacheWriter, Change, OutOfOrder};
 
@@ -56,9 +62,9 @@ use std::time::Duration;
 /// How much history a feed keeps. Whichever bound is reached first evicts the oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Bytes of objects and events that all feeds may hold together. A resource that does not fit passes through.
+    /// Bytes that all feeds may hold together, of everything. A resource that does not fit passes through.
     pub memory_bytes_max: usize,
-    /// Bytes of event frames in the ring.
+    /// Bytes of event frames in the ring; a quarter of the memory at most.
     pub window_bytes_max: usize,
     /// Events in the ring.
     pub window_events_max: usize,

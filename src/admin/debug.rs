@@ -24,6 +24,7 @@ pub(super) struct FeedPage {
     ring_events: usize,
     ring_bytes: usize,
     ring_span_seconds: f64,
+    memory_bytes: usize,
     lanes: usize,
     readers: usize,
     /// States that clients are being told.
@@ -54,6 +55,7 @@ pub(super) async fn feeds(State(pages): State<Arc<Pages>>) -> Json<Vec<FeedPage>
             ring_events: stats.events,
             ring_bytes: stats.event_bytes,
             ring_span_seconds: stats.span_seconds,
+            memory_bytes: stats.memory_bytes,
             lanes: stats.lanes,
             readers: feed.readers(),
             pinned: pages.feeds.pins().of(&feed.reader),

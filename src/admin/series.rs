@@ -8,7 +8,7 @@ use std::fmt::{Display, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cache::{CacheStats, Counts, Feed, FeedKey, Feeds, Mode, Reason, State};
+use crate::cache::{CacheStats, Counts, Feed, FeedKey, Feeds, Memory, Mode, Reason, State};
 
 /// A gauge of a feed: its name, what it means, and where it is read.
 type Of<T> = (&'static str, &'static str, fn(&T) -> f64);
@@ -23,10 +23,11 @@ struct Reading {
 
 const STATES: [&str; 4] = ["syncing", "live", "stale", "ended"];
 
-const GAUGES: [Of<Reading>; 9] = [
+const GAUGES: [Of<Reading>; 10] = [
     ("kube_fanout_feed_stale_seconds", "how long a feed has been without its stream", stale),
     ("kube_fanout_feed_objects", "objects held", |of| of.stats.objects as f64),
     ("kube_fanout_feed_object_bytes", "bytes of the objects held", |of| of.stats.object_bytes as f64),
+    ("kube_fanout_feed_memory_bytes", "everything that is alive of a feed", |of| of.stats.memory_bytes as f64),
     ("kube_fanout_feed_resource_version", "version that a feed has reached", |of| of.stats.progress.0 as f64),
     ("kube_fanout_ring_events", "events in the ring", |of| of.stats.events as f64),
     ("kube_fanout_ring_bytes", "bytes of the events in the ring", |of| of.stats.event_bytes as f64),
@@ -49,8 +50,34 @@ const WORDS: [(&str, &str); 3] = [
     ("kube_fanout_history_gaps_total", "gaps in upstream's history, by how they were closed"),
 ];
 
+/// Of the memory of all feeds: its budget, what is held of it, and what had to go.
+const MEMORY: [(&str, &str); 3] = [
+    ("kube_fanout_memory_budget_bytes", "what all feeds may hold together"),
+    ("kube_fanout_memory_held_bytes", "what all feeds hold, by kind"),
+    ("kube_fanout_memory_made_room_total", "times that room was made in a full memory, by what went"),
+];
+
 /// Appends everything, as Prometheus reads it.
 pub(super) fn write(feeds: &Feeds, out: &mut String) {
+    write_memory(&feeds.memory(), out);
+    write_feeds(feeds, out);
+}
+
+fn write_memory(memory: &Memory, out: &mut String) {
+    let [(budget, of_budget), (held, of_held), (gone, of_gone)] = MEMORY;
+    head(out, budget, "gauge", of_budget);
+    let _ = writeln!(out, "{budget} {}", memory.bytes_max);
+    head(out, held, "gauge", of_held);
+    for (kind, bytes) in memory.held {
+        let _ = writeln!(out, "{held}{{kind=\"{}\"}} {bytes}", kind.as_str());
+    }
+    head(out, gone, "counter", of_gone);
+    for (what, times) in memory.gone {
+        let _ = writeln!(out, "{gone}{{by=\"{}\"}} {times}", what.as_str());
+    }
+}
+
+fn write_feeds(feeds: &Feeds, out: &mut String) {
     let running: Vec<_> = feeds.all().into_iter().map(Reading::of).collect();
     let counts: Vec<_> = feeds.counts().into_iter().map(|(key, counts)| (labels(&key), counts)).collect();
     for (name, help, value) in GAUGES {

@@ -225,7 +225,7 @@ impl Cursor {
         }
     }
 
-    /// The state as of now, and the place behind it.
+    /// The state as of now, and the place behind it; of a feed that is over a place that is never reached.
     pub fn mark(&self) -> Mark {
         let inner = self.shared.inner.read();
         Mark { snapshot: inner.snapshot(), seq: inner.next_seq }
@@ -261,7 +261,7 @@ impl Cursor {
         }
         let Some(event_type) = event.seen_by(&self.view) else { return Ok(Some(0)) };
         let frame = match sift(event, event_type) {
-            Sifted::Keep => Some(event.frame_as(event_type, &self.renderer, &self.shared.alternate_bytes)?),
+            Sifted::Keep => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
             Sifted::Gone => event.frame_gone(&self.renderer)?,
             Sifted::Drop => None,
             Sifted::Wait => return Ok(None),

@@ -5,7 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::budget::{Budget, LeastUsed};
 use super::shelf::Shelf;
+use crate::base::Account;
 use crate::wire::Representation;
 
 /// What runs of one feed's objects have been written as, so that it is made once and not for every client. Bounded.
@@ -15,6 +17,8 @@ pub struct Encodings {
     copies: Shelf<Plain>,
     derived: Shelf<Plain>,
     deflated: Shelf<Deflated>,
+    budget: Arc<Budget>,
+    account: Arc<Account>,
 }
 
 /// A run's items or frames. Large bodies are slices of the store's own.
@@ -55,17 +59,22 @@ const BYTES_MAX: usize = 64 << 20;
 /// How long copies are kept that nobody reads.
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
-impl Default for Encodings {
-    fn default() -> Self {
+impl Encodings {
+    pub(super) fn new(budget: Arc<Budget>, account: Arc<Account>) -> Self {
         Self {
             copies: Shelf::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
             derived: Shelf::new(BYTES_MAX, None),
             deflated: Shelf::new(BYTES_MAX, None),
+            budget,
+            account,
         }
     }
-}
 
-impl Encodings {
+    /// Where what is made is charged: the makers see to it, who know which bytes are the store's own.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
     /// The run in an encoding, as a feed has it that came in `verbatim`; made if nobody has it.
     pub fn poll_plain<E>(
         &self,
@@ -75,7 +84,7 @@ impl Encodings {
         make: impl FnOnce() -> Result<(Plain, usize), E>,
     ) -> Poll<Result<Plain, E>> {
         let shelf = if verbatim { &self.copies } else { &self.derived };
-        shelf.poll_get_or_make(encoding, cx, make)
+        self.trimmed(shelf.poll_get_or_make(encoding, cx, make))
     }
 
     pub fn poll_deflated<E>(
@@ -84,7 +93,22 @@ impl Encodings {
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<Deflated, E>,
     ) -> Poll<Result<Deflated, E>> {
-        self.deflated.poll_get_or_make(encoding, cx, || make().map(|made| (made.clone(), made.bytes.len())))
+        let make = || {
+            let made = make()?;
+            let made = Deflated { bytes: self.account.keep(made.bytes), ..made };
+            Ok((made.clone(), made.bytes.len()))
+        };
+        self.trimmed(self.deflated.poll_get_or_make(encoding, cx, make))
+    }
+
+    /// What was made may not fit beside the rest.
+    fn trimmed<T>(&self, made: T) -> T {
+        self.budget.trim_derived();
+        made
+    }
+
+    pub(super) fn least_used(&self) -> [&dyn LeastUsed; 3] {
+        [&self.copies, &self.derived, &self.deflated]
     }
 
     /// Lets what was derived go: it was wrong, or written for another release.

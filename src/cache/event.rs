@@ -5,6 +5,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::View;
+use crate::base::Account;
 use crate::kube::{EventType, ResourceVersion};
 use crate::wire::{Object, Refused, Renderer, Representation};
 
@@ -47,6 +48,15 @@ struct Alternate {
 
 type Next = OnceLock<Box<Alternate>>;
 
+/// What was made of one feed's events and is kept with them.
+#[derive(Debug)]
+pub(super) struct Made {
+    /// Bytes of the frames: the ring makes room for them.
+    pub(super) bytes: Arc<AtomicUsize>,
+    /// Where they are charged, for as long as anybody sends them.
+    pub(super) account: Arc<Account>,
+}
+
 impl Event {
     pub(super) fn new(
         seq: u64,
@@ -75,13 +85,8 @@ impl Event {
         seen_as(before, now)
     }
 
-    /// The frame of this event as a watch that sees it as `event_type` gets it. `held` counts what is kept for others.
-    pub(super) fn frame_as(
-        &self,
-        event_type: EventType,
-        renderer: &Renderer,
-        held: &Arc<AtomicUsize>,
-    ) -> Result<Bytes, Refused> {
+    /// The frame of this event as a watch that sees it as `event_type` gets it. `made` counts what is kept for others.
+    pub(super) fn frame_as(&self, event_type: EventType, renderer: &Renderer, made: &Made) -> Result<Bytes, Refused> {
         if event_type == self.event_type && renderer.is_verbatim() {
             return Ok(self.frame.clone());
         }
@@ -100,7 +105,9 @@ impl Event {
         };
         // Of one release only: what is kept is bounded.
         if known.is_none() {
-            self.keep(Alternate::new(representation, event_type, renderer.release(), frame.clone(), held));
+            let frame = made.account.keep(frame);
+            self.keep(Alternate::new(representation, event_type, renderer.release(), frame.clone(), &made.bytes));
+            return Ok(frame);
         }
         Ok(frame)
     }
@@ -130,6 +137,9 @@ impl Event {
     pub(super) fn alternate_bytes(&self) -> usize {
         self.alternates().map(|alternate| alternate.frame.len()).sum()
     }
+
+    /// Bytes of an event besides its object and its frame: itself, its count, and its places in the ring and in lanes.
+    pub(super) const OVERHEAD_BYTES: usize = size_of::<Self>() + 16 + 16 + 3 * size_of::<usize>() * 2;
 
     /// Bytes charged to the ring for this event: its frame, what was read of its object, and its previous object, which
     /// the store has let go.

@@ -10,6 +10,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::counts::Ledger;
+use super::budget::{Budget, Memory};
+use super::outgrown::{REFUSED_MAX, refused_for};
 use super::reader::End;
 use super::{
     CacheReader, CacheWriter, Config, Counts, Currency, FeedKey, Mode, Pin, PinTerms, Pins, Reason, Renderings,
@@ -71,7 +73,7 @@ struct LeaseInner {
 /// What a feed has of its registry.
 struct Common {
     config: Config,
-    pins: Pins,
+    budget: Arc<Budget>,
     counts: Arc<Counts>,
 }
 
@@ -91,16 +93,26 @@ pub struct Feeds {
 #[derive(Debug)]
 struct Shared {
     config: Config,
-    pins: Pins,
+    budget: Arc<Budget>,
     feeds: Mutex<HashMap<FeedKey, Arc<Feed>>>,
     /// Feeds that ended for a reason that will not go away at once.
-    refused: Mutex<HashMap<FeedKey, (End, Instant)>>,
+    refused: Mutex<HashMap<FeedKey, Refusal>>,
     /// How other representations are had: refusals outlive the feed that they were found by.
     renderings: Mutex<HashMap<FeedKey, Renderings>>,
     /// When feeds were retired, for as long as what takes their place has not settled.
     outdated: Mutex<HashMap<FeedKey, Instant>>,
     counts: Mutex<Ledger>,
     demand: mpsc::Sender<Demand>,
+}
+
+/// A feed ended so.
+#[derive(Debug)]
+struct Refusal {
+    end: End,
+    at: Instant,
+    /// How often it did not fit into the memory, in a row, and what it weighed.
+    times: u32,
+    weighed: usize,
 }
 
 /// Why there is no such feed.
@@ -114,7 +126,9 @@ pub enum Unavailable {
 
 /// Feeds that may run at once.
 pub const FEEDS_MAX: usize = 1_000;
-/// How long a refused feed is not tried again.
+/// Feeds that are remembered as refused.
+const REFUSALS_MAX: usize = FEEDS_MAX;
+/// How long a refused feed is not tried again, if it is not for the memory.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
 /// How long an apiserver may take to answer by a definition that we have read from another one.
 const SETTLING: Duration = Duration::from_secs(10);
@@ -123,9 +137,10 @@ impl Feeds {
     /// The registry, and the demands that a supervisor serves.
     pub fn new(config: Config) -> (Self, mpsc::Receiver<Demand>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
+        let budget = Budget::new(config.memory_bytes_max, Pins::default());
         let shared = Shared {
             config,
-            pins: Pins::default(),
+            budget,
             feeds: Mutex::default(),
             refused: Mutex::default(),
             renderings: Mutex::default(),
@@ -160,7 +175,8 @@ impl Feeds {
         let renderings = self.renderings_of(&spec.key, &feeds);
         let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
         let counts = self.shared.counts.lock().open(&spec.key, self.shared.config.counts_age_max);
-        let common = Common { config: self.shared.config.clone(), pins: self.shared.pins.clone(), counts };
+        let Shared { config, budget, .. } = &*self.shared;
+        let common = Common { config: config.clone(), budget: budget.clone(), counts };
         let (writer, feed) = Feed::new(spec.clone(), common, renderings, settled);
         feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
@@ -200,7 +216,7 @@ impl Feeds {
 
     /// The states that are kept for those who are being told them, of all feeds.
     pub fn pins(&self) -> &Pins {
-        &self.shared.pins
+        self.shared.budget.pins()
     }
 
     /// Every feed, in the order of their keys.
@@ -210,12 +226,9 @@ impl Feeds {
         all
     }
 
-    /// Whether `key`'s feed may hold so many bytes beside what the others hold.
-    pub fn has_room(&self, key: &FeedKey, bytes: usize) -> bool {
-        let feeds: Vec<_> = self.shared.feeds.lock().values().filter(|feed| feed.spec.key != *key).cloned().collect();
-        let stats = feeds.iter().map(|feed| feed.reader.stats());
-        let held = stats.map(|stats| stats.object_bytes + stats.event_bytes + stats.derived_bytes);
-        held.sum::<usize>().saturating_add(bytes) <= self.shared.config.memory_bytes_max
+    /// What all feeds hold together, and may hold.
+    pub fn memory(&self) -> Memory {
+        self.shared.budget.memory()
     }
 
     /// Forgets a feed that ended; one that was refused is not tried again for a while.
@@ -226,12 +239,9 @@ impl Feeds {
         if feeds.get(key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
             feeds.remove(key);
         }
-        let mut refused = self.shared.refused.lock();
-        refused.retain(|_, (_, at)| at.elapsed() < REFUSED_FOR);
         if end.is_refusal() {
-            refused.insert(key.clone(), (end, Instant::now()));
+            self.refuse(key, end, feed.reader.weighed());
         }
-        drop(refused);
         self.close(key, &feeds);
     }
 
@@ -268,14 +278,14 @@ impl Feeds {
         }
     }
 
-    /// Forgets refusals: what is served has changed.
+    /// Forgets refusals: what is served has changed. What does not fit into the memory fits no better now.
     pub fn forget_refusals(&self) {
-        self.shared.refused.lock().clear();
+        self.shared.refused.lock().retain(|_, refusal| refusal.end == End::OverBudget);
     }
 
     /// Forgets which resources upstream did not know: it may have learned of them.
     pub fn forget_gone(&self) {
-        self.shared.refused.lock().retain(|_, (end, _)| *end != End::Gone);
+        self.shared.refused.lock().retain(|_, refusal| refusal.end != End::Gone);
     }
 
     fn outdate(&self, feed: &Feed) {
@@ -287,20 +297,50 @@ impl Feeds {
 
     fn refusal(&self, key: &FeedKey) -> Option<End> {
         let mut refused = self.shared.refused.lock();
-        refused.retain(|_, (_, at)| at.elapsed() < REFUSED_FOR);
-        refused.get(key).map(|(end, _)| *end)
+        refused.retain(|_, refusal| !refusal.is_forgotten());
+        refused.get(key).filter(|refusal| refusal.stands(self.shared.budget.free())).map(|refusal| refusal.end)
+    }
+
+    fn refuse(&self, key: &FeedKey, end: End, weighed: usize) {
+        let mut refused = self.shared.refused.lock();
+        let before = refused.remove(key).filter(|before| before.end == end).map_or(0, |before| before.times);
+        // The one that has waited the longest is tried again too early.
+        if refused.len() >= REFUSALS_MAX
+            && let Some(oldest) = refused.iter().min_by_key(|(_, refusal)| refusal.at).map(|(key, _)| key.clone())
+        {
+            refused.remove(&oldest);
+        }
+        let times = before.saturating_add(1);
+        refused.insert(key.clone(), Refusal { end, at: Instant::now(), times, weighed });
+    }
+}
+
+impl Refusal {
+    /// Whether it is too early to try again, with so much memory free. What did not fit is left alone for ever longer,
+    /// and for as long as there is no room for what it weighed; but not for ever, for it may weigh less by now.
+    fn stands(&self, free: usize) -> bool {
+        let elapsed = self.at.elapsed();
+        match self.end {
+            End::OverBudget => elapsed < refused_for(self.times) || (free < self.weighed && elapsed < REFUSED_MAX),
+            _ => elapsed < REFUSED_FOR,
+        }
+    }
+
+    /// Whether it says nothing of the next time.
+    fn is_forgotten(&self) -> bool {
+        self.at.elapsed() >= if self.end == End::OverBudget { 2 * REFUSED_MAX } else { REFUSED_FOR }
     }
 }
 
 impl Feed {
     fn new(
         spec: FeedSpec,
-        Common { config, pins, counts }: Common,
+        Common { config, budget, counts }: Common,
         renderings: Renderings,
         settled: Option<Instant>,
     ) -> (CacheWriter, Self) {
         let envelope = spec.envelope();
-        let (writer, reader) = CacheWriter::new(config, spec.key.gvr.clone(), envelope, spec.namespaced);
+        let (writer, reader) = CacheWriter::within(&budget, config, spec.key.gvr.clone(), envelope, spec.namespaced);
         let currency = Currency::default();
         let last_used = Mutex::new(Instant::now());
         let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
@@ -314,7 +354,7 @@ impl Feed {
                 renderings,
                 columns,
                 counts,
-                pins,
+                pins: budget.pins().clone(),
                 leases,
                 last_used,
                 retired,

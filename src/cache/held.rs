@@ -36,6 +36,17 @@ impl Held {
         self.snapshots.remove(at)
     }
 
+    /// Since when the one is held that is to go first.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.snapshots.iter().map(|(_, since)| *since).min()
+    }
+
+    pub(super) fn take_oldest(&mut self) -> Option<Snapshot> {
+        let oldest = self.oldest()?;
+        let at = self.snapshots.iter().position(|(_, since)| *since == oldest)?;
+        self.snapshots.remove(at).map(|(snapshot, _)| snapshot)
+    }
+
     pub(super) fn clear(&mut self) {
         self.snapshots.clear();
     }

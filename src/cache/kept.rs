@@ -3,23 +3,27 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
+use super::budget::{Budget, LeastUsed};
+use crate::base::Account;
 use crate::wire::{Object, Renderer};
 
 /// Derived JSON of objects, kept with them so that it is made once and not for every reader: bounded, the oldest go
 /// first.
 ///
 /// The bodies are in the objects; here is who has one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Kept {
+    budget: Arc<Budget>,
+    account: Arc<Account>,
     queue: Mutex<Queue>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    objects: VecDeque<Weak<Object>>,
-    /// Charged for each: an object that is gone is still charged until its turn comes.
-    sizes: VecDeque<usize>,
+    /// With what counts for each, which it does until its turn comes, though the object may be gone; and since when.
+    objects: VecDeque<(Weak<Object>, usize, Instant)>,
     bytes: usize,
 }
 
@@ -27,23 +31,29 @@ struct Queue {
 const BYTES_MAX: usize = 64 << 20;
 
 impl Kept {
+    pub(super) fn new(budget: Arc<Budget>, account: Arc<Account>) -> Self {
+        Self { budget, account, queue: Mutex::default() }
+    }
+
     /// Keeps `body`, which `renderer` made, with its object.
     pub(super) fn keep(&self, object: &Arc<Object>, body: Bytes, renderer: &Renderer) {
         let len = body.len();
         if len > BYTES_MAX {
             return;
         }
+        let body = self.account.keep(body);
         let mut queue = self.queue.lock();
         // Under the lock: what is revoked before everything is let go leaves nothing behind.
         if renderer.is_revoked() || object.keep_json(Some(body)) {
             return;
         }
-        queue.objects.push_back(Arc::downgrade(object));
-        queue.sizes.push_back(len);
+        queue.objects.push_back((Arc::downgrade(object), len, Instant::now()));
         queue.bytes += len;
         while queue.bytes > BYTES_MAX {
             queue.drop_oldest();
         }
+        drop(queue);
+        self.budget.trim_derived();
     }
 
     /// Lets everything go.
@@ -60,11 +70,22 @@ impl Kept {
     }
 }
 
+impl LeastUsed for Kept {
+    fn oldest(&self) -> Option<Instant> {
+        self.queue.lock().objects.front().map(|(_, _, since)| *since)
+    }
+
+    fn drop_oldest(&self) {
+        self.queue.lock().drop_oldest();
+    }
+}
+
 impl Queue {
     fn drop_oldest(&mut self) {
-        if let Some(object) = self.objects.pop_front().and_then(|object| object.upgrade()) {
+        let Some((object, bytes, _)) = self.objects.pop_front() else { return };
+        if let Some(object) = object.upgrade() {
             object.keep_json(None);
         }
-        self.bytes -= self.sizes.pop_front().unwrap_or_default();
+        self.bytes -= bytes;
     }
 }

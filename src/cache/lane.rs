@@ -96,11 +96,13 @@ impl Lane {
         self.log.lock().take_parked(wake);
     }
 
-    /// Ends the lane: every reader finds its position lost.
-    pub(super) fn close(&self, wake: &mut Vec<Waker>) {
+    /// Ends the lane: every reader finds its position lost. Returns its events, which nobody reads any more, however
+    /// long its readers stay.
+    pub(super) fn close(&self, wake: &mut Vec<Waker>) -> VecDeque<Arc<Event>> {
         let mut log = self.log.lock();
         log.closed = true;
         log.take_parked(wake);
+        std::mem::take(&mut log.events)
     }
 
     /// Copies up to `events_max` events from position `next` on, and registers `waker` if that is all.

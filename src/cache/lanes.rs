@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -76,8 +76,9 @@ impl Lanes {
         self.each().for_each(|lane| lane.nudge(wake));
     }
 
-    pub(super) fn close(&self, wake: &mut Vec<Waker>) {
-        self.each().for_each(|lane| lane.close(wake));
+    /// Ends every lane. Returns their events, to be dropped when no lock is held.
+    pub(super) fn close(&self, wake: &mut Vec<Waker>) -> Vec<VecDeque<Arc<Event>>> {
+        self.each().map(|lane| lane.close(wake)).collect()
     }
 
     /// Starts over with empty lanes, complete from `from` on. Readers of the old ones keep those, closed.

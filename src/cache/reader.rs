@@ -1,17 +1,20 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::budget::{LeastUsed, Share};
+use super::event::Made;
 use super::held::Held;
 use super::kept::Kept;
 use super::lane_key::LaneKey;
 use super::snapshot::Taken;
 use super::writer::Inner;
-use super::{Config, Cursor, Encodings, Snapshot, View};
+use super::{Config, Cursor, Encodings, Snapshot, Staging, View};
+use crate::base::Account;
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Form, Object, Refused, Renderer, Representation};
 
@@ -25,8 +28,8 @@ pub(super) struct Shared {
     pub(super) verbatim: Renderer,
     pub(super) namespaced: bool,
     pub(super) inner: RwLock<Inner>,
-    /// Bytes of the events' alternate frames.
-    pub(super) alternate_bytes: Arc<AtomicUsize>,
+    /// The events' alternate frames.
+    pub(super) made: Made,
     pub(super) kept: Kept,
     pub(super) encodings: Encodings,
     pub(super) held: Mutex<Held>,
@@ -36,6 +39,7 @@ pub(super) struct Shared {
     pub(super) reached: Reached,
     pub(super) state: watch::Sender<State>,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
+    pub(super) share: Share,
 }
 
 impl Shared {
@@ -55,7 +59,32 @@ impl Shared {
     }
 
     pub(super) fn alternate_bytes(&self) -> usize {
-        self.alternate_bytes.load(Ordering::Relaxed)
+        self.made.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Everything that is kept of what was derived, but with events.
+    pub(super) fn derived(&self) -> impl Iterator<Item = &dyn LeastUsed> {
+        let kept: &dyn LeastUsed = &self.kept;
+        self.encodings.least_used().into_iter().chain([kept])
+    }
+
+    pub(super) fn ring_bytes(&self) -> usize {
+        self.inner.read().event_bytes()
+    }
+
+    /// About what is free at once when nothing but the state is kept.
+    pub(super) fn may_go(&self) -> usize {
+        self.ring_bytes() + self.kept.bytes() + self.encodings.bytes()
+    }
+
+    /// Shortens the history to so many bytes. Others have their turn between some events and the next.
+    pub(super) fn shrink_ring(&self, bytes: usize, events_at_once: usize) {
+        loop {
+            let gone = self.inner.write().shrink(bytes, events_at_once);
+            if gone.len() < events_at_once {
+                return;
+            }
+        }
     }
 }
 
@@ -170,6 +199,8 @@ pub struct CacheStats {
     pub event_bytes: usize,
     /// Bytes that were derived of objects and events, and are kept.
     pub derived_bytes: usize,
+    /// Everything that is alive of the feed, whoever holds it.
+    pub memory_bytes: usize,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,
     pub progress: ResourceVersion,
@@ -240,8 +271,35 @@ impl CacheReader {
         }
     }
 
+    /// The state as it is. For who knows that the feed goes on: of one that is over nothing is left.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.inner.read().snapshot()
+    }
+
+    /// The state as it is, to answer with; `None` if the feed is over.
+    pub fn current(&self) -> Option<Snapshot> {
+        let inner = self.shared.inner.read();
+        (!inner.is_over).then(|| inner.snapshot())
+    }
+
+    /// A state that is going to be this feed's.
+    pub fn stage(&self) -> Staging {
+        Staging::new(self.shared.clone())
+    }
+
+    /// Where objects are charged that are read for this feed.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.shared.share.accounts.objects
+    }
+
+    /// Completes when the feed is to end because it has outgrown the memory.
+    pub async fn outgrown(&self) {
+        self.shared.share.outgrown.cancelled().await;
+    }
+
+    /// What the feed held when it did not fit into the memory.
+    pub fn weighed(&self) -> usize {
+        self.shared.share.weighed()
     }
 
     /// A snapshot of exactly `rv`: the current state if that is what it is, or one held for a paging client.
@@ -249,7 +307,8 @@ impl CacheReader {
         let current = {
             let inner = self.shared.inner.read();
             // Nothing has changed between the last event and the progress reached since.
-            (inner.last_event() <= rv && rv <= inner.progress).then(|| inner.snapshot().at(rv))
+            let is_current = !inner.is_over && inner.last_event() <= rv && rv <= inner.progress;
+            is_current.then(|| inner.snapshot().at(rv))
         };
         current.or_else(|| self.held_at(rv))
     }
@@ -260,8 +319,11 @@ impl CacheReader {
         self.shared.held.lock().find(rv, Instant::now(), &self.shared.config)
     }
 
-    /// Keeps `snapshot` for the next pages of the client that reads it.
+    /// Keeps `snapshot` for the next pages of the client that reads it, while the feed goes on.
     pub fn hold(&self, snapshot: &Snapshot) {
+        if matches!(self.state(), State::Ended(_)) {
+            return;
+        }
         self.shared.held.lock().keep(snapshot.clone(), Instant::now(), &self.shared.config);
     }
 
@@ -274,7 +336,8 @@ impl CacheReader {
             Start::After(rv) if rv < inner.floor => Err(TooOld { requested: rv, floor: inner.floor }),
             Start::After(rv) => Ok(Opened { snapshot: None, cursor: self.cursor(&mut inner, rv, rv, view, &key) }),
             Start::Current => {
-                let snapshot = Some(inner.snapshot());
+                // A watch of a feed that is over ends before it has told anything.
+                let snapshot = (!inner.is_over).then(|| inner.snapshot());
                 Ok(Opened { snapshot, cursor: self.cursor_at_end(&mut inner, view, &key) })
             }
         }
@@ -303,6 +366,9 @@ impl CacheReader {
     ) -> Cursor {
         let (next, next_seq) = (inner.seq_after(after), inner.next_seq);
         let lane = inner.lanes.open(key, next_seq);
+        if inner.is_over {
+            lane.close(&mut Vec::new());
+        }
         Cursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
 
@@ -376,6 +442,7 @@ impl CacheReader {
     pub fn stats(&self) -> CacheStats {
         let Shared { kept, encodings, .. } = &*self.shared;
         let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + encodings.bytes();
-        CacheStats { derived_bytes, ..self.shared.inner.read().stats() }
+        let memory_bytes = self.shared.share.held();
+        CacheStats { derived_bytes, memory_bytes, ..self.shared.inner.read().stats() }
     }
 }

@@ -1,9 +1,10 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use tokio::sync::OnceCell;
 
+use super::states::Standing;
 use crate::kube::ObjectKey;
 use crate::wire::{Lengths, Object, Representation};
 
@@ -25,6 +26,8 @@ pub struct Run {
 pub(super) struct Cut {
     history: u64,
     runs: OnceCell<Arc<[Run]>>,
+    /// Once it is not the present state any more.
+    standing: OnceLock<Standing>,
 }
 
 /// Puts runs together, object by object.
@@ -103,7 +106,12 @@ impl Cutter {
 
 impl Cut {
     pub(super) fn of_history(history: u64) -> Self {
-        Self { history, runs: OnceCell::new() }
+        Self { history, runs: OnceCell::new(), standing: OnceLock::new() }
+    }
+
+    /// The state is left behind by the present one.
+    pub(super) fn left(&self, standing: Standing) {
+        let _ = self.standing.set(standing);
     }
 
     pub(super) fn is_made(&self) -> bool {

@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Encoding;
+use super::budget::LeastUsed;
 
 /// Things that are made once for all who want them, and kept within bounds of bytes and of age: what was not wanted for
 /// longest goes first.
@@ -106,6 +107,16 @@ impl<T: Clone> Shelf<T> {
 
     pub(super) fn bytes(&self) -> usize {
         self.kept.lock().bytes
+    }
+}
+
+impl<T: Clone> LeastUsed for Shelf<T> {
+    fn oldest(&self) -> Option<Instant> {
+        self.kept.lock().order.front().map(|(_, since)| *since)
+    }
+
+    fn drop_oldest(&self) {
+        self.kept.lock().drop_oldest(None);
     }
 }
 

@@ -4,6 +4,7 @@
 //! after every step. `random` and `exhaustive` choose the steps; the other files are tables of single promises.
 
 mod boundary;
+mod budget;
 mod currency;
 mod eviction;
 mod exhaustive;

@@ -7,13 +7,17 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::budget::{Accounts, Budget, WINDOW_PART};
+use super::event::Made;
 use super::held::Held;
 use super::kept::Kept;
 use super::lanes::Lanes;
 use super::reader::{CacheReader, CacheStats, End, Progress, Reached, Shared, State};
 use super::runs::Cut;
 use super::snapshot::Taken;
-use super::{Config, Encodings, Event, Snapshot};
+use super::states::States;
+use super::{Config, Encodings, Event, Pins, Snapshot};
+use crate::base::{Account, Charge};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Object, Renderer};
 
@@ -69,15 +73,37 @@ pub(super) struct Inner {
     last_event: ResourceVersion,
     event_bytes: usize,
     events: usize,
+    /// What events take besides their objects and frames.
+    events_charge: Charge,
+    /// Where frames are charged that upstream did not send.
+    frames: Arc<Account>,
     /// How many times the feed has started over.
     pub(super) history: u64,
     /// The runs of the state as it is.
     cut: Arc<Cut>,
+    /// What older states keep alive.
+    states: Arc<States>,
+    /// The feed has ended: there is no state any more, and no history.
+    pub(super) is_over: bool,
 }
 
 impl CacheWriter {
-    /// An empty cache for one feed, and the handle that its readers clone.
+    /// An empty cache for one feed that has all of the memory, and the handle that its readers clone.
     pub fn new(config: Config, gvr: Gvr, envelope: Envelope, namespaced: bool) -> (Self, CacheReader) {
+        Self::within(&Budget::new(config.memory_bytes_max, Pins::default()), config, gvr, envelope, namespaced)
+    }
+
+    /// The same within a memory that other feeds share.
+    pub(super) fn within(
+        budget: &Arc<Budget>,
+        mut config: Config,
+        gvr: Gvr,
+        envelope: Envelope,
+        namespaced: bool,
+    ) -> (Self, CacheReader) {
+        let share = budget.share();
+        let derived = || share.accounts.derived.clone();
+        config.window_bytes_max = config.window_bytes_max.min(config.memory_bytes_max / WINDOW_PART);
         let shared = Arc::new(Shared {
             config,
             gvr,
@@ -85,15 +111,17 @@ impl CacheWriter {
             verbatim: Renderer::verbatim(&envelope),
             envelope,
             namespaced,
-            inner: RwLock::new(Inner::new()),
-            alternate_bytes: Arc::default(),
-            kept: Kept::default(),
-            encodings: Encodings::default(),
+            inner: RwLock::new(Inner::new(&share.accounts)),
+            made: Made { bytes: Arc::default(), account: derived() },
+            kept: Kept::new(budget.clone(), derived()),
+            encodings: Encodings::new(budget.clone(), derived()),
             held: Mutex::new(Held::default()),
             progress: watch::Sender::new(Progress::default()),
             reached: Reached::default(),
             state: watch::Sender::new(State::Syncing),
+            share,
         });
+        budget.add(&shared);
         (Self { shared: shared.clone() }, CacheReader { shared })
     }
 
@@ -111,14 +139,17 @@ impl CacheWriter {
     pub fn replace(&mut self, list: Snapshot) {
         let rv = list.rv;
         let mut wake = Vec::new();
-        {
+        let gone = {
             let mut inner = self.shared.inner.write();
-            inner.lanes.close(&mut wake);
-            inner.restart(list);
+            let events = inner.lanes.close(&mut wake);
+            let objects = inner.restart(list);
             self.shared.held.lock().clear();
             self.shared.encodings.clear();
-        }
+            (events, objects)
+        };
+        drop(gone);
         self.shared.kept.clear();
+        self.shared.share.admit();
         self.shared.publish(|progress| progress.rv = rv);
         wake_all(wake);
     }
@@ -141,6 +172,7 @@ impl CacheWriter {
         self.shared.encodings.expire(now);
         self.shared.publish(|progress| progress.rv = rv);
         wake_all(wake);
+        self.enforce_budget();
         Ok(Applied::Fresh)
     }
 
@@ -160,12 +192,23 @@ impl CacheWriter {
                 progress.bookmarks += 1;
             }
         });
+        self.enforce_budget();
         if announce {
             // Only now: whoever parks from here on has seen the bookmark, and everybody else is woken.
             let mut wake = Vec::new();
             self.shared.inner.read().lanes.nudge(&mut wake);
             wake_all(wake);
         }
+    }
+
+    /// The feed has outgrown the memory, and is to end.
+    pub fn is_outgrown(&self) -> bool {
+        self.shared.share.outgrown.is_cancelled()
+    }
+
+    /// Behind every critical section: room is made in other feeds as well.
+    fn enforce_budget(&self) {
+        self.shared.share.budget.enforce(&self.shared);
     }
 
     /// Remembers how upstream lays out a bookmark of this resource.
@@ -186,19 +229,24 @@ impl CacheWriter {
 }
 
 impl Drop for CacheWriter {
-    /// The feed has ended: its readers are told that no more will come, whatever made it end.
+    /// The feed has ended: its readers are told that no more will come, whatever made it end. What it held is let go,
+    /// however long they stay.
     fn drop(&mut self) {
         if !matches!(*self.shared.state.borrow(), State::Ended(_)) {
             self.set_state(State::Ended(End::Shutdown));
         }
         let mut wake = Vec::new();
-        self.shared.inner.write().lanes.close(&mut wake);
+        let gone = self.shared.inner.write().end(&mut wake);
         wake_all(wake);
+        drop(gone);
+        self.shared.held.lock().clear();
+        self.shared.encodings.clear();
+        self.shared.kept.clear();
     }
 }
 
 impl Inner {
-    fn new() -> Self {
+    fn new(accounts: &Accounts) -> Self {
         Self {
             objects: OrdMap::new(),
             object_bytes: 0,
@@ -211,22 +259,56 @@ impl Inner {
             last_event: ResourceVersion::default(),
             event_bytes: 0,
             events: 0,
+            events_charge: accounts.events.charge(0),
+            frames: accounts.objects.clone(),
             history: 0,
             cut: Arc::default(),
+            states: States::new(&accounts.states),
+            is_over: false,
         }
     }
 
-    fn restart(&mut self, list: Snapshot) {
+    /// Returns the objects from before.
+    fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         let rv = list.rv;
         self.left_bytes += self.object_bytes as u64;
         self.object_bytes = list.iter().map(|object| object.body().len()).sum();
-        self.objects = list.into_objects();
+        let before = std::mem::replace(&mut self.objects, list.into_objects());
         self.lanes.reopen(self.next_seq);
         self.history += 1;
+        self.leave_state();
+        self.states.replaced(before.len());
         self.cut = Arc::new(Cut::of_history(self.history));
         (self.base, self.floor) = (rv, rv);
         (self.progress, self.last_event) = (rv, rv);
+        self.no_events();
+        before
+    }
+
+    /// Nothing of the feed is held from here on. Returns what was.
+    fn end(&mut self, wake: &mut Vec<Waker>) -> impl Sized + use<> {
+        let events = self.lanes.close(wake);
+        self.is_over = true;
+        self.leave_state();
+        let objects = std::mem::take(&mut self.objects);
+        self.states.replaced(objects.len());
+        self.cut = Arc::new(Cut::of_history(self.history + 1));
+        self.left_bytes += self.object_bytes as u64;
+        self.object_bytes = 0;
+        self.no_events();
+        (events, objects)
+    }
+
+    fn no_events(&mut self) {
         (self.events, self.event_bytes) = (0, 0);
+        self.events_charge.set(0);
+    }
+
+    /// Whoever has the present state has an older one from here on.
+    fn leave_state(&self) {
+        if Arc::strong_count(&self.cut) > 1 {
+            self.cut.left(self.states.left());
+        }
     }
 
     /// `Ok(None)`: new. `Ok(Some(Duplicate))`: known. Otherwise it contradicts the history.
@@ -268,7 +350,7 @@ impl Inner {
         };
         let frame = match frame {
             Some(frame) if known_as == event_type => frame,
-            _ => envelope.frame(known_as, object.body()),
+            _ => self.frames.keep(envelope.frame(known_as, object.body())),
         };
         Event::new(self.next_seq, known_as, Arc::new(object), previous, frame, now)
     }
@@ -285,13 +367,16 @@ impl Inner {
         }
         // Whoever has it, has it for the state before.
         if self.cut.is_made() || Arc::strong_count(&self.cut) > 1 {
+            self.leave_state();
             self.cut = Arc::new(Cut::of_history(self.history));
         }
+        self.states.changed(self.objects.len());
         self.next_seq = event.seq + 1;
         self.last_event = event.rv;
         self.progress = self.progress.max(event.rv);
         self.events += 1;
         self.event_bytes += event.charge();
+        self.events_charge.set(self.events * Event::OVERHEAD_BYTES);
     }
 
     /// `alternates`: bytes of the frames that were made of events besides those that came.
@@ -304,12 +389,28 @@ impl Inner {
             if !over {
                 return;
             }
-            self.lanes.evict(&oldest);
-            self.floor = oldest.rv;
-            self.events -= 1;
-            self.event_bytes -= oldest.charge();
+            self.evict_one(&oldest);
             alternates = alternates.saturating_sub(oldest.alternate_bytes());
         }
+    }
+
+    fn evict_one(&mut self, oldest: &Event) {
+        self.lanes.evict(oldest);
+        self.floor = oldest.rv;
+        self.events -= 1;
+        self.event_bytes -= oldest.charge();
+        self.events_charge.set(self.events * Event::OVERHEAD_BYTES);
+    }
+
+    /// Evicts all but so many bytes of history, some events at a time, and never the last one. Returns them.
+    pub(super) fn shrink(&mut self, bytes: usize, events_max: usize) -> Vec<Arc<Event>> {
+        let mut gone = Vec::new();
+        while gone.len() < events_max && self.event_bytes > bytes && self.events > 1 {
+            let Some(oldest) = self.lanes.all.with_events(|events| events.front().cloned()) else { break };
+            self.evict_one(&oldest);
+            gone.push(oldest);
+        }
+        gone
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
@@ -320,6 +421,14 @@ impl Inner {
     /// At most so many bytes are kept alive by a state that was taken then, and by nothing else.
     pub(super) fn kept_by(&self, taken: Taken) -> usize {
         usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
+    }
+
+    pub(super) fn object_bytes(&self) -> usize {
+        self.object_bytes
+    }
+
+    pub(super) fn event_bytes(&self) -> usize {
+        self.event_bytes
     }
 
     pub(super) fn last_event(&self) -> ResourceVersion {
@@ -345,6 +454,7 @@ impl Inner {
             events: self.events,
             event_bytes: self.event_bytes,
             derived_bytes: 0,
+            memory_bytes: 0,
             floor: self.floor,
             progress: self.progress,
             lanes: self.lanes.len(),

@@ -1,6 +1,6 @@
 //! The first complete state of a feed, staged and handed over whole.
 
-use crate::cache::{FeedKey, FeedSpec, Feeds, Snapshot};
+use crate::cache::{CacheReader, FeedSpec, OverBudget, Snapshot, Staging};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
@@ -23,8 +23,6 @@ pub(super) enum At {
     Exact(ResourceVersion),
 }
 
-/// Objects between two looks at the memory that all feeds take.
-const ROOM_CHECK_EVERY: usize = 256;
 const PAGE_LIMIT: usize = 500;
 /// How often a LIST starts over because its continue token expired, before it is asked for in one piece.
 const PAGED_TRIES_MAX: usize = 2;
@@ -34,7 +32,7 @@ pub(super) struct Lister<'a> {
     pub(super) client: &'a Client,
     pub(super) spec: &'a FeedSpec,
     pub(super) reader: &'a ObjectReader,
-    pub(super) feeds: &'a Feeds,
+    pub(super) cache: &'a CacheReader,
 }
 
 impl Lister<'_> {
@@ -47,17 +45,19 @@ impl Lister<'_> {
             "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan{version}"
         );
         let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.form).await?;
-        let mut staged = Staged::new(self.feeds, &self.spec.key);
+        let mut staged = self.cache.stage();
         loop {
             match stream.next(self.reader).await? {
-                WatchItem::Change { event_type: EventType::Added, object, .. } => staged.push(object)?,
+                WatchItem::Change { event_type: EventType::Added, object, .. } => {
+                    staged.push(object).map_err(over_budget)?;
+                }
                 WatchItem::Change { event_type, .. } => {
                     return Err(Error::Form(format!("{event_type} among the initial events")).into());
                 }
                 WatchItem::Bookmark { object, rv, initial_events_end: true } => {
                     let template =
                         BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
-                    let snapshot = Snapshot::from_objects(rv, staged.objects);
+                    let snapshot = staged.finish(rv);
                     return Ok(Initial { snapshot, stream: Some((stream, template)) });
                 }
                 WatchItem::Bookmark { .. } => {}
@@ -91,20 +91,20 @@ impl Lister<'_> {
     /// One object exactly as it was at `rv`, if it existed.
     pub(super) async fn object_at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
         let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
-        let page = self.page(&self.spec.key.url_of(key, &exact)).await?;
+        let page = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
         Ok(page.items.into_iter().find(|object| object.key == *key))
     }
 
     async fn pages(&self, at: At, limit: Option<usize>) -> Result<Initial, Error> {
-        let mut staged = Staged::new(self.feeds, &self.spec.key);
+        let mut staged = self.cache.stage();
         let mut token = String::new();
         loop {
-            let page = self.page(&self.spec.key.url(&page_query(at, limit, &token))).await?;
+            let page = self.page(&self.spec.key.url(&page_query(at, limit, &token)), &mut staged).await?;
             for object in page.items {
-                staged.push(object)?;
+                staged.push(object).map_err(over_budget)?;
             }
             if page.continue_token.is_empty() {
-                let snapshot = Snapshot::from_objects(page.resource_version, staged.objects);
+                let snapshot = staged.finish(page.resource_version);
                 return Ok(Initial { snapshot, stream: None });
             }
             if page.continue_token == token {
@@ -114,35 +114,20 @@ impl Lister<'_> {
         }
     }
 
-    async fn page(&self, path: &str) -> Result<ListPage, Error> {
+    /// A page counts beside the objects that are read of it.
+    async fn page(&self, path: &str, staged: &mut Staging) -> Result<ListPage, Error> {
         let response = ask(self.client, Question::Short, path, self.spec.key.form).await?;
-        let body = self.client.read(response).await?;
-        Ok(self.reader.list(&body)?)
+        let body = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget)).await?;
+        staged.page_is_read().map_err(over_budget)?;
+        let page = self.reader.list(&body)?;
+        drop(body);
+        staged.page_is_over();
+        Ok(page)
     }
 }
 
-/// Objects of a state that is not complete yet, within the memory that feeds may take.
-struct Staged<'a> {
-    feeds: &'a Feeds,
-    key: &'a FeedKey,
-    objects: Vec<Object>,
-    bytes: usize,
-}
-
-impl<'a> Staged<'a> {
-    fn new(feeds: &'a Feeds, key: &'a FeedKey) -> Self {
-        Self { feeds, key, objects: Vec::new(), bytes: 0 }
-    }
-
-    fn push(&mut self, object: Object) -> Result<(), Error> {
-        self.bytes += object.size();
-        self.objects.push(object);
-        // Looking at every feed for every object would cost more than it saves.
-        if self.objects.len().is_multiple_of(ROOM_CHECK_EVERY) && !self.feeds.has_room(self.key, self.bytes) {
-            return Err(Error::OverBudget);
-        }
-        Ok(())
-    }
+fn over_budget(OverBudget: OverBudget) -> Error {
+    Error::OverBudget
 }
 
 fn page_query(at: At, limit: Option<usize>, token: &str) -> String {

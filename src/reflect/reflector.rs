@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::base::{Backoff, Waits};
-use crate::cache::{CacheWriter, Change, End, Feed, Feeds, Snapshot, State as FeedState};
+use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error};
 use crate::wire::{ObjectReader, WireError};
@@ -41,7 +41,6 @@ pub(super) struct Reflector {
 /// What a reflector works with.
 pub(super) struct Means {
     pub(super) client: Client,
-    pub(super) feeds: Feeds,
     pub(super) feed: Arc<Feed>,
     pub(super) reader: Arc<ObjectReader>,
     pub(super) metrics: FeedMetrics,
@@ -241,7 +240,7 @@ impl Reflector {
             client: &self.means.client,
             spec: &self.means.feed.spec,
             reader: &self.means.reader,
-            feeds: &self.means.feeds,
+            cache: &self.means.feed.reader,
         }
     }
 
@@ -277,6 +276,9 @@ impl Reflector {
                 }
                 Err(ended) => return (State::Listed { at }, Some(ended.into())),
             };
+            if self.writer.is_outgrown() {
+                return (State::Listed { at }, Some(Failure::Over(End::OverBudget)));
+            }
             match step {
                 Ok(Step::At(rv)) => {
                     at = at.max(rv);

@@ -58,14 +58,13 @@ impl Supervisor {
         let Demand { feed, writer } = demand;
         let key = feed.spec.key.clone();
         let reader = ObjectReader::new(key.form, feed.spec.shape, feed.spec.fields.clone());
-        let reader = Arc::new(reader.noting(&feed.columns));
+        let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
         let metrics = FeedMetrics::new(feed.counts.clone());
         let (proofs, proven) = mpsc::channel(1);
         let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), proofs);
         let qualifier = Qualifier::new(self.client.clone(), self.feeds.clone(), feed.clone());
         let means = Means {
             client: self.client.clone(),
-            feeds: self.feeds.clone(),
             feed: feed.clone(),
             reader,
             metrics,
@@ -83,6 +82,7 @@ impl Supervisor {
                 never = qualifier.run() => match never {},
                 () = idle(&feeds, &feed, idle_max) => End::Idle,
                 () = feed.retired() => End::Outdated,
+                () = feed.reader.outgrown() => End::OverBudget,
             };
             tracing::info!(feed = %key, reason = leaving.end.as_str(), "feed ended");
             let end = leaving.end;

@@ -67,7 +67,10 @@ impl Door {
         if let Err(why) = self.fresh(lease, read.version, visit.received).await {
             return self.unready(visit, why).await;
         }
-        let Some(object) = lease.reader.snapshot().get(&read.key).cloned() else {
+        let Some(current) = lease.reader.current() else {
+            return self.pass(visit, Reason::NotCached).await;
+        };
+        let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &lease.spec.key, read.representation);
             let mut response = visit.manner.status(&Status::not_found(&resource.gvr, read.key.name()));
             put_served(response.headers_mut(), Self::stale_seconds(lease));
@@ -116,7 +119,10 @@ impl Door {
                 None => return self.pass(visit, Reason::ExactVersion).await,
             },
             version => match self.fresh(lease, version, visit.received).await {
-                Ok(()) => lease.reader.snapshot(),
+                Ok(()) => match lease.reader.current() {
+                    Some(snapshot) => snapshot,
+                    None => return self.pass(visit, Reason::Unavailable).await,
+                },
                 Err(why) => return self.unready(visit, why).await,
             },
         };

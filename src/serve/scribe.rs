@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 
 use super::stretches::Stretches;
+use crate::base::Account;
 use crate::cache::{CacheReader, Deflated, Encoding, Part, Plain};
 use crate::kube::EventType;
 use crate::wire::{Form, ListFrame, Object, Refused, Renderer};
@@ -29,8 +30,9 @@ enum What {
 }
 
 /// A run as it grows.
-#[derive(Default)]
 struct Pieces {
+    /// What is copied is charged here, whoever still sends it.
+    account: Arc<Account>,
     done: Vec<Bytes>,
     open: Vec<u8>,
     copied: usize,
@@ -119,7 +121,8 @@ impl Scribe {
     /// The pieces, and how many bytes of them are not the store's own.
     fn write(&self, stretches: &Stretches, index: usize) -> Result<(Plain, usize), Refused> {
         let lengths = stretches.run(index).lengths();
-        let mut pieces = Pieces::default();
+        let account = self.reader.encodings().account().clone();
+        let mut pieces = Pieces { account, done: Vec::new(), open: Vec::new(), copied: 0 };
         if !self.renderer.is_verbatim() {
             self.worked.store(true, Ordering::Relaxed);
         }
@@ -179,7 +182,7 @@ impl Pieces {
     fn close(&mut self) {
         if !self.open.is_empty() {
             self.copied += self.open.len();
-            self.done.push(std::mem::take(&mut self.open).into_boxed_slice().into());
+            self.done.push(self.account.keep(std::mem::take(&mut self.open).into_boxed_slice().into()));
         }
     }
 

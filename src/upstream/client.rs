@@ -125,7 +125,7 @@ impl Client {
             return Ok(response);
         }
         let (head, body) = response.into_parts();
-        let body = read_whole(body, STATUS_BYTES_MAX).await.unwrap_or_default();
+        let body = read_whole(body, STATUS_BYTES_MAX, |_| Ok(())).await.unwrap_or_default();
         Err(Error::Refused(Box::new(read_status(&head, &body))))
     }
 
@@ -138,12 +138,21 @@ impl Client {
 
     /// Reads the body of an answer, whole, if it is no longer than that.
     pub async fn read_at_most(&self, response: Response<ResponseBody>, bytes_max: usize) -> Result<Bytes, Error> {
-        read_whole(response.into_body(), bytes_max).await
+        read_whole(response.into_body(), bytes_max, |_| Ok(())).await
     }
 
     /// Reads the body of an answer of ours, whole.
     pub async fn read(&self, response: Response<ResponseBody>) -> Result<Bytes, Error> {
-        read_whole(response.into_body(), BODY_BYTES_MAX).await
+        read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await
+    }
+
+    /// The same for as long as `goes_on` allows, which is told how much has come.
+    pub async fn read_while(
+        &self,
+        response: Response<ResponseBody>,
+        goes_on: impl FnMut(usize) -> Result<(), Error>,
+    ) -> Result<Bytes, Error> {
+        read_whole(response.into_body(), BODY_BYTES_MAX, goes_on).await
     }
 
     /// Sends somebody's request with our credentials in place of its own. An impersonation that it asks for stands: it
@@ -225,7 +234,11 @@ pub(crate) fn form_of<B>(response: &Response<B>) -> Option<Form> {
     Form::from_content_type(content_type)
 }
 
-async fn read_whole(mut body: ResponseBody, bytes_max: usize) -> Result<Bytes, Error> {
+async fn read_whole(
+    mut body: ResponseBody,
+    bytes_max: usize,
+    mut goes_on: impl FnMut(usize) -> Result<(), Error>,
+) -> Result<Bytes, Error> {
     let mut whole = BytesMut::new();
     while let Some(frame) =
         timeout(BODY_SILENCE_MAX, body.frame()).await.map_err(|_| Error::Timeout(BODY_SILENCE_MAX))?
@@ -235,6 +248,7 @@ async fn read_whole(mut body: ResponseBody, bytes_max: usize) -> Result<Bytes, E
                 return Err(Error::TooLarge(bytes_max));
             }
             whole.extend_from_slice(&data);
+            goes_on(whole.capacity())?;
         }
     }
     Ok(whole.freeze())

@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 
 use super::protobuf::{self, put_varint, varint_len};
 use super::{Form, Representation, WireError, table};
+use crate::base::Account;
 use crate::kube::{Attributes, ObjectKey, ResourceVersion};
 
 /// One revision of one object, immutable. The body is held once: store, ring, LIST and every frame share it.
@@ -28,6 +29,10 @@ pub struct Object {
     json: Mutex<Option<Box<Bytes>>>,
 }
 
+/// What an object takes besides what is in it: its count of references, the allocator's part of four allocations, and
+/// its slot in the map that it is held in, whose nodes are half full in the worst case.
+const OVERHEAD_BYTES: usize = 16 + 16 + 4 * 16 + 64;
+
 const _: () = assert!(Representation::PLACES <= 8, "a bit each");
 
 /// Where the resourceVersion's digits are in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20 digits.
@@ -46,12 +51,21 @@ pub(super) struct Reading {
 }
 
 impl Reading {
+    /// What the object is going to take besides its body.
+    pub(super) fn beside_bytes(&self) -> usize {
+        beside(&self.key, &self.attributes)
+    }
+
     /// The same, of a body in which what was read begins `by` bytes further in.
     pub(super) fn moved(self, by: usize) -> Result<Self, WireError> {
         let offset = u32::try_from(by).ok().and_then(|by| self.rv_at.offset.checked_add(by));
         let offset = offset.ok_or(WireError::BadResourceVersion)?;
         Ok(Self { rv_at: RvSpan { offset, ..self.rv_at }, ..self })
     }
+}
+
+fn beside(key: &ObjectKey, attributes: &Attributes) -> usize {
+    size_of::<Object>() + key.as_str().len() + attributes.held_bytes() + OVERHEAD_BYTES
 }
 
 impl Object {
@@ -61,6 +75,11 @@ impl Object {
         debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         Self { key, rv, attributes, body, rv_at, form, held, written: AtomicU8::new(0), json: Mutex::new(None) }
+    }
+
+    /// What a reader that charges what it reads charges for it, with the allocation behind its body.
+    pub fn charged_bytes(&self) -> usize {
+        self.held as usize + Account::KEPT_BYTES + beside(&self.key, &self.attributes)
     }
 
     /// The bytes in the normal form described in [`wire`](super), as upstream wrote them.

@@ -1,3 +1,4 @@
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -5,12 +6,13 @@ use bytes::Bytes;
 use super::json_document::{self, Page, Status, utf8};
 use super::json_object::{Found, JsonPaths, check_name, json_found};
 use super::list_frame::{LIST_ITEMS, LIST_META_CONTINUE, LIST_META_RESOURCE_VERSION, LIST_METADATA};
-use super::object::parse_resource_version;
+use super::object::{Reading, parse_resource_version};
 use super::proto_document::{self, Document};
 use super::proto_object::{Metadata, ProtoPaths};
 use super::protobuf::Fields;
 use super::table::{self, OneRow, Rows};
 use super::{Columns, Form, Object, Shape, WireError};
+use crate::base::Account;
 use crate::kube::{EventType, FieldTable, ResourceVersion};
 
 /// Reads the objects of one feed.
@@ -22,6 +24,8 @@ pub struct ObjectReader {
     fields: Arc<FieldTable>,
     paths: Paths,
     expected: Option<TypeMeta>,
+    /// What it reads is charged here.
+    account: Option<Arc<Account>>,
 }
 
 enum Paths {
@@ -98,7 +102,7 @@ impl ObjectReader {
             Form::Protobuf => Paths::Protobuf(ProtoPaths::new(&fields)),
             Form::Table => Paths::Table(JsonPaths::new(&fields), Columns::default()),
         };
-        Self { shape, fields, paths, expected: None }
+        Self { shape, fields, paths, expected: None, account: None }
     }
 
     /// Takes note of Tables' columns here.
@@ -108,6 +112,12 @@ impl ObjectReader {
             *noted = columns.clone();
         }
         self
+    }
+
+    /// Charges every frame and object that it reads to an account, for as long as they live.
+    #[must_use]
+    pub fn charging(self, account: &Arc<Account>) -> Self {
+        Self { account: Some(account.clone()), ..self }
     }
 
     /// Makes it an error ([`WireError::WrongKind`]) that an object with `TypeMeta` is of another kind. Without it, a
@@ -150,7 +160,10 @@ impl ObjectReader {
             return self.row_event(paths, columns, frame);
         }
         let named = event_type != EventType::Bookmark;
-        let (object, initial_events_end) = self.read(document, named, |body| (frame.slice_ref(body), frame.len()))?;
+        let (body, reading, initial_events_end) = self.read(document, named)?;
+        let at = body.as_ptr().addr() - frame.as_ptr().addr();
+        let body = at..at + body.len();
+        let (object, frame) = self.within(frame, body, reading);
         Ok(if named {
             WatchItem::Change { event_type, object, frame }
         } else {
@@ -169,7 +182,8 @@ impl ObjectReader {
             Paths::Json(_) | Paths::Table(..) => document.strip_suffix(b"\n").unwrap_or(document),
             Paths::Protobuf(_) => document,
         };
-        self.read(document, true, copied).map(|(object, _)| object)
+        let (body, reading, _) = self.read(document, true)?;
+        Ok(self.copied(body, reading))
     }
 
     /// Reads one page of a LIST answer.
@@ -179,19 +193,14 @@ impl ObjectReader {
     pub fn list(&self, page: &Bytes) -> Result<ListPage, WireError> {
         match &self.paths {
             Paths::Json(paths) => self.json_list(paths, page),
-            Paths::Protobuf(paths) => protobuf_list(paths, page),
+            Paths::Protobuf(paths) => self.protobuf_list(paths, page),
             Paths::Table(paths, columns) => self.table_list(paths, columns, page),
         }
     }
 
-    /// Reads an object with `TypeMeta`. `keep` says where its body is kept, and what that allocation's size is.
-    fn read(
-        &self,
-        document: &[u8],
-        named: bool,
-        keep: impl FnOnce(&[u8]) -> (Bytes, usize),
-    ) -> Result<(Object, bool), WireError> {
-        let (body, reading, initial_events_end) = match &self.paths {
+    /// Reads an object with `TypeMeta`: its body, what is in it, and whether it closes the initial events.
+    fn read<'a>(&self, document: &'a [u8], named: bool) -> Result<(&'a [u8], Reading, bool), WireError> {
+        match &self.paths {
             Paths::Json(paths) => {
                 let found = json_found(paths, document, named)?;
                 let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
@@ -203,19 +212,17 @@ impl ObjectReader {
                     Shape::Custom => 0,
                 };
                 let initial_events_end = found.is_initial_events_end();
-                (&document[body_at..], paths.reading(found, body_at)?, initial_events_end)
+                Ok((&document[body_at..], paths.reading(found, body_at)?, initial_events_end))
             }
             Paths::Protobuf(paths) => {
                 let Document { api_version, kind, raw } = Document::split(document)?;
                 self.check_kind(api_version, kind)?;
                 let metadata = protobuf_metadata(raw, named)?;
                 let initial_events_end = metadata.initial_events_end;
-                (raw, paths.reading(raw, metadata)?, initial_events_end)
+                Ok((raw, paths.reading(raw, metadata)?, initial_events_end))
             }
-            Paths::Table(..) => return Err(WireError::Layout("one row is read from a watch or a list")),
-        };
-        let (body, held) = keep(body);
-        Ok((Object::new(self.form(), body, held, reading), initial_events_end))
+            Paths::Table(..) => Err(WireError::Layout("one row is read from a watch or a list")),
+        }
     }
 
     fn check_kind(&self, api_version: &str, kind: &str) -> Result<(), WireError> {
@@ -250,8 +257,7 @@ impl ObjectReader {
             (Shape::Custom, ..) => return Err(WireError::Layout("a custom resource without kind and apiVersion")),
         };
         let reading = paths.reading(found, body_at)?;
-        let (body, held) = copied(&item[body_at..]);
-        Ok(Object::new(Form::Json, body, held, reading))
+        Ok(self.copied(&item[body_at..], reading))
     }
 
     /// A Table with one row, its columns taken out.
@@ -261,7 +267,7 @@ impl ObjectReader {
         self.check_row(&found)?;
         let initial_events_end = found.is_initial_events_end();
         let reading = paths.reading(found, 0)?.moved(object_at)?;
-        let object = Object::new(Form::Table, frame.slice(body), frame.len(), reading);
+        let (object, frame) = self.within(frame, body, reading);
         Ok(match event_type {
             EventType::Bookmark => WatchItem::Bookmark { rv: object.rv, object, initial_events_end },
             _ => WatchItem::Change { event_type, object, frame },
@@ -275,7 +281,7 @@ impl ObjectReader {
             let (found, object_at, body) = table::listed_row(row, paths)?;
             self.check_row(&found)?;
             let (reading, held) = (paths.reading(found, 0)?.moved(object_at)?, body.len());
-            Ok(Object::new(Form::Table, body, held, reading))
+            Ok(self.within(body, 0..held, reading).0)
         });
         Ok(ListPage {
             resource_version: parse_resource_version(&metadata.resource_version)?,
@@ -298,6 +304,51 @@ impl ObjectReader {
         }
     }
 
+    fn protobuf_list(&self, paths: &ProtoPaths, page: &[u8]) -> Result<ListPage, WireError> {
+        let Document { api_version, kind, raw } = Document::split(page)?;
+        let (mut resource_version, mut continue_token, mut items) = ("", "", Vec::new());
+        let mut fields = Fields::new(raw);
+        while let Some(field) = fields.next()? {
+            let message = field.bytes()?;
+            match u8::try_from(field.number).unwrap_or(u8::MAX) {
+                LIST_METADATA => {
+                    let mut fields = Fields::new(message);
+                    while let Some(field) = fields.next()? {
+                        match u8::try_from(field.number).unwrap_or(u8::MAX) {
+                            LIST_META_RESOURCE_VERSION => resource_version = field.text()?,
+                            LIST_META_CONTINUE => continue_token = field.text()?,
+                            _ => {}
+                        }
+                    }
+                }
+                LIST_ITEMS => {
+                    check_size(message)?;
+                    let reading = paths.reading(message, protobuf_metadata(message, true)?)?;
+                    items.push(self.copied(message, reading));
+                }
+                _ => return Err(WireError::Protobuf("a list with fields beyond metadata and items")),
+            }
+        }
+        let resource_version = parse_resource_version(resource_version)?;
+        let (continue_token, kind, api_version) = (continue_token.to_owned(), kind.to_owned(), api_version.to_owned());
+        Ok(ListPage { resource_version, continue_token, items, kind, api_version })
+    }
+
+    /// An object whose body is a part of `frame`, and the frame, which is charged with it.
+    fn within(&self, frame: Bytes, body: Range<usize>, reading: Reading) -> (Object, Bytes) {
+        let held = frame.len();
+        let frame = match &self.account {
+            Some(account) => account.keep_with(frame, reading.beside_bytes()),
+            None => frame,
+        };
+        (Object::new(self.form(), frame.slice(body), held, reading), frame)
+    }
+
+    /// An object with a body of its own.
+    fn copied(&self, body: &[u8], reading: Reading) -> Object {
+        self.within(Bytes::copy_from_slice(body), 0..body.len(), reading).0
+    }
+
     fn error_event(&self, status: Bytes) -> Result<ErrorEvent, WireError> {
         let Status { code, reason, message, details } = match self.paths {
             Paths::Json(_) | Paths::Table(..) => serde_json::from_slice(&status)?,
@@ -318,41 +369,6 @@ fn protobuf_metadata(body: &[u8], named: bool) -> Result<Metadata<'_>, WireError
 /// Offsets into bodies are 32-bit.
 fn check_size(bytes: &[u8]) -> Result<(), WireError> {
     if bytes.len() <= OBJECT_BYTES_MAX { Ok(()) } else { Err(WireError::FrameTooLarge { max: OBJECT_BYTES_MAX }) }
-}
-
-fn copied(body: &[u8]) -> (Bytes, usize) {
-    (Bytes::copy_from_slice(body), body.len())
-}
-
-fn protobuf_list(paths: &ProtoPaths, page: &[u8]) -> Result<ListPage, WireError> {
-    let Document { api_version, kind, raw } = Document::split(page)?;
-    let (mut resource_version, mut continue_token, mut items) = ("", "", Vec::new());
-    let mut fields = Fields::new(raw);
-    while let Some(field) = fields.next()? {
-        let message = field.bytes()?;
-        match u8::try_from(field.number).unwrap_or(u8::MAX) {
-            LIST_METADATA => {
-                let mut fields = Fields::new(message);
-                while let Some(field) = fields.next()? {
-                    match u8::try_from(field.number).unwrap_or(u8::MAX) {
-                        LIST_META_RESOURCE_VERSION => resource_version = field.text()?,
-                        LIST_META_CONTINUE => continue_token = field.text()?,
-                        _ => {}
-                    }
-                }
-            }
-            LIST_ITEMS => {
-                check_size(message)?;
-                let reading = paths.reading(message, protobuf_metadata(message, true)?)?;
-                let (body, held) = copied(message);
-                items.push(Object::new(Form::Protobuf, body, held, reading));
-            }
-            _ => return Err(WireError::Protobuf("a list with fields beyond metadata and items")),
-        }
-    }
-    let resource_version = parse_resource_version(resource_version)?;
-    let (continue_token, kind, api_version) = (continue_token.to_owned(), kind.to_owned(), api_version.to_owned());
-    Ok(ListPage { resource_version, continue_token, items, kind, api_version })
 }
 
 /// A frame's length prefix has 32 bits; the ~100 bytes of an envelope must fit as well.

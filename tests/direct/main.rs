@@ -26,6 +26,7 @@ mod hostile;
 mod idle;
 mod initial;
 mod lists;
+mod memory;
 mod metrics;
 mod node;
 mod outage;

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio::time::advance;
 
-use super::fixture::{POD, added, rv};
+use super::fixture::rv;
 use crate::cache::{Config, Demand, End, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, State, Unavailable};
 use crate::kube::{FieldTable, Gvr};
 use crate::wire::{Form, Shape};
@@ -183,25 +183,6 @@ async fn a_feed_is_idle_since_its_last_reader_went() {
     let again = feeds.lease(&pods(), None).expect("it runs");
     assert_eq!(feed.idle_for(), Duration::ZERO);
     drop(again);
-}
-
-/// What the others hold decides, objects and events alike; a feed's own is in what it asks for.
-#[test]
-fn there_is_room_while_all_feeds_together_stay_within_the_memory() {
-    let (feeds, mut demands) = Feeds::new(Config { memory_bytes_max: 10_000, ..Config::default() });
-    let (one, other) = (pods(), spec("pods", Some("a"), Form::Json));
-    let _leases = [&one, &other].map(|spec| feeds.lease(spec, None).expect("there is room"));
-    assert!(feeds.has_room(&one.key, 10_000) && !feeds.has_room(&one.key, 10_001));
-    assert!(!feeds.has_room(&one.key, usize::MAX), "without an overflow");
-    let Demand { feed, mut writer } = demands.try_recv().expect("it is demanded");
-    writer.apply(added(&POD, 11)).expect("in order");
-    let stats = feed.reader.stats();
-    let held = stats.object_bytes + stats.event_bytes;
-    assert!(held > 0 && feed.spec.key == one.key);
-    assert!(feeds.has_room(&one.key, 10_000), "its own is not counted twice");
-    assert!(feeds.has_room(&other.key, 10_000 - held) && !feeds.has_room(&other.key, 10_001 - held));
-    feeds.ended(&feed, End::Idle);
-    assert!(feeds.has_room(&other.key, 10_000), "what ended is not counted");
 }
 
 /// A feed reads certain fields of its objects. When others become selectable, its objects no longer tell enough.

@@ -1,0 +1,149 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+
+/// A count of bytes that are alive, whoever holds them: a [`Charge`] is made with a thing and given back when it is
+/// dropped. What is charged to an account is charged to its total as well.
+#[derive(Debug, Default)]
+pub struct Account {
+    bytes: AtomicUsize,
+    total: Option<Arc<Self>>,
+}
+
+/// Bytes of one thing, on an account for as long as the thing lives.
+#[derive(Debug)]
+pub struct Charge {
+    account: Arc<Account>,
+    bytes: usize,
+}
+
+/// Bytes with their charge, in one piece: whoever still sends them keeps them charged.
+struct Kept {
+    bytes: Bytes,
+    _charge: Charge,
+}
+
+impl Account {
+    /// What `kept` bytes take besides themselves: who owns them, how often they are shared, and what the allocator puts
+    /// around both.
+    pub const KEPT_BYTES: usize = size_of::<Kept>() + 48;
+
+    /// An account of its own.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// A part of `total`.
+    pub fn of(total: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self { bytes: AtomicUsize::new(0), total: Some(total.clone()) })
+    }
+
+    /// What is charged at this moment.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Charges so many bytes until the charge is dropped.
+    pub fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
+        self.add(bytes);
+        Charge { account: self.clone(), bytes }
+    }
+
+    /// The same bytes, charged until nobody holds any part of them. They are to be an allocation of their own.
+    pub fn keep(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        self.keep_with(bytes, 0)
+    }
+
+    /// The same, charged with so many bytes more of what is held beside them.
+    pub fn keep_with(self: &Arc<Self>, bytes: Bytes, beside: usize) -> Bytes {
+        let charge = self.charge(bytes.len() + Self::KEPT_BYTES + beside);
+        Bytes::from_owner(Kept { bytes, _charge: charge })
+    }
+
+    fn add(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(total) = &self.total {
+            total.add(bytes);
+        }
+    }
+
+    fn take(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(total) = &self.total {
+            total.take(bytes);
+        }
+    }
+}
+
+impl Charge {
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// From now on it is of so many bytes.
+    pub fn set(&mut self, bytes: usize) {
+        if bytes > self.bytes {
+            self.account.add(bytes - self.bytes);
+        } else {
+            self.account.take(self.bytes - bytes);
+        }
+        self.bytes = bytes;
+    }
+}
+
+/// A thing like the first is charged like it.
+impl Clone for Charge {
+    fn clone(&self) -> Self {
+        self.account.charge(self.bytes)
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.take(self.bytes);
+    }
+}
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_is_given_back_and_what_is_copied_is_charged_again() {
+        let total = Account::new();
+        let (one, other) = (Account::of(&total), Account::of(&total));
+        let mut first = one.charge(100);
+        let second = other.charge(10);
+        assert_eq!((one.bytes(), other.bytes(), total.bytes()), (100, 10, 110));
+        let again = first.clone();
+        assert_eq!((one.bytes(), total.bytes()), (200, 210));
+        first.set(30);
+        assert_eq!((first.bytes(), one.bytes(), total.bytes()), (30, 130, 140));
+        first.set(50);
+        drop((again, second));
+        assert_eq!((one.bytes(), other.bytes(), total.bytes()), (50, 0, 50));
+        drop(first);
+        assert_eq!((one.bytes(), total.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn bytes_are_charged_once_for_as_long_as_anybody_holds_a_part_of_them() {
+        let account = Account::new();
+        let kept = account.keep(Bytes::from_static(b"a long text"));
+        let charged = account.bytes();
+        assert_eq!(charged, 11 + Account::KEPT_BYTES);
+        let (part, clone) = (kept.slice(2..6), kept.clone());
+        assert_eq!((&*part, &*clone, account.bytes()), (&b"long"[..], &b"a long text"[..], charged));
+        drop((kept, clone));
+        assert_eq!(account.bytes(), charged);
+        drop(part);
+        assert_eq!(account.bytes(), 0);
+    }
+}

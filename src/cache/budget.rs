@@ -1,0 +1,394 @@
+//! The memory that all feeds may take together, and what goes when it is full.
+//!
+//! Everything that feeds hold is charged to an [`Account`] for as long as it is alive, whoever holds it: an object that
+//! left the store is charged while the ring, a snapshot or a client that does not read has it. Whoever makes the sum
+//! grow looks whether it still fits, and if it does not, this goes until it does, in this order: what was derived,
+//! least used first; states kept for clients that page, the oldest first; states that watches are being told, the
+//! oldest first; history, of the largest ring first; and then the feed that has outgrown the others
+//! ([`outgrown`](super::outgrown)).
+//!
+//! **Invariants.** Nobody makes room while holding a lock of a feed. Room is made by one at a time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Pins;
+use super::outgrown::{Weight, outgrown};
+use super::reader::Shared;
+use crate::base::Account;
+
+/// The memory of all feeds.
+#[derive(Debug)]
+pub(super) struct Budget {
+    bytes_max: usize,
+    total: Arc<Account>,
+    /// Those of feeds that are over as well, while anything of them is alive.
+    accounts: Mutex<Vec<(Kind, Weak<Account>)>>,
+    feeds: Mutex<Vec<Weak<Shared>>>,
+    pins: Pins,
+    making_room: Mutex<Awaited>,
+    /// How often something of each kind had to go.
+    gone: [AtomicU64; Gone::ALL.len()],
+}
+
+/// What is going to be free in a moment, by all that is known.
+#[derive(Debug)]
+struct Awaited {
+    bytes: usize,
+    since: Instant,
+}
+
+/// What one feed has of the budget.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) budget: Arc<Budget>,
+    pub(super) accounts: Accounts,
+    /// What it held when its state was complete for the first time, and each time that it was listed anew.
+    admitted: AtomicUsize,
+    /// What it held when it did not fit.
+    weighed: AtomicUsize,
+    /// It has outgrown the budget, and is to end.
+    pub(super) outgrown: CancellationToken,
+}
+
+/// An account of each kind.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    pub(super) objects: Arc<Account>,
+    pub(super) events: Arc<Account>,
+    pub(super) derived: Arc<Account>,
+    pub(super) states: Arc<Account>,
+    pub(super) staged: Arc<Account>,
+}
+
+/// What memory is taken by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Objects and the frames that they came in: of the store, of the ring, of states that somebody still reads.
+    Objects,
+    /// What events take besides their objects.
+    Events,
+    /// What was made of objects and events.
+    Derived,
+    /// What older states take besides their objects.
+    States,
+    /// Pages of lists that are being read.
+    Staged,
+}
+
+/// What goes when memory is full, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gone {
+    Derived,
+    Paging,
+    Watches,
+    History,
+    Feed,
+}
+
+/// The memory of all feeds at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Memory {
+    pub bytes_max: usize,
+    pub held: [(Kind, usize); Kind::ALL.len()],
+    pub gone: [(Gone, u64); Gone::ALL.len()],
+}
+
+/// Something of which the least used goes first.
+pub(super) trait LeastUsed {
+    /// When the first to go was used last, as far as is known.
+    fn oldest(&self) -> Option<Instant>;
+    /// Lets it go, or finds that it was used since.
+    fn drop_oldest(&self);
+}
+
+/// How long whoever was told to let go is waited for.
+const AWAITED_FOR: Duration = Duration::from_millis(250);
+/// Room is made for so much at once: a sixteenth, so that a full budget does not look at every feed at every event.
+const SLACK: usize = 16;
+/// Bytes of history that a ring keeps, however full the memory is: what watches fall behind by while they do not stall.
+const HISTORY_BYTES_MIN: usize = 256 << 10;
+/// Such a part of a ring goes at least before it is looked again.
+const SHRINK_PART: usize = 8;
+/// Events that leave a ring in one critical section.
+const SHRINK_EVENTS_MAX: usize = 1_024;
+/// One ring is at most such a part of the budget, so that history does not keep what is derived from being kept.
+pub(super) const WINDOW_PART: usize = 4;
+
+impl Budget {
+    pub(super) fn new(bytes_max: usize, pins: Pins) -> Arc<Self> {
+        Arc::new(Self {
+            bytes_max,
+            total: Account::new(),
+            accounts: Mutex::default(),
+            feeds: Mutex::default(),
+            pins,
+            making_room: Mutex::new(Awaited { bytes: 0, since: Instant::now() }),
+            gone: Default::default(),
+        })
+    }
+
+    /// A feed's share.
+    pub(super) fn share(self: &Arc<Self>) -> Share {
+        let account = || Account::of(&self.total);
+        let accounts = Accounts {
+            objects: account(),
+            events: account(),
+            derived: account(),
+            states: account(),
+            staged: account(),
+        };
+        let mut all = self.accounts.lock();
+        all.retain(|(_, account)| account.strong_count() > 0);
+        all.extend(accounts.each().map(|(kind, account)| (kind, Arc::downgrade(account))));
+        let (admitted, weighed, outgrown) = (AtomicUsize::new(0), AtomicUsize::new(0), CancellationToken::new());
+        Share { budget: self.clone(), accounts, admitted, weighed, outgrown }
+    }
+
+    /// The feed is looked at when memory is full.
+    pub(super) fn add(&self, feed: &Arc<Shared>) {
+        let mut feeds = self.feeds.lock();
+        feeds.retain(|feed| feed.strong_count() > 0);
+        feeds.push(Arc::downgrade(feed));
+    }
+
+    /// Whether so many bytes more fit, after what may go for them has gone. Nothing goes in vain.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        if self.fits(bytes) {
+            return true;
+        }
+        let mut awaited = self.making_room.lock();
+        let feeds = self.feeds();
+        let may_go: usize = feeds.iter().map(|feed| feed.may_go()).sum();
+        if self.total.bytes().saturating_add(bytes).saturating_sub(may_go) > self.bytes_max {
+            return false;
+        }
+        self.make_room(&feeds, self.goal().saturating_sub(bytes), &mut awaited);
+        self.fits(bytes)
+    }
+
+    /// Makes the sum fit again, after `by` has grown: a feed ends for it if nothing else is left.
+    pub(super) fn enforce(&self, by: &Arc<Shared>) {
+        if self.fits(0) {
+            return;
+        }
+        let mut awaited = self.making_room.lock();
+        if self.fits(0) {
+            return;
+        }
+        let feeds = self.feeds();
+        self.make_room(&feeds, self.goal(), &mut awaited);
+        if !self.fits(0) {
+            self.end_one(&feeds, by, awaited.bytes);
+        }
+    }
+
+    /// The same after something was derived: nothing but that goes for it, and nobody waits.
+    pub(super) fn trim_derived(&self) {
+        if !self.fits(0)
+            && let Some(_one) = self.making_room.try_lock()
+        {
+            self.drop_derived(&self.feeds(), self.goal());
+        }
+    }
+
+    /// Bytes that are free.
+    pub(super) fn free(&self) -> usize {
+        self.bytes_max.saturating_sub(self.total.bytes())
+    }
+
+    pub(super) fn memory(&self) -> Memory {
+        let mut held = Kind::ALL.map(|kind| (kind, 0));
+        for (kind, account) in &*self.accounts.lock() {
+            held[*kind as usize].1 += account.upgrade().map_or(0, |account| account.bytes());
+        }
+        let gone = Gone::ALL.map(|gone| (gone, self.gone[gone as usize].load(Ordering::Relaxed)));
+        Memory { bytes_max: self.bytes_max, held, gone }
+    }
+
+    fn fits(&self, bytes: usize) -> bool {
+        self.total.bytes().saturating_add(bytes) <= self.bytes_max
+    }
+
+    fn goal(&self) -> usize {
+        self.bytes_max - self.bytes_max / SLACK
+    }
+
+    fn feeds(&self) -> Vec<Arc<Shared>> {
+        self.feeds.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The states that are kept for those who are being told them.
+    pub(super) fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// Lets go what may go, until no more than `goal` is left, or will be in a moment.
+    fn make_room(&self, feeds: &[Arc<Shared>], goal: usize, awaited: &mut Awaited) {
+        self.drop_derived(feeds, goal);
+        self.drop_paging(feeds, goal);
+        self.end_watches(goal, awaited);
+        self.shrink_rings(feeds, goal.saturating_add(awaited.bytes));
+    }
+
+    fn drop_derived(&self, feeds: &[Arc<Shared>], goal: usize) {
+        let kept: Vec<&dyn LeastUsed> = feeds.iter().flat_map(|feed| feed.derived()).collect();
+        let first = |(place, kept): (usize, &&dyn LeastUsed)| kept.oldest().map(|since| Reverse((since, place)));
+        let mut order: BinaryHeap<_> = kept.iter().enumerate().filter_map(first).collect();
+        while self.total.bytes() > goal
+            && let Some(Reverse((_, place))) = order.pop()
+        {
+            kept[place].drop_oldest();
+            order.extend(first((place, &kept[place])));
+            self.count(Gone::Derived);
+        }
+    }
+
+    fn drop_paging(&self, feeds: &[Arc<Shared>], goal: usize) {
+        while self.total.bytes() > goal {
+            let since = |feed: &&Arc<Shared>| feed.held.lock().oldest();
+            let oldest = feeds.iter().filter_map(|feed| since(&feed).map(|since| (since, feed)));
+            let Some((_, feed)) = oldest.min_by_key(|(since, _)| *since) else { return };
+            let gone = feed.held.lock().take_oldest();
+            drop(gone);
+            self.count(Gone::Paging);
+        }
+    }
+
+    /// Ends watches that are still being told an older state, the oldest first, until enough is going to be free. They
+    /// let go when their tasks have had their turn.
+    fn end_watches(&self, goal: usize, awaited: &mut Awaited) {
+        let now = Instant::now();
+        if now.duration_since(awaited.since) >= AWAITED_FOR {
+            awaited.bytes = 0;
+        }
+        let over = self.total.bytes().saturating_sub(goal).saturating_sub(awaited.bytes);
+        if over == 0 {
+            return;
+        }
+        let bytes = self.pins.free(over);
+        if bytes > 0 {
+            *awaited = Awaited { bytes: awaited.bytes + bytes, since: now };
+            self.count(Gone::Watches);
+        }
+    }
+
+    /// The largest ring gives first, down to the size of the next.
+    fn shrink_rings(&self, feeds: &[Arc<Shared>], goal: usize) {
+        let mut rings: Vec<_> = feeds.iter().map(|feed| (feed.ring_bytes(), feed)).collect();
+        rings.sort_by_key(|(bytes, _)| Reverse(*bytes));
+        let mut level = 1;
+        while self.total.bytes() > goal && rings.first().is_some_and(|(bytes, _)| *bytes > HISTORY_BYTES_MIN) {
+            while rings.get(level).is_some_and(|(bytes, _)| *bytes >= rings[0].0) {
+                level += 1;
+            }
+            let next = rings.get(level).map_or(0, |(bytes, _)| *bytes);
+            // What an event takes may be the store's as well: then less is free than has gone.
+            let over = self.total.bytes().saturating_sub(goal).div_ceil(level).max(rings[0].0 / SHRINK_PART);
+            let to = rings[0].0.saturating_sub(over).max(next).max(HISTORY_BYTES_MIN);
+            for (bytes, feed) in &mut rings[..level] {
+                feed.shrink_ring(to, SHRINK_EVENTS_MAX);
+                *bytes = to;
+            }
+            self.count(Gone::History);
+        }
+    }
+
+    /// Tells the feed to end that has outgrown the others, unless one is about to, or memory is.
+    fn end_one(&self, feeds: &[Arc<Shared>], by: &Arc<Shared>, awaited: usize) {
+        let bearable = self.bytes_max + self.bytes_max / SLACK;
+        let held = self.total.bytes();
+        if feeds.iter().any(|feed| feed.share.outgrown.is_cancelled() && feed.share.held() > 0)
+            || (held.saturating_sub(awaited) <= self.bytes_max && held <= bearable)
+        {
+            return;
+        }
+        let weights: Vec<_> = feeds.iter().map(|feed| feed.share.weight(Arc::ptr_eq(feed, by))).collect();
+        if let Some(feed) = outgrown(&weights).map(|index| &feeds[index]) {
+            feed.share.weigh(0, 0);
+            feed.share.outgrown.cancel();
+            self.count(Gone::Feed);
+        }
+    }
+
+    fn count(&self, gone: Gone) {
+        self.gone[gone as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Share {
+    /// Everything that is alive of the feed.
+    pub(super) fn held(&self) -> usize {
+        self.accounts.each().map(|(_, account)| account.bytes()).into_iter().sum()
+    }
+
+    /// Its state is complete: from here on it grows.
+    pub(super) fn admit(&self) {
+        self.admitted.store(self.held(), Ordering::Relaxed);
+    }
+
+    /// It does not fit with so many bytes more and so many less.
+    pub(super) fn weigh(&self, more: usize, less: usize) {
+        let weight = self.held().saturating_add(more).saturating_sub(less);
+        self.weighed.fetch_max(weight, Ordering::Relaxed);
+    }
+
+    /// What it held when it did not fit.
+    pub(super) fn weighed(&self) -> usize {
+        self.weighed.load(Ordering::Relaxed)
+    }
+
+    fn weight(&self, crossed: bool) -> Weight {
+        Weight { held: self.held(), admitted: self.admitted.load(Ordering::Relaxed), crossed }
+    }
+}
+
+impl Accounts {
+    fn each(&self) -> [(Kind, &Arc<Account>); Kind::ALL.len()] {
+        let Self { objects, events, derived, states, staged } = self;
+        [
+            (Kind::Objects, objects),
+            (Kind::Events, events),
+            (Kind::Derived, derived),
+            (Kind::States, states),
+            (Kind::Staged, staged),
+        ]
+    }
+}
+
+impl Kind {
+    /// In the order of their places.
+    pub const ALL: [Self; 5] = [Self::Objects, Self::Events, Self::Derived, Self::States, Self::Staged];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Objects => "objects",
+            Self::Events => "events",
+            Self::Derived => "derived",
+            Self::States => "states",
+            Self::Staged => "staged",
+        }
+    }
+}
+
+impl Gone {
+    /// In the order of their places.
+    pub const ALL: [Self; 5] = [Self::Derived, Self::Paging, Self::Watches, Self::History, Self::Feed];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Derived => "derived",
+            Self::Paging => "paging",
+            Self::Watches => "watches",
+            Self::History => "history",
+            Self::Feed => "feed",
+        }
+    }
+}

@@ -1,0 +1,68 @@
+use std::time::Duration;
+
+/// What one feed weighs when memory is full and nothing but a feed can go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Weight {
+    /// What it holds.
+    pub(super) held: usize,
+    /// What it held when its state was complete; 0 while that is being listed.
+    pub(super) admitted: usize,
+    /// It was its growth that did not fit any more.
+    pub(super) crossed: bool,
+}
+
+/// Which of these feeds has outgrown the others and ends: the one that has grown the most since it was admitted, and of
+/// equals the one whose growth did not fit, or that holds more. One that has not grown is not asked to make room for
+/// others that have; where none has, the largest goes.
+pub(super) fn outgrown(feeds: &[Weight]) -> Option<usize> {
+    let grown = |feed: &Weight| (feed.held.saturating_sub(feed.admitted), feed.crossed, feed.held);
+    let has_grown = feeds.iter().any(|feed| grown(feed).0 > 0);
+    let key = |feed: &Weight| if has_grown { grown(feed) } else { (feed.held, feed.crossed, 0) };
+    let holding = feeds.iter().enumerate().filter(|(_, feed)| feed.held > 0);
+    holding.max_by_key(|(_, feed)| key(feed)).map(|(index, _)| index)
+}
+
+/// How long a resource that did not fit is not tried again, at first.
+const REFUSED_FIRST: Duration = Duration::from_secs(30);
+/// And at most: upstream is asked for what does not fit once an hour.
+pub(super) const REFUSED_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// For how long a resource is left alone that did not fit so many times in a row.
+pub(super) fn refused_for(times: u32) -> Duration {
+    let doublings = times.saturating_sub(1).min(16);
+    REFUSED_FIRST.saturating_mul(1 << doublings).min(REFUSED_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weight(held: usize, admitted: usize, crossed: bool) -> Weight {
+        Weight { held, admitted, crossed }
+    }
+
+    #[test]
+    fn the_feed_that_has_grown_the_most_ends() {
+        for (why, feeds, ends) in [
+            ("none there", vec![], None),
+            ("the one that grew", vec![weight(10, 10, false), weight(90, 20, true)], Some(1)),
+            ("not a small one that happened to cross", vec![weight(90, 20, false), weight(11, 10, true)], Some(0)),
+            ("not a large one that was always so", vec![weight(70, 70, false), weight(30, 10, true)], Some(1)),
+            ("the one that is being listed", vec![weight(50, 40, true), weight(50, 0, false)], Some(1)),
+            ("of equals the one that crossed", vec![weight(50, 30, true), weight(50, 30, false)], Some(0)),
+            ("and else the larger", vec![weight(50, 30, false), weight(40, 20, false)], Some(0)),
+            ("none has grown: the largest", vec![weight(50, 50, false), weight(60, 60, false)], Some(1)),
+            ("one that shrank has not grown", vec![weight(50, 60, false), weight(20, 19, false)], Some(1)),
+            ("one that holds nothing frees nothing", vec![weight(0, 0, true)], None),
+        ] {
+            assert_eq!(outgrown(&feeds), ends, "{why}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_tried_ever_more_rarely() {
+        let waits: Vec<_> = (1..=9).map(|times| refused_for(times).as_secs()).collect();
+        assert_eq!(waits, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
+        assert_eq!(refused_for(u32::MAX), REFUSED_MAX);
+    }
+}

@@ -1,0 +1,67 @@
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
+use super::Snapshot;
+use super::reader::Shared;
+use crate::base::Charge;
+use crate::kube::{ObjectKey, ResourceVersion};
+use crate::wire::Object;
+
+/// A state that is not complete yet, within the memory that feeds may take: it counts beside what all of them hold.
+#[derive(Debug)]
+pub struct Staging {
+    shared: Arc<Shared>,
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    /// The page that is being read.
+    page: Charge,
+}
+
+/// It does not fit into the memory that feeds may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it does not fit into the memory that feeds may take")]
+pub struct OverBudget;
+
+impl Staging {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let page = shared.share.accounts.staged.charge(0);
+        Self { shared, objects: OrdMap::new(), page }
+    }
+
+    /// So much of a page has come.
+    pub fn page_grows_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
+        self.page.set(bytes);
+        self.fits(0)
+    }
+
+    /// The page is whole, and about to be read into objects that take as much again.
+    pub fn page_is_read(&mut self) -> Result<(), OverBudget> {
+        self.fits(self.page.bytes())
+    }
+
+    /// The page is gone.
+    pub fn page_is_over(&mut self) {
+        self.page.set(0);
+    }
+
+    /// One object more; of two with one key the later stays.
+    pub fn push(&mut self, object: Object) -> Result<(), OverBudget> {
+        self.objects.insert(object.key.clone(), Arc::new(object));
+        self.fits(0)
+    }
+
+    /// The state, complete.
+    pub fn finish(self, rv: ResourceVersion) -> Snapshot {
+        Snapshot::new(rv, self.objects)
+    }
+
+    fn fits(&self, more: usize) -> Result<(), OverBudget> {
+        let share = &self.shared.share;
+        if !share.outgrown.is_cancelled() && share.budget.has_room(more) {
+            return Ok(());
+        }
+        // Listed anew beside its own state, which it takes the place of.
+        share.weigh(more, self.shared.inner.read().object_bytes());
+        Err(OverBudget)
+    }
+}

@@ -1,0 +1,134 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::base::{Account, Charge};
+
+/// What older states of one feed keep alive of its map besides objects, while somebody has them.
+///
+/// A change copies the nodes on the way to its object if an older state has them too, and those stay for as long as
+/// that one does. They are charged to the newest state that is older than the change; when that goes they may be of the
+/// one before it as well, so they are charged to it from then on. So what is charged is at most too much.
+#[derive(Debug)]
+pub(super) struct States {
+    alive: Mutex<Alive>,
+}
+
+#[derive(Debug)]
+struct Alive {
+    /// Bytes of nodes, by the order of the states.
+    bytes: BTreeMap<u64, usize>,
+    next: u64,
+    charge: Charge,
+}
+
+/// A state that is not the present one any more, while somebody has it.
+#[derive(Debug)]
+pub(super) struct Standing {
+    states: Arc<States>,
+    id: u64,
+}
+
+/// A leaf of sixteen objects, and a branch of as many.
+const LEAF_BYTES: usize = 432;
+const BRANCH_BYTES: usize = 464;
+/// What an object takes in nodes that are half full.
+const NODE_BYTES_PER_OBJECT: usize = 64;
+
+impl States {
+    pub(super) fn new(account: &Arc<Account>) -> Arc<Self> {
+        let alive = Alive { bytes: BTreeMap::new(), next: 0, charge: account.charge(0) };
+        Arc::new(Self { alive: Mutex::new(alive) })
+    }
+
+    /// A state that somebody has is about to be changed.
+    pub(super) fn left(self: &Arc<Self>) -> Standing {
+        let mut alive = self.alive.lock();
+        let id = alive.next;
+        alive.next += 1;
+        alive.bytes.insert(id, 0);
+        Standing { states: self.clone(), id }
+    }
+
+    /// One of so many objects changes.
+    pub(super) fn changed(&self, objects: usize) {
+        self.keep(path_bytes(objects), objects);
+    }
+
+    /// All of so many objects are others from here on.
+    pub(super) fn replaced(&self, objects: usize) {
+        self.keep(all_bytes(objects), objects);
+    }
+
+    fn keep(&self, bytes: usize, objects: usize) {
+        let mut alive = self.alive.lock();
+        if let Some(mut newest) = alive.bytes.last_entry() {
+            let before = *newest.get();
+            let after = (before + bytes).min(all_bytes(objects).max(before));
+            newest.insert(after);
+            let bytes = alive.charge.bytes() + after - before;
+            alive.charge.set(bytes);
+        }
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        let mut alive = self.states.alive.lock();
+        let Some(bytes) = alive.bytes.remove(&self.id) else { return };
+        match alive.bytes.range_mut(..self.id).next_back() {
+            Some((_, older)) => *older += bytes,
+            None => {
+                let left = alive.charge.bytes() - bytes;
+                alive.charge.set(left);
+            }
+        }
+    }
+}
+
+/// The nodes on the way to one of so many objects.
+fn path_bytes(objects: usize) -> usize {
+    let branches = objects.max(1).ilog(10) as usize;
+    LEAF_BYTES + branches * BRANCH_BYTES
+}
+
+fn all_bytes(objects: usize) -> usize {
+    LEAF_BYTES + objects * NODE_BYTES_PER_OBJECT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_state_keeps_is_charged_until_no_older_one_may_have_it() {
+        let account = Account::new();
+        let states = States::new(&account);
+        states.changed(1_000);
+        assert_eq!(account.bytes(), 0, "nobody has an older one");
+        let path = path_bytes(1_000);
+        let (first, second) = (states.left(), states.left());
+        states.changed(1_000);
+        states.changed(1_000);
+        assert_eq!(account.bytes(), 2 * path);
+        drop(second);
+        assert_eq!(account.bytes(), 2 * path, "the first may have it, too");
+        let third = states.left();
+        states.changed(1_000);
+        drop(first);
+        assert_eq!(account.bytes(), path, "what came later only the third has");
+        drop(third);
+        states.changed(1_000);
+        assert_eq!(account.bytes(), 0);
+    }
+
+    #[test]
+    fn a_state_keeps_no_more_nodes_than_it_has() {
+        let account = Account::new();
+        let states = States::new(&account);
+        let _state = states.left();
+        (0..1_000).for_each(|_| states.changed(100));
+        assert_eq!(account.bytes(), all_bytes(100));
+    }
+}

@@ -1,0 +1,375 @@
+//! What is charged is what is alive, and what goes when it is too much.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::advance;
+
+use super::fixture::{POD, Pod, rv, told, view};
+use crate::base::{Account, Cut};
+use crate::cache::{
+    CacheReader, CacheWriter, Change, Config, Demand, Encoding, End, Event, Feed, FeedKey, FeedSpec, Feeds, Gone, Kind,
+    Lease, Memory, Part, PinTerms, Plain, Scope, Snapshot, Start, State, Unavailable, View,
+};
+use crate::kube::{EventType, FieldTable, Gvr};
+use crate::wire::{Envelope, Form, Object, ObjectReader, Representation, Shape, WatchItem};
+
+/// A feed and who fills it, charged as a reflector's are.
+struct Stage {
+    feed: Arc<Feed>,
+    writer: CacheWriter,
+    reader: ObjectReader,
+    /// For as long as it is to be found.
+    _lease: Lease,
+}
+
+fn spec(resource: &str) -> FeedSpec {
+    FeedSpec {
+        key: FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, form: Form::Json },
+        kind: "Pod".into(),
+        list_kind: "PodList".into(),
+        edition: None,
+        shape: Shape::BuiltIn,
+        namespaced: true,
+        fields: Arc::new(FieldTable::default()),
+        index_field: None,
+    }
+}
+
+fn feeds(memory_bytes_max: usize) -> (Feeds, mpsc::Receiver<Demand>) {
+    Feeds::new(Config { memory_bytes_max, ..Config::default() })
+}
+
+fn stage(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, resource: &str) -> Stage {
+    let lease = feeds.lease(&spec(resource), None).expect("there is room");
+    let Demand { feed, writer } = demands.try_recv().expect("it is demanded");
+    let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::default()).charging(feed.reader.account());
+    Stage { feed, writer, reader, _lease: lease }
+}
+
+impl Stage {
+    fn change(&self, frame: Bytes) -> Change {
+        match self.reader.watch_event(frame).expect("well-formed") {
+            WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+            other => panic!("{other:?} is not a change"),
+        }
+    }
+
+    fn apply(&mut self, event_type: EventType, pod: &Pod, version: u64) {
+        let change = self.change(pod.frame(event_type, version));
+        self.writer.apply(change).expect("in order");
+    }
+
+    /// An object of about so many bytes.
+    fn put(&mut self, name: &str, version: u64, bytes: usize) {
+        let frame = large(EventType::Added, name, version, bytes);
+        let change = self.change(frame);
+        self.writer.apply(change).expect("in order");
+    }
+
+    fn list(&mut self, version: u64, objects: impl IntoIterator<Item = (String, usize)>) {
+        let mut staged = self.feed.reader.stage();
+        for (name, bytes) in objects {
+            let change = self.change(large(EventType::Added, &name, version, bytes));
+            staged.push(change.object).expect("there is room");
+        }
+        self.writer.replace(staged.finish(rv(version)));
+        self.writer.set_state(State::Live);
+    }
+
+    /// Puts something derived on a shelf.
+    fn derive(&self, run: u128, bytes: usize) -> Plain {
+        let encodings = self.feed.reader.encodings();
+        let encoding =
+            Encoding { run, representation: Representation::Object(Form::Json), release: 36, part: Part::Items };
+        let make = || -> Result<(Plain, usize), &str> {
+            Ok((Arc::from([encodings.account().keep(vec![0; bytes].into())]), bytes))
+        };
+        match encodings.poll_plain(encoding, false, &Context::from_waker(Waker::noop()), make) {
+            Poll::Ready(Ok(plain)) => plain,
+            _ => panic!("it is made at once"),
+        }
+    }
+
+    fn has_derived(&self, run: u128) -> bool {
+        let encodings = self.feed.reader.encodings();
+        let encoding =
+            Encoding { run, representation: Representation::Object(Form::Json), release: 36, part: Part::Items };
+        let made = encodings.poll_plain(encoding, false, &Context::from_waker(Waker::noop()), || Err("not there"));
+        matches!(made, Poll::Ready(Ok(_)))
+    }
+}
+
+fn large(event_type: EventType, name: &str, version: u64, bytes: usize) -> Bytes {
+    let pad = "x".repeat(bytes);
+    let metadata = format!(r#""name":"{name}","namespace":"a","resourceVersion":"{version}""#);
+    let object =
+        format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{{metadata},"annotations":{{"pad":"{pad}"}}}}}}"#);
+    format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n").into()
+}
+
+fn held(memory: &Memory, kind: Kind) -> usize {
+    memory.held[kind as usize].1
+}
+
+fn gone(feeds: &Feeds) -> Vec<Gone> {
+    feeds.memory().gone.into_iter().filter(|(_, times)| *times > 0).map(|(gone, _)| gone).collect()
+}
+
+fn total(feeds: &Feeds) -> usize {
+    feeds.memory().held.iter().map(|(_, bytes)| bytes).sum()
+}
+
+/// Everything that somebody can reach, each object once.
+fn alive(stage: &Stage, states: &[Snapshot]) -> usize {
+    let mut objects: BTreeMap<*const Object, usize> = BTreeMap::new();
+    let mut see = |object: &Arc<Object>| {
+        objects.insert(Arc::as_ptr(object), object.charged_bytes());
+    };
+    let now = stage.feed.reader.snapshot();
+    states.iter().chain([&now]).flat_map(Snapshot::iter).for_each(&mut see);
+    stage.feed.reader.shared.inner.read().lanes.all.with_events(|events| {
+        for event in events {
+            see(&event.object);
+            event.previous.iter().for_each(&mut see);
+        }
+    });
+    objects.values().sum()
+}
+
+#[test]
+fn what_is_charged_is_what_is_alive_whatever_happens() {
+    const NAMES: [&str; 4] = ["p", "q", "r", "s"];
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..50 {
+        let (feeds, mut demands) = Feeds::new(Config { window_events_max: 5, ..Config::default() });
+        let mut stage = stage(&feeds, &mut demands, "pods");
+        let mut states: Vec<Snapshot> = Vec::new();
+        let mut cursors = Vec::new();
+        stage.writer.replace(stage.feed.reader.stage().finish(rv(1)));
+        for version in 2..80 {
+            let pod = Pod { name: NAMES[random.usize(..4)], note: random.u32(..4), ..POD };
+            let is_there = stage.feed.reader.snapshot().iter().any(|object| object.key.as_str() == pod.key());
+            match random.u8(..10) {
+                0..=4 => {
+                    let event_type = if is_there { EventType::Modified } else { EventType::Added };
+                    stage.apply(event_type, &pod, version);
+                }
+                5 => stage.apply(EventType::Deleted, &pod, version),
+                6 => states.push(stage.feed.reader.snapshot()),
+                7 if !states.is_empty() => drop(states.swap_remove(random.usize(..states.len()))),
+                8 => {
+                    cursors.extend(stage.feed.reader.open(Start::Current, View::everything()).map(|it| it.cursor).ok())
+                }
+                _ if version % 3 == 0 => {
+                    let mut staged = stage.feed.reader.stage();
+                    let listed = stage.change(pod.frame(EventType::Added, version));
+                    staged.push(listed.object).expect("there is room");
+                    stage.writer.replace(staged.finish(rv(version)));
+                }
+                _ => stage.writer.advance(rv(version), false),
+            }
+            let memory = feeds.memory();
+            assert_eq!(held(&memory, Kind::Objects), alive(&stage, &states), "at {version} with seed {seed}");
+            let events = stage.feed.reader.stats().events;
+            assert_eq!(held(&memory, Kind::Events), events * Event::OVERHEAD_BYTES, "at {version} with seed {seed}");
+            assert!(!states.is_empty() || held(&memory, Kind::States) == 0, "at {version} with seed {seed}");
+        }
+        let kept: usize = {
+            drop(stage.writer);
+            let kept: BTreeMap<_, _> = states
+                .iter()
+                .flat_map(Snapshot::iter)
+                .map(|object| (Arc::as_ptr(object), object.charged_bytes()))
+                .collect();
+            kept.values().sum()
+        };
+        assert_eq!(held(&feeds.memory(), Kind::Objects), kept, "what is left is what somebody still reads: {seed}");
+        drop(states);
+        assert_eq!(total(&feeds), 0, "cursors hold nothing of a feed that is over: {seed}");
+    }
+}
+
+const OBJECT: usize = 20_000;
+
+/// Derived things by use, across feeds; then paging; then watches that are being told; then history; the state last.
+#[tokio::test(start_paused = true)]
+async fn what_goes_first_is_what_costs_least_to_have_again() {
+    const MAX: usize = 4 << 20;
+    let (feeds, mut demands) = feeds(MAX);
+    let (mut busy, quiet) = (stage(&feeds, &mut demands, "pods"), stage(&feeds, &mut demands, "nodes"));
+    busy.list(10, [("p".to_owned(), OBJECT)]);
+    for (run, stage) in [(1, &quiet), (2, &busy), (3, &quiet)] {
+        advance(Duration::from_secs(1)).await;
+        stage.derive(run, 200_000);
+    }
+    advance(Duration::from_secs(1)).await;
+    assert!(quiet.has_derived(1), "used again: now it is the last to go");
+    busy.put("p", 11, OBJECT);
+    busy.feed.reader.hold(&busy.feed.reader.snapshot());
+    let (pinned, cut) = (busy.feed.reader.snapshot(), Cut::default());
+    let pin = busy.feed.pin(&pinned, cut.clone(), PinTerms::default());
+    busy.put("p", 12, OBJECT);
+    let mut version = 13;
+    let mut until = |busy: &mut Stage, wanted: Gone| {
+        while !gone(&feeds).contains(&wanted) {
+            busy.put(&format!("p-{version}"), version, OBJECT);
+            version += 1;
+            assert!(total(&feeds) <= MAX, "{:?}", feeds.memory());
+        }
+    };
+    until(&mut busy, Gone::Derived);
+    assert_eq!((busy.has_derived(2), quiet.has_derived(3), quiet.has_derived(1)), (false, false, true));
+    assert_eq!(gone(&feeds), [Gone::Derived]);
+    until(&mut busy, Gone::History);
+    assert!(!quiet.has_derived(1));
+    assert!(busy.feed.reader.held_at(rv(11)).is_none(), "the client that pages asks upstream");
+    assert_eq!(cut.why(), Some("memory"), "the watch that is being told is cut");
+    assert!(!gone(&feeds).contains(&Gone::Feed));
+    drop((pin, pinned));
+    let stats = busy.feed.reader.stats();
+    assert!(stats.events > 1 && stats.floor > rv(11), "{stats:?}");
+    assert_eq!(busy.feed.reader.current().map(|state| state.len()), Some(stats.objects));
+}
+
+#[test]
+fn a_position_that_left_a_shortened_ring_is_expired() {
+    const MAX: usize = 2 << 20;
+    let (feeds, mut demands) = feeds(MAX);
+    let mut stage = stage(&feeds, &mut demands, "pods");
+    stage.list(10, []);
+    let mut late = stage.feed.reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    for version in 11..200 {
+        stage.put("p", version, OBJECT);
+        assert!(total(&feeds) <= MAX);
+    }
+    let floor = stage.feed.reader.stats().floor;
+    assert_eq!(told(&mut late), [format!("expired {floor}")]);
+    assert!(stage.feed.reader.stats().event_bytes <= MAX / 4 + 3 * OBJECT, "a quarter of the memory");
+}
+
+/// Which one: `outgrown` has the table.
+#[test]
+fn the_feed_that_outgrows_the_memory_ends_and_others_go_on() {
+    const MAX: usize = 4 << 20;
+    let (feeds, mut demands) = feeds(MAX);
+    let (mut growing, mut small) = (stage(&feeds, &mut demands, "pods"), stage(&feeds, &mut demands, "nodes"));
+    growing.list(10, []);
+    small.list(10, [("n".to_owned(), OBJECT)]);
+    let mut stuck = growing.feed.reader.open(Start::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
+    let mut version = 11;
+    while !growing.writer.is_outgrown() {
+        growing.put(&format!("p-{version}"), version, OBJECT);
+        small.put("n", version, 100);
+        version += 1;
+        assert!(total(&feeds) <= MAX + OBJECT + 2_000, "by one object at most: {:?}", feeds.memory());
+    }
+    assert!(version > 100 && !small.writer.is_outgrown());
+    let weighed = growing.feed.reader.weighed();
+    assert!(weighed > MAX * 3 / 4, "{weighed}");
+    feeds.ended(&growing.feed, End::OverBudget);
+    growing.writer.set_state(State::Ended(End::OverBudget));
+    drop(growing.writer);
+    assert!(total(&feeds) < MAX / 4, "whoever still reads it: {:?}", feeds.memory());
+    assert!(growing.feed.reader.current().is_none(), "nobody is told that there is nothing");
+    assert!(growing.feed.reader.snapshot_at(rv(version)).is_none());
+    let mut opened = growing.feed.reader.open(Start::Current, view("b", "", "")).expect("it ends at once");
+    assert!(opened.snapshot.is_none());
+    for cursor in [&mut stuck, &mut opened.cursor] {
+        assert_eq!(told(cursor).len(), 1, "expired: the session looks why");
+    }
+    small.put("n", version + 1, 100);
+    assert_eq!(small.feed.reader.state(), State::Live);
+}
+
+#[test]
+fn two_states_that_fit_alone_do_not_both_fit() {
+    const MAX: usize = 2 << 20;
+    let (feeds, mut demands) = feeds(MAX);
+    let stages = [stage(&feeds, &mut demands, "pods"), stage(&feeds, &mut demands, "nodes")];
+    let mut staged: Vec<_> = stages.iter().map(|stage| stage.feed.reader.stage()).collect();
+    let object = |n: usize| {
+        let frame = large(EventType::Added, &format!("p-{n}"), 10, OBJECT);
+        stages[n % 2].change(frame).object
+    };
+    let refused = (0..).find(|n| staged[n % 2].push(object(*n)).is_err()).expect("it does not fit for ever");
+    assert!(refused * OBJECT < MAX && (refused + 3) * OBJECT > MAX * 9 / 10, "{refused}");
+    drop(staged.remove(refused % 2));
+    let mut left = staged.remove(0);
+    let more = object(refused + 1);
+    left.push(more).expect("the other has given its memory back");
+}
+
+#[test]
+fn a_page_counts_while_it_is_read() {
+    let (feeds, mut demands) = feeds(1 << 20);
+    let stage = stage(&feeds, &mut demands, "pods");
+    let mut staged = stage.feed.reader.stage();
+    assert!(staged.page_grows_to(600 << 10).is_ok());
+    assert_eq!(held(&feeds.memory(), Kind::Staged), 600 << 10);
+    assert!(staged.page_is_read().is_err(), "its objects take as much again");
+    assert!(staged.page_grows_to(500 << 10).is_ok() && staged.page_is_read().is_ok());
+    assert!(staged.page_grows_to((1 << 20) + 1).is_err());
+    staged.page_is_over();
+    assert_eq!(total(&feeds), 0);
+}
+
+/// It would cost upstream a list each time.
+#[tokio::test(start_paused = true)]
+async fn what_did_not_fit_is_tried_ever_more_rarely_and_when_there_is_room() {
+    let (feeds, mut demands) = feeds(1 << 20);
+    let fail = |demand: Demand, bytes: usize| {
+        let mut staged = demand.feed.reader.stage();
+        assert!(staged.page_grows_to(bytes).is_err());
+        drop(staged);
+        feeds.ended(&demand.feed, End::OverBudget);
+    };
+    // As large as all of it: there is never room for that.
+    drop(feeds.lease(&spec("pods"), None).expect("there is room"));
+    fail(demands.try_recv().expect("it is demanded"), (1 << 20) + 1);
+    let refused = || feeds.lease(&spec("pods"), None).map(drop) == Err(Unavailable::Ended(End::OverBudget));
+    advance(Duration::from_secs(59 * 60)).await;
+    feeds.forget_refusals();
+    assert!(refused(), "nothing has become free");
+    advance(Duration::from_secs(60)).await;
+    assert!(!refused(), "it may have become smaller: once an hour");
+    let again = demands.try_recv().expect("it is demanded");
+    let weight = 900 << 10;
+    // Other feeds hold something, so that less is too much.
+    let other = stage(&feeds, &mut demands, "nodes");
+    let mut pages = other.feed.reader.stage();
+    pages.page_grows_to(200 << 10).expect("there is room");
+    fail(again, weight);
+    advance(Duration::from_secs(61)).await;
+    assert!(refused(), "there is no room for what it weighed, and it was the second time");
+    drop(pages);
+    assert!(!refused(), "now there is");
+}
+
+#[test]
+fn what_is_made_of_objects_is_charged_for_as_long_as_somebody_sends_it() {
+    let (feeds, mut demands) = feeds(1 << 20);
+    let stage = stage(&feeds, &mut demands, "pods");
+    let sent = stage.derive(1, 600 << 10);
+    assert_eq!(held(&feeds.memory(), Kind::Derived), (600 << 10) + Account::KEPT_BYTES);
+    let other = stage.derive(2, 600 << 10);
+    assert!(!stage.has_derived(1) && !stage.has_derived(2), "both are too much, and nobody else has to go");
+    assert!(held(&feeds.memory(), Kind::Derived) > 1 << 20, "they are being sent");
+    drop((sent, other));
+    assert_eq!(total(&feeds), 0);
+}
+
+/// As in benches and tests of the cache alone: a cache has a memory of its own, and objects without a charge.
+#[test]
+fn a_cache_without_feeds_works_as_well() {
+    let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
+    let (_writer, reader): (CacheWriter, CacheReader) =
+        CacheWriter::new(Config::default(), Gvr::new("", "v1", "pods"), envelope, true);
+    assert_eq!(reader.stats().memory_bytes, 0);
+}

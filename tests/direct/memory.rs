@@ -1,0 +1,100 @@
+//! A memory that is too small for a collection that grows (I2): in a process of its own, whose memory can be looked at.
+
+use kube_fanout::demo::{self, Running};
+
+use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap};
+use crate::process::{Process, metric};
+
+const MEBIBYTES: usize = 8;
+const BUDGET: f64 = (MEBIBYTES << 20) as f64;
+const OBJECT_BYTES: usize = 40_000;
+/// An object and what is around it: what all feeds hold together may be this much too much.
+const ONE_OBJECT: f64 = OBJECT_BYTES as f64 + 4_096.0;
+
+async fn process(dir: &Dir, up: &Running) -> Process {
+    let file = dir.file("config", &format!("feeds: {{memoryMebibytes: {MEBIBYTES}}}"));
+    Process::serve(dir, &up.url(), &["--config", file.to_str().expect("a path")]).await
+}
+
+/// What all feeds hold, by what the metrics say.
+fn held(metrics: &str) -> f64 {
+    let kinds = ["objects", "events", "derived", "states", "staged"];
+    kinds.map(|kind| metric(metrics, "kube_fanout_memory_held_bytes", &format!("\"{kind}\""))).iter().sum()
+}
+
+/// Resident bytes.
+fn resident(process: &Process) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+    line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
+}
+
+/// Objects as large, until there are five times as many bytes as may be held. What `look` sees after each few of them.
+async fn grow(up: &Running, mut look: impl AsyncFnMut(u64)) -> u64 {
+    let count = 5 * (MEBIBYTES << 20) / OBJECT_BYTES;
+    let value = "x".repeat(OBJECT_BYTES);
+    let mut last = 0;
+    for n in 0..count {
+        last = up.put("configmaps", configmap("default", &format!("large-{n}"), &value));
+        if n % 10 == 9 {
+            look(last).await;
+        }
+    }
+    last
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_served_on() {
+    let up = demo::upstream().pods(20).seed(301).run().await;
+    let dir = Dir::new();
+    let process = process(&dir, &up).await;
+    let client = process.client();
+    assert!(client.get(CONFIGMAPS).await.is_cached() && client.get(PODS).await.is_cached());
+    let (growing, other) = (client.watch(CONFIGMAPS).await, client.watch(PODS).await);
+    let before = resident(&process);
+    let mut most = (0.0_f64, 0);
+    let last = grow(&up, async |_| {
+        let metrics = process.metrics().await;
+        most = (most.0.max(held(&metrics)), most.1.max(resident(&process)));
+        assert!(held(&metrics) <= BUDGET + ONE_OBJECT, "{} of {BUDGET}", held(&metrics));
+    })
+    .await;
+    assert_eq!(growing.ended().await, Ended::Clean, "its client goes on from its last version");
+    let told = growing.events().len();
+    assert!(told > 50, "it was told {told} changes while they fitted");
+    let metrics = process.metrics().await;
+    assert_eq!(metric(&metrics, "kube_fanout_memory_budget_bytes", "").total_cmp(&BUDGET), std::cmp::Ordering::Equal);
+    assert!(metric(&metrics, "kube_fanout_memory_made_room_total", "by=\"history\"") > 0.0, "before a feed ends");
+    assert!(metric(&metrics, "kube_fanout_memory_made_room_total", "by=\"feed\"") > 0.0);
+    assert!(held(&metrics) < BUDGET / 4.0, "it has been given back: {}", held(&metrics));
+    let listed = client.get(CONFIGMAPS).await;
+    assert!(!listed.is_cached() && listed.rv() >= last);
+    let again = client.watch(CONFIGMAPS).from(listed.rv()).await;
+    assert!(metric(&process.metrics().await, "kube_fanout_forwarded_total", "over_budget") > 0.0);
+    again.reached(up.put("configmaps", configmap("default", "one-more", "x"))).await;
+    assert!(client.get(PODS).await.is_cached());
+    other.reached(up.create_pod("default", "one-more")).await;
+    println!("resident: {before} before, at most {}, {} after; held at most {}", most.1, resident(&process), most.0);
+}
+
+/// What does not fit when it is asked for is not held in part, however often it is asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collection_that_never_fitted_is_asked_for_once() {
+    let up = demo::upstream().pods(20).seed(302).run().await;
+    let last = grow(&up, async |_| {}).await;
+    let dir = Dir::new();
+    let process = process(&dir, &up).await;
+    let client = process.client();
+    for _ in 0..3 {
+        let listed = client.get(CONFIGMAPS).await;
+        assert!(!listed.is_cached() && listed.rv() >= last);
+        assert!(client.get(PODS).await.is_cached());
+    }
+    let metrics = process.metrics().await;
+    assert_eq!(
+        metric(&metrics, "kube_fanout_upstream_questions_total", "configmaps").total_cmp(&1.0),
+        std::cmp::Ordering::Equal
+    );
+    assert!(held(&metrics) < BUDGET / 4.0, "{}", held(&metrics));
+    println!("resident: {}", resident(&process));
+}
