@@ -106,6 +106,16 @@ neighbours: ## Refused requests, unread logs, guessed tokens: the watches of oth
 	NEIGHBOURS_SECONDS=$(SECONDS) NEIGHBOURS_UNREAD=$(or $(UNREAD),1000) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 neighbours::
 
+STEADY ?= 3600
+
+.PHONY: siege
+siege: ## What attackers cost others, in time and memory, on a release build (SECONDS=60 STEADY=3600; hours)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
+	  SIEGE_OBJECTS=10000 SIEGE_SECONDS=$(SECONDS) SIEGE_RATIO=5 SIEGE_STUCK=1000 SIEGE_STEADY=$(STEADY) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 siege::
+
 .PHONY: testbed
 testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, client-go (minutes when cold)
 	@tests/kube/build.sh

@@ -34,6 +34,7 @@ mod representations_hard;
 mod restarts;
 mod revocation;
 mod rows;
+mod siege;
 mod tables;
 mod watches;
 mod websocket;

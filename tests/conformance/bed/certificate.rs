@@ -54,6 +54,12 @@ impl Authority {
         Self { name: unique("foreign-ca"), key, dir: plane.dir.clone() }
     }
 
+    /// Another one of the same name: who looks for the issuer of a certificate finds both.
+    pub fn namesake(&self) -> Self {
+        let key = KeyPair::generate().expect("ring has randomness");
+        Self { name: self.name.clone(), key, dir: self.dir.clone() }
+    }
+
     /// Its own certificate.
     pub fn pem(&self) -> String {
         let (name, constraints) = (self.subject(), extension(&BASIC_CONSTRAINTS, &der(SEQUENCE, &[&TRUE])));

@@ -20,6 +20,8 @@ pub struct Plan {
     kubeconfig: Option<PathBuf>,
     /// Callers are whom certificates by these and tokens say.
     client_ca: Option<PathBuf>,
+    /// Whether it has an admin address.
+    admin: bool,
 }
 
 /// The proxy under test, as a process.
@@ -33,7 +35,14 @@ pub struct Proxy {
 impl Plan {
     /// HTTP/2 and HTTP/1.1 over TLS.
     pub fn tls() -> Self {
-        Self { tls: true, listen: "127.0.0.1:0".to_owned(), config: None, kubeconfig: None, client_ca: None }
+        Self {
+            tls: true,
+            listen: "127.0.0.1:0".to_owned(),
+            config: None,
+            kubeconfig: None,
+            client_ca: None,
+            admin: true,
+        }
     }
 
     /// The same without TLS.
@@ -48,6 +57,11 @@ impl Plan {
     /// With a configuration file.
     pub fn config(self, yaml: &str) -> Self {
         Self { config: Some(yaml.to_owned()), ..self }
+    }
+
+    /// Without metrics and health: ready is whoever answers.
+    pub fn without_admin(self) -> Self {
+        Self { admin: false, ..self }
     }
 
     /// In front of another server.
@@ -74,7 +88,8 @@ impl Plan {
         let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
         let mut command = Command::new(built);
         command.arg("serve").arg("--kubeconfig").arg(self.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig()));
-        command.args(["--admin", "127.0.0.1:0", "--listen", &self.listen]);
+        let admin = if self.admin { "127.0.0.1:0" } else { "off" };
+        command.args(["--admin", admin, "--listen", &self.listen]);
         if self.tls {
             command.arg("--tls-self-signed").arg("--tls-self-signed-out").arg(&ca);
         }
@@ -95,14 +110,16 @@ impl Plan {
             assert!(process.ended().is_none(), "the proxy: {}", fs::read_to_string(&log).unwrap_or_default());
             let said = fs::read_to_string(&out).unwrap_or_default();
             let after = |words: &str| said.lines().find_map(|line| line.strip_prefix(words).map(str::to_owned));
-            Some((after("serving on ")?, after("metrics and health on ")?))
+            let admin = if self.admin { after("metrics and health on ")? } else { String::new() };
+            Some((after("serving on ")?, admin))
         })
         .await;
         let to = |url: String, ca: Option<PathBuf>| Target { url, ca, identity: plane.user("admin") };
         let target = to(url, self.tls.then_some(ca));
         let proxy = Proxy { target, admin: to(admin, None), log, process: Mutex::new(process) };
         eventually("the proxy is ready", async || {
-            let answer = Http::new(proxy.admin.clone(), Protocol::H1).try_get("/readyz").await?;
+            let (of, path) = if self.admin { (&proxy.admin, "/readyz") } else { (&proxy.target, "/version") };
+            let answer = Http::new(of.clone(), Protocol::H1).try_get(path).await?;
             (answer.status == 200).then_some(())
         })
         .await;

@@ -1,0 +1,221 @@
+//! What attackers cost everybody else: the same cached GET, asked again and again by somebody healthy, alone and while
+//! others attack (reliability.md T10, T11, T13). Each attack says what it was answered with, so that none of them passes
+//! because it did nothing.
+//!
+//! The short form, which is part of every test run, asserts what was answered and that the proxy lives. `make siege` is
+//! the long one: 10,000 objects, more time, a release build, and it fails when the healthy one's p99 under attack is
+//! more than `SIEGE_RATIO` times its p99 alone.
+
+mod chains;
+mod memory;
+mod selectors;
+mod unread;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use serde_json::Value;
+
+use crate::bed::{self, Ask, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, Target, say};
+
+/// Somebody asks this often; a closed loop would measure how fast it can ask.
+const EVERY: Duration = Duration::from_millis(2);
+/// Attackers of one kind.
+const ATTACKERS: usize = 8;
+
+fn seconds() -> Duration {
+    Duration::from_secs(bed::number("SIEGE_SECONDS", 2))
+}
+
+/// How many times its p99 alone the healthy one's may be; 0 where that is not judged.
+fn ratio_max() -> f64 {
+    bed::number("SIEGE_RATIO", 0) as f64
+}
+
+/// A proxy in front of many pods, and one of them, which the healthy one reads.
+struct Field {
+    bed: Bed,
+    proxy: Proxy,
+    /// The collection.
+    pods: String,
+    /// One object of it.
+    pod: String,
+}
+
+impl Field {
+    /// `None` without a test bed.
+    async fn lay(config: &str) -> Option<Self> {
+        let bed = bed::alone().await?;
+        let count = usize::try_from(bed::number("SIEGE_OBJECTS", BULK_PODS as u64)).expect("a small number");
+        let namespace = if count == BULK_PODS { "bulk" } else { "siege" };
+        bed.load().await;
+        if namespace == "siege" {
+            let load = bed.drive("load").args(["--namespace", namespace, "--pods", &count.to_string()]);
+            load.args(["--size", "2500", "--workers", "8"]).start().finish().await;
+        }
+        let proxy = Plan::delegated(&bed).config(config).start(&bed).await;
+        let pods = format!("/api/v1/namespaces/{namespace}/pods");
+        let list = bed.direct().json(&format!("{pods}?limit=1")).await;
+        let pod = format!("{pods}/{}", list["items"][0]["metadata"]["name"].as_str().expect("a name"));
+        let whole = proxy.client().get(&format!("{pods}?resourceVersion=0")).await;
+        assert!(whole.is_cached(), "{}", whole.text());
+        Some(Self { bed, proxy, pods, pod })
+    }
+
+    /// Somebody else than the attackers.
+    fn healthy(&self) -> Target {
+        self.proxy.target().by(&self.bed.user("admin"))
+    }
+
+    /// The healthy one's cached GETs, alone and while `attack` goes on. `attack` is told when it is over.
+    async fn besiege<F, A>(&self, what: &str, attack: A)
+    where
+        F: Future<Output = Answers>,
+        A: FnOnce(Arc<AtomicBool>) -> F,
+    {
+        let path = format!("{}?resourceVersion=0", self.pod);
+        Reader::start(self.healthy(), path.clone()).stop_after(seconds()).await;
+        let alone = Reader::start(self.healthy(), path.clone()).stop_after(seconds()).await;
+        let over = Arc::new(AtomicBool::new(false));
+        let reader = Reader::start(self.healthy(), path);
+        let reading = async {
+            let seen = reader.stop_after(seconds()).await;
+            over.store(true, Ordering::SeqCst);
+            seen
+        };
+        let cpu = self.proxy.cpu_seconds();
+        let (under, answers) = tokio::join!(reading, attack(over.clone()));
+        let cpu = self.proxy.cpu_seconds() - cpu;
+        let ratio = under.at(0.99) / alone.at(0.99);
+        say(&format!("{what}: alone {alone}; under attack {under}; p99 × {ratio:.1}; {cpu:.1} s of CPU; {answers}"));
+        self.proxy.assert_sound();
+        assert!(under.0.len() > 20, "{what}: the healthy one was not answered");
+        assert!(answers.count() > 0, "{what}: nobody attacked");
+        assert!(ratio_max() == 0.0 || ratio <= ratio_max(), "{what}: p99 × {ratio:.1}");
+    }
+}
+
+/// Somebody healthy, in a thread of its own, so that the attackers' own work is not in what it measures.
+struct Reader {
+    over: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Latencies>,
+}
+
+/// In milliseconds, sorted.
+struct Latencies(Vec<f64>);
+
+impl Reader {
+    fn start(target: Target, path: String) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let until = over.clone();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async move {
+                let http = Http::new(target, Protocol::H2);
+                let mut seen = Vec::new();
+                while !until.load(Ordering::SeqCst) {
+                    let began = Instant::now();
+                    let answer = http.get(&path).await;
+                    assert!(answer.status == 200 && answer.is_cached(), "{}: {}", answer.status, answer.text());
+                    seen.push(began.elapsed().as_secs_f64() * 1e3);
+                    tokio::time::sleep(EVERY).await;
+                }
+                // The first is of a connection that is made for it.
+                seen.remove(0);
+                seen.sort_by(f64::total_cmp);
+                Latencies(seen)
+            })
+        });
+        Self { over, thread }
+    }
+
+    async fn stop_after(self, time: Duration) -> Latencies {
+        tokio::time::sleep(time).await;
+        self.over.store(true, Ordering::SeqCst);
+        tokio::task::spawn_blocking(move || self.thread.join()).await.expect("joined").expect("it was answered")
+    }
+}
+
+impl Latencies {
+    fn at(&self, share: f64) -> f64 {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+        let at = (self.0.len() as f64 * share) as usize;
+        self.0.get(at).or(self.0.last()).copied().unwrap_or(f64::INFINITY)
+    }
+}
+
+impl fmt::Display for Latencies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "p50 {:.2} p99 {:.2} ms of {}", self.at(0.5), self.at(0.99), self.0.len())
+    }
+}
+
+/// What attackers were answered, by how: `200 cached`, `429`, `ended`.
+#[derive(Debug, Clone, Default)]
+struct Answers(Arc<Mutex<BTreeMap<String, usize>>>);
+
+impl Answers {
+    fn put(&self, what: impl Into<String>) {
+        *self.0.lock().expect("not poisoned").entry(what.into()).or_default() += 1;
+    }
+
+    fn count(&self) -> usize {
+        self.0.lock().expect("not poisoned").values().sum()
+    }
+}
+
+impl fmt::Display for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let answers = self.0.lock().expect("not poisoned");
+        f.write_str(&answers.iter().map(|(what, count)| format!("{count} × {what}")).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Runs so many attackers at once, each in a loop until it is over.
+async fn attack<F: Future<Output = ()>>(
+    count: usize,
+    over: &AtomicBool,
+    answers: &Answers,
+    blow: impl Fn(usize, usize, Answers) -> F,
+) {
+    let blow = &blow;
+    let attackers = (0..count).map(async |who| {
+        for at in 0.. {
+            if over.load(Ordering::SeqCst) {
+                break;
+            }
+            blow(who, at, answers.clone()).await;
+        }
+    });
+    join_all(attackers).await;
+}
+
+/// Sends, and notes what came of it.
+async fn put(http: &Http, ask: Ask, answers: &Answers) -> Option<Value> {
+    match http.try_ask(ask).await {
+        Ok(answer) => {
+            let cached = if answer.is_cached() { " cached" } else { "" };
+            let found = serde_json::from_slice::<Value>(&answer.body).ok();
+            let why = found.as_ref().filter(|_| answer.status != 200).and_then(|status| status["message"].as_str());
+            let why = why.map(|why| format!(" {}", why.chars().take(60).collect::<String>())).unwrap_or_default();
+            answers.put(format!("{}{cached}{why}", answer.status.as_u16()));
+            found
+        }
+        Err(_) => {
+            answers.put("ended");
+            None
+        }
+    }
+}
+
+/// Callers who may read everything: one by a token, for the most of them, and others each by a certificate.
+fn callers(plane: &Plane, count: usize) -> Vec<Identity> {
+    let authority = bed::Authority::of(plane);
+    let name = |at: usize| if at < count / 2 { "mallory".to_owned() } else { bed::unique("mallory") };
+    (0..count).map(|at| authority.issue(&name(at), &["system:masters"])).collect()
+}

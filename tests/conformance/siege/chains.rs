@@ -1,0 +1,58 @@
+//! Chains of certificates that lead nowhere, by many ways.
+
+use std::fs;
+
+use http::header::AUTHORIZATION;
+
+use super::{ATTACKERS, Answers, Field, attack};
+use crate::bed::{self, Ask, Authority, Http, Identity, Protocol, unique};
+
+/// A TLS message holds no more of them.
+const CERTIFICATES: usize = 170;
+
+/// Somebody's certificate, and others behind it that could all have issued it and each other.
+fn maze(field: &Field) -> Identity {
+    let issuer = Authority::foreign(&field.bed);
+    let leaf = issuer.issue("mallory", &[]).certificate.expect("a file");
+    let namesakes: String = (0..CERTIFICATES).map(|_| issuer.namesake().pem()).collect();
+    let path = field.bed.dir.join(unique("maze"));
+    fs::write(&path, fs::read_to_string(leaf).expect("a file") + &namesakes).expect("a file");
+    Identity::certificate("a maze", path)
+}
+
+/// 1.3: what a chain costs is bounded before anybody is known, and is not paid again with every request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn chains_that_lead_nowhere_cost_others_little() {
+    let Some(field) = Field::lay("").await else { return };
+    let maze = maze(&field);
+    let knock = async |http: &Http, token: &str, answers: &Answers| {
+        let mut ask = Ask::get(&format!("{}?resourceVersion=0", field.pod));
+        if !token.is_empty() {
+            ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
+        }
+        match http.try_ask(ask).await {
+            Ok(answer) => answers.put(answer.status.as_u16().to_string()),
+            Err(_) => answers.put("ended"),
+        }
+    };
+    let token = field.bed.user("admin").token;
+    // On one connection each, with a token of somebody's besides; and on ever new ones, with many questions at once.
+    for (what, token, at_once) in [("chains beside a token", token.as_str(), 1), ("chains alone", "", 100)] {
+        field
+            .besiege(what, async |over| {
+                let answers = Answers::default();
+                let target = field.proxy.target().by(&maze);
+                let clients: Vec<_> = (0..ATTACKERS).map(|_| Http::new(target.clone(), Protocol::H2)).collect();
+                let (clients, knock) = (&clients, &knock);
+                let blow = |who: usize, _, answers: Answers| async move {
+                    let knocks = (0..at_once).map(|_| knock(&clients[who], token, &answers));
+                    futures_util::future::join_all(knocks).await;
+                };
+                attack(ATTACKERS, &over, &answers, blow).await;
+                answers
+            })
+            .await;
+    }
+    assert_eq!(field.proxy.client().get(&field.pod).await.status, 200);
+    bed::say("whoever is known is answered");
+}

@@ -1,0 +1,216 @@
+//! Memory that others make the proxy take.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::bed::{self, Ask, BULK_PODS, PATIENCE, Plan, Process, Proxy, eventually, number, say, unique};
+use crate::hostile::streams::{Fields, field, frame, head, hello};
+
+const SETTINGS: u8 = 4;
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Resident memory beside what the process takes by itself: the budget, and what an allocator needs to keep it.
+const SHARE_MAX: f64 = 1.25;
+/// Kibibytes of a ConfigMap that a collection grows by.
+const MAP_KIB: usize = 100;
+
+/// How much memory the proxy took while something went on.
+#[derive(Debug, Clone)]
+struct Seen {
+    before: u64,
+    max: u64,
+    last: u64,
+    /// All of them, in order.
+    looks: Vec<u64>,
+}
+
+/// Looks at a process again and again.
+struct Watcher {
+    over: Arc<AtomicBool>,
+    task: JoinHandle<Vec<u64>>,
+    before: u64,
+}
+
+impl Watcher {
+    fn of(proxy: &Arc<Proxy>) -> Self {
+        let (over, proxy) = (Arc::new(AtomicBool::new(false)), proxy.clone());
+        let (until, before) = (over.clone(), proxy.resident_bytes());
+        let task = tokio::spawn(async move {
+            let mut looks = Vec::new();
+            while !until.load(Ordering::SeqCst) {
+                looks.push(proxy.resident_bytes());
+                sleep(LOOK_EVERY).await;
+            }
+            looks
+        });
+        Self { over, task, before }
+    }
+
+    async fn seen(self) -> Seen {
+        self.over.store(true, Ordering::SeqCst);
+        let looks = self.task.await.expect("it only looks");
+        let (max, last) = (looks.iter().max(), looks.last());
+        let some = "it has looked once";
+        Seen { before: self.before, max: *max.expect(some), last: *last.expect(some), looks }
+    }
+}
+
+impl Seen {
+    /// The share of the budget that was taken at most. What the process takes before it holds anything is not the feeds'.
+    fn share(&self, what: &str, budget_mib: u64) -> f64 {
+        let taken = self.max - self.before.min(self.max);
+        let [before, max, last] = [self.before, self.max, self.last].map(|bytes| bytes as f64 / f64::from(1 << 20));
+        let share = taken as f64 / (budget_mib << 20) as f64;
+        say(&format!(
+            "{what}: {before:.1} MiB before, {max:.1} at most, {last:.1} at last: {share:.2} of {budget_mib} MiB"
+        ));
+        share
+    }
+}
+
+fn budget(mib: u64) -> String {
+    format!("feeds: {{memoryMebibytes: {mib}}}")
+}
+
+/// 3.1: a collection that outgrows the budget while it is watched.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collection_that_grows_to_five_budgets_stays_within_one() {
+    let Some(bed) = bed::own("growth").await else { return };
+    let mib = number("SIEGE_BUDGET", 24);
+    let proxy = Arc::new(Plan::tls().config(&budget(mib)).start(&bed).await);
+    let namespace = bed.namespace("growth").await;
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let kinds = ["application/json", "application/vnd.kubernetes.protobuf"];
+    let query = "watch=true&allowWatchBookmarks=true";
+    // Both forms are read, and lists of them, so that what is derived counts as well.
+    for path in ["/api/v1/configmaps", maps.as_str()] {
+        assert_eq!(proxy.client().get(&format!("{path}?resourceVersion=0")).await.status, 200);
+    }
+    let watcher = Watcher::of(&proxy);
+    let mut watches = Vec::new();
+    for kind in kinds {
+        let http = proxy.client();
+        let ask = Ask::get(&format!("/api/v1/configmaps?{query}")).accept(kind);
+        watches.push(tokio::spawn(async move {
+            // Whenever the watch ends, as it does when its feed is over, another one follows.
+            loop {
+                let mut body = http.send(ask.clone()).await.into_body();
+                while let Some(Ok(_)) = http_body_util::BodyExt::frame(&mut body).await {}
+                sleep(Duration::from_millis(100)).await;
+            }
+        }));
+    }
+    let count = usize::try_from(5 * mib * 1024).expect("small") / MAP_KIB;
+    let (direct, filler) = (bed.direct(), "x".repeat(MAP_KIB << 10));
+    stream::iter(0..count)
+        .for_each_concurrent(8, |at| {
+            let map = json!({"metadata": {"name": format!("map-{at}")}, "data": {"filler": filler}});
+            let (direct, maps) = (&direct, &maps);
+            async move { drop(direct.create(maps, map).await) }
+        })
+        .await;
+    let listed = proxy.client().get(&format!("{maps}?limit=10")).await;
+    assert_eq!((listed.status.as_u16(), listed.value()["items"].as_array().map(Vec::len)), (200, Some(10)));
+    // It may be tried again after a while: that must not take more, either.
+    sleep(Duration::from_secs(number("SIEGE_SECONDS", 2))).await;
+    let seen = watcher.seen().await;
+    watches.iter().for_each(JoinHandle::abort);
+    let share = seen.share("a collection of five budgets", mib);
+    assert!(share <= SHARE_MAX, "{share:.2} of the budget");
+    let metrics = proxy.metrics().await;
+    assert!(metrics.sum("kube_fanout_forwarded_total", &[("reason", "over_budget")]) > 0, "it passes through");
+    proxy.assert_sound();
+}
+
+fn question(path: &str, token: &str) -> Fields {
+    let fields = [(":method", "GET"), (":scheme", "https"), (":authority", "127.0.0.1"), (":path", path)];
+    let mut fields: Fields = fields.iter().map(|(name, value)| field(name, value)).collect();
+    fields.push(field("authorization", &format!("Bearer {token}")));
+    fields
+}
+
+/// 3.1, 3.3: watch-lists that nobody reads, while what they begin with is replaced again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
+    const STREAMS: u32 = 100;
+    let Some(bed) = bed::own("stuck").await else { return };
+    bed.load().await;
+    let mib = number("SIEGE_BUDGET", 24) + 24;
+    let proxy = Arc::new(Plan::tls().config(&budget(mib)).start(&bed).await);
+    let (pods, watcher) = ("/api/v1/pods", Watcher::of(&proxy));
+    let whole = proxy.client().json(&format!("{pods}?resourceVersion=0")).await;
+    assert!(whole["items"].as_array().expect("a list").len() >= BULK_PODS);
+    let (namespace, ops) = (unique("churn"), (number("SIEGE_SECONDS", 2) * 400).to_string());
+    let args = ["--namespace", &namespace, "--ops", &ops, "--objects", "400", "--workers", "8"];
+    let churn = bed.drive("churn").args(args).start();
+    let (query, token) = (
+        "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0",
+        bed.user("admin").token,
+    );
+    let path = format!("{pods}?{query}");
+    let mut held = Vec::new();
+    for _ in 0..number("SIEGE_STUCK", 300).div_ceil(u64::from(STREAMS)) {
+        // Every connection begins with another state.
+        let mut io = proxy.target().connect("h2").await;
+        let mut bytes = [hello(), frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat();
+        for stream in 0..STREAMS {
+            bytes.extend(head(2 * stream + 1, &question(&path, &token), true));
+        }
+        io.write_all(&bytes).await.expect("it is sent");
+        held.push(io);
+        sleep(Duration::from_millis(200)).await;
+    }
+    churn.finish_within(PATIENCE.max(Duration::from_secs(number("SIEGE_SECONDS", 2) * 10))).await;
+    let share = watcher.seen().await.share("watch-lists that nobody reads", mib);
+    assert!(share <= SHARE_MAX, "{share:.2} of the budget");
+    assert_eq!(proxy.client().get(&format!("{pods}?resourceVersion=0&limit=1")).await.status, 200);
+    proxy.assert_sound();
+    drop(held);
+}
+
+/// 2.6: deliveries, with nobody who looks at metrics.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deliveries_leave_nothing_behind() {
+    let Some(bed) = bed::own("steady").await else { return };
+    let proxy = Arc::new(Plan::tls().without_admin().start(&bed).await);
+    let seconds = number("SIEGE_STEADY", 8).to_string();
+    let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
+    let mut command = Command::new(built);
+    let (out, target) = (bed.file("steady.json"), proxy.target());
+    command.args(["bench", "--target", &target.url, "--ca"]).arg(target.ca.as_ref().expect("it speaks TLS"));
+    command.arg("--kubeconfig").arg(bed.kubeconfig()).args(["--write", bed.url()]);
+    command.args(["--watches", "1000", "--connections", "10", "--rate", "50", "--seconds", &seconds]).arg("--json");
+    let (said, create) = (bed.file("steady.err"), |path: &Path| std::fs::File::create(path).expect("a file"));
+    command.arg(&out).stdout(create(&bed.file("steady.out"))).stderr(create(&said));
+    let bench = Process::start("kube-fanout bench", &mut command);
+    eventually("its watches are open, and it measures", async || {
+        std::fs::read_to_string(&said).expect("a file").contains("measuring").then_some(())
+    })
+    .await;
+    let watcher = Watcher::of(&proxy);
+    let patience = PATIENCE + Duration::from_secs(number("SIEGE_STEADY", 8));
+    assert!(bench.wait(patience).await.success(), "the bench missed nothing");
+    let seen = watcher.seen().await;
+    let quarter = seen.looks.len() / 4;
+    let median = |looks: &[u64]| {
+        let mut looks = looks.to_vec();
+        looks.sort_unstable();
+        looks[looks.len() / 2] as f64 / f64::from(1 << 20)
+    };
+    let (early, late) = (median(&seen.looks[quarter..2 * quarter]), median(&seen.looks[3 * quarter..]));
+    let figures: serde_json::Value = serde_json::from_slice(&std::fs::read(&out).expect("figures")).expect("JSON");
+    say(&format!(
+        "{seconds} s of deliveries: {early:.1} MiB in the second quarter, {late:.1} in the last; {}",
+        figures["results"]
+    ));
+    assert!(late < early * 1.1 + 8.0, "from {early:.1} to {late:.1} MiB");
+    proxy.assert_sound();
+}

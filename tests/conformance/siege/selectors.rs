@@ -1,0 +1,112 @@
+//! Selectors that cost much and find nothing.
+
+use serde_json::Value;
+
+use super::{ATTACKERS, Answers, Field, attack, callers, put};
+use crate::bed::{Ask, Http, Protocol};
+
+/// As long as selectors may be, but for a few words around it.
+const SELECTOR_BYTES: usize = (16 << 10) - 32;
+
+/// `part(0),part(1),…`, as long as may be.
+fn joined(part: impl Fn(usize) -> String) -> String {
+    let mut selector = part(0);
+    for at in 1.. {
+        let next = part(at);
+        if selector.len() + 1 + next.len() > SELECTOR_BYTES {
+            break;
+        }
+        selector = format!("{selector},{next}");
+    }
+    selector
+}
+
+/// Queries of a collection, each dear in its own way.
+fn queries() -> Vec<String> {
+    let labels = |selector: String| format!("labelSelector={}", escaped(&selector));
+    let values = joined(|at| format!("v{at}"));
+    let duplicates = labels(joined(|_| "!aa".to_owned()));
+    let keys = labels(joined(|at| format!("!a{at}")));
+    let fields = format!("fieldSelector={}", escaped(&joined(|at| format!("metadata.name!=x{at}"))));
+    let initial = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let never = "app%3Dnobody%2Capp%21%3Dsomebody";
+    vec![
+        format!("resourceVersion=0&{duplicates}"),
+        format!("resourceVersion=0&{keys}"),
+        format!("resourceVersion=0&{}", labels(format!("aa notin ({values})"))),
+        format!("resourceVersion=0&{}", labels(format!("app in ({values})"))),
+        format!("resourceVersion=0&{fields}"),
+        format!("resourceVersion=0&labelSelector={never}"),
+        format!("resourceVersion=0&limit=1&{duplicates}"),
+        format!("{initial}&timeoutSeconds=1&{duplicates}"),
+        format!("{initial}&timeoutSeconds=1&{keys}"),
+        format!("watch=true&resourceVersion=0&timeoutSeconds=1&labelSelector={never}"),
+    ]
+}
+
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+    text.bytes().fold(String::new(), |text, byte| match plain(byte) {
+        true => text + &char::from(byte).to_string(),
+        false => text + &format!("%{byte:02X}"),
+    })
+}
+
+/// 2.1: `!aa,!aa,…` over a large collection, and its relatives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn dear_selectors_cost_others_little() {
+    let Some(field) = Field::lay("").await else { return };
+    let queries = queries();
+    let clients: Vec<_> = callers(&field.bed, ATTACKERS)
+        .iter()
+        .map(|identity| Http::new(field.proxy.target().by(identity), Protocol::H2))
+        .collect();
+    let ask = |query: &str| Ask::get(&format!("{}?{query}", field.pods));
+    let of = |query: &str| query.split(['=', '%', '&']).filter(|word| word.len() < 20).collect::<Vec<_>>().join(" ");
+    for query in &queries {
+        field
+            .besiege(&of(query).chars().take(60).collect::<String>(), async |over| {
+                let answers = Answers::default();
+                let clients = &clients;
+                let blow = |who: usize, _, answers: Answers| async move {
+                    put(&clients[who], ask(query), &answers).await;
+                };
+                attack(ATTACKERS, &over, &answers, blow).await;
+                answers
+            })
+            .await;
+    }
+    // All of them together, page by page.
+    field
+        .besiege("all kinds", async |over| {
+            let answers = Answers::default();
+            let (clients, queries) = (&clients, &queries);
+            let blow = |who: usize, at: usize, answers: Answers| async move {
+                let found = put(&clients[who], ask(&queries[(who + at) % queries.len()]), &answers).await;
+                let next = found.as_ref().and_then(|list| list["metadata"]["continue"].as_str().map(str::to_owned));
+                if let Some(next) = next.filter(|next| !next.is_empty()) {
+                    put(&clients[who], ask(&format!("limit=1&continue={}", escaped(&next))), &answers).await;
+                }
+            };
+            attack(ATTACKERS, &over, &answers, blow).await;
+            answers
+        })
+        .await;
+}
+
+/// What such a request is answered with is what the apiserver answers.
+#[tokio::test]
+async fn dear_selectors_are_answered_as_upstream_answers_them() {
+    let Some(field) = Field::lay("").await else { return };
+    for query in queries().iter().filter(|query| !query.contains("watch=true")) {
+        let ask = Ask::get(&format!("{}?{}", field.pods, query.replace("resourceVersion=0&", "")));
+        let (ours, theirs) = (field.proxy.client().ask(ask.clone()).await, field.bed.direct().ask(ask).await);
+        assert_eq!(ours.status, theirs.status, "{query}");
+        let without_version = |mut list: Value| {
+            list["metadata"].as_object_mut().expect("a list").remove("resourceVersion");
+            list["metadata"].as_object_mut().expect("a list").remove("continue");
+            list
+        };
+        assert_eq!(without_version(ours.value()), without_version(theirs.value()), "{query}");
+    }
+}

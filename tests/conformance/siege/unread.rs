@@ -1,0 +1,84 @@
+//! Answers that nobody reads.
+
+use std::time::Duration;
+
+use http::header::AUTHORIZATION;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use super::{ATTACKERS, Answers, Field, callers};
+use crate::bed::{self, Ask, Http, Identity, Protocol, say};
+use crate::hostile::streams::{Fields, field, frame, head, hello};
+
+const SETTINGS: u8 = 4;
+/// Streams of one connection, below what the proxy allows.
+const STREAMS: u32 = 200;
+/// A short answer lasts a minute at most, and its place is given back then.
+const PLACE_MAX: Duration = Duration::from_secs(75);
+
+fn question(path: &str, token: &str) -> Fields {
+    let fields = [(":method", "GET"), (":scheme", "https"), (":authority", "127.0.0.1"), (":path", path)];
+    let mut fields: Fields = fields.iter().map(|(name, value)| field(name, value)).collect();
+    if !token.is_empty() {
+        fields.push(field("authorization", &format!("Bearer {token}")));
+    }
+    fields
+}
+
+/// Connections without any window: all that they ask for is answered, and nothing of it can be sent.
+async fn stuck(field: &Field, who: &Identity, path: &str) -> TlsStream<TcpStream> {
+    let mut io = field.proxy.target().by(who).connect("h2").await;
+    let mut bytes = [hello(), frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat();
+    for stream in 0..STREAMS {
+        bytes.extend(head(2 * stream + 1, &question(path, &who.token), true));
+    }
+    // It may be hung up on.
+    let _ = io.write_all(&bytes).await;
+    io
+}
+
+/// 2.3: answers that nobody reads take nobody's time, and their places come back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_that_nobody_reads_cost_others_little() {
+    let Some(field) = Field::lay("").await else { return };
+    let attackers = callers(&field.bed, ATTACKERS);
+    let passed = format!("{}?limit=500&labelSelector=app&pretty=true", field.pods);
+    let cached = format!("{}?resourceVersion=0", field.pods);
+    let mut held = Vec::new();
+    for (what, path) in [("unread lists from memory", &cached), ("unread answers passed through", &passed)] {
+        field
+            .besiege(what, async |_| {
+                let answers = Answers::default();
+                for who in &attackers {
+                    held.push(stuck(&field, who, path).await);
+                    answers.put("connections");
+                }
+                answers
+            })
+            .await;
+    }
+    let anonymous = async |path: &str| {
+        let http = Http::new(field.proxy.target().by(&Identity::anonymous()), Protocol::H1);
+        http.ask(Ask { headers: http::HeaderMap::new(), ..Ask::get(path) }).await.status.as_u16()
+    };
+    for _ in 0..40 {
+        held.push(stuck(&field, &Identity::anonymous(), "/version").await);
+    }
+    // Somebody else's requests find places all the same, whatever others hold.
+    let mut ask = Ask::get("/api/v1/namespaces/default/secrets?limit=1");
+    let token = field.bed.user("admin").token;
+    ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
+    let status = Http::new(field.healthy(), Protocol::H2).ask(ask).await.status;
+    say(&format!("passed through for somebody healthy: {status}; for nobody: {}", anonymous("/version").await));
+    assert_eq!(status, 200);
+    if super::ratio_max() > 0.0 {
+        let began = std::time::Instant::now();
+        bed::eventually("nobody's places have come back", async || (anonymous("/version").await == 200).then_some(()))
+            .await;
+        say(&format!("nobody in particular is answered again after {:.1?}", began.elapsed()));
+        assert!(began.elapsed() < PLACE_MAX);
+    }
+    field.proxy.assert_sound();
+    drop(held);
+}
