@@ -13,8 +13,8 @@
 
 mod accesses;
 mod affected;
-mod browsers;
 mod agenda;
+mod browsers;
 mod certificate;
 mod changes;
 mod credential;
@@ -25,8 +25,8 @@ mod impersonation;
 mod judge;
 mod lease;
 mod metrics;
-mod pace;
 mod once;
+mod pace;
 mod policy;
 mod question;
 mod readable;

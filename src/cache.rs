@@ -11,8 +11,8 @@
 //! [`Pull::Expired`], never a silent gap. `rv` is upstream's; `seq` is our own dense index; they are never mixed.
 //! No async I/O and no HTTP in this layer.
 
-mod counts;
 mod budget;
+mod counts;
 mod currency;
 mod cursor;
 mod encodings;
@@ -40,8 +40,8 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use counts::{Counts, Word};
 pub use budget::{Gone, Kind, Memory};
+pub use counts::{Counts, Word};
 pub use currency::Currency;
 pub use cursor::{Cursor, Mark, Pull, Sifted, Step};
 pub use encodings::{Deflated, Encoding, Encodings, Part, Plain};

@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::counts::Ledger;
 use super::budget::{Budget, Memory};
+use super::counts::Ledger;
 use super::outgrown::{REFUSED_MAX, refused_for};
 use super::reader::End;
 use super::{

@@ -248,15 +248,17 @@ where
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
     this.advance(State::Leaving);
     driven.connection().graceful_shutdown();
-    let ending = async {
-        tokio::select! {
-            () = this.reached(State::Cut) => {}
-            () = cut.over() => {}
-        }
-    };
-    match driven.until(Box::pin(ending).as_mut()).await {
+    match driven.until(Box::pin(is_cut(&this, &cut)).as_mut()).await {
         First::Ended(ended) => ended,
         First::Aside(()) => Err(Over::Cut.into()),
+    }
+}
+
+/// Completes when a connection is not to go on, by itself or by what runs on it.
+async fn is_cut(this: &Connection, cut: &Cut) {
+    tokio::select! {
+        () = this.reached(State::Cut) => {}
+        () = cut.over() => {}
     }
 }
 

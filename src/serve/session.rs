@@ -23,8 +23,8 @@ use self::initial::{Initial, Put};
 use self::part::{Bookmark, Part, Told};
 use super::admission::Place;
 use super::metrics::WatchMetrics;
-use super::pace::Looks;
 use super::overdue::Watchdog;
+use super::pace::Looks;
 use crate::auth::Standing;
 use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State, Step};
 use crate::kube::{EventType, ResourceVersion, Status};
@@ -211,15 +211,7 @@ impl WatchSession {
                     }
                 }
             }
-            if let Some(first) = batch.first_mut() {
-                if let Some(headed) = self.columns.as_ref().and_then(|columns| columns.put(first)) {
-                    *first = headed;
-                    self.columns = None;
-                }
-                self.metrics.sent(frames.max(batch.len()), batch);
-                if self.is_ended() {
-                    self.dog.end();
-                }
+            if self.says(frames, batch) {
                 return Poll::Ready(Some(()));
             }
             if self.looks.are_used_up() {
@@ -231,6 +223,20 @@ impl WatchSession {
                 return Poll::Pending;
             }
         }
+    }
+
+    /// Whether there is something in the batch, which is said now: so many frames, or as many as there are pieces.
+    fn says(&mut self, frames: usize, batch: &mut [Bytes]) -> bool {
+        let Some(first) = batch.first_mut() else { return false };
+        if let Some(headed) = self.columns.as_ref().and_then(|columns| columns.put(first)) {
+            *first = headed;
+            self.columns = None;
+        }
+        self.metrics.sent(frames.max(batch.len()), batch);
+        if self.is_ended() {
+            self.dog.end();
+        }
+        true
     }
 
     /// Whatever was to come, nothing does once the client may not read it (reliability.md A4).
@@ -422,28 +428,6 @@ impl WatchSession {
         }
     }
 
-    /// The permission is looked at next, and says why it is over.
-    fn end_without_a_word(&mut self, end: End) {
-        if end == End::Revoked {
-            self.called = None;
-            return;
-        }
-        self.phase = Phase::Ended;
-        self.metrics.ended(end);
-    }
-
-    /// A bookmark for a client that is sent away: it resumes here or at another replica without a list.
-    fn last_bookmark(&mut self, end: End) -> Option<Bytes> {
-        if end != End::Drained || !self.bookmarks {
-            return None;
-        }
-        match self.pull(0, None, &mut Vec::new()) {
-            _ if !self.is_settled() => None,
-            Step::Pulled(Pull::CaughtUp { progress }) if progress.rv > self.told => self.bookmark(progress.rv).ok(),
-            _ => None,
-        }
-    }
-
     /// What the alarm has said that was not heeded yet; it is set.
     fn called(&mut self, cx: &Context<'_>) -> Option<Call> {
         // Who is polled has been looked at by nobody else.
@@ -479,26 +463,6 @@ impl WatchSession {
         let is_due = self.clock.bookmark_due(Instant::now());
         self.set_alarm(self.clock.next());
         is_due
-    }
-
-    /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
-    pub(super) fn end_with(&mut self, status: &Status, end: End) {
-        if matches!(self.phase, Phase::Ended) {
-            return;
-        }
-        let envelope = self.cursor.renderer().envelope();
-        let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
-        self.phase = Phase::Last(frame, end);
-        // It is taken soon, or not at all.
-        self.dog.end();
-    }
-}
-
-impl Drop for WatchSession {
-    fn drop(&mut self) {
-        if !matches!(self.phase, Phase::Ended) {
-            self.metrics.ended(self.dog.cut().why().map_or(End::Closed, End::Cut));
-        }
     }
 }
 

@@ -13,8 +13,8 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::Error;
-use crate::net::is_loopback;
 use super::secrecy::words;
+use crate::net::is_loopback;
 
 /// Where our credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,3 +1,9 @@
+use bytes::Bytes;
+
+use super::{Phase, WatchSession};
+use crate::cache::{Pull, Step};
+use crate::kube::Status;
+
 /// Why a watch is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum End {
@@ -33,6 +39,50 @@ impl End {
             Self::Drained => "drained",
             Self::Closed => "closed",
             Self::Cut(why) => why,
+        }
+    }
+}
+
+impl WatchSession {
+    /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
+    pub(in super::super) fn end_with(&mut self, status: &Status, end: End) {
+        if matches!(self.phase, Phase::Ended) {
+            return;
+        }
+        let envelope = self.cursor.renderer().envelope();
+        let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
+        self.phase = Phase::Last(frame, end);
+        // It is taken soon, or not at all.
+        self.dog.end();
+    }
+
+    /// The permission is looked at next, and says why it is over.
+    pub(super) fn end_without_a_word(&mut self, end: End) {
+        if end == End::Revoked {
+            self.called = None;
+            return;
+        }
+        self.phase = Phase::Ended;
+        self.metrics.ended(end);
+    }
+
+    /// A bookmark for a client that is sent away: it resumes here or at another replica without a list.
+    pub(super) fn last_bookmark(&mut self, end: End) -> Option<Bytes> {
+        if end != End::Drained || !self.bookmarks {
+            return None;
+        }
+        match self.pull(0, None, &mut Vec::new()) {
+            _ if !self.is_settled() => None,
+            Step::Pulled(Pull::CaughtUp { progress }) if progress.rv > self.told => self.bookmark(progress.rv).ok(),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for WatchSession {
+    fn drop(&mut self) {
+        if !matches!(self.phase, Phase::Ended) {
+            self.metrics.ended(self.dog.cut().why().map_or(End::Closed, End::Cut));
         }
     }
 }

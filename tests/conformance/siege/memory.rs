@@ -64,7 +64,7 @@ impl Watcher {
 }
 
 impl Seen {
-    /// The share of the budget that was taken at most. What the process takes before it holds anything is not the feeds'.
+    /// The share of the budget that was taken at most, beside what the process takes before it holds anything.
     fn share(&self, what: &str, budget_mib: u64) -> f64 {
         let taken = self.max - self.before.min(self.max);
         let [before, max, last] = [self.before, self.max, self.last].map(|bytes| bytes as f64 / f64::from(1 << 20));
@@ -151,11 +151,9 @@ async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
     let (namespace, ops) = (unique("churn"), (number("SIEGE_SECONDS", 2) * 400).to_string());
     let args = ["--namespace", &namespace, "--ops", &ops, "--objects", "400", "--workers", "8"];
     let churn = bed.drive("churn").args(args).start();
-    let (query, token) = (
-        "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0",
-        bed.user("admin").token,
-    );
-    let path = format!("{pods}?{query}");
+    let token = bed.user("admin").token;
+    let initial = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let path = format!("{pods}?watch=true&resourceVersion=0&{initial}");
     let mut held = Vec::new();
     for _ in 0..number("SIEGE_STUCK", 300).div_ceil(u64::from(STREAMS)) {
         // Every connection begins with another state.
