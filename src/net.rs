@@ -7,6 +7,7 @@ mod connection;
 mod cork;
 mod crowd;
 mod driven;
+mod failures;
 mod listener;
 mod metrics;
 mod peer;

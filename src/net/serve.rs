@@ -21,6 +21,7 @@ use super::connection::{Running, State};
 use super::cork::Corked;
 use super::crowd::Source;
 use super::driven::{Driven, First, Streams};
+use super::failures::Failures;
 use super::listener::Stream;
 use super::metrics::{Failed, Open};
 use super::places::Places;
@@ -90,6 +91,7 @@ pub async fn serve<S, F, B>(
 {
     let limits = Arc::new(limits);
     let places = Places::within_descriptors(limits.connections_max);
+    let failures = Arc::new(Failures::default());
     let watch = drain.clone();
     let started = drain.started();
     tokio::pin!(started);
@@ -114,6 +116,7 @@ pub async fn serve<S, F, B>(
             }
         };
         let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
+        let tls = tls.map(|tls| (tls, failures.clone()));
         tasks.spawn("connection", async move {
             let _open = Open::new();
             let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
@@ -160,7 +163,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 async fn connection<S, F, B>(
     stream: Stream,
     mut peer: Peer,
-    tls: Option<Tls>,
+    tls: Option<(Tls, Arc<Failures>)>,
     limits: &Limits,
     drain: DrainWatch,
     handle: S,
@@ -171,10 +174,16 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
-    let Some(tls) = tls else { return http(Corked::new(stream, Board::shared()), peer, limits, drain, handle).await };
-    let this = peer.connection.clone();
+    let Some((tls, failures)) = tls else {
+        return http(Corked::new(stream, Board::shared()), peer, limits, drain, handle).await;
+    };
+    let (this, source) = (peer.connection.clone(), Source::of(peer.address));
+    let shaking = async {
+        failures.wait(source).await;
+        handshake(&tls, stream, limits).await.inspect_err(|_| failures.note(source))
+    };
     let stream = tokio::select! {
-        stream = Box::pin(handshake(&tls, stream, limits)) => stream?,
+        stream = Box::pin(shaking) => stream?,
         () = this.reached(State::Cut) => return Err(Over::Cut.into()),
     };
     let shown = stream.get_ref().1.peer_certificates();

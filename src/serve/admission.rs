@@ -60,6 +60,10 @@ struct Room {
     what: &'static str,
     all: Arc<Semaphore>,
     each: Shares<Payer>,
+    each_max: usize,
+    /// The last places, which are for those who have no more than a few.
+    reserve: usize,
+    few: usize,
 }
 
 /// A place, or several; given back on drop.
@@ -76,6 +80,10 @@ pub(super) struct Shed(pub(super) &'static str);
 
 /// What a LIST is charged at most: a run that HTTP/2 has taken and not sent, and one behind that.
 const LIST_BYTES_MAX: usize = 256 << 10;
+/// Of how many places one is for users who have no more than a few.
+const RESERVE: usize = 8;
+/// What a few are, of places that are taken one by one.
+const FEW: usize = 4;
 /// What a watch may hold for its selector in the place that every watch has: beyond it each is another one.
 const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 
@@ -83,12 +91,12 @@ impl Admission {
     pub(super) fn new(limits: &Limits) -> Self {
         let (unready, anonymous) = (limits.unready_forwards_max, limits.anonymous_forwards_max);
         Self {
-            watches: Room::new("watches", limits.watches_max, limits.watches_per_caller_max),
-            lists: Room::new("lists", limits.lists_bytes_max >> 10, limits.lists_bytes_max >> 11),
-            forwards: Room::new("requests", limits.forwards_max, limits.forwards_per_caller_max),
-            streams: Room::new("streams", limits.streams_max, limits.streams_per_caller_max),
-            unready: Room::new("reads of resources that are not ready", unready, unready.div_ceil(2)),
-            anonymous: Room::new("requests without a credential", anonymous, anonymous),
+            watches: Room::new("watches", limits.watches_max, limits.watches_per_caller_max, FEW),
+            lists: Room::new("lists", limits.lists_bytes_max >> 10, limits.lists_bytes_max >> 11, LIST_BYTES_MAX >> 10),
+            forwards: Room::new("requests", limits.forwards_max, limits.forwards_per_caller_max, FEW),
+            streams: Room::new("streams", limits.streams_max, limits.streams_per_caller_max, FEW),
+            unready: Room::new("reads of resources that are not ready", unready, unready.div_ceil(2), FEW),
+            anonymous: Room::new("requests without a credential", anonymous, anonymous, FEW),
         }
     }
 
@@ -121,9 +129,10 @@ impl Admission {
 }
 
 impl Room {
-    fn new(what: &'static str, places: usize, each: usize) -> Self {
+    /// `few`: so many places, or fewer, anybody may have as long as there are any.
+    fn new(what: &'static str, places: usize, each: usize, few: usize) -> Self {
         let all = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
-        Self { what, all, each: Shares::new(each) }
+        Self { what, all, each: Shares::new(each), reserve: places / RESERVE, each_max: each, few }
     }
 
     fn take(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
@@ -131,10 +140,22 @@ impl Room {
     }
 
     fn take_many(&self, payer: Option<&Payer>, places: usize) -> Result<Place, Shed> {
-        let places = u32::try_from(places).unwrap_or(u32::MAX);
+        let count = u32::try_from(places).unwrap_or(u32::MAX);
         let shed = |_| Shed(self.what);
-        let own = payer.map(|payer| self.each.of(payer).try_acquire_many_owned(places)).transpose().map_err(shed)?;
-        Ok(Place { _all: self.all.clone().try_acquire_many_owned(places).map_err(shed)?, _own: own })
+        let own = match payer {
+            Some(payer) => {
+                let share = self.each.of(payer);
+                let own = share.clone().try_acquire_many_owned(count).map_err(shed)?;
+                let held = self.each_max.saturating_sub(share.available_permits());
+                // A handful of users who fill their shares leave something to everybody else.
+                if held > self.few && self.all.available_permits() < places + self.reserve {
+                    return Err(Shed(self.what));
+                }
+                Some(own)
+            }
+            None => None,
+        };
+        Ok(Place { _all: self.all.clone().try_acquire_many_owned(count).map_err(shed)?, _own: own })
     }
 }
 
@@ -151,13 +172,31 @@ mod tests {
     #[test]
     fn nobody_takes_more_than_a_share() {
         let (ada, bob) = (payer("ada"), payer("bob"));
-        let room = Room::new("places", 5, 3);
+        let room = Room::new("places", 5, 3, FEW);
         let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
         assert_eq!(adas.len(), 3);
         let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(&bob)).ok()).collect();
         assert_eq!((bobs.len(), room.take(None).err()), (2, Some(Shed("places"))));
         drop(adas);
         assert!(room.take(Some(&ada)).is_ok() && room.take(None).is_ok());
+    }
+
+    /// Whatever a handful of users hold for as long as they can, somebody else finds a place.
+    #[test]
+    fn a_handful_of_users_who_fill_their_shares_leave_something_to_everybody_else() {
+        let room = Room::new("places", 600, 200, FEW);
+        let greedy: Vec<_> = ["a", "b", "c", "d", "e"].map(payer).into();
+        let held: Vec<_> = greedy.iter().flat_map(|of| std::iter::from_fn(|| room.take(Some(of)).ok())).collect();
+        assert!(held.len() <= 600 - 600 / RESERVE + greedy.len() * FEW, "{}", held.len());
+        let mut others = Vec::new();
+        for name in 0..10 {
+            let other = payer(&name.to_string());
+            others.extend((0..FEW).map(|_| room.take(Some(&other)).expect("there is a place for a few")));
+            assert_eq!(room.take(Some(&other)).err(), Some(Shed("places")), "and for no more");
+        }
+        drop(held);
+        let other = payer("0");
+        assert!((0..100).all(|_| room.take(Some(&other)).map(|place| others.push(place)).is_ok()));
     }
 
     /// Ten thousand watches of one caller hold no more with long selectors than with none.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::admission::Shed;
 use crate::kube::Payer;
@@ -60,6 +60,8 @@ struct Ticket {
 /// Scans that wait for their turn, in all and of one caller. Each holds a request and a state that others hold, too.
 const WAITING_MAX: usize = 1_024;
 const WAITING_PER_CALLER_MAX: usize = 64;
+/// What a slice takes, about.
+const SLICE: Duration = Duration::from_millis(1);
 /// How long one waits for its first turn.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -134,6 +136,8 @@ impl Turn {
             queue.order.iter().any(|waits| *waits != self.whose && queue.may_scan(waits))
         };
         if others {
+            // Scans that compete leave half of their time to everything else: a slice is about as long.
+            sleep(SLICE).await;
             // Behind those who wait, and only then given up.
             let ticket = self.scans.ticket(self.whose.clone(), End::Front);
             self.lost = true;

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use kube_fanout::demo::{self, RequestKind, Running};
 
-use crate::direct::{self, Client, Dir, Ended, PODS, Watch};
+use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Watch, configmap};
 use crate::process::{Process, metric};
 
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 28] = [
+const IN_SERVICE: [Metric; 31] = [
     ("kube_fanout_connections_open", ""),
     ("kube_fanout_upstream_watches", "pods.v1"),
     ("kube_fanout_upstream_events_total", "pods.v1"),
@@ -22,6 +22,9 @@ const IN_SERVICE: [Metric; 28] = [
     ("kube_fanout_feed_objects", "pods.v1"),
     ("kube_fanout_feed_object_bytes", "pods.v1"),
     ("kube_fanout_feed_resource_version", "pods.v1"),
+    ("kube_fanout_feed_memory_bytes", "pods.v1"),
+    ("kube_fanout_memory_budget_bytes", ""),
+    ("kube_fanout_memory_held_bytes", "objects"),
     ("kube_fanout_ring_events", "pods.v1"),
     ("kube_fanout_ring_bytes", "pods.v1"),
     ("kube_fanout_ring_span_seconds", "pods.v1"),
@@ -66,6 +69,8 @@ const OF_CALLERS_IN_DOUBT: [Metric; 2] =
 
 const OF_THE_AUDIT_LOG: [Metric; 1] = [("kube_fanout_audit_records_total", "written")];
 const OF_ITS_LOSS: [Metric; 1] = [("kube_fanout_audit_failing", "")];
+
+const WHERE_MEMORY_IS_SHORT: [Metric; 1] = [("kube_fanout_memory_made_room_total", "feed")];
 
 async fn move_up(process: &Process, metrics: &[Metric]) {
     for (name, label) in metrics {
@@ -160,6 +165,20 @@ async fn a_bad_handshake_is_counted() {
     move_up(&process, &AT_A_BAD_HANDSHAKE).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_makes_room_in_a_full_memory_is_counted() {
+    let up = demo::upstream().run().await;
+    let dir = Dir::new();
+    let file = dir.file("config", "feeds: {memoryMebibytes: 1}");
+    let process = Process::serve(&dir, &up.url(), &["--config", file.to_str().expect("a path")]).await;
+    assert!(process.client().get(CONFIGMAPS).await.is_cached());
+    let value = "x".repeat(40_000);
+    for n in 0..60 {
+        up.put("configmaps", configmap("default", &format!("large-{n}"), &value));
+    }
+    move_up(&process, &WHERE_MEMORY_IS_SHORT).await;
+}
+
 #[test]
 fn what_is_documented_is_what_moves() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/METRICS.md")).expect("the document");
@@ -167,7 +186,12 @@ fn what_is_documented_is_what_moves() {
     let documented: BTreeSet<_> = names.filter(|name| name.starts_with("kube_fanout_")).collect();
     let outage = IN_AN_OUTAGE.iter().chain(&BEHIND_IT);
     let moved = IN_SERVICE.iter().chain(outage).chain(&AT_A_BROKEN_FILE).chain(&AT_A_BAD_HANDSHAKE);
-    let moved = moved.chain(&OF_CALLERS).chain(&OF_CALLERS_IN_DOUBT).chain(&OF_THE_AUDIT_LOG).chain(&OF_ITS_LOSS);
+    let moved = moved
+        .chain(&WHERE_MEMORY_IS_SHORT)
+        .chain(&OF_CALLERS)
+        .chain(&OF_CALLERS_IN_DOUBT)
+        .chain(&OF_THE_AUDIT_LOG)
+        .chain(&OF_ITS_LOSS);
     let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count")).collect();
     assert_eq!(documented, moved);
 }

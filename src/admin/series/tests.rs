@@ -21,7 +21,7 @@ fn spec(namespace: &str) -> FeedSpec {
 
 fn written(feeds: &Feeds) -> Vec<String> {
     let mut text = String::new();
-    write(feeds, &mut text);
+    write_feeds(feeds, &mut text);
     text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
 }
 

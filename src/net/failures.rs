@@ -1,0 +1,94 @@
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use super::crowd::Source;
+
+/// Handshakes that failed lately, by where they came from. Each costs a signature, and whoever sends what is refused in
+/// it can do so again at once: so a source with many of them waits a moment before its next one.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    of: Mutex<HashMap<Source, Level>>,
+}
+
+/// A bucket that leaks: what is in it, and as of when.
+#[derive(Debug, Clone, Copy)]
+struct Level {
+    failures: f64,
+    at: Instant,
+}
+
+/// Failures that cost nothing more: a fleet whose certificates have ended all at once is no attack.
+const FREE_MAX: f64 = 50.0;
+/// So many are forgotten in a second.
+const FORGOTTEN_PER_SECOND: f64 = 10.0;
+/// How long a source with more of them waits.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Sources that are remembered. Beyond it all are forgotten: that helps nobody who has one address.
+const SOURCES_MAX: usize = 4_096;
+
+impl Failures {
+    /// A handshake has failed.
+    pub(super) fn note(&self, source: Source) {
+        let now = Instant::now();
+        let mut of = self.of.lock();
+        if of.len() >= SOURCES_MAX && !of.contains_key(&source) {
+            of.clear();
+        }
+        let level = of.entry(source).or_insert(Level { failures: 0.0, at: now });
+        *level = Level { failures: level.now(now) + 1.0, at: now };
+    }
+
+    /// Completes when a handshake may begin: at once, unless many from there have failed.
+    pub(super) async fn wait(&self, source: Source) {
+        let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_MAX);
+        if pauses {
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+impl Level {
+    fn now(&self, now: Instant) -> f64 {
+        (self.failures - now.duration_since(self.at).as_secs_f64() * FORGOTTEN_PER_SECOND).max(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn source(last: u8) -> Source {
+        Source::V4(Ipv4Addr::new(10, 0, 0, last))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_fails_again_and_again_waits_and_nobody_else_does() {
+        let failures = Failures::default();
+        let waits = |of| failures.wait(of).now_or_never().is_none();
+        (0..50).for_each(|_| failures.note(source(1)));
+        assert!(!waits(source(1)), "it may happen");
+        failures.note(source(1));
+        assert!(waits(source(1)) && !waits(source(2)));
+        let began = Instant::now();
+        failures.wait(source(1)).await;
+        assert_eq!(began.elapsed(), PAUSE);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(!waits(source(1)), "it is forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_sources_are_remembered() {
+        let failures = Failures::default();
+        for at in 0..=u32::try_from(SOURCES_MAX).expect("few") {
+            failures.note(Source::V4(Ipv4Addr::from_bits(at)));
+        }
+        assert!(failures.of.lock().len() <= SOURCES_MAX);
+    }
+}
