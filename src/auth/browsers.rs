@@ -80,12 +80,24 @@ impl BrowserGuard {
         self.check_page(target, headers)
     }
 
-    /// For a caller that is known by what its browser may have added: the request must not come from a page of another
-    /// origin.
+    /// For a caller that is known by a certificate, which its browser may have added: a browser that says that the
+    /// request comes from a page of another site is believed. `Origin` alone says nothing there: programs that are no
+    /// browsers send any, and the apiserver takes them all.
     ///
     /// # Errors
-    /// It does, or could be read so.
-    pub fn check_page(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
+    /// It comes from such a page, which is not allowed.
+    pub fn check_site(&self, headers: &HeaderMap) -> Result<(), Foreign> {
+        match only(headers, &SEC_FETCH_SITE)? {
+            None => Ok(()),
+            Some(_) if only(headers, &ORIGIN)?.and_then(origin).is_some_and(|named| self.allowed.contains(&named)) => {
+                Ok(())
+            }
+            Some(value) => is_own(value),
+        }
+    }
+
+    /// The request must not come from a page of another origin.
+    fn check_page(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
         let (named, header) = named(target, headers);
         let own = self.own(named.or(header).unwrap_or_default());
         if let (Some(named), Some(header)) = (named, header)
@@ -94,8 +106,7 @@ impl BrowserGuard {
             return Err(Foreign::TwoHosts { target: shown(named), host: shown(header) });
         }
         if let Some(value) = only(headers, &ORIGIN)? {
-            let origin = value.to_str().ok().and_then(|text| Origin::from_str(text).ok());
-            let Some(origin) = origin else { return Err(Foreign::page(ORIGIN, value)) };
+            let Some(origin) = origin(value) else { return Err(Foreign::page(ORIGIN, value)) };
             if self.allowed.contains(&origin) {
                 return Ok(());
             }
@@ -103,11 +114,7 @@ impl BrowserGuard {
                 return Err(Foreign::page(ORIGIN, value));
             }
         }
-        match only(headers, &SEC_FETCH_SITE)? {
-            // The address bar, a bookmark; or a page that came from here.
-            Some(value) if value != "none" && value != "same-origin" => Err(Foreign::page(SEC_FETCH_SITE, value)),
-            _ => Ok(()),
-        }
+        only(headers, &SEC_FETCH_SITE)?.map_or(Ok(()), is_own)
     }
 
     /// The origin of a page that was loaded from this host.
@@ -129,6 +136,16 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a Head
         (_, Some(second)) => Err(Foreign::page(name.clone(), second)),
         (first, None) => Ok(first),
     }
+}
+
+fn origin(value: &HeaderValue) -> Option<Origin> {
+    value.to_str().ok()?.parse().ok()
+}
+
+/// Whether a browser says that nobody's page sends the request, as with its address bar or a bookmark, or one that came
+/// from here.
+fn is_own(site: &HeaderValue) -> Result<(), Foreign> {
+    if site == "none" || site == "same-origin" { Ok(()) } else { Err(Foreign::page(SEC_FETCH_SITE, site)) }
 }
 
 fn shown(text: &str) -> String {

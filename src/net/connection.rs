@@ -219,7 +219,7 @@ mod tests {
     fn one_value_of_one_type_is_kept() {
         let connection = Connection::default();
         assert_eq!(*connection.keep(|| 1_u8), 1);
-        assert_eq!(*connection.clone().keep(|| 2_u8), 1, "it is there");
+        assert_eq!(*connection.keep(|| 2_u8), 1, "it is there");
         assert_eq!(*connection.keep(|| "another"), "another");
     }
 }

@@ -280,7 +280,7 @@ impl Door {
     ) -> Option<String> {
         if caller.shows_certificate() {
             // Which a browser adds to whatever a page has it send.
-            return self.browsers.check_page(request.uri(), request.headers()).err().map(|foreign| foreign.to_string());
+            return self.browsers.check_site(request.headers()).err().map(|foreign| foreign.to_string());
         }
         let reaches = || match info {
             // It goes nowhere in any case.

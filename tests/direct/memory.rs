@@ -22,13 +22,6 @@ fn held(metrics: &str) -> f64 {
     kinds.map(|kind| metric(metrics, "kube_fanout_memory_held_bytes", &format!("\"{kind}\""))).iter().sum()
 }
 
-/// Resident bytes.
-fn resident(process: &Process) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
-    line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
-}
-
 /// Objects as large, until there are five times as many bytes as may be held. What `look` sees after each few of them.
 async fn grow(up: &Running, mut look: impl AsyncFnMut(u64)) -> u64 {
     let count = 5 * (MEBIBYTES << 20) / OBJECT_BYTES;
@@ -51,11 +44,8 @@ async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_ser
     let client = process.client();
     assert!(client.get(CONFIGMAPS).await.is_cached() && client.get(PODS).await.is_cached());
     let (growing, other) = (client.watch(CONFIGMAPS).await, client.watch(PODS).await);
-    let before = resident(&process);
-    let mut most = (0.0_f64, 0);
     let last = grow(&up, async |_| {
         let metrics = process.metrics().await;
-        most = (most.0.max(held(&metrics)), most.1.max(resident(&process)));
         assert!(held(&metrics) <= BUDGET + ONE_OBJECT, "{} of {BUDGET}", held(&metrics));
     })
     .await;
@@ -74,7 +64,6 @@ async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_ser
     again.reached(up.put("configmaps", configmap("default", "one-more", "x"))).await;
     assert!(client.get(PODS).await.is_cached());
     other.reached(up.create_pod("default", "one-more")).await;
-    println!("resident: {before} before, at most {}, {} after; held at most {}", most.1, resident(&process), most.0);
 }
 
 /// What does not fit when it is asked for is not held in part, however often it is asked for.
@@ -96,5 +85,4 @@ async fn a_collection_that_never_fitted_is_asked_for_once() {
         std::cmp::Ordering::Equal
     );
     assert!(held(&metrics) < BUDGET / 4.0, "{}", held(&metrics));
-    println!("resident: {}", resident(&process));
 }

@@ -163,21 +163,23 @@ fn a_request_is_for_one_host() {
 }
 
 #[test]
-fn certificates_are_shown_for_a_name_that_is_not_looked_at() {
-    let target = Uri::from_static("/version");
-    let check = |headers: &Headers| guard(true).check_page(&target, &map(headers));
+fn of_a_certificates_holder_a_browsers_word_counts_and_no_other() {
+    let check = |headers: &Headers| guard(true).check_site(&map(headers));
     let host = ("host", "kube-fanout.example:8443");
-    let fine: [&Headers; 4] = [
+    let fine: [&Headers; 6] = [
         &[host],
         &[],
-        &[host, ("origin", "https://kube-fanout.example:8443")],
+        &[host, ("origin", "https://evil.example")],
+        &[host, ("origin", "null")],
+        &[host, ("sec-fetch-site", "none")],
         &[host, ("origin", "https://app.example"), ("sec-fetch-site", "cross-site")],
     ];
     for headers in fine {
         assert_eq!(check(headers), Ok(()), "{headers:?}");
     }
-    for headers in [[host, ("origin", "https://evil.example")], [host, ("sec-fetch-site", "cross-site")]] {
-        assert!(check(&headers).is_err(), "{headers:?}");
+    for site in ["cross-site", "same-site", "", "Same-Origin"] {
+        assert!(check(&[host, ("sec-fetch-site", site)]).is_err(), "{site}");
+        assert!(check(&[host, ("origin", "https://evil.example"), ("sec-fetch-site", site)]).is_err(), "{site}");
     }
 }
 

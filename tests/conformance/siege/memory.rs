@@ -19,7 +19,7 @@ const SETTINGS: u8 = 4;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Resident memory beside what the process takes by itself: the budget, and what an allocator needs to keep it.
 const SHARE_MAX: f64 = 1.25;
-/// Kibibytes of a ConfigMap that a collection grows by.
+/// Kibibytes of a `ConfigMap` that a collection grows by.
 const MAP_KIB: usize = 100;
 
 /// How much memory the proxy took while something went on.

@@ -46,10 +46,8 @@ fn queries() -> Vec<String> {
 
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
-    text.bytes().fold(String::new(), |text, byte| match plain(byte) {
-        true => text + &char::from(byte).to_string(),
-        false => text + &format!("%{byte:02X}"),
-    })
+    let escaped = |byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(escaped).collect()
 }
 
 /// 2.1: `!aa,!aa,…` over a large collection, and its relatives.
