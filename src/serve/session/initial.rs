@@ -6,6 +6,7 @@ use bytes::Bytes;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Cursor, Pin, Plain, Run, Snapshot};
 use crate::kube::EventType;
+use crate::serve::cost;
 use crate::serve::pace::Rest;
 use crate::serve::scribe::Scribe;
 use crate::serve::stretches::Stretches;
@@ -142,6 +143,9 @@ fn put_frames(
             continue;
         }
         let frame = renderer.envelope().frame(EventType::Added, &reader.body(object, renderer)?);
+        if !renderer.is_verbatim() {
+            *looks = looks.saturating_sub(cost::DERIVED);
+        }
         bytes += frame.len();
         batch.push(frame);
     }
