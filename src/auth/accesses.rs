@@ -141,8 +141,9 @@ impl Accesses {
         let reason = Arc::from(verdict.reason);
         let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
         let decision = Decision { asked, allowed };
-        // What a lease has found out, requests need not find out later.
-        if asks != Asks::Request && self.of_requests.contains_key(question) {
+        // What a lease has found out, requests need not find out later; but what they have learned since counts.
+        let is_older = |known: Decision| known.asked <= decision.asked;
+        if asks != Asks::Request && self.of_requests.get(question).await.is_some_and(is_older) {
             self.of_requests.insert(question.clone(), decision.clone()).await;
         }
         Ok(decision)

@@ -136,8 +136,9 @@ impl Tokens {
         let until = token.expires().filter(|_| user.is_some());
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         let answer = Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
-        // What a lease has found out, requests need not find out later.
-        if asker == Asker::Lease && self.of_requests.contains_key(&id) {
+        // What a lease has found out, requests need not find out later; but what they have learned since counts.
+        let is_older = |known: Answer| known.asked <= answer.asked;
+        if asker == Asker::Lease && self.of_requests.get(&id).await.is_some_and(is_older) {
             self.of_requests.insert(id, answer.clone()).await;
         }
         Ok(answer)

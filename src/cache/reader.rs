@@ -321,10 +321,12 @@ impl CacheReader {
 
     /// Keeps `snapshot` for the next pages of the client that reads it, while the feed goes on.
     pub fn hold(&self, snapshot: &Snapshot) {
+        let mut held = self.shared.held.lock();
+        // Under the lock: a feed that ends lets go of them behind its state.
         if matches!(self.state(), State::Ended(_)) {
             return;
         }
-        self.shared.held.lock().keep(snapshot.clone(), Instant::now(), &self.shared.config);
+        held.keep(snapshot.clone(), Instant::now(), &self.shared.config);
     }
 
     /// Opens a watch: its position, and the snapshot if it starts with one, belong to one instant of the feed.

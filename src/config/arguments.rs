@@ -185,7 +185,7 @@ impl ServeArguments {
         delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
         let memory = Memory::new(file.memory_mebibytes.map(mebibytes), Room::of_this_process());
         let (mut door, mut cache) = (file.door, file.cache);
-        cache.memory_bytes_max = memory.budget_bytes();
+        cache.memory_bytes_max = memory.charged_bytes();
         door.limits.lists_bytes_max = file.list_mebibytes.map_or_else(|| memory.lists_bytes(), mebibytes);
         door.consistency = proof(consistency.or(file.consistency).as_deref().unwrap_or("strict"), problems);
         let coverage = Said {

@@ -151,11 +151,16 @@ enum Over {
     Cut,
 }
 
-/// The body of an answer, whose request is under way until it is gone.
+/// An answer that is known whole, and no larger than an object may be (etcd's limit, and what encoding adds), is given:
+/// its request is not under way while its client takes it, or does not.
+const WHOLE_BYTES_MAX: u64 = 4 << 20;
+
+/// The body of an answer, whose request is under way until the codec has all of it. What a client then does not read
+/// keeps nobody's place: its connection is as idle as any other.
 #[derive(Debug)]
 struct Answered<B> {
     body: B,
-    _running: Running,
+    running: Option<Running>,
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -233,7 +238,8 @@ where
             if is_last || this.is(State::Leaving) {
                 say_goodbye(version, &mut answer);
             }
-            Ok::<_, h2::Error>(answer.map(|body| Answered { body, _running: running }))
+            let is_whole = answer.body().size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
+            Ok::<_, h2::Error>(answer.map(|body| Answered { body, running: (!is_whole).then_some(running) }))
         }
     });
     let builder = builder(limits, streams.clone());
@@ -257,15 +263,22 @@ where
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
     this.advance(State::Leaving);
     driven.connection().graceful_shutdown();
-    match driven.until(Box::pin(is_cut(&this, &cut)).as_mut()).await {
+    match driven.until(Box::pin(is_cut(&this, &cut, limits)).as_mut()).await {
         First::Ended(ended) => ended,
         First::Aside(()) => Err(Over::Cut.into()),
     }
 }
 
-/// Completes when a connection is not to go on, by itself or by what runs on it.
-async fn is_cut(this: &Connection, cut: &Cut) {
+/// Completes when a connection that is to end is not to go on: it is told so by itself or by what runs on it, or
+/// nothing has run on it for long, and its client does not take what is left.
+async fn is_cut(this: &Connection, cut: &Cut, limits: &Limits) {
+    let silence = async {
+        // From the goodbye on: what came before it may be the reason for it.
+        sleep(limits.idle_max).await;
+        this.silent_for(limits.idle_max, limits.idle_max).await;
+    };
     tokio::select! {
+        () = silence => {}
         () = this.reached(State::Cut) => {}
         () = cut.over() => {}
     }
@@ -332,7 +345,11 @@ impl<B: Body + Unpin> Body for Answered<B> {
     type Error = B::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream() {
+            self.running = None;
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -15,6 +15,7 @@ use super::gzip::{self, GzipList};
 use super::list::ListBody;
 use super::readable::{Extent, READABLE};
 use super::underway::{List, Written};
+use crate::base::Cut;
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
 use crate::wire::Form;
 
@@ -35,6 +36,8 @@ pub(super) struct Manner {
     pub(super) query: Option<Arc<Query>>,
     /// What is shown of a collection of which not all may be.
     pub(super) extent: Option<Extent>,
+    /// Ends the request and its answer from outside.
+    pub(super) cut: Cut,
 }
 
 impl Manner {
@@ -48,6 +51,7 @@ impl Manner {
             gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_asked_for),
             query: Some(query),
             extent: None,
+            cut: Cut::default(),
         }
     }
 

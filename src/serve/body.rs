@@ -11,7 +11,7 @@ use super::audit::Record;
 use super::session::WatchSession;
 use super::underway::{List, Underway, Whole};
 use super::watch::WatchBody;
-use crate::base::Tasks;
+use crate::base::{Cut, Tasks};
 use crate::upstream::ResponseBody;
 
 /// The body of any answer.
@@ -70,13 +70,13 @@ impl ReplyBody {
     }
 
     /// Of an answer that was read whole: its place is held until it is taken, and no longer than `max`.
-    pub(super) fn whole(bytes: Bytes, place: Arc<Place>, (max, tasks): (Duration, &Tasks)) -> Self {
-        Self(Kind::Whole(Box::new(Underway::new(Whole::new(bytes, place), max, tasks))))
+    pub(super) fn whole(bytes: Bytes, place: Arc<Place>, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
+        Self(Kind::Whole(Box::new(Underway::new(Whole::new(bytes, place), max, tasks, Some(cut)))))
     }
 
     /// Of an answer that upstream gives at once, and that is taken within `max`.
-    pub(super) fn short(body: ResponseBody, place: Arc<Place>, (max, tasks): (Duration, &Tasks)) -> Self {
-        Self(Kind::Short(Box::new(Underway::new(Forwarded { body, _place: place }, max, tasks))))
+    pub(super) fn short(body: ResponseBody, place: Arc<Place>, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
+        Self(Kind::Short(Box::new(Underway::new(Forwarded { body, _place: place }, max, tasks, Some(cut)))))
     }
 
     /// Of an answer that has no end of its own.

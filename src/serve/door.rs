@@ -185,6 +185,7 @@ impl Door {
         let readable = readable::take(&mut request);
         let query = Arc::new(Query::parse(request.uri().query().unwrap_or_default()));
         let mut manner = Manner::of(request.headers(), query.clone());
+        manner.cut = peer.cut.clone();
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let info = RequestInfo::parse(method.as_str(), &path, &query);
         let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut manner));

@@ -107,7 +107,7 @@ impl Door {
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(Underway::new(body, self.config.body_max, &self.tasks), is_broken)
+                noticed(Underway::new(body, self.config.body_max, &self.tasks, None), is_broken)
             } else {
                 noticed(body, is_broken)
             }
@@ -115,7 +115,7 @@ impl Door {
         let answering = self.forwarder.forward(&behalf, lane, request);
         let answer = if is_short { self.in_time(answering).await } else { answering.await };
         match answer {
-            Ok(response) => self.passed(response, is_short, place),
+            Ok(response) => self.passed(response, is_short, place, manner),
             Err(_) if is_broken.load(Ordering::Relaxed) => manner.status(&Status::bad_request(BROKEN_BODY)),
             Err(error) if !repeatable && error.may_have_been_carried_out() => manner.status(&unknown(&error)),
             Err(error) => manner.status(&unreachable(&error)),
@@ -129,11 +129,17 @@ impl Door {
     }
 
     /// Upstream's answer on its way. A refusal is short whatever was asked for.
-    fn passed(&self, response: Response<ResponseBody>, is_short: bool, place: Arc<Place>) -> Response<ReplyBody> {
+    fn passed(
+        &self,
+        response: Response<ResponseBody>,
+        is_short: bool,
+        place: Arc<Place>,
+        manner: &Manner,
+    ) -> Response<ReplyBody> {
         let is_short = is_short || !response.status().is_success();
         response.map(|body| {
             if is_short {
-                ReplyBody::short(body, place, (self.config.body_max, &self.tasks))
+                ReplyBody::short(body, place, (self.config.body_max, &self.tasks, manner.cut.clone()))
             } else {
                 ReplyBody::stream(body, place)
             }
@@ -172,7 +178,8 @@ impl Door {
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
             Some(Ok(Answer { status, headers, body })) => {
-                let mut response = Response::new(ReplyBody::whole(body, place, (self.config.body_max, &self.tasks)));
+                let end = (self.config.body_max, &self.tasks, manner.cut.clone());
+                let mut response = Response::new(ReplyBody::whole(body, place, end));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's log has one question of all that share its answer.
@@ -213,7 +220,7 @@ impl Door {
             return manner.status(&status_from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return self.passed(response, true, Arc::new(place));
+            return self.passed(response, true, Arc::new(place), manner);
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("tunnel", async move {

@@ -13,7 +13,7 @@ use super::admission::Place;
 use super::body::BodyError;
 use super::gzip::GzipList;
 use super::list::ListBody;
-use crate::base::Tasks;
+use crate::base::{Cut, Tasks};
 use crate::cache;
 
 /// A body on its way: it has an end, whether or not anybody takes it.
@@ -43,7 +43,9 @@ pub(super) struct TooSlow;
 
 impl<B: Body + Send + 'static> Underway<B> {
     /// From now on, and no longer than `max`.
-    pub(super) fn new(body: B, max: Duration, tasks: &Tasks) -> Self {
+    ///
+    /// `answer`: what ends the stream that it is the answer of, whose codec may never poll it again.
+    pub(super) fn new(body: B, max: Duration, tasks: &Tasks, answer: Option<Cut>) -> Self {
         // Most have come whole already, or are nothing.
         let is_over = body.is_end_stream();
         let going = Arc::new(Mutex::new(Going { body: Some(body), waker: None }));
@@ -56,7 +58,10 @@ impl<B: Body + Send + 'static> Underway<B> {
         tasks.spawn("body", async move {
             tokio::select! {
                 () = over => {}
-                () = sleep(max) => slow.upgrade().iter().for_each(|going| cut(going)),
+                () = sleep(max) => slow.upgrade().iter().for_each(|going| {
+                    cut(going);
+                    answer.iter().for_each(|answer| answer.cut("too_slow"));
+                }),
             }
         });
         Self { going, _ends: Some(ends.drop_guard()) }
@@ -206,7 +211,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_body_that_nobody_polls_gives_back_what_it_holds() {
         let (tasks, admission) = (Tasks::new(), one_place());
-        let body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks);
+        let body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, None);
         sleep(Duration::from_secs(59)).await;
         assert!(admission.forward(None).is_err());
         sleep(Duration::from_secs(2)).await;
@@ -218,7 +223,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_for_more_of_it_hears_that_it_was_cut() {
         let (tasks, admission) = (Tasks::new(), one_place());
-        let mut body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks);
+        let mut body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, None);
         assert!(body.frame().await.expect("an error, not the end").is_err());
         assert!(!body.is_end_stream());
     }
@@ -228,7 +233,7 @@ mod tests {
         let (tasks, admission) = (Tasks::new(), one_place());
         let place = Arc::new(admission.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
-        let mut body = Underway::new(Whole::new(text.clone(), place), MAX, &tasks);
+        let mut body = Underway::new(Whole::new(text.clone(), place), MAX, &tasks, None);
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
@@ -242,7 +247,7 @@ mod tests {
     async fn what_is_over_at_once_has_no_timer() {
         let (tasks, admission) = (Tasks::new(), one_place());
         let place = Arc::new(admission.forward(None).expect("a place"));
-        let mut body = Underway::new(Whole::new(Bytes::new(), place), MAX, &tasks);
+        let mut body = Underway::new(Whole::new(Bytes::new(), place), MAX, &tasks, None);
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
         assert_eq!(Arc::weak_count(&body.going), 0);
     }

@@ -6,7 +6,8 @@ use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap};
 use crate::process::{Process, metric};
 
 const MEBIBYTES: usize = 8;
-const BUDGET: f64 = (MEBIBYTES << 20) as f64;
+/// What may be held of it: the rest is the allocator's.
+const BUDGET: f64 = (MEBIBYTES << 20) as f64 * 0.75;
 const OBJECT_BYTES: usize = 40_000;
 /// An object and what is around it: what all feeds hold together may be this much too much.
 const ONE_OBJECT: f64 = OBJECT_BYTES as f64 + 4_096.0;

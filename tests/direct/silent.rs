@@ -126,6 +126,44 @@ async fn whoever_has_asked_and_idles_makes_room_and_a_stream_does_not() {
     }
 }
 
+/// A connection whose window is never opened, and a request on it that is answered.
+async fn unread(listening: &Listening) -> tokio::task::JoinHandle<Result<(), h2::Error>> {
+    let io = listening.client().over(Protocol::Http2).connect().await.expect("a connection");
+    let mut builder = h2::client::Builder::new();
+    let (mut sender, connection) = builder.initial_window_size(0).handshake::<_, bytes::Bytes>(io).await.expect("h2");
+    let connection = tokio::spawn(connection);
+    let request = Request::get("http://localhost/").body(()).expect("a request");
+    let (answer, _) = sender.send_request(request, true).expect("it is sent");
+    let answer = within("a head", answer).await.expect("an answer");
+    assert_eq!(answer.status(), 200);
+    // Both are kept, or the other side would be told that nobody wants it any more.
+    tokio::spawn(async move {
+        let (_sender, mut body) = (sender, answer.into_body());
+        assert!(body.data().await.is_none_or(|read| read.is_err()), "nothing fits into the window");
+    });
+    connection
+}
+
+#[tokio::test]
+async fn whoever_does_not_read_an_answer_makes_room_for_whoever_asks() {
+    let listening = Listening::start(listener().await, None, patient(PLACES));
+    let mut kept = Vec::new();
+    for _ in 0..PLACES {
+        kept.push(unread(&listening).await);
+    }
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        assert_eq!(listening.client().over(protocol).get("/").await.status, 200, "{protocol:?}");
+    }
+    let _ = within("the oldest has gone", kept.swap_remove(0)).await.expect("no panic");
+}
+
+#[tokio::test]
+async fn a_connection_whose_answers_are_not_read_ends_after_a_while() {
+    let limits = Limits { idle_max: Duration::from_millis(100), ..Limits::default() };
+    let listening = Listening::start(listener().await, None, limits);
+    let _ = within("its end", unread(&listening).await).await.expect("no panic");
+}
+
 #[tokio::test]
 async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
     let limits = Limits { idle_max: Duration::from_millis(100), ..Limits::default() };

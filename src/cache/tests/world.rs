@@ -213,6 +213,8 @@ impl World {
             assert_eq!(pull, Pull::Expired { oldest: rv(self.model.floor()) }, "got {got:?}");
             assert!(got.is_empty(), "events after a gap: {got:?}");
             follower.expired = true;
+            // It may still be parked from a look before, and is woken once more then.
+            follower.perhaps = true;
             return;
         }
         let due = self.model.told(follower.want, follower.after, follower.at);
