@@ -169,6 +169,11 @@ impl Bound {
             }
             known.keep_up(starting).await;
         });
+        // Before anybody can connect: connections may take every descriptor that is left.
+        let admin = admin.and_then(|admin| {
+            let no_runtime = |error: &std::io::Error| tracing::error!(%error, "no runtime for the admin pages");
+            admin.start().inspect_err(no_runtime).ok()
+        });
         for (listener, tls) in listeners {
             let door = door.clone();
             let handle = move |peer, request| door.clone().answer(peer, request);
@@ -177,7 +182,6 @@ impl Bound {
         }
         drop(watch);
         drop(door);
-        let admin = admin.map(ops::Admin::start);
         shutdown.await;
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining");

@@ -55,17 +55,13 @@ impl Admin {
         }
     }
 
-    pub(super) fn start(self) -> Running {
+    /// Has its descriptors when it returns: whoever connects afterwards cannot take them.
+    pub(super) fn start(self) -> io::Result<Running> {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("ops").build();
-            match runtime {
-                Ok(runtime) => runtime.block_on(self.serve(stopped)),
-                Err(error) => tracing::error!(%error, "no runtime for the admin pages"),
-            }
-        });
-        Running { stop, thread }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("ops").build()?;
+        let thread = std::thread::spawn(move || runtime.block_on(self.serve(stopped)));
+        Ok(Running { stop, thread })
     }
 
     async fn serve(self, stop: CancellationToken) {
