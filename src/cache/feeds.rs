@@ -453,6 +453,21 @@ impl Drop for LeaseInner {
 }
 
 impl FeedSpec {
+    /// Of a resource whose objects are written as Pods are.
+    #[cfg(test)]
+    pub(crate) fn like_pods(key: FeedKey) -> Self {
+        Self {
+            key,
+            kind: "Pod".into(),
+            list_kind: "PodList".into(),
+            edition: None,
+            shape: Shape::BuiltIn,
+            namespaced: true,
+            fields: Arc::default(),
+            index_field: None,
+        }
+    }
+
     /// How the feed's objects are framed.
     pub fn envelope(&self) -> Envelope {
         Envelope::new(self.key.form, &self.key.gvr.api_version(), &self.kind, self.shape)

@@ -18,7 +18,7 @@ struct Shared {
     /// The connection's own task waits for its state, and nobody else.
     changed: Notify,
     born: Instant,
-    /// Requests whose answers are not whole yet.
+    /// Requests whose answers the codec does not have whole yet.
     running: AtomicU32,
     /// When there was nothing under way last, in milliseconds after `born`.
     idle_since: AtomicU64,

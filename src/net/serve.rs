@@ -151,12 +151,12 @@ enum Over {
     Cut,
 }
 
-/// An answer that is known whole, and no larger than an object may be (etcd's limit, and what encoding adds), is given:
-/// its request is not under way while its client takes it, or does not.
+/// An answer whose size is known, and is at most this, counts as delivered as soon as it is handed to the codec: its
+/// connection is idle while the client has not read it. Any object fits in: etcd takes 1.5 MiB.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
 
-/// The body of an answer, whose request is under way until the codec has all of it. What a client then does not read
-/// keeps nobody's place: its connection is as idle as any other.
+/// The body of an answer. Its request is under way until the codec has all of it; a client that does not read the rest
+/// has an idle connection like any other, which makes room for others.
 #[derive(Debug)]
 struct Answered<B> {
     body: B,

@@ -44,7 +44,7 @@ pub(super) struct TooSlow;
 impl<B: Body + Send + 'static> Underway<B> {
     /// From now on, and no longer than `max`.
     ///
-    /// `answer`: what ends the stream that it is the answer of, whose codec may never poll it again.
+    /// `answer` resets the stream of an answer when its time is over: a codec whose window is closed never polls it.
     pub(super) fn new(body: B, max: Duration, tasks: &Tasks, answer: Option<Cut>) -> Self {
         // Most have come whole already, or are nothing.
         let is_over = body.is_end_stream();

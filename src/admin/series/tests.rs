@@ -1,22 +1,16 @@
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
 use crate::cache::{Config, Demand, End, FeedSpec, Scope};
-use crate::kube::{FieldTable, Gvr};
-use crate::wire::{Form, Shape};
+use crate::kube::Gvr;
+use crate::wire::Form;
 
 fn spec(namespace: &str) -> FeedSpec {
-    FeedSpec {
-        key: FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Namespace(namespace.into()), form: Form::Json },
-        kind: "Pod".into(),
-        list_kind: "PodList".into(),
-        edition: None,
-        shape: Shape::BuiltIn,
-        namespaced: true,
-        fields: Arc::new(FieldTable::default()),
-        index_field: None,
-    }
+    FeedSpec::like_pods(FeedKey {
+        gvr: Gvr::new("", "v1", "pods"),
+        scope: Scope::Namespace(namespace.into()),
+        form: Form::Json,
+    })
 }
 
 fn written(feeds: &Feeds) -> Vec<String> {

@@ -15,7 +15,7 @@ use crate::cache::{
     CacheReader, CacheWriter, Change, Config, Demand, Encoding, End, Event, Feed, FeedKey, FeedSpec, Feeds, Gone, Kind,
     Lease, Memory, Part, PinTerms, Plain, Scope, Snapshot, Start, State, Unavailable, View,
 };
-use crate::kube::{EventType, FieldTable, Gvr};
+use crate::kube::{EventType, Gvr};
 use crate::wire::{Envelope, Form, Object, ObjectReader, Representation, Shape, WatchItem};
 
 /// A feed and who fills it, charged as a reflector's are.
@@ -28,16 +28,7 @@ struct Stage {
 }
 
 fn spec(resource: &str) -> FeedSpec {
-    FeedSpec {
-        key: FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, form: Form::Json },
-        kind: "Pod".into(),
-        list_kind: "PodList".into(),
-        edition: None,
-        shape: Shape::BuiltIn,
-        namespaced: true,
-        fields: Arc::new(FieldTable::default()),
-        index_field: None,
-    }
+    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, form: Form::Json })
 }
 
 fn feeds(memory_bytes_max: usize) -> (Feeds, mpsc::Receiver<Demand>) {

@@ -9,21 +9,12 @@ use tokio::time::advance;
 
 use super::fixture::rv;
 use crate::cache::{Config, Demand, End, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, State, Unavailable};
-use crate::kube::{FieldTable, Gvr};
-use crate::wire::{Form, Shape};
+use crate::kube::Gvr;
+use crate::wire::Form;
 
 fn spec(resource: &str, namespace: Option<&str>, form: Form) -> FeedSpec {
     let scope = namespace.map_or(Scope::Cluster, |namespace| Scope::Namespace(namespace.into()));
-    FeedSpec {
-        key: FeedKey { gvr: Gvr::new("", "v1", resource), scope, form },
-        kind: "Pod".into(),
-        list_kind: "PodList".into(),
-        edition: None,
-        shape: Shape::BuiltIn,
-        namespaced: true,
-        fields: Arc::new(FieldTable::default()),
-        index_field: None,
-    }
+    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope, form })
 }
 
 fn pods() -> FeedSpec {
