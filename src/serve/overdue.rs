@@ -44,6 +44,7 @@ pub(super) struct Overdue(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     unread: Unread,
+    started: Instant,
     /// Of each watch at most one that comes a while after its alarm, one behind its deadline, and one behind its end.
     looks: Mutex<BTreeMap<(Instant, u64), Weak<Watchdog>>>,
     next: AtomicU64,
@@ -61,8 +62,8 @@ pub(super) struct Watchdog {
     standing: Standing,
     /// Whom the alarm is for.
     task: Mutex<Waker>,
-    /// The alarm has rung, and the watch has not been polled since.
-    has_rung: AtomicBool,
+    /// When the alarm last rang, if the watch has not been polled since: microseconds behind [`Shared::started`], or 0.
+    rang: AtomicU64,
     /// Since then the watch has said its last.
     over: OnceLock<Instant>,
     is_awaited: AtomicBool,
@@ -90,8 +91,14 @@ struct Case {
 
 impl Overdue {
     pub(super) fn new(unread: Unread) -> Self {
-        let (looks, earlier) = (Mutex::default(), Notify::new());
-        Self(Arc::new(Shared { unread, looks, next: AtomicU64::new(0), earlier, is_draining: AtomicBool::new(false) }))
+        Self(Arc::new(Shared {
+            unread,
+            started: Instant::now(),
+            looks: Mutex::default(),
+            next: AtomicU64::new(0),
+            earlier: Notify::new(),
+            is_draining: AtomicBool::new(false),
+        }))
     }
 
     /// Of a state that a watch is told.
@@ -162,7 +169,7 @@ impl Watchdog {
             deadline,
             standing,
             task: Mutex::new(Waker::noop().clone()),
-            has_rung: AtomicBool::new(false),
+            rang: AtomicU64::new(0),
             over: OnceLock::new(),
             is_awaited: AtomicBool::new(false),
             is_awaited_at_the_end: AtomicBool::new(false),
@@ -185,7 +192,7 @@ impl Watchdog {
             task.clone_from(cx.waker());
             self.task.lock().clone_from(cx.waker());
         }
-        self.has_rung.load(Ordering::Acquire) && self.has_rung.swap(false, Ordering::AcqRel)
+        self.rang.load(Ordering::Acquire) != 0 && self.rang.swap(0, Ordering::AcqRel) != 0
     }
 
     /// The watch has said its last, which its client may take or not.
@@ -196,18 +203,28 @@ impl Watchdog {
         }
     }
 
-    fn await_look(self: &Arc<Self>) {
+    fn await_look(self: &Arc<Self>, at: Instant) {
         if !self.is_awaited.swap(true, Ordering::AcqRel) {
-            self.overdue.put(Instant::now() + self.overdue.0.unread.grace, self);
+            self.overdue.put(at, self);
         }
+    }
+
+    /// When the alarm rang that was not heeded.
+    fn rang(&self) -> Option<Instant> {
+        let micros = self.rang.load(Ordering::Acquire);
+        (micros != 0).then(|| self.overdue.0.started + Duration::from_micros(micros))
     }
 
     fn look(self: &Arc<Self>, now: Instant) {
         self.is_awaited.store(false, Ordering::Release);
         let grace = self.overdue.0.unread.grace;
         let is_over = self.over.get().is_some_and(|over| *over + grace <= now);
-        if !is_over && !self.has_rung.load(Ordering::Acquire) {
-            return;
+        match self.rang() {
+            _ if is_over => {}
+            // The look was due to an alarm that has been heeded since.
+            Some(rang) if now < rang + grace => return self.await_look(rang + grace),
+            Some(_) => {}
+            None => return,
         }
         let case = Case {
             now,
@@ -244,21 +261,57 @@ impl Wake for Watchdog {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
+        let now = Instant::now();
+        let micros = now.duration_since(self.overdue.0.started).as_micros() as u64;
         // Before the task is woken: it looks at once.
-        self.has_rung.swap(true, Ordering::AcqRel);
+        self.rang.swap(micros.max(1), Ordering::AcqRel);
         self.task.lock().wake_by_ref();
-        self.await_look();
+        self.await_look(now + self.overdue.0.unread.grace);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+    use crate::auth::{Caller, Gate, Permit};
+    use crate::kube::{Query, RequestInfo};
+
+    fn standing() -> Standing {
+        let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
+        let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+        Permit::Whole(grant.expect("whoever asks is us")).standing()
+    }
 
     /// There is one for each watch.
     #[test]
     fn a_watchdog_is_small() {
         assert!(size_of::<Watchdog>() <= 104, "{} bytes", size_of::<Watchdog>());
+    }
+
+    /// Each watch hears when a drain starts, and once more at its own moment: the look that the first has called for may
+    /// come right behind the second.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_has_its_whole_grace_behind_each_alarm() {
+        let grace = Duration::from_secs(5);
+        let overdue = Overdue::new(Unread { grace, ..Unread::default() });
+        overdue.0.is_draining.store(true, Ordering::Release);
+        let cut = Cut::default();
+        let deadline = Instant::now() + Duration::from_secs(600);
+        let dog = Watchdog::new(overdue.clone(), cut.clone(), deadline, standing());
+        tokio::spawn(async move { overdue.look_on().await });
+        let polled = |dog: &Watchdog| dog.has_rung(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
+        let millis = Duration::from_millis;
+
+        dog.wake_by_ref();
+        assert!(polled(&dog) && !polled(&dog));
+        tokio::time::sleep(grace - millis(1)).await;
+        dog.wake_by_ref();
+        tokio::time::sleep(grace - millis(1)).await;
+        assert_eq!(cut.why(), None);
+        tokio::time::sleep(millis(2)).await;
+        assert_eq!(cut.why(), Some("drained"));
     }
 
     #[tokio::test(start_paused = true)]
