@@ -157,7 +157,7 @@ async fn node_scope_watches_show_what_happens_to_the_nodes_pods_alone() {
         node.direct.delete(&node.inside("pods/n1-end")).await;
         // Three, the bookmark behind them, three that happen to one pod, and two to the last.
         for number in 0..9 {
-            assert_eq!(through.frame().await, direct.frame().await, "{form}: frame {number}");
+            assert_eq!(through.telling().await, direct.telling().await, "{form}: event {number}");
         }
     }
     assert_eq!(node.proxy.streams("pods.v1").await, 1);

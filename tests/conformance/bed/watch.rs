@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::frames::{Frame, Unframed};
 use super::http::version_of;
-use super::within;
+use super::{normal, within};
 
 /// An open watch.
 pub struct Watch {
@@ -71,6 +71,17 @@ impl Watch {
     /// The next event; `None` at the end.
     pub async fn event(&mut self) -> Option<Event> {
         Some(Event::parse(&self.frame().await?))
+    }
+
+    /// The next event without what depends on when it came. Bookmarks that only report progress are passed over: they
+    /// come when their time has come, and that is not the same on two sides.
+    pub async fn telling(&mut self) -> String {
+        loop {
+            let frame = self.frame().await.expect("the watch goes on");
+            if let Some(event) = normal::event(&frame) {
+                return event;
+            }
+        }
     }
 
     /// The next event that is no bookmark.

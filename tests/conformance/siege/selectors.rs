@@ -38,6 +38,7 @@ fn queries() -> Vec<String> {
         format!("resourceVersion=0&{fields}"),
         format!("resourceVersion=0&labelSelector={never}"),
         format!("resourceVersion=0&limit=1&{duplicates}"),
+        format!("{initial}&timeoutSeconds=1"),
         format!("{initial}&timeoutSeconds=1&{duplicates}"),
         format!("{initial}&timeoutSeconds=1&{keys}"),
         format!("watch=true&resourceVersion=0&timeoutSeconds=1&labelSelector={never}"),
