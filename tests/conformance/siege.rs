@@ -4,7 +4,9 @@
 //!
 //! The short form, which is part of every test run, asserts what was answered and that the proxy lives. `make siege` is
 //! the long one: 10,000 objects, more time, a release build, and it fails when the healthy one's p99 under attack is
-//! more than `SIEGE_RATIO` times its p99 alone.
+//! more than `SIEGE_RATIO` times its p99 alone. Attackers, apiserver and proxy share one machine here, so some of what an
+//! attack costs is not the proxy's to save: an attack may have a *floor*, which is what others pay for the same bytes
+//! without what is dear in it. A p99 near that of its floor is no fault.
 
 mod chains;
 mod memory;
@@ -25,6 +27,8 @@ use crate::bed::{self, Ask, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protoco
 
 /// Somebody asks this often; a closed loop would measure how fast it can ask.
 const EVERY: Duration = Duration::from_millis(2);
+/// How far above its floor a p99 may be, as two such runs differ.
+const FLOOR_RATIO: f64 = 1.5;
 /// Attackers of one kind.
 const ATTACKERS: usize = 8;
 
@@ -72,8 +76,9 @@ impl Field {
         self.proxy.target().by(&self.bed.user("admin"))
     }
 
-    /// The healthy one's cached GETs, alone and while `attack` goes on. `attack` is told when it is over.
-    async fn besiege<F, A>(&self, what: &str, attack: A)
+    /// The healthy one's cached GETs, alone and while `attack` goes on: its p99 then, in milliseconds. `attack` is told
+    /// when it is over. `floor`: the p99 under what is no attack and takes as much of the machine.
+    async fn besiege<F, A>(&self, what: &str, floor: Option<f64>, attack: A) -> f64
     where
         F: Future<Output = Answers>,
         A: FnOnce(Arc<AtomicBool>) -> F,
@@ -96,7 +101,9 @@ impl Field {
         self.proxy.assert_sound();
         assert!(under.0.len() > 20, "{what}: the healthy one was not answered");
         assert!(answers.count() > 0, "{what}: nobody attacked");
-        assert!(ratio_max() == 0.0 || ratio <= ratio_max(), "{what}: p99 × {ratio:.1}");
+        let is_at_floor = floor.is_some_and(|floor| under.at(0.99) <= floor * FLOOR_RATIO);
+        assert!(ratio_max() == 0.0 || ratio <= ratio_max() || is_at_floor, "{what}: p99 × {ratio:.1}, floor {floor:?}");
+        under.at(0.99)
     }
 }
 

@@ -39,7 +39,7 @@ async fn chains_that_lead_nowhere_cost_others_little() {
     // On one connection each, with a token of somebody's besides; and on ever new ones, with many questions at once.
     for (what, token, at_once) in [("chains beside a token", token.as_str(), 1), ("chains alone", "", 100)] {
         field
-            .besiege(what, async |over| {
+            .besiege(what, None, async |over| {
                 let answers = Answers::default();
                 let target = field.proxy.target().by(&maze);
                 let clients: Vec<_> = (0..ATTACKERS).map(|_| Http::new(target.clone(), Protocol::H2)).collect();

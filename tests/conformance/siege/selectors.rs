@@ -1,5 +1,8 @@
 //! Selectors that cost much and find nothing.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use serde_json::Value;
 
 use super::{ATTACKERS, Answers, Field, attack, callers, put};
@@ -7,6 +10,10 @@ use crate::bed::{Ask, Http, Protocol};
 
 /// As long as selectors may be, but for a few words around it.
 const SELECTOR_BYTES: usize = (16 << 10) - 32;
+
+/// A whole state, which is what a watch-list begins with.
+const INITIAL: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true\
+                       &timeoutSeconds=1";
 
 /// `part(0),part(1),…`, as long as may be.
 fn joined(part: impl Fn(usize) -> String) -> String {
@@ -28,7 +35,6 @@ fn queries() -> Vec<String> {
     let duplicates = labels(joined(|_| "!aa".to_owned()));
     let keys = labels(joined(|at| format!("!a{at}")));
     let fields = format!("fieldSelector={}", escaped(&joined(|at| format!("metadata.name!=x{at}"))));
-    let initial = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let never = "app%3Dnobody%2Capp%21%3Dsomebody";
     vec![
         format!("resourceVersion=0&{duplicates}"),
@@ -38,9 +44,8 @@ fn queries() -> Vec<String> {
         format!("resourceVersion=0&{fields}"),
         format!("resourceVersion=0&labelSelector={never}"),
         format!("resourceVersion=0&limit=1&{duplicates}"),
-        format!("{initial}&timeoutSeconds=1"),
-        format!("{initial}&timeoutSeconds=1&{duplicates}"),
-        format!("{initial}&timeoutSeconds=1&{keys}"),
+        format!("{INITIAL}&{duplicates}"),
+        format!("{INITIAL}&{keys}"),
         format!("watch=true&resourceVersion=0&timeoutSeconds=1&labelSelector={never}"),
     ]
 }
@@ -62,22 +67,27 @@ async fn dear_selectors_cost_others_little() {
         .collect();
     let ask = |query: &str| Ask::get(&format!("{}?{query}", field.pods));
     let of = |query: &str| query.split(['=', '%', '&']).filter(|word| word.len() < 20).collect::<Vec<_>>().join(" ");
+    let besiege = async |query: &str, floor: Option<f64>| {
+        let what: String = of(query).chars().take(60).collect();
+        let attack = async |over: Arc<AtomicBool>| {
+            let answers = Answers::default();
+            let clients = &clients;
+            let blow = |who: usize, _, answers: Answers| async move {
+                put(&clients[who], ask(query), &answers).await;
+            };
+            attack(ATTACKERS, &over, &answers, blow).await;
+            answers
+        };
+        field.besiege(&what, floor, attack).await
+    };
+    // Nothing is dear in it but its bytes.
+    let states = besiege(INITIAL, Some(f64::INFINITY)).await;
     for query in &queries {
-        field
-            .besiege(&of(query).chars().take(60).collect::<String>(), async |over| {
-                let answers = Answers::default();
-                let clients = &clients;
-                let blow = |who: usize, _, answers: Answers| async move {
-                    put(&clients[who], ask(query), &answers).await;
-                };
-                attack(ATTACKERS, &over, &answers, blow).await;
-                answers
-            })
-            .await;
+        besiege(query, query.starts_with(INITIAL).then_some(states)).await;
     }
     // All of them together, page by page.
     field
-        .besiege("all kinds", async |over| {
+        .besiege("all kinds", None, async |over| {
             let answers = Answers::default();
             let (clients, queries) = (&clients, &queries);
             let blow = |who: usize, at: usize, answers: Answers| async move {

@@ -48,7 +48,7 @@ async fn answers_that_nobody_reads_cost_others_little() {
     let mut held = Vec::new();
     for (what, path) in [("unread lists from memory", &cached), ("unread answers passed through", &passed)] {
         field
-            .besiege(what, async |_| {
+            .besiege(what, None, async |_| {
                 let answers = Answers::default();
                 for who in &attackers {
                     held.push(stuck(&field, who, path).await);
