@@ -116,6 +116,18 @@ siege: ## What attackers cost others, in time and memory, on a release build (SE
 	  SIEGE_OBJECTS=10000 SIEGE_SECONDS=$(SECONDS) SIEGE_RATIO=5 SIEGE_STUCK=1000 SIEGE_STEADY=$(STEADY) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 siege::
 
+INFORMERS ?= 16 64
+SECRETS ?= 300
+
+.PHONY: informers
+informers: ## Kubernetes' own load test, directly and through a release build: no later? (INFORMERS="16 64" SECRETS=300)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
+	  INFORMERS="$(INFORMERS)" INFORMERS_SECRETS=$(SECRETS) INFORMERS_ROUNDS=$(or $(ROUNDS),3) \
+	  INFORMERS_LIST_PERCENT=100 INFORMERS_WATCH_LIST_PERCENT=35 \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture informers_of_large_secrets
+
 .PHONY: testbed
 testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, client-go (minutes when cold)
 	@tests/kube/build.sh

@@ -24,20 +24,23 @@ pub struct Encodings {
 /// A run's items or frames. Large bodies are slices of the store's own.
 pub type Plain = Arc<[Bytes]>;
 
-/// A run's items, compressed on their own.
+/// A piece of some runs' items, compressed.
 #[derive(Debug, Clone)]
 pub struct Deflated {
-    /// DEFLATE (RFC 1951), flushed to a byte boundary and without a final block.
-    pub bytes: Bytes,
+    /// DEFLATE (RFC 1951), flushed to a byte boundary and without a final block. `None` if that would gain nothing: the
+    /// piece is sent as it is.
+    pub bytes: Option<Bytes>,
     /// CRC-32 and length of what it stands for.
     pub crc: u32,
     pub len: u64,
+    /// No piece of these runs is behind it.
+    pub is_last: bool,
 }
 
 /// Everything that decides what a run is written as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Encoding {
-    /// [`Run::name`](super::Run::name).
+    /// [`Run::name`](super::Run::name), or [`joined_name`](super::Run::joined_name) of several.
     pub run: u128,
     pub representation: Representation,
     /// Of the server as which it is written.
@@ -52,10 +55,15 @@ pub enum Part {
     Items,
     /// ADDED events.
     Added,
+    /// A piece of the items of a list, compressed. It may refer to what it is `behind`, which is named as runs are;
+    /// `None` at the list's beginning.
+    Deflated { behind: Option<u128>, piece: usize },
 }
 
 /// What one feed may keep of each kind: some four thousand pods in JSON.
 const BYTES_MAX: usize = 64 << 20;
+/// What it takes to know a piece that is compressed, or is not to be.
+const DEFLATED_BYTES: usize = 256;
 /// How long copies are kept that nobody reads.
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
@@ -87,6 +95,11 @@ impl Encodings {
         self.trimmed(shelf.poll_get_or_make(encoding, cx, make))
     }
 
+    /// A piece, if somebody has compressed it.
+    pub fn deflated(&self, encoding: Encoding) -> Option<Deflated> {
+        self.deflated.get(encoding)
+    }
+
     pub fn poll_deflated<E>(
         &self,
         encoding: Encoding,
@@ -95,8 +108,9 @@ impl Encodings {
     ) -> Poll<Result<Deflated, E>> {
         let make = || {
             let made = make()?;
-            let made = Deflated { bytes: self.account.keep(made.bytes), ..made };
-            Ok((made.clone(), made.bytes.len()))
+            let made = Deflated { bytes: made.bytes.map(|bytes| self.account.keep(bytes)), ..made };
+            let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
+            Ok((made, bytes))
         };
         self.trimmed(self.deflated.poll_get_or_make(encoding, cx, make))
     }

@@ -17,6 +17,8 @@ pub struct Run {
     first: ObjectKey,
     lengths: Lengths,
     name: u128,
+    /// It is as long as runs are, rather than cut off by the end of its namespace.
+    is_full: bool,
     /// A bit for each representation that all of its objects have been written in.
     written: AtomicU8,
 }
@@ -52,7 +54,8 @@ impl Run {
     pub const BYTES_MAX: usize = 256 << 10;
 
     fn new(first: ObjectKey, history: u64) -> Self {
-        Self { first, lengths: Lengths::default(), name: u128::from(history), written: AtomicU8::new(0) }
+        let (name, written) = (u128::from(history), AtomicU8::new(0));
+        Self { first, lengths: Lengths::default(), name, is_full: false, written }
     }
 
     /// The first key in it.
@@ -68,6 +71,16 @@ impl Run {
     /// A number that no other content has.
     pub fn name(&self) -> u128 {
         self.name
+    }
+
+    /// The name of two that follow each other.
+    pub fn joined_name(first: u128, second: u128) -> u128 {
+        (first.rotate_left(61) ^ second).wrapping_mul(MIX)
+    }
+
+    /// Whether it is as long as runs are, rather than cut off by the end of its namespace or of the list.
+    pub fn is_full(&self) -> bool {
+        self.is_full
     }
 
     /// Whether all of it has been written in a representation, and so can be again.
@@ -86,13 +99,14 @@ impl Cutter {
     pub fn put(&mut self, object: &Object) -> Option<Run> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
         let ended = self.run.take_if(|run| {
-            self.ends || run.lengths.bytes + len > Run::BYTES_MAX || run.first.namespace() != key.namespace()
+            run.is_full = self.ends || run.lengths.bytes + len > Run::BYTES_MAX;
+            run.is_full || run.first.namespace() != key.namespace()
         });
         let run = self.run.get_or_insert_with(|| Run::new(key.clone(), self.history));
         run.lengths.add(len);
         // No step loses anything: contents that differ in one object have different names for certain.
         let part = u128::from(hash) << 64 | u128::from(object.rv.0);
-        run.name = (run.name.rotate_left(61) ^ part).wrapping_mul(MIX);
+        run.name = Run::joined_name(run.name, part);
         // The longer an object, the likelier a run ends with it: so runs are as long whatever objects are.
         self.ends = hash % (Run::BYTES as u64) < len as u64;
         ended

@@ -53,6 +53,17 @@ impl<T: Clone> Shelf<T> {
         Self { bytes_max, age_max, kept: Mutex::default() }
     }
 
+    /// What `encoding` stands for, if it is there.
+    pub(super) fn get(&self, encoding: Encoding) -> Option<T> {
+        match self.kept.lock().places.get_mut(&encoding) {
+            Some(Place::Made { thing, wanted, .. }) => {
+                *wanted = Instant::now();
+                Some(thing.clone())
+            }
+            _ => None,
+        }
+    }
+
     /// What `encoding` stands for, which `make` makes with its size if it is not there. While somebody else makes it
     /// the task is not ready, and is woken.
     pub(super) fn poll_get_or_make<E>(

@@ -98,7 +98,7 @@ impl Manner {
     /// A whole object, compressed if that is asked for and worth it.
     pub(super) async fn object(&self, form: Form, stale_seconds: Option<u64>, document: Bytes) -> Response<ReplyBody> {
         if self.gzip && document.len() > gzip::PLAIN_BYTES_MAX {
-            let body = ReplyBody::full(gzip::whole(&document).await);
+            let body = ReplyBody::full(gzip::whole(document).await);
             return gzipped(self.served(form, false, stale_seconds, body));
         }
         self.served(form, false, stale_seconds, ReplyBody::full(document))

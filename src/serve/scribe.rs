@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::stretches::Stretches;
+use super::stretches::{Batch, Stretches};
 use crate::base::Account;
 use crate::cache::{CacheReader, Deflated, Encoding, Part, Plain};
 use crate::kube::EventType;
@@ -27,6 +27,15 @@ enum What {
     Items(ListFrame),
     /// Frames of ADDED events.
     Added,
+}
+
+/// Of a batch, what is sent in one piece.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece<'a> {
+    pub(super) batch: &'a Batch,
+    /// What is sent before the batch.
+    pub(super) behind: Option<&'a Batch>,
+    pub(super) index: usize,
 }
 
 /// A run as it grows.
@@ -65,19 +74,46 @@ impl Scribe {
         self.reader.encodings().poll_plain(encoding, self.renderer.is_verbatim(), cx, write)
     }
 
-    /// A stretch, compressed.
+    /// A piece, if somebody has compressed it.
+    pub(super) fn deflated(&self, at: Piece<'_>) -> Option<Deflated> {
+        self.reader.encodings().deflated(self.encoding_of_piece(at))
+    }
+
+    /// A piece, compressed by whoever comes first behind the `window` bytes that are sent before its batch.
     pub(super) fn poll_deflated(
         &self,
         stretches: &Stretches,
-        index: usize,
+        at: Piece<'_>,
+        window: usize,
         cx: &Context<'_>,
         deflate: impl FnOnce(&[u8]) -> Deflated,
     ) -> Poll<Result<Deflated, Refused>> {
         let make = || {
             self.worked.store(true, Ordering::Relaxed);
-            self.write(stretches, index).map(|(plain, _)| deflate(&plain.concat()[self.separator()..]))
+            let before = at.behind.filter(|_| at.index == 0).map(|behind| self.tail(stretches, behind, window));
+            Ok(deflate(&before.transpose()?.unwrap_or_default()))
         };
-        self.reader.encodings().poll_deflated(self.encoding(stretches, index), cx, make)
+        self.reader.encodings().poll_deflated(self.encoding_of_piece(at), cx, make)
+    }
+
+    /// What a batch ends with: so many bytes, or all that are its own whatever is before it.
+    fn tail(&self, stretches: &Stretches, batch: &Batch, bytes: usize) -> Result<Vec<u8>, Refused> {
+        let objects = batch.stretches.clone().rev().flat_map(|index| stretches.objects(index).into_iter().rev());
+        let (mut written, mut len) = (Vec::new(), 0);
+        for object in objects {
+            let mut pieces = Pieces::new(self.reader.encodings().account().clone());
+            self.put(object, true, &mut pieces)?;
+            let object = pieces.end().0.concat();
+            len += object.len();
+            written.push(object);
+            if len >= bytes + self.separator() {
+                break;
+            }
+        }
+        written.reverse();
+        let written = written.concat();
+        // The first of a list has no separator, and nothing is to be referred to that is not there.
+        Ok(written[self.separator().max(len.saturating_sub(bytes)).min(len)..].to_vec())
     }
 
     /// Whether it has done more than a copy since this was last asked.
@@ -118,11 +154,19 @@ impl Scribe {
         }
     }
 
+    fn encoding_of_piece(&self, at: Piece<'_>) -> Encoding {
+        Encoding {
+            run: at.batch.name,
+            representation: self.renderer.representation(),
+            release: self.renderer.release(),
+            part: Part::Deflated { behind: at.behind.map(|behind| behind.name), piece: at.index },
+        }
+    }
+
     /// The pieces, and how many bytes of them are not the store's own.
     fn write(&self, stretches: &Stretches, index: usize) -> Result<(Plain, usize), Refused> {
         let lengths = stretches.run(index).lengths();
-        let account = self.reader.encodings().account().clone();
-        let mut pieces = Pieces { account, done: Vec::new(), open: Vec::new(), copied: 0 };
+        let mut pieces = Pieces::new(self.reader.encodings().account().clone());
         if !self.renderer.is_verbatim() {
             self.worked.store(true, Ordering::Relaxed);
         }
@@ -170,6 +214,10 @@ impl Scribe {
 }
 
 impl Pieces {
+    fn new(account: Arc<Account>) -> Self {
+        Self { account, done: Vec::new(), open: Vec::new(), copied: 0 }
+    }
+
     fn put(&mut self, body: Bytes, shares: bool) {
         if shares && body.len() >= SHARED_BYTES {
             self.close();

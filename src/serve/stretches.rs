@@ -1,3 +1,4 @@
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::auth::Permit;
@@ -25,6 +26,16 @@ enum Stretch {
 pub(super) struct Picking {
     cutter: Cutter,
     picked: Vec<Arc<Object>>,
+}
+
+/// Stretches that are compressed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub(super) stretches: Range<usize>,
+    /// A number that no other content has.
+    pub(super) name: u128,
+    /// All of them are runs that all lists share.
+    pub(super) is_shared: bool,
 }
 
 impl Stretches {
@@ -131,6 +142,30 @@ impl Stretches {
     /// Whether a stretch is a run that all lists share.
     pub(super) fn is_whole(&self, index: usize) -> bool {
         matches!(self.parts[index], Stretch::Whole(_))
+    }
+
+    /// All stretches, those together that are short because of where namespaces end: about as long as
+    /// [`Run::BYTES`]. Where a batch ends is a matter of what is in it, as it is of runs.
+    pub(super) fn batches(&self) -> Vec<Batch> {
+        let mut batches: Vec<Batch> = Vec::new();
+        let (mut bytes, mut is_full) = (0, true);
+        for index in 0..self.len() {
+            let (run, is_shared) = (self.run(index), self.is_whole(index));
+            bytes += run.lengths().bytes;
+            match batches.last_mut().filter(|_| !is_full && bytes <= Run::BYTES_MAX) {
+                Some(batch) => {
+                    batch.stretches.end = index + 1;
+                    batch.name = Run::joined_name(batch.name, run.name());
+                    batch.is_shared &= is_shared;
+                }
+                None => {
+                    batches.push(Batch { stretches: index..index + 1, name: run.name(), is_shared });
+                    bytes = run.lengths().bytes;
+                }
+            }
+            is_full = run.is_full();
+        }
+        batches
     }
 
     pub(super) fn objects(&self, index: usize) -> Vec<&Arc<Object>> {

@@ -9,6 +9,7 @@ mod bed;
 mod audit;
 mod authorization;
 mod clients;
+mod compression;
 mod custom;
 mod custom_life;
 mod deploy;

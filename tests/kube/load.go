@@ -8,10 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // loadResult is what drive load prints.
@@ -21,20 +20,22 @@ type loadResult struct {
 	Existed     int64   `json:"existed"`
 	Seconds     float64 `json:"seconds"`
 	PerSecond   float64 `json:"per_second"`
-	ObjectBytes int     `json:"object_bytes"` // protobuf size of the last pod created
+	ObjectBytes int     `json:"object_bytes"` // protobuf size of the last object created
 	MaxRV       uint64  `json:"max_rv"`
 }
 
-// driveLoad fills a namespace with pods as fast as the apiserver takes them. Pods that
+// driveLoad fills a namespace with objects as fast as the apiserver takes them. Those that
 // are there already are left alone, so that it can be run again.
 func driveLoad(args []string) error {
 	flags := flag.NewFlagSet("load", flag.ContinueOnError)
 	var target clientFlags
 	target.register(flags)
-	pods := flags.Int("pods", 0, "`number` of pods to create")
+	pods := flags.Int("pods", 0, "`number` of objects to create")
+	name := flags.String("resource", "pods", "pods, configmaps or secrets")
+	content := flags.String("content", "random", "what the data of a secret is: random bytes, or words")
 	namespace := flags.String("namespace", "default", "namespace, created if missing")
 	prefix := flags.String("prefix", "pod", "prefix of names and of the label app")
-	size := flags.Int("size", 4096, "wanted size of a stored pod in protobuf `bytes`")
+	size := flags.Int("size", 4096, "wanted size of a stored object in protobuf `bytes`")
 	nodes := flags.Int("node-count", 10, "bind pods to this many nodes; 0 leaves them unscheduled")
 	nodePrefix := flags.String("node-prefix", "node-", "prefix of the node names")
 	workers := flags.Int("workers", 16, "concurrent requests")
@@ -43,6 +44,13 @@ func driveLoad(args []string) error {
 	}
 	if *pods < 1 || *workers < 1 {
 		return usagef("--pods and --workers must be at least 1")
+	}
+	r, err := findResource(*name, true)
+	if err != nil {
+		return err
+	}
+	if *content != "random" && *content != "words" {
+		return usagef("--content %q: must be random or words", *content)
 	}
 	client, err := target.client()
 	if err != nil {
@@ -53,11 +61,12 @@ func driveLoad(args []string) error {
 	if err := createNamespace(ctx, client, *namespace); err != nil {
 		return err
 	}
-	options := buildOptions{group: *prefix, nodePrefix: *nodePrefix, nodeCount: *nodes}
-	if options.padding, err = measurePadding(ctx, client, *namespace, options, *size); err != nil {
+	options := buildOptions{group: *prefix, nodePrefix: *nodePrefix, nodeCount: *nodes, words: *content == "words"}
+	c := collection{resource: r, client: client.CoreV1().RESTClient(), namespace: *namespace}
+	if options.padding, err = measurePadding(ctx, c, options, *size); err != nil {
 		return err
 	}
-	l := loader{client: client, namespace: *namespace, prefix: *prefix, options: options}
+	l := loader{collection: c, prefix: *prefix, options: options}
 	started := time.Now()
 	if err := l.run(ctx, *pods, *workers); err != nil {
 		return err
@@ -69,21 +78,32 @@ func driveLoad(args []string) error {
 	})
 }
 
-// measurePadding finds how much filler makes a pod about size bytes. What the server
+// measurePadding finds how much filler makes an object about size bytes. What the server
 // adds, such as defaults and managed fields, is found out by a dry run.
-func measurePadding(ctx context.Context, client kubernetes.Interface, namespace string, o buildOptions, size int) (int, error) {
-	sample := buildPod(o.group+"-measure", 0, o).(*corev1.Pod)
-	stored, err := client.CoreV1().Pods(namespace).Create(ctx, sample, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+func measurePadding(ctx context.Context, c collection, o buildOptions, size int) (int, error) {
+	stored := c.newItem()
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	err := c.client.Post().Namespace(c.namespace).Resource(c.name).VersionedParams(&dry, scheme.ParameterCodec).
+		Body(c.build(o.group+"-measure", 0, o)).Do(ctx).Into(stored)
 	if err != nil {
-		return 0, fmt.Errorf("measure a pod by dry run: %w", err)
+		return 0, fmt.Errorf("measure one of the %s by dry run: %w", c.name, err)
 	}
-	return max(size-stored.Size(), 0), nil
+	return max(size-sizeOf(stored), 0), nil
+}
+
+// sizeOf is the length of an object in protobuf, without what is around it.
+func sizeOf(object apiObject) int {
+	sized, ok := object.(interface{ Size() int })
+	if !ok {
+		return 0
+	}
+	return sized.Size()
 }
 
 type loader struct {
-	client            kubernetes.Interface
-	namespace, prefix string
-	options           buildOptions
+	collection
+	prefix  string
+	options buildOptions
 
 	next, created, existed, bytes atomic.Int64
 	maxRV                         atomic.Uint64
@@ -112,18 +132,17 @@ func (l *loader) run(ctx context.Context, pods, workers int) error {
 
 func (l *loader) create(ctx context.Context, index int) error {
 	name := fmt.Sprintf("%s-%06d", l.prefix, index)
-	pod := buildPod(name, index, l.options).(*corev1.Pod)
-	stored, err := l.client.CoreV1().Pods(l.namespace).Create(ctx, pod, metav1.CreateOptions{})
+	stored, err := l.collection.create(ctx, l.build(name, index, l.options))
 	if apierrors.IsAlreadyExists(err) {
 		l.existed.Add(1)
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("create pod %s/%s: %w", l.namespace, name, err)
+		return fmt.Errorf("create %s %s/%s: %w", l.name, l.namespace, name, err)
 	}
 	l.created.Add(1)
-	l.bytes.Store(int64(stored.Size()))
-	rv, err := parseRV(stored.ResourceVersion)
+	l.bytes.Store(int64(sizeOf(stored)))
+	rv, err := parseRV(stored.GetResourceVersion())
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +15,8 @@ import (
 // buildOptions shape the objects that the driver creates.
 type buildOptions struct {
 	group      string // value prefix of the label "app"
-	padding    int    // bytes of filler in an annotation
+	padding    int    // bytes of filler: in an annotation, of a secret its data
+	words      bool   // a secret's data are words rather than random bytes
 	nodePrefix string
 	nodeCount  int // pods are bound to this many nodes; 0 leaves them unscheduled
 }
@@ -90,4 +92,35 @@ func buildConfigMap(name string, index int, o buildOptions) apiObject {
 		ObjectMeta: objectMeta(name, index, o),
 		Data:       map[string]string{"config.yaml": fmt.Sprintf("index: %d\nlevel: info\n", index)},
 	}
+}
+
+// buildSecret makes a secret of data that, as a rule, does not compress. The data follow
+// from the index.
+func buildSecret(name string, index int, o buildOptions) apiObject {
+	filler := o.padding
+	o.padding = 0
+	return &corev1.Secret{
+		ObjectMeta: objectMeta(name, index, o),
+		Type:       corev1.SecretTypeOpaque,
+		Data:       map[string][]byte{"data": secretData(index, max(filler, 0), o.words)},
+	}
+}
+
+func secretData(index, size int, words bool) []byte {
+	random := rand.NewChaCha8([32]byte{byte(index), byte(index >> 8), byte(index >> 16), 1})
+	data := make([]byte, size)
+	_, _ = random.Read(data)
+	if !words {
+		return data
+	}
+	// A thousand words of two to nine letters, drawn by the random bytes.
+	text := make([]byte, 0, size+16)
+	for at := 0; len(text) < size; at++ {
+		word := (int(data[at%size])<<8 | int(data[(at+1)%size])) % 1000
+		for letter := range 2 + word%8 {
+			text = append(text, byte('a'+(word*7+letter*letter*word)%26))
+		}
+		text = append(text, ' ')
+	}
+	return text[:size]
 }

@@ -33,7 +33,7 @@ type resource struct {
 var resources = map[string]resource{
 	"pods":       {"pods", func() apiObject { return &corev1.Pod{} }, func() metav1.ListInterface { return &corev1.PodList{} }, buildPod},
 	"configmaps": {"configmaps", func() apiObject { return &corev1.ConfigMap{} }, func() metav1.ListInterface { return &corev1.ConfigMapList{} }, buildConfigMap},
-	"secrets":    {"secrets", func() apiObject { return &corev1.Secret{} }, func() metav1.ListInterface { return &corev1.SecretList{} }, nil},
+	"secrets":    {"secrets", func() apiObject { return &corev1.Secret{} }, func() metav1.ListInterface { return &corev1.SecretList{} }, buildSecret},
 	"services":   {"services", func() apiObject { return &corev1.Service{} }, func() metav1.ListInterface { return &corev1.ServiceList{} }, nil},
 	"namespaces": {"namespaces", func() apiObject { return &corev1.Namespace{} }, func() metav1.ListInterface { return &corev1.NamespaceList{} }, nil},
 	"nodes":      {"nodes", func() apiObject { return &corev1.Node{} }, func() metav1.ListInterface { return &corev1.NodeList{} }, nil},

@@ -1,11 +1,12 @@
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::super::gzip::PLAIN_BYTES_MAX;
+use super::super::joined::Joined;
 use super::super::pace::{Looks, Rest, Slice};
-use super::super::scribe::Scribe;
-use super::super::stretches::Stretches;
+use super::super::scribe::{Piece, Scribe};
+use super::super::stretches::{Batch, Stretches};
 use crate::cache::{Deflated, Plain};
 use crate::wire::{ListFrame, Refused};
 
@@ -19,8 +20,7 @@ pub(in super::super) struct ListBody {
     /// Worth compressing.
     worth: bool,
     at: At,
-    /// A piece that did not fit with those before it.
-    next: Option<Bytes>,
+    joined: Joined,
     /// Behind each stretch of everybody's that took more than a copy.
     rest: Rest,
     /// For those that are nobody else's.
@@ -38,40 +38,22 @@ enum At {
     Over,
 }
 
-/// Pieces are joined up to here: as much as a TLS record has, and a frame of HTTP/2 by default.
-const JOINED_BYTES_MAX: usize = 16 << 10;
-
 impl ListBody {
     /// `items_len`: of all items, or more than [`PLAIN_BYTES_MAX`] of them if the head does not tell.
     pub(super) fn new(scribe: Scribe, stretches: Stretches, frame: &ListFrame, items_len: usize, looks: Looks) -> Self {
         let items = stretches.lengths().items;
         let (head, tail) = (frame.head(items, items_len), frame.tail());
         let worth = frame.content_length(items, items_len) > PLAIN_BYTES_MAX;
-        Self { scribe, stretches, head, tail, worth, at: At::Head, next: None, rest: Rest::default(), looks }
+        let (at, joined, rest) = (At::Head, Joined::default(), Rest::default());
+        Self { scribe, stretches, head, tail, worth, at, joined, rest, looks }
     }
 
     /// The next chunk; `None` after the last.
     pub(in super::super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
-        let mut joined = BytesMut::new();
-        loop {
-            let piece = match self.next.take() {
-                Some(piece) => piece,
-                None => match self.poll_piece(cx) {
-                    Poll::Ready(Some(Ok(piece))) => piece,
-                    Poll::Ready(Some(Err(refused))) => return Poll::Ready(Some(Err(refused))),
-                    _ if !joined.is_empty() => return Poll::Ready(Some(Ok(joined.freeze()))),
-                    over_or_pending => return over_or_pending,
-                },
-            };
-            if joined.len() + piece.len() <= JOINED_BYTES_MAX {
-                joined.extend_from_slice(&piece);
-            } else if joined.is_empty() {
-                return Poll::Ready(Some(Ok(piece)));
-            } else {
-                self.next = Some(piece);
-                return Poll::Ready(Some(Ok(joined.freeze())));
-            }
-        }
+        let mut joined = std::mem::take(&mut self.joined);
+        let chunk = joined.poll(|| self.poll_piece(cx));
+        self.joined = joined;
+        chunk
     }
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
@@ -87,21 +69,17 @@ impl ListBody {
                 }
                 At::Stretch(index) => {
                     let index = *index;
-                    let _slice = ready!(self.poll_begin(index, cx));
-                    let plain = ready!(self.scribe.poll_plain(&self.stretches, index, cx));
-                    self.pause_behind(index);
-                    match plain {
+                    match ready!(self.poll_plain(index, cx)) {
                         Ok(plain) => self.at = At::Piece(index, plain, 0),
                         Err(refused) => return Poll::Ready(Some(Err(refused))),
                     }
                 }
                 At::Piece(index, plain, piece) => match plain.get(*piece) {
                     Some(bytes) => {
-                        // The first item has none before it.
-                        let skipped = if (*index, *piece) == (0, 0) { self.scribe.separator() } else { 0 };
-                        let bytes = bytes.slice(skipped..);
+                        let (index, bytes, is_first) = (*index, bytes.clone(), *piece == 0);
                         *piece += 1;
-                        return Poll::Ready(Some(Ok(bytes)));
+                        let skipped = if is_first { self.skipped(index) } else { 0 };
+                        return Poll::Ready(Some(Ok(bytes.slice(skipped..))));
                     }
                     None => self.at = At::Stretch(*index + 1),
                 },
@@ -110,15 +88,29 @@ impl ListBody {
         }
     }
 
-    /// Whether a stretch may be made now, as long as what is returned is held.
-    fn poll_begin(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
+    /// A stretch, each item with what separates it from the one before.
+    pub(in super::super) fn poll_plain(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Result<Plain, Refused>> {
+        let is_whole = self.stretches.is_whole(index);
+        let _slice = ready!(self.poll_begin(is_whole, cx));
+        let plain = ready!(self.scribe.poll_plain(&self.stretches, index, cx));
+        self.pause_behind(is_whole);
+        Poll::Ready(plain)
+    }
+
+    /// Bytes that a stretch begins with and this list has not: the first item has none before it.
+    pub(in super::super) fn skipped(&self, index: usize) -> usize {
+        if index == 0 { self.scribe.separator() } else { 0 }
+    }
+
+    /// Whether something may be made now, as long as what is returned is held.
+    fn poll_begin(&mut self, is_shared: bool, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         ready!(self.rest.poll(cx));
-        if self.stretches.is_whole(index) { Poll::Ready(None) } else { self.looks.poll(cx) }
+        if is_shared { Poll::Ready(None) } else { self.looks.poll(cx) }
     }
 
     /// What everybody shares is made once, and by whoever comes first; what is one client's alone, when there is room.
-    fn pause_behind(&mut self, index: usize) {
-        match (self.scribe.has_worked(), self.stretches.is_whole(index)) {
+    fn pause_behind(&mut self, is_shared: bool) {
+        match (self.scribe.has_worked(), is_shared) {
             (false, _) => {}
             (true, true) => self.rest.begin(),
             (true, false) => *self.looks.left() = 0,
@@ -127,7 +119,7 @@ impl ListBody {
 
     /// Everything has been given out.
     pub(in super::super) fn is_over(&self) -> bool {
-        matches!(self.at, At::Over) && self.next.is_none()
+        matches!(self.at, At::Over) && self.joined.is_empty()
     }
 
     /// Whether it is so long that the apiserver would compress it.
@@ -143,26 +135,27 @@ impl ListBody {
         &self.tail
     }
 
-    /// How many stretches there are to be compressed.
-    pub(in super::super) fn stretches(&self) -> usize {
-        self.stretches.len()
+    /// What is compressed together.
+    pub(in super::super) fn batches(&self) -> Vec<Batch> {
+        self.stretches.batches()
     }
 
-    /// One of them, without what separates it from the one before.
+    /// A piece of a batch that is sent behind another one, if somebody has compressed it already.
+    pub(in super::super) fn deflated(&self, at: Piece<'_>) -> Option<Deflated> {
+        self.scribe.deflated(at)
+    }
+
+    /// The same, compressed by whoever comes first, who is told the `window` bytes that the batch is behind.
     pub(in super::super) fn poll_deflated(
         &mut self,
-        index: usize,
+        at: Piece<'_>,
+        window: usize,
         cx: &mut Context<'_>,
         deflate: impl FnOnce(&[u8]) -> Deflated,
     ) -> Poll<Result<Deflated, Refused>> {
-        let _slice = ready!(self.poll_begin(index, cx));
-        let deflated = self.scribe.poll_deflated(&self.stretches, index, cx, deflate);
-        self.pause_behind(index);
-        deflated
-    }
-
-    /// Whether a comma goes before one of them.
-    pub(in super::super) fn separates(&self, index: usize) -> bool {
-        index > 0 && self.scribe.separator() > 0
+        let _slice = ready!(self.poll_begin(at.batch.is_shared, cx));
+        let deflated = ready!(self.scribe.poll_deflated(&self.stretches, at, window, cx, deflate));
+        self.pause_behind(at.batch.is_shared);
+        Poll::Ready(deflated)
     }
 }

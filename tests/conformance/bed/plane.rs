@@ -8,7 +8,7 @@ use tokio::sync::OnceCell;
 use super::drive::Drive;
 use super::http::{Http, Protocol, Target};
 use super::metrics::Metrics;
-use super::process::Process;
+use super::process::{Process, cpu_seconds_of};
 use super::{eventually, say, scratch, unique};
 
 /// A running control plane.
@@ -118,10 +118,19 @@ impl Plane {
         self.loaded.get_or_init(load).await;
     }
 
+    fn apiserver_pid(&self) -> u32 {
+        let pid = fs::read_to_string(self.dir.join("apiserver.pid")).expect("a pid file");
+        pid.trim().parse().expect("the apiserver runs")
+    }
+
+    /// Seconds of a processor that the apiserver has taken so far.
+    pub fn apiserver_cpu_seconds(&self) -> f64 {
+        cpu_seconds_of(self.apiserver_pid())
+    }
+
     /// kill -9. Nothing restarts it.
     pub async fn kill_apiserver(&self) {
-        let pid = fs::read_to_string(self.dir.join("apiserver.pid")).expect("a pid file");
-        let pid: u32 = pid.trim().parse().expect("the apiserver runs");
+        let pid = self.apiserver_pid();
         let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().expect("there is kill");
         assert!(killed.success(), "the apiserver can be killed");
         *self.again.lock().expect("not poisoned") = None;

@@ -38,11 +38,7 @@ impl Process {
 
     /// Seconds of a processor that it has taken so far.
     pub fn cpu_seconds(&self) -> f64 {
-        const TICKS_PER_SECOND: f64 = 100.0;
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
-        let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
-        let ticks = fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number"));
-        ticks.sum::<f64>() / TICKS_PER_SECOND
+        cpu_seconds_of(self.child.id())
     }
 
     /// Waits until it has ended by itself.
@@ -64,6 +60,15 @@ impl Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Seconds of a processor that a process has taken so far.
+pub fn cpu_seconds_of(pid: u32) -> f64 {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
+    let ticks = fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<f64>().expect("a number"));
+    ticks.sum::<f64>() / TICKS_PER_SECOND
 }
 
 impl Drop for Process {

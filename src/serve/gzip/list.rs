@@ -1,0 +1,139 @@
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+
+use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
+use super::member::Member;
+use super::text::Text;
+use crate::serve::joined::Joined;
+use crate::serve::list::ListBody;
+use crate::serve::scribe::Piece;
+use crate::serve::stretches::Batch;
+use crate::wire::Refused;
+
+/// A LIST on its way out, compressed.
+#[derive(Debug)]
+pub(in super::super) struct GzipList {
+    list: ListBody,
+    batches: Vec<Batch>,
+    member: Member,
+    stage: Stage,
+    /// What there is of the batch that it is at, if somebody has to make a piece of it or it is sent as it is.
+    reading: Reading,
+    joined: Joined,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Head,
+    /// A piece of a batch.
+    Piece(usize, usize),
+    Tail,
+    Over,
+}
+
+/// A batch as it is written stretch by stretch.
+#[derive(Debug, Default)]
+struct Reading {
+    /// Of how many of its stretches.
+    stretches: usize,
+    text: Text,
+}
+
+impl GzipList {
+    pub(in super::super) fn new(list: ListBody) -> Self {
+        let batches = list.batches();
+        let (reading, joined) = (Reading::default(), Joined::default());
+        Self { list, batches, member: Member::begin(), stage: Stage::Head, reading, joined }
+    }
+
+    /// The next chunk; `None` after the last.
+    pub(in super::super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+        let mut joined = std::mem::take(&mut self.joined);
+        let chunk = joined.poll(|| self.poll_slice(cx));
+        self.joined = joined;
+        chunk
+    }
+
+    fn poll_slice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+        loop {
+            if let Some(slice) = self.member.next() {
+                return Poll::Ready(Some(Ok(slice)));
+            }
+            match self.stage {
+                Stage::Head => {
+                    self.member.put_plain(self.list.head().clone());
+                    self.stage = if self.batches.is_empty() { Stage::Tail } else { Stage::Piece(0, 0) };
+                }
+                Stage::Piece(batch, piece) => {
+                    if let Err(refused) = ready!(self.poll_piece(batch, piece, cx)) {
+                        return Poll::Ready(Some(Err(refused)));
+                    }
+                }
+                Stage::Tail => {
+                    self.member.put_plain(self.list.tail().clone());
+                    self.member.end();
+                    self.stage = Stage::Over;
+                }
+                Stage::Over => return Poll::Ready(None),
+            }
+        }
+    }
+
+    /// Appends a piece.
+    fn poll_piece(&mut self, at: usize, index: usize, cx: &mut Context<'_>) -> Poll<Result<(), Refused>> {
+        let batch = &self.batches[at];
+        let wanted = Piece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
+        let made = match self.list.deflated(wanted) {
+            // What others have, too.
+            Some(made) if made.bytes.is_some() => made,
+            found => {
+                if let Err(refused) = ready!(self.reading.poll(&mut self.list, batch, cx)) {
+                    return Poll::Ready(Err(refused));
+                }
+                let text = &self.reading.text;
+                let make = |before: &[u8]| {
+                    let range = piece(text.len(), index);
+                    let own = text.range(range.start.saturating_sub(WINDOW_BYTES)..range.start).to_vec();
+                    let before = if index == 0 { before } else { own.as_slice() };
+                    deflated(before, &text.range(range).to_vec(), index + 1 == pieces(text.len()))
+                };
+                match found {
+                    Some(stored) => stored,
+                    None => match ready!(self.list.poll_deflated(wanted, WINDOW_BYTES, cx, make)) {
+                        Ok(made) => made,
+                        Err(refused) => return Poll::Ready(Err(refused)),
+                    },
+                }
+            }
+        };
+        let text = &self.reading.text;
+        self.member.put(&made, || text.range(piece(text.len(), index)));
+        if made.is_last {
+            self.reading = Reading::default();
+            self.stage = if at + 1 < self.batches.len() { Stage::Piece(at + 1, 0) } else { Stage::Tail };
+        } else {
+            self.stage = Stage::Piece(at, index + 1);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Reading {
+    /// Ready with all of the batch.
+    fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), Refused>> {
+        while let Some(index) = batch.stretches.clone().nth(self.stretches) {
+            let plain = match ready!(list.poll_plain(index, cx)) {
+                Ok(plain) => plain,
+                Err(refused) => return Poll::Ready(Err(refused)),
+            };
+            self.stretches += 1;
+            let mut skipped = list.skipped(index);
+            for slice in plain.iter() {
+                self.text.push(slice.slice(skipped..));
+                skipped = 0;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,90 @@
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
+use crc32fast::Hasher;
+
+use super::text::Text;
+use crate::cache::Deflated;
+
+/// One gzip member (RFC 1952), put together from pieces that were compressed apart.
+#[derive(Debug)]
+pub(super) struct Member {
+    plain: Hasher,
+    len: u64,
+    /// What is stored and not yet written: its block tells its length first, and goes over as many pieces as are
+    /// stored.
+    stored: Text,
+    out: VecDeque<Bytes>,
+}
+
+/// No name, no time, the fastest algorithm, an unknown system.
+const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
+/// An empty last block.
+const LAST_BLOCK: [u8; 2] = [3, 0];
+/// What a stored block holds at most.
+const STORED_BYTES_MAX: usize = 0xffff;
+
+impl Member {
+    pub(super) fn begin() -> Self {
+        let out = VecDeque::from([Bytes::from_static(&HEADER)]);
+        Self { plain: Hasher::new(), len: 0, stored: Text::default(), out }
+    }
+
+    /// Appends a piece. `plain`: the same as it is, of one that is stored.
+    pub(super) fn put(&mut self, piece: &Deflated, plain: impl FnOnce() -> Text) {
+        self.plain.combine(&Hasher::new_with_initial_len(piece.crc, piece.len));
+        self.len += piece.len;
+        match &piece.bytes {
+            Some(bytes) => {
+                self.close();
+                self.out.push_back(bytes.clone());
+            }
+            None => self.store(plain()),
+        }
+    }
+
+    /// Appends what belongs to this answer alone.
+    pub(super) fn put_plain(&mut self, bytes: Bytes) {
+        self.plain.update(&bytes);
+        self.len += bytes.len() as u64;
+        self.store(Text::from_iter([bytes]));
+    }
+
+    fn store(&mut self, plain: Text) {
+        self.stored.extend(plain);
+        while self.stored.len() >= STORED_BYTES_MAX {
+            let rest = self.stored.split_off(STORED_BYTES_MAX);
+            self.close();
+            self.stored = rest;
+        }
+    }
+
+    /// Writes what is stored.
+    fn close(&mut self) {
+        let stored = std::mem::take(&mut self.stored);
+        if stored.len() == 0 {
+            return;
+        }
+        let len = u16::try_from(stored.len()).expect("no more than a block");
+        let mut head = BytesMut::with_capacity(5);
+        head.extend_from_slice(&[0]);
+        head.extend_from_slice(&len.to_le_bytes());
+        head.extend_from_slice(&(!len).to_le_bytes());
+        self.out.push_back(head.freeze());
+        self.out.extend(stored);
+    }
+
+    /// The sum and, modulo 2^32, the length of it all (RFC 1952 §2.3.1).
+    pub(super) fn end(&mut self) {
+        self.close();
+        let mut out = LAST_BLOCK.to_vec();
+        out.extend_from_slice(&self.plain.clone().finalize().to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes()[..4]);
+        self.out.push_back(out.into());
+    }
+
+    /// What can be sent already, in order.
+    pub(super) fn next(&mut self) -> Option<Bytes> {
+        self.out.pop_front()
+    }
+}

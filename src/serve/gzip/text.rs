@@ -1,0 +1,95 @@
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+/// A text in slices, which others hold as well.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Text {
+    slices: VecDeque<Bytes>,
+    len: usize,
+}
+
+impl Text {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn push(&mut self, slice: Bytes) {
+        if !slice.is_empty() {
+            self.len += slice.len();
+            self.slices.push_back(slice);
+        }
+    }
+
+    /// A part of it.
+    pub(super) fn range(&self, range: Range<usize>) -> Self {
+        let mut part = Self::default();
+        let mut at = 0;
+        for slice in &self.slices {
+            let (from, to) = (range.start.clamp(at, at + slice.len()), range.end.clamp(at, at + slice.len()));
+            if from < to {
+                part.push(slice.slice(from - at..to - at));
+            }
+            at += slice.len();
+        }
+        part
+    }
+
+    /// Takes what is behind so many bytes.
+    pub(super) fn split_off(&mut self, at: usize) -> Self {
+        let rest = self.range(at..self.len);
+        *self = self.range(0..at);
+        rest
+    }
+
+    pub(super) fn to_vec(&self) -> Vec<u8> {
+        let mut whole = Vec::with_capacity(self.len);
+        self.slices.iter().for_each(|slice| whole.extend_from_slice(slice));
+        whole
+    }
+}
+
+impl Extend<Bytes> for Text {
+    fn extend<I: IntoIterator<Item = Bytes>>(&mut self, slices: I) {
+        slices.into_iter().for_each(|slice| self.push(slice));
+    }
+}
+
+impl FromIterator<Bytes> for Text {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(slices: I) -> Self {
+        let mut text = Self::default();
+        text.extend(slices);
+        text
+    }
+}
+
+impl IntoIterator for Text {
+    type Item = Bytes;
+    type IntoIter = std::collections::vec_deque::IntoIter<Bytes>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.slices.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_what_the_whole_has_there_however_it_is_sliced() {
+        let whole = b"abcdefghij";
+        for cuts in [vec![], vec![1], vec![3, 3, 7], vec![1, 2, 3, 4, 5, 6, 7, 8, 9]] {
+            let bounds: Vec<usize> = [vec![0], cuts, vec![10]].concat();
+            let slices = bounds.windows(2).map(|bounds| Bytes::copy_from_slice(&whole[bounds[0]..bounds[1]]));
+            let text: Text = slices.collect();
+            assert_eq!(text.len(), 10);
+            for (from, to) in (0..=10).flat_map(|from| (from..=10).map(move |to| (from, to))) {
+                assert_eq!(text.range(from..to).to_vec(), whole[from..to], "{bounds:?}");
+            }
+            let mut head = text.clone();
+            assert_eq!((head.split_off(4).to_vec(), head.to_vec()), (b"efghij".to_vec(), b"abcd".to_vec()));
+        }
+    }
+}
