@@ -231,11 +231,7 @@ impl Door {
 }
 
 /// Waits for something of a feed until the deadline, and no longer than the feed runs.
-async fn while_it_runs<T>(
-    reader: &CacheReader,
-    deadline: Instant,
-    wait: impl Future<Output = T>,
-) -> Result<T, InVain> {
+async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Future<Output = T>) -> Result<T, InVain> {
     tokio::select! {
         biased;
         done = wait => Ok(done),
