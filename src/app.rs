@@ -9,6 +9,7 @@ mod identity;
 mod ops;
 mod policy;
 mod preload;
+mod rights;
 #[cfg(test)]
 mod tests;
 
@@ -24,7 +25,7 @@ use crate::config::{Serve, TlsSource};
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
 use crate::serve::{self, Audit, Door};
-use crate::upstream::{Catalog, Client, CredentialError};
+use crate::upstream::{Catalog, Client, CredentialError, Insistence};
 
 /// The application, listening but not yet accepting.
 pub struct Bound {
@@ -32,8 +33,8 @@ pub struct Bound {
     admin: Option<ops::Admin>,
     door: Arc<Door>,
     gate: Gate,
-    catalog: Catalog,
     feeds: Feeds,
+    rights: rights::Rights,
     tasks: Tasks,
     drain: (DrainTrigger, DrainWatch),
     ready: Ready,
@@ -99,7 +100,10 @@ impl Bound {
             tasks.spawn("listener certificate", tls.keep_up(config.look_every));
         }
         let drain = DrainTrigger::new();
-        let catalog = Catalog::new(client.clone());
+        let catalog = Catalog::new(client.clone(), insistence(&config));
+        let on_node = config.door.coverage.node.is_some();
+        let rights = rights::Rights { catalog: catalog.clone(), feeds: feeds.clone(), on_node };
+        tasks.spawn("rights", rights.clone().keep_up(client.clone()));
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), config.reflect.clone(), tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
         let gate = identity::gate(&config, &client, &tasks)?;
@@ -119,7 +123,7 @@ impl Bound {
                 drain: drain.1.clone(),
             },
         );
-        Ok(Self { listeners, admin, door: Arc::new(door), gate, catalog, feeds, tasks, drain, ready, records, config })
+        Ok(Self { listeners, admin, door: Arc::new(door), gate, feeds, rights, tasks, drain, ready, records, config })
     }
 
     /// Every address that clients can use, as a URL or `unix:PATH`.
@@ -150,8 +154,8 @@ impl Bound {
             admin,
             door,
             gate,
-            catalog,
-            feeds,
+            feeds: _,
+            rights,
             tasks,
             drain: (trigger, watch),
             ready,
@@ -159,13 +163,14 @@ impl Bound {
             config,
         } = self;
         let starting = ready.register("discovery");
-        let known = discovery::Discovery { catalog, feeds, tasks: tasks.clone() };
+        let again = config.cache.refused.first;
+        let known = discovery::Discovery { rights, tasks: tasks.clone(), again };
         let (preload, coverage, waits) = (config.preload.clone(), config.door.coverage.clone(), ready.clone());
         tasks.spawn("discovery", async move {
             known.learn().await;
             preload::start(preload, &coverage, &known, &waits);
             if !gate.is_open() {
-                policy::listen(&known.catalog, &known.feeds, &gate, &known.tasks);
+                policy::listen(&known.rights, &gate, &known.tasks, again);
             }
             known.keep_up(starting).await;
         });
@@ -198,6 +203,12 @@ impl Bound {
 
 /// How long the last records may take to be written.
 const RECORDS_MAX: Duration = Duration::from_secs(5);
+
+/// How often upstream is asked for what it has refused.
+fn insistence(config: &Serve) -> Insistence {
+    let waits = config.cache.refused;
+    if config.door.coverage.node.is_some() { Insistence::on_node(waits) } else { Insistence::central(waits) }
+}
 
 /// The audit log, and the owner of what writes it: it ends when nobody can record any more.
 fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {

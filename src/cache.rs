@@ -28,6 +28,7 @@ mod lanes;
 mod outgrown;
 mod pinned;
 mod reader;
+mod refused;
 mod renderings;
 mod runs;
 mod shelf;
@@ -59,6 +60,8 @@ pub use writer::{Applied, CacheWriter, Change, OutOfOrder};
 
 use std::time::Duration;
 
+use crate::base::Waits;
+
 /// How much history a feed keeps. Whichever bound is reached first evicts the oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -74,6 +77,8 @@ pub struct Config {
     pub held_snapshots_max: usize,
     /// How long such a snapshot is held after its first page was read.
     pub held_snapshot_age_max: Duration,
+    /// When a feed that our identity may not read is tried again.
+    pub refused: Waits,
     /// How long what a feed has counted can be read when it is over.
     pub counts_age_max: Duration,
 }
@@ -89,6 +94,7 @@ impl Default for Config {
             window_age_max: Duration::from_secs(15 * 60),
             held_snapshots_max: 64,
             held_snapshot_age_max: Duration::from_secs(5 * 60),
+            refused: Waits::REFUSED,
             counts_age_max: Duration::from_secs(60),
         }
     }

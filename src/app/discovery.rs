@@ -9,20 +9,20 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::listener::{Listener, News};
-use self::schedule::Schedule;
+use self::schedule::{Schedule, Told};
+use super::rights::Rights;
 use crate::base::{Backoff, NotReady, Tasks};
-use crate::cache::Feeds;
 use crate::kube::Gvr;
 use crate::serve::feed_spec;
-use crate::upstream::Catalog;
 use crate::wire::Shape;
 
 /// Keeps the catalog in step with upstream, and the feeds in step with the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct Discovery {
-    pub(super) catalog: Catalog,
-    pub(super) feeds: Feeds,
+    pub(super) rights: Rights,
     pub(super) tasks: Tasks,
+    /// When what tells of changes is looked for again where there is none.
+    pub(super) again: Duration,
 }
 
 /// Custom resources and aggregated APIs come and go with these.
@@ -37,11 +37,11 @@ impl Discovery {
     /// Asks until upstream has answered once.
     pub(super) async fn learn(&self) {
         let mut backoff = Backoff::default();
-        while let Err(error) = self.catalog.refresh(Instant::now()).await {
+        while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {
             tracing::warn!(%error, "discovery failed; trying again");
             sleep(backoff.failed(Instant::now())).await;
         }
-        tracing::info!(resources = self.catalog.len(), "discovered what upstream serves");
+        tracing::info!(resources = self.rights.catalog.len(), "discovered what upstream serves");
     }
 
     /// Asks again whenever that may be needed. `starting` is held until changes are heard of.
@@ -49,7 +49,7 @@ impl Discovery {
         let (told, mut news) = mpsc::channel(NEWS_MAX);
         for (number, (group, version, resource)) in TELLING.into_iter().enumerate() {
             let (gvr, told) = (Gvr::new(group, version, resource), told.clone());
-            let listener = Listener { gvr, catalog: self.catalog.clone(), feeds: self.feeds.clone(), number, told };
+            let listener = Listener { gvr, rights: self.rights.clone(), number, told, again: self.again };
             self.tasks.spawn("definitions", listener.run());
         }
         let mut heard = [None; TELLING.len()];
@@ -63,7 +63,7 @@ impl Discovery {
         let asked = Instant::now();
         let is_answered = self.ask(true).await;
         let mut schedule = Schedule::new(asked, Instant::now());
-        schedule.rely(is_answered && is_told(&heard));
+        schedule.rely(self.told(is_answered, &heard));
         drop(starting);
         loop {
             tokio::select! {
@@ -72,14 +72,14 @@ impl Discovery {
                         schedule.change(Instant::now());
                     }
                     if !is_told(&heard) {
-                        schedule.rely(false);
+                        schedule.rely(self.told(true, &heard));
                     }
                 }
                 () = sleep_until(schedule.due()) => {
                     let asked = Instant::now();
                     let is_answered = self.ask(schedule.is_prompted()).await;
                     schedule.ask(asked, Instant::now());
-                    schedule.rely(is_answered && is_told(&heard));
+                    schedule.rely(self.told(is_answered, &heard));
                 }
             }
         }
@@ -87,13 +87,14 @@ impl Discovery {
 
     /// Asks upstream, and ends the feeds that its answer contradicts; whether there was an answer.
     async fn ask(&self, is_prompted: bool) -> bool {
-        match self.catalog.refresh(Instant::now()).await {
+        let Rights { catalog, feeds, .. } = &self.rights;
+        match catalog.refresh(Instant::now()).await {
             Ok(true) => {
-                tracing::info!(resources = self.catalog.len(), "what upstream serves has changed");
-                self.feeds.forget_refusals();
+                tracing::info!(resources = catalog.len(), "what upstream serves has changed");
+                feeds.forget_refusals();
             }
             // A request may have asked before us, or discovery said so before the resource was there.
-            Ok(false) if is_prompted => self.feeds.forget_gone(),
+            Ok(false) if is_prompted => feeds.forget_gone(),
             Ok(false) => {}
             Err(error) => {
                 tracing::debug!(%error, "discovery failed");
@@ -104,18 +105,30 @@ impl Discovery {
         true
     }
 
+    /// What will be heard of changes, behind the last question.
+    fn told(&self, is_answered: bool, heard: &[Option<News>]) -> Told {
+        let catalog = &self.rights.catalog;
+        let reads = catalog.reads();
+        match (is_answered, is_told(heard), reads.definitions || reads.services) {
+            (false, ..) | (true, false, true) => Told::Part,
+            (true, true, _) => Told::All,
+            (true, false, false) => Told::Nothing { again: catalog.refused_until() },
+        }
+    }
+
     /// The apiserver ends the watches of a custom resource whose definition changes, and so do we (semantics.md §4.6):
     /// what was read under the old one may read differently now.
     fn retire_outdated(&self) {
-        for feed in self.feeds.all() {
+        let Rights { catalog, feeds, .. } = &self.rights;
+        for feed in feeds.all() {
             let spec = &feed.spec;
-            let fits = match self.catalog.find(&spec.key.gvr) {
+            let fits = match catalog.find(&spec.key.gvr) {
                 Some(resource) => feed_spec(&resource, spec.key.scope.clone(), spec.key.form) == *spec,
-                None => !self.catalog.is_gone(&spec.key.gvr),
+                None => !catalog.is_gone(&spec.key.gvr),
             };
             // The types of the apiserver itself change with the apiserver, which its watches do not outlive.
             if spec.shape == Shape::Custom && !fits {
-                self.feeds.retire(&feed);
+                feeds.retire(&feed);
             }
         }
     }

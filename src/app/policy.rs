@@ -7,20 +7,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use super::rights::Rights;
 use crate::auth::{Affected, Change, Gate, Policy, PolicyKind};
 use crate::base::Tasks;
-use crate::cache::{Cursor, Feeds, Lease, Pull, Scope, Start, State, View};
+use crate::cache::{Cursor, Lease, Pull, Scope, Start, State, View};
 use crate::kube::{EventType, Gvr};
 use crate::serve::feed_spec;
-use crate::upstream::Catalog;
 use crate::wire::{Form, Representation};
 
 /// Listens to one kind of RBAC's objects. Its feed is one like any other.
 struct Listener {
     kind: PolicyKind,
-    catalog: Catalog,
-    feeds: Feeds,
+    rights: Rights,
     heard: Arc<Heard>,
+    /// When there is no feed, or it has ended. Upstream is asked no more often than what was refused is.
+    again: Duration,
 }
 
 /// What all listeners know together.
@@ -30,18 +31,16 @@ struct Heard {
     kinds: Mutex<Vec<PolicyKind>>,
 }
 
-/// When there is no feed, or it has ended.
-const AGAIN: Duration = Duration::from_secs(30);
 /// Bytes pulled at a time.
 const ROOM: usize = 256 << 10;
 
 /// Listens from now on.
-pub(super) fn listen(catalog: &Catalog, feeds: &Feeds, gate: &Gate, tasks: &Tasks) {
+pub(super) fn listen(rights: &Rights, gate: &Gate, tasks: &Tasks, again: Duration) {
     let heard = Heard { gate: gate.clone(), policy: Mutex::default(), kinds: Mutex::default() };
     heard.gate.hears_policy(false);
     let heard = Arc::new(heard);
     for kind in PolicyKind::ALL {
-        let listener = Listener { kind, catalog: catalog.clone(), feeds: feeds.clone(), heard: heard.clone() };
+        let listener = Listener { kind, rights: rights.clone(), heard: heard.clone(), again };
         tasks.spawn("policy", listener.run());
     }
 }
@@ -58,14 +57,17 @@ impl Listener {
                 let resource = self.kind.resource();
                 tracing::warn!(resource, "changes of RBAC are not heard of: open watches are checked once a minute");
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(self.again).await;
         }
     }
 
     fn lease(&self) -> Option<Lease> {
+        if !self.rights.follow_cluster() {
+            return None;
+        }
         let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
-        let resource = self.catalog.find(&gvr).filter(|resource| resource.watchable)?;
-        self.feeds.lease(&feed_spec(&resource, Scope::Cluster, resource.form), None).ok()
+        let resource = self.rights.catalog.find(&gvr).filter(|resource| resource.watchable)?;
+        self.rights.feeds.lease(&feed_spec(&resource, Scope::Cluster, resource.form), None).ok()
     }
 
     /// Returns when the feed has ended.
@@ -119,6 +121,7 @@ impl Listener {
             }
         };
         if let Some(affected) = affected {
+            self.rights.changed();
             self.heard.gate.policy_changed(&affected);
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::discovery::Discovery;
+use super::rights::Rights;
 use crate::base::{NotReady, Ready};
 use crate::cache::{Feeds, Lease, State};
 use crate::serve::{Coverage, feed_spec};
@@ -13,7 +14,7 @@ const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
 /// Starts a feed for each of these names; not ready until all of them are complete.
 pub(super) fn start(names: Vec<String>, coverage: &Coverage, known: &Discovery, ready: &Ready) {
-    let Discovery { catalog, feeds, tasks } = known;
+    let Discovery { rights: Rights { catalog, feeds, .. }, tasks, .. } = known;
     for name in coverage.resources.iter().filter(|name| catalog.find_by_name(name).is_none()) {
         tracing::warn!(resource = name, "feeds.resources: upstream serves no such resource");
     }

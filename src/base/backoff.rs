@@ -20,6 +20,20 @@ pub struct Waits {
     pub longest: Duration,
 }
 
+impl Waits {
+    /// For what our identity is refused: half a minute at first, for an apiserver that has just started denies what its
+    /// caches do not know, and an hour at most, for nobody gives rights more often than that.
+    pub const REFUSED: Self = Self { first: Duration::from_secs(30), longest: Duration::from_secs(60 * 60) };
+
+    /// How long to wait after so many failures in a row. Later waits are up to a fifth shorter, so that thousands which
+    /// have begun together do not go on together.
+    pub fn after(self, times: u32) -> Duration {
+        let doublings = times.saturating_sub(1).min(31);
+        let wait = self.first.saturating_mul(1 << doublings).min(self.longest);
+        if times <= 1 { wait } else { wait.mul_f64(1.0 - fastrand::f64() / 5.0) }
+    }
+}
+
 impl Default for Waits {
     fn default() -> Self {
         Self { first: Backoff::FIRST, longest: Backoff::LONGEST }
@@ -69,6 +83,17 @@ mod tests {
         assert!(waits[0] >= Backoff::FIRST && waits[0] < Backoff::FIRST * 2, "{waits:?}");
         assert!(waits[1] >= Backoff::FIRST * 2, "{waits:?}");
         assert_eq!(waits[7], Backoff::LONGEST);
+    }
+
+    #[test]
+    fn what_is_refused_is_asked_again_ever_more_rarely() {
+        let waits = |times| Waits::REFUSED.after(times).as_secs_f64();
+        assert!((waits(1) - 30.0).abs() < 0.001);
+        for (times, longest) in (2..).zip([60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]) {
+            let wait = waits(times);
+            assert!(wait <= longest && wait >= longest * 0.8, "{times}: {wait}");
+        }
+        assert!(waits(u32::MAX) <= 3600.0);
     }
 
     #[test]

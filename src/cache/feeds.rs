@@ -11,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::budget::{Budget, Memory};
 use super::counts::Ledger;
-use super::outgrown::{REFUSED_MAX, refused_for};
 use super::reader::End;
+use super::refused::Refusals;
 use super::{
     CacheReader, CacheWriter, Config, Counts, Currency, FeedKey, Mode, Pin, PinTerms, Pins, Reason, Renderings,
     Snapshot, State,
@@ -96,23 +96,13 @@ struct Shared {
     budget: Arc<Budget>,
     feeds: Mutex<HashMap<FeedKey, Arc<Feed>>>,
     /// Feeds that ended for a reason that will not go away at once.
-    refused: Mutex<HashMap<FeedKey, Refusal>>,
+    refused: Mutex<Refusals>,
     /// How other representations are had: refusals outlive the feed that they were found by.
     renderings: Mutex<HashMap<FeedKey, Renderings>>,
     /// When feeds were retired, for as long as what takes their place has not settled.
     outdated: Mutex<HashMap<FeedKey, Instant>>,
     counts: Mutex<Ledger>,
     demand: mpsc::Sender<Demand>,
-}
-
-/// A feed ended so.
-#[derive(Debug)]
-struct Refusal {
-    end: End,
-    at: Instant,
-    /// How often it did not fit into the memory, in a row, and what it weighed.
-    times: u32,
-    weighed: usize,
 }
 
 /// Why there is no such feed.
@@ -126,10 +116,6 @@ pub enum Unavailable {
 
 /// Feeds that may run at once.
 pub const FEEDS_MAX: usize = 1_000;
-/// Feeds that are remembered as refused.
-const REFUSALS_MAX: usize = FEEDS_MAX;
-/// How long a refused feed is not tried again, if it is not for the memory.
-const REFUSED_FOR: Duration = Duration::from_secs(30);
 /// How long an apiserver may take to answer by a definition that we have read from another one.
 const SETTLING: Duration = Duration::from_secs(10);
 
@@ -166,7 +152,8 @@ impl Feeds {
             self.outdate(feed);
             feeds.remove(&spec.key);
         }
-        if let Some(end) = self.refusal(&spec.key) {
+        let refused = self.shared.refused.lock().find(&spec.key, self.shared.budget.free());
+        if let Some(end) = refused {
             return Err(Unavailable::Ended(end));
         }
         if feeds.len() >= FEEDS_MAX {
@@ -240,7 +227,9 @@ impl Feeds {
             feeds.remove(key);
         }
         if end.is_refusal() {
-            self.refuse(key, end, feed.reader.weighed());
+            let served = feed.reader.progress().rv > ResourceVersion::default();
+            let waits = self.shared.config.refused;
+            self.shared.refused.lock().put(key, end, (feed.reader.weighed(), served), waits);
         }
         self.close(key, &feeds);
     }
@@ -278,14 +267,20 @@ impl Feeds {
         }
     }
 
-    /// Forgets refusals: what is served has changed. What does not fit into the memory fits no better now.
+    /// Forgets refusals: what is served has changed. What does not fit into the memory, or may not be read, is not
+    /// concerned.
     pub fn forget_refusals(&self) {
-        self.shared.refused.lock().retain(|_, refusal| refusal.end == End::OverBudget);
+        self.shared.refused.lock().forget();
     }
 
     /// Forgets which resources upstream did not know: it may have learned of them.
     pub fn forget_gone(&self) {
-        self.shared.refused.lock().retain(|_, refusal| refusal.end != End::Gone);
+        self.shared.refused.lock().forget_gone();
+    }
+
+    /// What our identity may not read is tried again soon: that may have changed.
+    pub fn rights_changed(&self) {
+        self.shared.refused.lock().rights_changed(self.shared.config.refused);
     }
 
     fn outdate(&self, feed: &Feed) {
@@ -293,42 +288,6 @@ impl Feeds {
         outdated.retain(|_, retired| retired.elapsed() < SETTLING);
         outdated.insert(feed.spec.key.clone(), Instant::now());
         feed.retired.cancel();
-    }
-
-    fn refusal(&self, key: &FeedKey) -> Option<End> {
-        let mut refused = self.shared.refused.lock();
-        refused.retain(|_, refusal| !refusal.is_forgotten());
-        refused.get(key).filter(|refusal| refusal.stands(self.shared.budget.free())).map(|refusal| refusal.end)
-    }
-
-    fn refuse(&self, key: &FeedKey, end: End, weighed: usize) {
-        let mut refused = self.shared.refused.lock();
-        let before = refused.remove(key).filter(|before| before.end == end).map_or(0, |before| before.times);
-        // The one that has waited the longest is tried again too early.
-        if refused.len() >= REFUSALS_MAX
-            && let Some(oldest) = refused.iter().min_by_key(|(_, refusal)| refusal.at).map(|(key, _)| key.clone())
-        {
-            refused.remove(&oldest);
-        }
-        let times = before.saturating_add(1);
-        refused.insert(key.clone(), Refusal { end, at: Instant::now(), times, weighed });
-    }
-}
-
-impl Refusal {
-    /// Whether it is too early to try again, with so much memory free. What did not fit is left alone for ever longer,
-    /// and for as long as there is no room for what it weighed; but not for ever, for it may weigh less by now.
-    fn stands(&self, free: usize) -> bool {
-        let elapsed = self.at.elapsed();
-        match self.end {
-            End::OverBudget => elapsed < refused_for(self.times) || (free < self.weighed && elapsed < REFUSED_MAX),
-            _ => elapsed < REFUSED_FOR,
-        }
-    }
-
-    /// Whether it says nothing of the next time.
-    fn is_forgotten(&self) -> bool {
-        self.at.elapsed() >= if self.end == End::OverBudget { 2 * REFUSED_MAX } else { REFUSED_FOR }
     }
 }
 

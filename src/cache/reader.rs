@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::budget::{LeastUsed, Share};
 use super::event::Made;
@@ -267,6 +267,25 @@ impl CacheReader {
         let mut progress = self.shared.progress.subscribe();
         if progress.wait_for(|progress| progress.rv >= rv).await.is_err() {
             // The writer is gone and so is every hope; the caller's deadline decides.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The feed's state as soon as it is not being filled any more, or at the deadline.
+    pub async fn synced(&self, deadline: Instant) -> State {
+        let mut state = self.shared.state.subscribe();
+        let settled = timeout_at(deadline, state.wait_for(|state| *state != State::Syncing)).await;
+        match settled {
+            Ok(Ok(settled)) => *settled,
+            _ => State::Syncing,
+        }
+    }
+
+    /// Completes when the feed is over: whoever waits for something of it waits no longer.
+    pub async fn over(&self) {
+        let mut state = self.shared.state.subscribe();
+        if state.wait_for(|state| matches!(state, State::Ended(_))).await.is_err() {
+            // Nobody is left who could wait: the sender is as old as this reader.
             std::future::pending::<()>().await;
         }
     }

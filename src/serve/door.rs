@@ -117,6 +117,8 @@ pub(super) struct Visit {
     pub(super) cut: Cut,
     /// What may be read is asked for, where not all may.
     readable: bool,
+    /// How often it has been routed again, because the feed that was to answer it ended.
+    rerouted: u32,
 }
 
 impl Visit {
@@ -149,6 +151,9 @@ const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on f
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
 /// How long a request waits for that.
 const REDISCOVER_MAX: Duration = Duration::from_secs(5);
+/// How often a request is routed again because its feed has ended. What ends more often than that while it waits is
+/// upstream's to answer.
+const REROUTES_MAX: u32 = 2;
 
 impl Door {
     pub fn new(config: Config, parts: Parts) -> Self {
@@ -209,7 +214,8 @@ impl Door {
             _ if forbidden.is_some() => forbid(&manner, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => {
                 let cut = peer.cut.clone();
-                self.dispatch(Visit { request, caller, info, query, manner, received, cut, readable }).await
+                let visit = Visit { request, caller, info, query, manner, received, cut, readable, rerouted: 0 };
+                self.dispatch(visit).await
             }
             // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {
@@ -333,7 +339,10 @@ impl Door {
             }
             Route::Watch(read) => self.watch(visit, permit, &resource, read).await,
         };
-        decision.map(|decision| response.extensions_mut().insert(decision));
+        // One that was routed again has the decision of the last time.
+        if let (Some(decision), None) = (decision, response.extensions().get::<Decision>()) {
+            response.extensions_mut().insert(decision);
+        }
         response
     }
 
@@ -374,8 +383,13 @@ impl Door {
         Box::pin(self.forward(request, &caller, Some(&info), &query, &manner, reason)).await
     }
 
-    pub(super) async fn unready(&self, visit: Visit, why: Unready) -> Response<ReplyBody> {
+    pub(super) async fn unready(&self, mut visit: Visit, why: Unready) -> Response<ReplyBody> {
         match why {
+            Unready::Over if visit.rerouted < REROUTES_MAX => {
+                visit.rerouted += 1;
+                Box::pin(self.dispatch(visit)).await
+            }
+            Unready::Over => self.pass(visit, Reason::Unavailable).await,
             // Upstream would deny what it cannot show in part.
             Unready::Forward(Reason::Syncing | Reason::NoProof) if visit.manner.extent == Some(Extent::Some) => {
                 let why = "what may be read of this collection cannot be told yet";

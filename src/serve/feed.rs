@@ -1,13 +1,16 @@
 //! From a request to a feed that can answer it: which one, ready, and as fresh as asked.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::door::{Consistency, Door};
 use super::route::{Reason, is_uncached};
 use crate::auth::Permit;
-use crate::cache::{End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, Scope, State, Unavailable};
+use crate::cache::{CacheReader, End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, Scope, State, Unavailable};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Refused, Renderer, Representation, Shape};
@@ -30,6 +33,8 @@ pub(super) struct Need<'a> {
 pub(super) enum Unready {
     /// Upstream can.
     Forward(Reason),
+    /// It ended while it was waited for. Another one may have its place, or nobody: the request is to be routed again.
+    Over,
     /// Nobody can, now.
     Refuse(Box<Status>),
 }
@@ -40,6 +45,14 @@ const FRESH_MAX: Duration = Duration::from_secs(3);
 const UNTOLD_MAX: Duration = Duration::from_millis(100);
 /// What a client is told to wait when we cannot prove anything because upstream is gone.
 const RETRY_AFTER_SECONDS: u32 = 1;
+
+/// Why a wait for something of a feed was in vain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum InVain {
+    Late,
+    /// The feed has ended: what was waited for does not come any more.
+    Over,
+}
 
 /// A feed, and how its objects are written for one request.
 #[derive(Debug)]
@@ -86,10 +99,11 @@ impl Door {
             let renderer = lease.reader.verbatim().clone();
             return Ok(Source { lease, renderer });
         }
-        match timeout_at(self.sync_deadline(need), lease.renderings.settled(wanted)).await {
+        match while_it_runs(&lease.reader, self.sync_deadline(need), lease.renderings.settled(wanted)).await {
             Ok(Ok(renderer)) => Ok(Source { lease, renderer }),
             Ok(Err(_)) => Err(Unready::Forward(Reason::Underivable)),
-            Err(_) => Err(Unready::Forward(Reason::Syncing)),
+            Err(InVain::Late) => Err(Unready::Forward(Reason::Syncing)),
+            Err(InVain::Over) => Err(Unready::Over),
         }
     }
 
@@ -114,14 +128,12 @@ impl Door {
     async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<Lease, Unready> {
         let leased = self.feeds.lease(spec, need.resume);
         let lease = leased.map_err(|why| Unready::Forward(why.into()))?;
-        let mut state = lease.reader.watch_state();
-        let settled = timeout_at(self.sync_deadline(need), state.wait_for(|state| *state != State::Syncing));
-        let settled = settled.await.map(|state| state.map(|state| *state));
-        match settled {
-            Ok(Ok(State::Live | State::Stale { .. })) => Ok(lease),
-            Ok(Ok(State::Ended(end))) => Err(Unready::Forward(Unavailable::Ended(end).into())),
-            Ok(Ok(State::Syncing)) | Err(_) => Err(Unready::Forward(Reason::Syncing)),
-            Ok(Err(_)) => Err(Unready::Forward(Reason::Unavailable)),
+        match lease.reader.synced(self.sync_deadline(need)).await {
+            State::Live | State::Stale { .. } => Ok(lease),
+            // Tried once more it would end the same way.
+            State::Ended(end) if end.is_refusal() => Err(Unready::Forward(Unavailable::Ended(end).into())),
+            State::Ended(_) => Err(Unready::Over),
+            State::Syncing => Err(Unready::Forward(Reason::Syncing)),
         }
     }
 
@@ -160,7 +172,7 @@ impl Door {
         })
     }
 
-    /// Waits until the feed is as fresh as the request asks, at most three seconds.
+    /// Waits until the feed is as fresh as the request asks, at most three seconds and no longer than it runs.
     pub(super) async fn fresh(&self, lease: &Lease, version: VersionMatch, received: Instant) -> Result<(), Unready> {
         // Without a cache upstream never says how far a quiet stream has come: the version may well exist.
         let untold = is_uncached(&lease.spec.key.gvr);
@@ -168,16 +180,24 @@ impl Door {
         match version {
             VersionMatch::Exact(_) => Ok(()),
             VersionMatch::Any => {
-                if timeout_at(deadline, self.reached(lease, lease.shown_before())).await.is_err() {
-                    lease.forget_shown();
+                match while_it_runs(&lease.reader, deadline, self.reached(lease, lease.shown_before())).await {
+                    Ok(()) => {}
+                    Err(InVain::Late) => lease.forget_shown(),
+                    Err(InVain::Over) => return Err(Unready::Over),
                 }
                 Ok(())
             }
-            VersionMatch::NotOlderThan(rv) => match timeout_at(deadline, self.reached(lease, rv)).await {
-                Ok(()) => Ok(()),
-                Err(_) if untold => Err(Unready::Forward(Reason::NoProof)),
-                Err(_) => Err(Unready::Refuse(Box::new(Status::too_large(rv.0, lease.reader.progress().rv.0)))),
-            },
+            VersionMatch::NotOlderThan(rv) => {
+                match while_it_runs(&lease.reader, deadline, self.reached(lease, rv)).await {
+                    Ok(()) => Ok(()),
+                    Err(InVain::Over) => Err(Unready::Over),
+                    Err(InVain::Late) if untold => Err(Unready::Forward(Reason::NoProof)),
+                    Err(InVain::Late) => {
+                        let reached = lease.reader.progress().rv;
+                        Err(Unready::Refuse(Box::new(Status::too_large(rv.0, reached.0))))
+                    }
+                }
+            }
             VersionMatch::Unset => self.current(lease, received, Instant::now() + FRESH_MAX).await,
         }
     }
@@ -194,8 +214,11 @@ impl Door {
         if self.config.consistency == Consistency::Bounded && live {
             return Ok(());
         }
-        let proven = timeout_at(deadline, lease.currency.reached(received)).await;
-        proven.map_err(|_| Unready::Forward(Reason::NoProof))
+        let proven = while_it_runs(&lease.reader, deadline, lease.currency.reached(received)).await;
+        proven.map_err(|in_vain| match in_vain {
+            InVain::Late => Unready::Forward(Reason::NoProof),
+            InVain::Over => Unready::Over,
+        })
     }
 
     /// Seconds without upstream's stream, while that lasts.
@@ -204,6 +227,16 @@ impl Door {
             State::Stale { since } => Some(since.elapsed().as_secs()),
             _ => None,
         }
+    }
+}
+
+/// Waits for something of a feed until the deadline, and no longer than the feed runs.
+async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Future<Output = T>) -> Result<T, InVain> {
+    tokio::select! {
+        biased;
+        done = wait => Ok(done),
+        () = reader.over() => Err(InVain::Over),
+        () = sleep_until(deadline) => Err(InVain::Late),
     }
 }
 

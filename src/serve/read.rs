@@ -68,7 +68,7 @@ impl Door {
             return self.unready(visit, why).await;
         }
         let Some(current) = lease.reader.current() else {
-            return self.pass(visit, Reason::NotCached).await;
+            return self.unready(visit, Unready::Over).await;
         };
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &lease.spec.key, read.representation);
@@ -121,7 +121,7 @@ impl Door {
             version => match self.fresh(lease, version, visit.received).await {
                 Ok(()) => match lease.reader.current() {
                     Some(snapshot) => snapshot,
-                    None => return self.pass(visit, Reason::Unavailable).await,
+                    None => return self.unready(visit, Unready::Over).await,
                 },
                 Err(why) => return self.unready(visit, why).await,
             },
@@ -230,6 +230,7 @@ impl Door {
         let failed = match fresh {
             Ok(()) => None,
             Err(Unready::Refuse(status)) => Some(*status),
+            Err(Unready::Over) => return self.unready(visit, Unready::Over).await,
             Err(Unready::Forward(_)) if Self::stale_seconds(lease).is_some() => {
                 let why = "upstream cannot be reached, and the cache cannot be proven to be current";
                 return self.unready(visit, Unready::Refuse(Box::new(unavailable(why)))).await;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::behalf::CredentialId;
 use super::credentials::put_all;
 use super::dress::{Nested, put_ours};
-use super::link::Links;
+use super::link::{CredentialChanges, Links};
 use super::pool::{Body, ResponseBody};
 use super::{BODY_BYTES_MAX, CredentialError, Error, Source, set_retry_after, status_from_code};
 use crate::kube::{Payer, Status};
@@ -62,6 +62,11 @@ impl Client {
     /// connections; streams that run go on.
     pub async fn keep_up(self, every: Duration) {
         self.shared.links.clone().keep_up(every).await;
+    }
+
+    /// Follows the credentials as they are read again.
+    pub fn credentials(&self) -> CredentialChanges {
+        self.shared.links.changes()
     }
 
     /// The address we talk to, for people.

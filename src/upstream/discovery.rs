@@ -2,16 +2,19 @@
 
 mod definitions;
 mod documents;
+mod insistence;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use self::definitions::{CustomResourceDefinitions, Definition};
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
+pub use self::insistence::Insistence;
+use self::insistence::Refused;
 use super::{Client, Error};
 use crate::kube::{FieldTable, Gvr};
 use crate::wire::Form;
@@ -63,17 +66,28 @@ pub struct Catalog {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
+    insistence: Insistence,
     served: RwLock<Served>,
     asking: tokio::sync::Mutex<Asking>,
+    refused: Mutex<Documents<Refused>>,
+}
+
+/// What upstream is asked besides its discovery, and may refuse.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Documents<T> {
+    /// The CustomResourceDefinitions.
+    pub definitions: T,
+    /// The APIServices, which say what is behind the aggregation layer.
+    pub services: T,
 }
 
 #[derive(Debug, Default, PartialEq)]
 struct Served {
     resources: HashMap<Gvr, Arc<Resource>>,
-    /// The definitions of custom resources were read: there are no others.
-    has_all_customs: bool,
+    /// Which documents were read. If the definitions were, there are no other custom resources.
+    read: Documents<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -118,8 +132,9 @@ const BUILT_IN_STORAGE_GROUPS: [&str; 2] = ["storage.k8s.io", "storagemigration.
 
 impl Catalog {
     /// An empty catalog; [`refresh`](Self::refresh) fills it.
-    pub fn new(client: Client) -> Self {
-        Self { client, shared: Arc::default() }
+    pub fn new(client: Client, insistence: Insistence) -> Self {
+        let (served, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
+        Self { client, shared: Arc::new(Shared { insistence, served, asking, refused }) }
     }
 
     pub fn find(&self, gvr: &Gvr) -> Option<Arc<Resource>> {
@@ -147,7 +162,27 @@ impl Catalog {
     /// there or is not.
     pub fn is_gone(&self, custom: &Gvr) -> bool {
         let served = self.shared.served.read();
-        served.has_all_customs && !served.resources.contains_key(custom)
+        served.read.definitions && !served.resources.contains_key(custom)
+    }
+
+    /// What our identity was let read when upstream was asked last.
+    pub fn reads(&self) -> Documents<bool> {
+        self.shared.served.read().read
+    }
+
+    /// When something is to be asked for again that our identity may not read, if ever.
+    pub fn refused_until(&self) -> Option<Instant> {
+        let refused = self.shared.refused.lock();
+        [&refused.definitions, &refused.services].into_iter().filter_map(|one| one.again(self.shared.insistence)).min()
+    }
+
+    /// What our identity may not read is asked for again soon: that may have changed.
+    pub fn rights_changed(&self) {
+        let mut refused = self.shared.refused.lock();
+        let Documents { definitions, services } = &mut *refused;
+        for refused in [definitions, services] {
+            refused.rights_changed(self.shared.insistence);
+        }
     }
 
     /// Asks upstream what it serves, unless somebody has asked after `since`.
@@ -160,8 +195,9 @@ impl Catalog {
         }
         // Failed ones count too, or everybody who waits here would try again in turn.
         asking.last = Some(Instant::now());
-        let found = self.discover().await?;
-        if self.shared.served.read().has_all_customs && !found.has_all_customs {
+        let known = self.reads();
+        let found = self.discover(known).await?;
+        if known.definitions && !found.read.definitions {
             // Everything that we know of custom resources would be lost, and every watch of them.
             if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
                 return Err(Error::Form("definitions of custom resources may not be read any more".to_owned()));
@@ -174,15 +210,19 @@ impl Catalog {
         Ok(changed)
     }
 
-    async fn discover(&self) -> Result<Served, Error> {
+    /// `known` is what could be read the last time, and is asked for whatever it was refused since.
+    async fn discover(&self, known: Documents<bool>) -> Result<Served, Error> {
         let mut versions = Vec::new();
         for root in ["/api", "/apis"] {
             versions.extend(self.versions_below(root).await?);
         }
         let (answered, _) = self.client.fetch("/api", PROTOBUF_FIRST).await?;
         // After discovery: what was created or deleted in between counts as the definitions say.
-        let customs = self.optional::<CustomResourceDefinitions>(definitions::PATH).await?;
-        let services = self.optional::<ApiServices>(documents::API_SERVICE_PATH).await?;
+        let customs = self
+            .optional::<CustomResourceDefinitions>(definitions::PATH, known.definitions, |of| &mut of.definitions)
+            .await?;
+        let services =
+            self.optional::<ApiServices>(documents::API_SERVICE_PATH, known.services, |of| &mut of.services).await?;
         let known = Known {
             protobuf: answered == Some(Form::Protobuf),
             customs: customs.map(CustomResourceDefinitions::served),
@@ -199,7 +239,8 @@ impl Catalog {
                 resources.insert(resource.gvr.clone(), Arc::new(resource));
             }
         }
-        Ok(Served { resources, has_all_customs: known.customs.is_some() })
+        let read = Documents { definitions: known.customs.is_some(), services: known.remote.is_some() };
+        Ok(Served { resources, read })
     }
 
     /// Every group version below `/api` or `/apis`: from the aggregated document, or one by one from an older server.
@@ -220,11 +261,27 @@ impl Catalog {
         Ok(versions)
     }
 
-    /// A document that our identity may not be allowed to read.
-    async fn optional<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<Option<T>, Error> {
+    /// A document that our identity may not be allowed to read: then it is not asked for again soon.
+    async fn optional<T: serde::de::DeserializeOwned>(
+        &self,
+        path: &str,
+        is_known: bool,
+        of: for<'a> fn(&'a mut Documents<Refused>) -> &'a mut Refused,
+    ) -> Result<Option<T>, Error> {
+        let Shared { insistence, refused, .. } = &*self.shared;
+        if !is_known && of(&mut refused.lock()).stands(Instant::now(), *insistence) {
+            return Ok(None);
+        }
         match self.client.fetch(path, JSON).await {
-            Ok((_, body)) => Ok(read(&body)),
-            Err(error) if matches!(error.code(), Some(403 | 404)) => Ok(None),
+            Ok((_, body)) => {
+                of(&mut refused.lock()).answered();
+                Ok(read(&body))
+            }
+            Err(error) if error.code() == Some(403) => {
+                of(&mut refused.lock()).refused(Instant::now(), *insistence);
+                Ok(None)
+            }
+            Err(error) if error.code() == Some(404) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -35,6 +35,17 @@ pub(super) struct Links {
     current: Reloaded<Link>,
 }
 
+/// Tells whenever there are new credentials.
+#[derive(Debug)]
+pub struct CredentialChanges(Reloaded<Link>);
+
+impl CredentialChanges {
+    /// Completes when there are others than at the last time; never where they are in no file.
+    pub async fn changed(&mut self) {
+        self.0.changed().await;
+    }
+}
+
 impl Links {
     pub(super) fn load(source: &Source) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
@@ -57,6 +68,10 @@ impl Links {
 
     pub(super) fn current(&self) -> std::sync::Arc<Link> {
         self.current.current()
+    }
+
+    pub(super) fn changes(&self) -> CredentialChanges {
+        CredentialChanges(self.current.clone())
     }
 
     pub(super) async fn keep_up(self, every: Duration) {

@@ -2,13 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::bed::{Answer, Ask, Ended, Event, Pair, eventually, outline, say, unique, version_of};
+use crate::bed::{Answer, Ask, Ended, Event, Http, Pair, eventually, outline, say, unique, version_of};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// Definitions that are made and changed to see how long it takes until that is served.
 const TRIALS: usize = 20;
+/// Definitions that go while so many clients list their objects.
+const DELETIONS: usize = 5;
+const LISTING: usize = 20;
 
 /// A definition of this test's own, in a group of its own.
 struct Defined {
@@ -298,6 +302,53 @@ async fn deleted_and_defined_again_it_has_none_of_the_old_objects() {
     let list = defined.pair.same(Ask::get(&format!("{cluster}?resourceVersion={at}"))).await;
     assert_eq!((names(&list), list.is_cached()), (vec!["wide".to_owned()], true));
     defined.agree(&defined.path("v1", "?resourceVersion=0"), |answer| answer.status == 404).await;
+}
+
+/// Lists until there is nothing to be listed any more; how long each took, and what was answered.
+async fn listed_until_gone(http: &Http, path: &str) -> Vec<(Duration, u16)> {
+    let mut lists = Vec::new();
+    loop {
+        let since = Instant::now();
+        let status = http.get(path).await.status.as_u16();
+        lists.push((since.elapsed(), status));
+        if status == 404 {
+            return lists;
+        }
+    }
+}
+
+/// Whoever lists as the definition goes is answered as upstream answers, and does not wait for what will never come.
+#[tokio::test]
+async fn lists_in_flight_when_a_definition_goes_are_answered_as_upstream_answers_them() {
+    let Some(pair) = Pair::new().await else { return };
+    let mut defined = Defined { pair, group: String::new() };
+    let mut took = [Vec::new(), Vec::new()];
+    for deletion in 0..2 * DELETIONS {
+        defined.group = format!("{}.example.com", unique("going"));
+        defined.define(namespaced(&[stored("v1")])).await;
+        defined.is_served("v1").await;
+        defined.mouse("v1", "m").await;
+        let (path, side) = (defined.path("v1", ""), deletion % 2);
+        let Pair { direct, through, .. } = &defined.pair;
+        let listing = join_all((0..LISTING).map(|_| listed_until_gone([direct, through][side], &path)));
+        let definition = defined.definition();
+        let (clients, _) = tokio::join!(listing, direct.delete(&definition));
+        for (duration, status) in clients.concat() {
+            assert!(matches!(status, 200 | 404), "side {side}: {status} after {duration:?}");
+            took[side].push(duration);
+        }
+        let gone = async || (direct.get(&defined.definition()).await.status == 404).then_some(());
+        eventually("the definition is gone", gone).await;
+        defined.pair.same(Ask::get(&path)).await;
+    }
+    let [directly, through] = took.map(tail);
+    say(&format!("lists while a definition goes, {LISTING} clients: directly {directly}, through the proxy {through}"));
+}
+
+fn tail(mut times: Vec<Duration>) -> String {
+    times.sort();
+    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
+    format!("p50 {:.2?}, p99 {:.2?}, max {:.2?} of {}", at(0.5), at(0.99), at(1.0), times.len())
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! What upstream serves changes while the proxy runs (reliability.md U23).
 
+use std::time::Duration;
+
 use http::Method;
 use kube_fanout::demo::{self, RequestKind, Running};
 use serde_json::{Value, json};
@@ -104,6 +106,36 @@ async fn a_version_that_is_served_no_more_ends_its_watches_and_passes_through() 
     define(&up, |version| version["served"] = json!(false));
     assert_eq!(watch.ended().await, Ended::Clean);
     assert!(!app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached());
+}
+
+/// Reads of widgets that wait for a version which no widget has yet.
+const NOT_YET: &str = "resourceVersion=9000000";
+
+/// Whoever waits for something of a feed is told by its end, and is answered by whoever is there then: here by upstream.
+/// (A busy machine may take longer to notice the change than anybody waits: so there are some tries.)
+#[tokio::test]
+async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then() {
+    let up = demo::upstream().future_wait(Duration::from_millis(20)).run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let asked = |what: &str| direct::asked_by_proxies(&up, WIDGETS).iter().filter(|query| query.contains(what)).count();
+    for _ in 0..5 {
+        define(&up, |version| version["served"] = json!(true));
+        let is_held = || async { app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached() };
+        eventually("widgets are held", is_held).await;
+        let before = asked("timeoutSeconds=3&");
+        let gone = async {
+            eventually("somebody waits", || async { asked("timeoutSeconds=3&") > before }).await;
+            define(&up, |version| version["served"] = json!(false));
+        };
+        let path = format!("{WIDGETS}?{NOT_YET}");
+        let (waited, ()) = tokio::join!(app.get(&path), gone);
+        assert_eq!(waited.status, 504, "upstream has no such version either");
+        if asked(NOT_YET) == 1 {
+            return;
+        }
+    }
+    panic!("each waited until its time was up, and was refused here");
 }
 
 #[tokio::test]

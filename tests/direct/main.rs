@@ -35,6 +35,7 @@ mod plugins;
 mod process;
 mod readable;
 mod refusals;
+mod refused;
 mod resume;
 mod rotation;
 mod selectors;

@@ -3,20 +3,21 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::cache::{Cursor, Feeds, Lease, Pull, Scope, State, View};
+use crate::app::rights::Rights;
+use crate::cache::{Cursor, Lease, Pull, Scope, State, View};
 use crate::kube::Gvr;
 use crate::serve::feed_spec;
-use crate::upstream::Catalog;
 
 /// Listens to a resource whose changes say that something else may be served. Its feed is one like any other: clients
 /// that watch the resource share it.
 pub(super) struct Listener {
     pub(super) gvr: Gvr,
-    pub(super) catalog: Catalog,
-    pub(super) feeds: Feeds,
+    pub(super) rights: Rights,
     /// Tells under which number.
     pub(super) number: usize,
     pub(super) told: mpsc::Sender<(usize, News)>,
+    /// When there is no feed, or it has ended. Upstream is asked no more often than what was refused is.
+    pub(super) again: Duration,
 }
 
 /// What a listener tells.
@@ -29,8 +30,6 @@ pub(super) enum News {
     Deaf,
 }
 
-/// When there is no feed, or it has ended.
-const AGAIN: Duration = Duration::from_secs(60);
 /// What is pulled is not kept.
 const ROOM: usize = 1 << 20;
 
@@ -41,13 +40,16 @@ impl Listener {
                 self.listen(&lease).await;
             }
             self.tell(News::Deaf).await;
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(self.again).await;
         }
     }
 
     fn lease(&self) -> Option<Lease> {
-        let resource = self.catalog.find(&self.gvr).filter(|resource| resource.watchable)?;
-        self.feeds.lease(&feed_spec(&resource, Scope::Cluster, resource.form), None).ok()
+        if !self.rights.follow_cluster() {
+            return None;
+        }
+        let resource = self.rights.catalog.find(&self.gvr).filter(|resource| resource.watchable)?;
+        self.rights.feeds.lease(&feed_spec(&resource, Scope::Cluster, resource.form), None).ok()
     }
 
     /// Returns when the feed has ended.

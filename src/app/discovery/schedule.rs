@@ -15,8 +15,23 @@ pub(super) struct Schedule {
     unasked: Option<Instant>,
     /// The last change of all.
     changed: Option<Instant>,
-    /// Changes will be heard of, and the last question was answered.
-    is_told: bool,
+    told: Told,
+    /// How much of the longest period passes before the next question: thousands that began together do not ask
+    /// together.
+    part: f64,
+}
+
+/// What will be heard of changes, behind a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    All,
+    /// Not all, or the last question was not answered.
+    Part,
+    /// Our identity may read nothing that says who serves what besides the apiserver itself: only that is held then,
+    /// and it changes with upstream's release. It is asked again `again`, if ever.
+    Nothing {
+        again: Option<Instant>,
+    },
 }
 
 /// From the first change to the question: changes come in groups.
@@ -31,11 +46,15 @@ const SPACING_TIMES: u32 = 4;
 const PERIOD: Duration = Duration::from_secs(30);
 /// Where changes are told of: for what comes with no definition, such as an upgrade of upstream.
 const PERIOD_WHEN_TOLD: Duration = Duration::from_secs(5 * 60);
+/// Where only what the apiserver itself serves is held. An unknown resource is asked about when somebody wants it.
+const PERIOD_OF_BUILT_INS: Duration = Duration::from_secs(60 * 60);
+/// So much of that period may be left out.
+const EARLIER: f64 = 0.2;
 
 impl Schedule {
     /// Behind a first question.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
-        Self { asked, answered, unasked: None, changed: None, is_told: false }
+        Self { asked, answered, unasked: None, changed: None, told: Told::Part, part: 1.0 }
     }
 
     /// Something has changed, or may have while nobody looked.
@@ -47,11 +66,12 @@ impl Schedule {
     /// A question was sent and answered.
     pub(super) fn ask(&mut self, asked: Instant, answered: Instant) {
         (self.asked, self.answered, self.unasked) = (asked, answered, None);
+        self.part = 1.0 - EARLIER * fastrand::f64();
     }
 
-    /// Whether changes will be heard of.
-    pub(super) fn rely(&mut self, is_told: bool) {
-        self.is_told = is_told;
+    /// What will be heard of changes.
+    pub(super) fn rely(&mut self, told: Told) {
+        self.told = told;
     }
 
     /// Whether the next question is because of a change.
@@ -61,7 +81,14 @@ impl Schedule {
 
     /// When the next question is due.
     pub(super) fn due(&self) -> Instant {
-        let routine = self.asked + if self.is_told { PERIOD_WHEN_TOLD } else { PERIOD };
+        let routine = match self.told {
+            Told::All => self.asked + PERIOD_WHEN_TOLD,
+            Told::Part => self.asked + PERIOD,
+            Told::Nothing { again } => {
+                let routine = self.asked + PERIOD_OF_BUILT_INS.mul_f64(self.part);
+                again.map_or(routine, |again| again.max(self.answered + SPACING).min(routine))
+            }
+        };
         let spacing = SPACING.max((self.answered - self.asked) * SPACING_TIMES);
         let prompted = self.prompted().map(|at| at.max(self.answered + spacing));
         prompted.map_or(routine, |prompted| prompted.min(routine))
@@ -86,7 +113,7 @@ mod tests {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut schedule = Schedule::new(start, start);
-        schedule.rely(is_told);
+        schedule.rely(if is_told { Told::All } else { Told::Part });
         let (mut changes, mut asked) = (changes.iter().copied().peekable(), Vec::new());
         loop {
             let due = u64::try_from(schedule.due().duration_since(start).as_millis()).expect("soon");
@@ -114,6 +141,22 @@ mod tests {
         ];
         for (what, is_told, changes, until, expected) in cases {
             assert_eq!(asked(is_told, changes, until), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn where_only_built_ins_are_held_there_is_an_hour_between_questions_or_what_was_refused_is_due() {
+        let start = Instant::now();
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut schedule = Schedule::new(start, start);
+        for _ in 0..100 {
+            schedule.ask(start, start);
+            schedule.rely(Told::Nothing { again: None });
+            assert!((after(2880)..=after(3600)).contains(&schedule.due()));
+            schedule.rely(Told::Nothing { again: Some(after(30)) });
+            assert_eq!(schedule.due(), after(30));
+            schedule.rely(Told::Nothing { again: Some(after(7200)) });
+            assert!(schedule.due() <= after(3600));
         }
     }
 

@@ -8,7 +8,9 @@ use tokio::sync::mpsc;
 use tokio::time::advance;
 
 use super::fixture::rv;
-use crate::cache::{Config, Demand, End, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, State, Unavailable};
+use crate::cache::{
+    Config, Demand, End, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, Snapshot, State, Unavailable,
+};
 use crate::kube::Gvr;
 use crate::wire::Form;
 
@@ -122,6 +124,53 @@ async fn a_refused_feed_is_left_alone_for_half_a_minute() {
         advance(Duration::from_secs(1)).await;
         assert!(feeds.lease(&pods(), None).is_ok(), "{end:?} after 30 s");
     }
+}
+
+/// Refuses whoever comes, for so many seconds; when each came.
+async fn refused(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, seconds: u64) -> Vec<u64> {
+    let mut came = Vec::new();
+    for second in 0..seconds {
+        if feeds.lease(&pods(), None).is_ok() {
+            came.push(second);
+            assert_eq!(demanded(demands).len(), 1);
+            feeds.ended(&the_one(feeds), End::Forbidden);
+        }
+        advance(Duration::from_secs(1)).await;
+    }
+    came
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_not_be_read_is_tried_ever_more_rarely_and_soon_when_rights_may_have_changed() {
+    let (feeds, mut demands) = feeds();
+    let day = refused(&feeds, &mut demands, 24 * 3600).await;
+    assert_eq!(day[..2], [0, 30]);
+    assert!((29..=40).contains(&day.len()), "{} times: {day:?}", day.len());
+    assert!(day.windows(2).skip(8).all(|pair| pair[1] - pair[0] <= 3601), "{day:?}");
+    while refused(&feeds, &mut demands, 1).await.is_empty() {}
+    feeds.forget_refusals();
+    assert!(feeds.lease(&pods(), None).is_err(), "what is served says nothing of rights");
+    advance(Duration::from_secs(30)).await;
+    feeds.rights_changed();
+    let again = refused(&feeds, &mut demands, 100).await;
+    assert_eq!(again[..2], [0, 30]);
+    for _ in 0..100 {
+        feeds.rights_changed();
+        assert!(feeds.lease(&pods(), None).is_err(), "a storm of changes is no storm of questions");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_had_been_served_and_is_refused_is_tried_again_soon() {
+    let (feeds, mut demands) = feeds();
+    refused(&feeds, &mut demands, 2000).await;
+    advance(Duration::from_secs(3600)).await;
+    drop(feeds.lease(&pods(), None).expect("it is due"));
+    let mut demand = demands.try_recv().expect("it is demanded");
+    demand.writer.replace(Snapshot::from_objects(rv(10), Vec::new()));
+    demand.writer.set_state(State::Live);
+    feeds.ended(&the_one(&feeds), End::Forbidden);
+    assert_eq!(refused(&feeds, &mut demands, 40).await, [30]);
 }
 
 #[test]

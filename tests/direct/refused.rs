@@ -1,0 +1,97 @@
+//! What our own identity is refused is not asked again soon, and on a node not at all: there is one proxy for each.
+
+use std::time::{Duration, Instant};
+
+use kube_fanout::auth::Mode;
+use kube_fanout::base::Waits;
+use kube_fanout::demo::{self, RequestKind, Running};
+
+use crate::direct::{self, Plan, eventually};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+const RBAC: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
+
+/// Short, where the real one is half a minute.
+const FIRST: Duration = Duration::from_millis(20);
+/// As in earnest: so far no test waits.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// An upstream that refuses what it refuses a node's identity.
+async fn refusing() -> Running {
+    let up = demo::upstream().pods(3).run().await;
+    for plural in RBAC.into_iter().chain(["customresourcedefinitions", "apiservices"]) {
+        up.faults().only(plural).answer(RequestKind::Any, 1_000_000, 403, None);
+    }
+    up
+}
+
+/// A proxy that tells callers apart, and so wants to hear of changes of RBAC.
+fn delegated(up: &Running) -> Plan {
+    direct::app(up).with(|config| {
+        config.auth = Mode::Delegated;
+        config.cache.refused = Waits { first: FIRST, longest: LONGEST };
+    })
+}
+
+fn asked(up: &Running, path: &str) -> usize {
+    direct::asked_by_proxies(up, path).len()
+}
+
+fn rbac(plural: &str) -> String {
+    format!("/apis/rbac.authorization.k8s.io/v1/{plural}")
+}
+
+fn all_asked(up: &Running) -> usize {
+    up.requests().iter().filter(|seen| seen.headers.contains_key("kube-fanout-hops")).count()
+}
+
+/// Twice as rarely each time: so many questions take at least so long, however busy the machine.
+#[tokio::test]
+async fn what_is_refused_is_asked_again_ever_more_rarely() {
+    const TIMES: usize = 7;
+    let up = refusing().await;
+    let began = Instant::now();
+    let app = delegated(&up).run().await;
+    app.discovered().await;
+    let least: Duration = (0..TIMES as u32 - 1).map(|n| FIRST * (1 << n)).sum();
+    for path in RBAC.iter().map(|plural| rbac(plural)).chain([SERVICES.to_owned()]) {
+        eventually("it is asked again", || async { asked(&up, &path) >= TIMES }).await;
+        let took = began.elapsed();
+        assert!(took >= least.mul_f64(0.8), "{path}: {TIMES} questions within {took:?}");
+        let so_far = asked(&up, &path);
+        let fitting = (took.as_secs_f64() / FIRST.as_secs_f64() / 0.8 + 1.0).log2() as usize;
+        // Definitions and services are asked for by those who read them and by those who watch them.
+        assert!(so_far <= 2 * (fitting + 2), "{path}: {so_far} questions in {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn on_a_node_nothing_of_the_cluster_is_asked_for_and_an_idle_proxy_asks_nothing() {
+    let up = refusing().await;
+    let app = delegated(&up).with(|config| config.door.coverage.node = Some("node-1".into())).run().await;
+    app.discovered().await;
+    eventually("definitions are refused twice", || async { asked(&up, DEFINITIONS) == 2 && asked(&up, SERVICES) == 2 })
+        .await;
+    // Long enough for a hundred questions of those who ask again each time.
+    let before = all_asked(&up);
+    let seen = up.counts().requests;
+    let more = up.until(|counts| counts.requests > seen + 20);
+    assert!(tokio::time::timeout(50 * FIRST, more).await.is_err(), "{:?}", up.requests());
+    for plural in RBAC {
+        assert_eq!(asked(&up, &rbac(plural)), 0, "{plural}");
+    }
+    assert_eq!((asked(&up, DEFINITIONS), asked(&up, SERVICES)), (2, 2));
+    assert!(all_asked(&up) <= before + 3, "what was on its way, and nothing else: {}", all_asked(&up) - before);
+}
+
+/// A proxy on a node with rights of its own hears of RBAC as elsewhere.
+#[tokio::test]
+async fn on_a_node_whoever_may_read_definitions_hears_of_rbac() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = delegated(&up).with(|config| config.door.coverage.node = Some("node-1".into())).run().await;
+    app.discovered().await;
+    for plural in RBAC {
+        direct::followed(&up, plural).await;
+    }
+}
