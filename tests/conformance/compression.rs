@@ -127,8 +127,8 @@ impl Load<'_> {
         let ratio = through.seconds / direct.seconds;
         let how = if self.watchlist == "on" { "watch-list" } else { "LIST" };
         say(&format!(
-            "{} informers of {} secrets, {what}, by {how}: directly {:.2} s (CPU of the apiserver {:.1} s), through the \
-             proxy {:.2} s (CPU {:.1} s, of the apiserver {:.1} s): × {ratio:.2}",
+            "{} informers of {} secrets, {what}, by {how}: directly {:.2} s (CPU of the apiserver {:.1} s), through \
+             the proxy {:.2} s (CPU {:.1} s, of the apiserver {:.1} s): × {ratio:.2}",
             self.count,
             self.objects,
             direct.seconds,
