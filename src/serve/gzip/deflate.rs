@@ -25,16 +25,27 @@ const LEVEL: u32 = 6;
 /// A piece that gains less than one part in so many is stored: a client reads it a hundred times as fast. Go's own
 /// compressor wants a sixteenth.
 const GAIN: usize = 18;
+/// One part in so many that repeats something is worth searching for all that does. Of few characters, less is: to
+/// write them without matches gains an eighth of a percent.
+const MATCHED: usize = 16;
+const MATCHED_OF_FEW: usize = 256;
 /// How far back a match may reach (RFC 1951 §2).
 pub(super) const WINDOW_BYTES: usize = 32 << 10;
-/// A piece is so long at most: a millisecond or two.
-pub(super) const PIECE_BYTES_MAX: usize = 128 << 10;
+/// A piece is so long at most: a millisecond, two of text that compresses badly.
+pub(super) const PIECE_BYTES_MAX: usize = 160 << 10;
 
 /// A piece on its own, behind a text that it may refer to.
 pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> Deflated {
     let before = &before[before.len().saturating_sub(WINDOW_BYTES)..];
     let max = piece.len() - piece.len() / GAIN;
-    let bytes = if repeats(before, piece) { with_matches(before, piece) } else { with_literals(piece, max) };
+    let matched = matched(before, piece);
+    let literals = (matched < piece.len() / MATCHED).then(|| Literals::of(piece));
+    let bytes = match literals {
+        // Of so many characters that there is nothing to be gained.
+        Some(literals) if literals.len() >= max => None,
+        Some(literals) if matched < piece.len() / MATCHED_OF_FEW => Some(literals.write(piece)),
+        _ => with_matches(before, piece),
+    };
     let bytes = bytes.filter(|bytes| bytes.len() < max).map(Bytes::from);
     Deflated { bytes, crc: crc32fast::hash(piece), len: piece.len() as u64, is_last }
 }
@@ -48,11 +59,6 @@ pub(super) fn pieces(len: usize) -> usize {
 pub(super) fn piece(len: usize, index: usize) -> std::ops::Range<usize> {
     let pieces = pieces(len);
     len * index / pieces..len * (index + 1) / pieces
-}
-
-fn with_literals(piece: &[u8], max: usize) -> Option<Vec<u8>> {
-    let literals = Literals::of(piece);
-    (literals.len() < max).then(|| literals.write(piece))
 }
 
 fn with_matches(before: &[u8], piece: &[u8]) -> Option<Vec<u8>> {
@@ -78,8 +84,8 @@ fn with_matches(before: &[u8], piece: &[u8]) -> Option<Vec<u8>> {
 /// What an empty input takes, and more.
 const SLACK: usize = 64;
 
-/// Whether a sixteenth of a piece, or more, repeats something: looked at ever more cursorily where nothing does.
-fn repeats(before: &[u8], piece: &[u8]) -> bool {
+/// How much of a piece repeats something, up to where that is enough: looked at ever more cursorily where nothing does.
+fn matched(before: &[u8], piece: &[u8]) -> usize {
     let text = [before, piece].concat();
     let mut seen = vec![u32::MAX; 1 << PLACE_BITS];
     for at in (0..before.len().saturating_sub(MATCH_BYTES)).step_by(2) {
@@ -97,11 +103,11 @@ fn repeats(before: &[u8], piece: &[u8]) -> bool {
         }
         let len = text[at..].iter().zip(&text[earlier..]).take_while(|(a, b)| a == b).count();
         (at, misses, matched) = (at + len, 0, matched + len);
-        if matched >= piece.len() / 16 {
-            return true;
+        if matched >= piece.len() / MATCHED {
+            break;
         }
     }
-    false
+    matched
 }
 
 /// What is looked for again: shorter matches come by chance.

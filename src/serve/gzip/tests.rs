@@ -30,7 +30,7 @@ fn words(len: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_whole_answer_is_one_member() {
-    for len in [0, 1, 2, 63, 64, 128, 65_534, 65_535, 65_536, 131_070, 200_000, 300_001, 1_000_000] {
+    for len in [0, 1, 2, 63, 64, 128, 65_534, 65_535, 65_536, 131_070, 200_000, 400_001] {
         for plain in [vec![b'x'; len], random(len), base64(len), words(len)] {
             assert!(gunzipped(&whole(plain.clone().into()).await) == plain, "{len} bytes");
         }

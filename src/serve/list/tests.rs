@@ -1,5 +1,7 @@
 //! Whatever a LIST is made of, its bytes are those of its objects, one after the other.
 
+mod compressed;
+
 use std::future::poll_fn;
 use std::io::Read as _;
 use std::sync::Arc;
@@ -34,8 +36,12 @@ const REPRESENTATIONS: [Representation; 3] = [
 ];
 const NAMESPACES: [&str; 4] = ["t1", "t1-a", "t1.a", "t2"];
 
-fn pod(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
-    let (app, padding) = (["x", "y"][name % 2], "p".repeat(bytes));
+fn padded(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
+    pod(namespace, name, rv, &"p".repeat(bytes))
+}
+
+fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> Object {
+    let app = ["x", "y"][name % 2];
     let labels = format!(r#""labels":{{"app":"{app}"}},"annotations":{{"padding":"{padding}"}}"#);
     let metadata = format!(r#""name":"p{name:03}","namespace":"{namespace}","resourceVersion":"{rv}",{labels}"#);
     let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{{metadata}}},"spec":{{}},"status":{{}}}}"#);
@@ -155,7 +161,7 @@ async fn a_list_is_its_objects_one_after_the_other() {
         let longest = [200, 5_000, 60_000][round % 3];
         let of = |namespace: &&'static str, random: &mut fastrand::Rng| {
             let count = random.usize(..60);
-            let pods = (0..count).map(|name| pod(namespace, name, random.u64(1..1_000), random.usize(..longest)));
+            let pods = (0..count).map(|name| padded(namespace, name, random.u64(1..1_000), random.usize(..longest)));
             pods.collect::<Vec<_>>()
         };
         let objects = NAMESPACES.iter().flat_map(|namespace| of(namespace, &mut random)).collect();
@@ -174,7 +180,7 @@ async fn a_list_is_its_objects_one_after_the_other() {
 /// Ten lists at once, and ten compressed ones, have each run from the same memory.
 #[tokio::test]
 async fn lists_share_what_they_are_made_of() {
-    let objects: Vec<_> = (0..200).map(|name| pod("a", name, 7, 5_000)).collect();
+    let objects: Vec<_> = (0..200).map(|name| padded("a", name, 7, 5_000)).collect();
     let (lease, _feeds) = feed(objects);
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let view = View::everything();
@@ -200,7 +206,7 @@ async fn lists_share_what_they_are_made_of() {
 /// A client that does not read keeps nothing alive for longer than the apiserver would.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_not_read_lets_its_state_go() {
-    let (lease, feeds) = feed((0..100).map(|name| pod("a", name, 7, 5_000)).collect());
+    let (lease, feeds) = feed((0..100).map(|name| padded("a", name, 7, 5_000)).collect());
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let read = ListRead { representation: REPRESENTATIONS[0], view: View::everything(), plan, in_namespace: false };
     let page = page(&permit(), &lease, &lease.reader.snapshot(), &read, &mut pace()).await;
@@ -224,7 +230,7 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
 /// The attack: a selection of nothing, over and over. Whatever waits meanwhile has its turn every few thousand objects.
 #[tokio::test(start_paused = true)]
 async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() {
-    let (lease, _feeds) = feed((0..6_000).map(|name| pod("a", name, 7, 0)).collect());
+    let (lease, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let snapshot = lease.reader.snapshot();
     let (slices, everybody) = (Slices::new(1), Permit::clone(&permit()));
     for (labels, limit, least) in [("!app", None, 2), ("app=x", None, 2), ("app=x", Some(3), 0), ("app,!app", None, 0)]

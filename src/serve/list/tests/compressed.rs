@@ -1,0 +1,95 @@
+//! What is compressed is shared, and made again only where something has changed.
+
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::io::Read as _;
+
+use bytes::Bytes;
+
+use super::{REPRESENTATIONS, feed, pace, permit, pod, renderer};
+use crate::cache::{Change, Lease, Run, View};
+use crate::kube::{EventType, ListPlan, VersionMatch};
+use crate::serve::gzip::GzipList;
+use crate::serve::list::page;
+use crate::serve::route::ListRead;
+use crate::wire::Object;
+
+/// A pod whose bytes are of 64 characters and repeat nothing: what is compressed of it is long enough to be recognised.
+fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
+    let filler: String = (0..bytes).map(|_| char::from(b'0' + fastrand::u8(..42))).collect();
+    pod(namespace, name, rv, &filler.replace(['<', '>', '\\'], "x"))
+}
+
+async fn list(lease: &Lease) -> GzipList {
+    let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
+    let read = ListRead { representation: REPRESENTATIONS[0], view: View::everything(), plan, in_namespace: false };
+    let page = page(&permit(), lease, &lease.reader.snapshot(), &read, &mut pace()).await;
+    GzipList::new(page.written_by(&renderer(lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came"))
+}
+
+async fn chunks(lease: &Lease) -> Vec<Bytes> {
+    let mut list = list(lease).await;
+    let mut chunks = Vec::new();
+    while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
+        chunks.push(chunk.expect("as it came"));
+    }
+    chunks
+}
+
+/// Where the chunks are that are too long to be copied.
+fn places(chunks: &[Bytes]) -> HashSet<*const u8> {
+    chunks.iter().filter(|chunk| chunk.len() > 16 << 10).map(|chunk| chunk.as_ptr()).collect()
+}
+
+#[tokio::test]
+async fn a_change_costs_what_it_is_in_and_what_refers_to_that() {
+    const PODS: usize = 400;
+    let (lease, mut feeds) = feed((0..PODS).map(|name| noise("a", name, 7, 5_000)).collect());
+    let first = chunks(&lease).await;
+    let shared = places(&first);
+    assert!(shared.len() >= PODS * 5_000 / Run::BYTES_MAX, "{} pieces", shared.len());
+    for _ in 0..10 {
+        assert_eq!(places(&chunks(&lease).await), shared, "compressed once, for everybody");
+    }
+    let object = noise("a", PODS / 2, 1_001, 5_000);
+    let change = Change { event_type: EventType::Modified, object: object.into(), frame: None };
+    feeds.1.writer.apply(change).expect("in order");
+    let after = places(&chunks(&lease).await);
+    let gone = shared.difference(&after).count();
+    // Two batches of two pieces each, and the remainder of one that is cut elsewhere.
+    assert!((1..=6).contains(&gone), "{gone} of {} pieces", shared.len());
+}
+
+/// What is long is compressed piece by piece, and everything else is let in behind each.
+#[tokio::test]
+async fn nobody_waits_for_more_than_a_piece() {
+    const BYTES: usize = 1_500_000;
+    let (lease, _feeds) = feed(vec![noise("a", 0, 7, BYTES)]);
+    let mut list = list(&lease).await;
+    let (mut rests, mut out) = (0, Vec::new());
+    while let Some(chunk) = poll_fn(|cx| {
+        let chunk = list.poll_chunk(cx);
+        rests += usize::from(chunk.is_pending());
+        chunk
+    })
+    .await
+    {
+        out.extend_from_slice(&chunk.expect("as it came"));
+    }
+    assert!(rests >= BYTES / (160 << 10), "{rests} times");
+    let mut plain = Vec::new();
+    flate2::bufread::GzDecoder::new(out.as_slice()).read_to_end(&mut plain).expect("one member");
+    assert!(plain.len() > BYTES);
+}
+
+/// Namespaces of a few objects each cost no more than one of them all.
+#[tokio::test]
+async fn short_runs_are_compressed_together() {
+    let spread = (0..300).flat_map(|at| (0..2).map(move |name| pod(&format!("n{at:03}"), name, 7, "p")));
+    let (spread, _feeds) = feed(spread.collect());
+    let (together, _other_feeds) = feed((0..600).map(|name| pod("n", name, 7, "p")).collect());
+    let len = async |lease: &Lease| chunks(lease).await.iter().map(Bytes::len).sum::<usize>();
+    let (spread, together) = (len(&spread).await, len(&together).await);
+    // The names of the namespaces are more to tell.
+    assert!(spread < together + 300 * 8, "{spread} bytes, and {together} of one namespace");
+}
