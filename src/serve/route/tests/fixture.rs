@@ -144,10 +144,11 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
     let fields_unknown = &*gvr.group == "hidden.example";
+    let pages = Pages::default();
     let (list_kind, form) =
         (format!("{kind}List").into(), if origin == Origin::BuiltIn { Form::Protobuf } else { Form::Json });
     let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
-    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, edition })
+    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition })
 }
 
 fn said(route: &Route) -> String {
