@@ -9,7 +9,7 @@ use http::Method;
 use super::coverage::{Coverage, Uncovered, covers};
 use crate::cache::{Scope, View};
 use crate::kube::{
-    Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, Gvr, ListOptions, ListPlan, MediaType, MetaVersion,
+    Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion,
     ObjectKey, Offers, Pages, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout,
     negotiate, pretty, router_accepts,
 };

@@ -7,7 +7,7 @@ use http::Method;
 
 use crate::cache::View;
 use crate::kube::{
-    FieldSelector, FieldTable, Gvr, LabelSelector, Query, RequestInfo, Selector, VersionMatch, WatchStart,
+    FieldSelector, FieldTable, Gvr, LabelSelector, Pages, Query, RequestInfo, Selector, VersionMatch, WatchStart,
 };
 use crate::serve::Coverage;
 use crate::serve::route::{Asked, Reason, Route, route};
