@@ -33,7 +33,7 @@ mod written_at;
 pub use accept::{Choice, Conversion, MediaType, MetaVersion, Offers, negotiate, pretty, router_accepts};
 pub use access::{Access, ResourceTarget, Target};
 pub use attributes::Attributes;
-pub use continue_token::{ContinueAt, ContinueError, ContinueToken};
+pub use continue_token::{ContinueAt, ContinueError, ContinueToken, Pages};
 pub use event_type::EventType;
 pub use field_selector::{FieldMatcher, FieldSelector, NAME_KEY};
 pub use field_term::FieldTerm;

@@ -23,6 +23,26 @@ pub enum ContinueAt {
     Latest,
 }
 
+/// What upstream reads the pages of a list from. It shows in its tokens, and in nothing else: either kind is continued
+/// by whoever gets it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Pages {
+    /// etcd: keys begin behind the collection's slash.
+    #[default]
+    FromStorage,
+    /// The watch cache: keys begin with that slash.
+    FromCache,
+}
+
+impl Pages {
+    /// As a server of release `1.minor` does it, for resources with a watch cache: since 1.34 it keeps snapshots of it
+    /// for pages (KEP-4988).
+    pub fn of_release(minor: Option<u32>, has_watch_cache: bool) -> Self {
+        const FROM_CACHE_SINCE: u32 = 34;
+        if has_watch_cache && minor >= Some(FROM_CACHE_SINCE) { Self::FromCache } else { Self::FromStorage }
+    }
+}
+
 /// Where a list goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ContinueToken {
@@ -53,12 +73,15 @@ impl ContinueToken {
     }
 
     /// base64url without padding, of JSON in the apiserver's member order.
-    pub fn encode(&self) -> String {
+    pub fn encode(&self, pages: Pages) -> String {
         let version = match self.at {
             ContinueAt::Version(version) => version.to_string(),
             ContinueAt::Latest => "-1".to_owned(),
         };
-        let start = json_string(&self.start);
+        let start = match pages {
+            Pages::FromStorage => json_string(&self.start),
+            Pages::FromCache => json_string(&format!("/{}", self.start)),
+        };
         BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"{VERSION}","rv":{version},"start":{start}}}"#))
     }
 
@@ -71,8 +94,7 @@ impl ContinueToken {
         !begins || serde_json::from_slice::<&RawValue>(&json).map_or_else(|error| error.is_eof(), |_| true)
     }
 
-    /// Reads a token of ours or the apiserver's. Tokens from its watch cache start with a slash, those from etcd do
-    /// not; both mean the same.
+    /// Reads a token of ours or the apiserver's, of either kind.
     ///
     /// # Errors
     /// The apiserver's words. For JSON that is broken in its middle only their beginning is the same.

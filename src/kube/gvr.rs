@@ -18,6 +18,11 @@ impl Gvr {
         Self { group: group.into(), version: version.into(), resource: resource.into() }
     }
 
+    /// Whether the apiserver has a watch cache for it, as it has for everything but events (semantics.md §4.8).
+    pub fn has_watch_cache(&self) -> bool {
+        !(&*self.resource == "events" && matches!(&*self.group, "" | "events.k8s.io"))
+    }
+
     /// The collection's path for all namespaces: `/api/v1/pods`, `/apis/apps/v1/deployments`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.version_path(), self.resource)

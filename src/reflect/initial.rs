@@ -68,6 +68,27 @@ impl Lister<'_> {
         }
     }
 
+    /// How upstream lays out a bookmark of this resource: a streamed list of nothing is one bookmark, and costs it no
+    /// object.
+    pub(super) async fn bookmark(&self) -> Result<BookmarkTemplate, Ended> {
+        const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
+                               &allowWatchBookmarks=true&timeoutSeconds=5";
+        let path = self.spec.key.url_of_nothing(NOTHING);
+        let mut stream = WatchStream::open(self.client, &path, self.spec.key.form).await?;
+        loop {
+            match stream.next(self.reader).await? {
+                WatchItem::Bookmark { object, .. } => {
+                    let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
+                    return Ok(template.map_err(Error::Wire)?);
+                }
+                WatchItem::Change { .. } => {}
+                WatchItem::Error { event } => {
+                    return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
+                }
+            }
+        }
+    }
+
     /// Lists in one piece a collection that is expected to be small enough, so that upstream sees one LIST.
     pub(super) async fn list_whole(&self, at: At) -> Result<Initial, Error> {
         match self.pages(at, None).await {

@@ -3,13 +3,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::base::{Backoff, Waits};
 use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error};
-use crate::wire::{ObjectReader, WireError};
+use crate::wire::{BookmarkTemplate, ObjectReader, WireError};
 
 use super::failure::{Failure, over, refuses_watch_list};
 use super::initial::{At, Initial, Lister};
@@ -79,6 +79,8 @@ const REFUSED_MAX: Duration = Duration::from_secs(20);
 const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 /// How long clients that come back after a restart are gathered before the oldest one decides.
 const RESUME_GATHER: Duration = Duration::from_millis(300);
+/// How long it is waited for what a bookmark looks like; until it is known they have metadata only.
+const FIRST_BOOKMARK_MAX: Duration = Duration::from_secs(1);
 /// A stream that was open for so long had been accepted in earnest.
 const LIVED: Duration = Duration::from_secs(5);
 /// A stream that is over sooner, and without a word, was not meant to be one.
@@ -173,12 +175,11 @@ impl Reflector {
     /// proxy then costs none of them a list.
     async fn resumed(&mut self) -> Option<State> {
         self.means.feed.oldest_resume()?;
-        tokio::time::sleep(RESUME_GATHER).await;
-        // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6).
-        let served = self.means.feed.reader.progress().rv;
-        let at = self.means.feed.oldest_resume().filter(|at| *at >= served)?;
-        let listed = self.lister().list_whole(At::Exact(at)).await;
-        let snapshot = listed.ok()?.snapshot;
+        let (listed, template) = tokio::join!(self.listed_at_oldest(), self.first_bookmark());
+        let (at, snapshot) = listed?;
+        if let Some(template) = template {
+            self.writer.set_bookmark(template);
+        }
         let (feed, objects) = (&self.means.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
         self.writer.replace(snapshot);
@@ -186,6 +187,25 @@ impl Reflector {
         self.signed_of_life();
         self.writer.set_state(FeedState::Live);
         Some(State::Listed { at })
+    }
+
+    async fn listed_at_oldest(&self) -> Option<(ResourceVersion, Snapshot)> {
+        tokio::time::sleep(RESUME_GATHER).await;
+        // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6).
+        let served = self.means.feed.reader.progress().rv;
+        let at = self.means.feed.oldest_resume().filter(|at| *at >= served)?;
+        let listed = self.lister().list_whole(At::Exact(at)).await;
+        Some((at, listed.ok()?.snapshot))
+    }
+
+    /// How bookmarks look, where a list does not tell: upstream's own would come within a minute.
+    async fn first_bookmark(&self) -> Option<BookmarkTemplate> {
+        if self.means.lists_only.load(Ordering::Relaxed) {
+            return None;
+        }
+        let asked = timeout(FIRST_BOOKMARK_MAX, self.lister().bookmark()).await.ok()?;
+        let failed = |error: &Ended| tracing::debug!(feed = %self.means.feed.spec.key, %error, "no bookmark was told");
+        asked.inspect_err(failed).ok()
     }
 
     async fn initial(&mut self) -> Result<State, Failure> {

@@ -115,7 +115,7 @@ fn field_of_node(resource: &Resource) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::{FieldTable, Gvr, Query};
+    use crate::kube::{FieldTable, Gvr, Pages, Query};
     use crate::wire::Form;
 
     fn resource(group: &str, version: &str, plural: &str) -> Resource {
@@ -131,6 +131,7 @@ mod tests {
             origin: if custom { Origin::Custom } else { Origin::BuiltIn },
             form: Form::Protobuf,
             fields_unknown: false,
+            pages: Pages::default(),
             edition: None,
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::door::{Consistency, Door};
-use super::route::{Reason, is_uncached};
+use super::route::Reason;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, Scope, State, Unavailable};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
@@ -175,7 +175,7 @@ impl Door {
     /// Waits until the feed is as fresh as the request asks, at most three seconds and no longer than it runs.
     pub(super) async fn fresh(&self, lease: &Lease, version: VersionMatch, received: Instant) -> Result<(), Unready> {
         // Without a cache upstream never says how far a quiet stream has come: the version may well exist.
-        let untold = is_uncached(&lease.spec.key.gvr);
+        let untold = !lease.spec.key.gvr.has_watch_cache();
         let deadline = Instant::now() + if untold { UNTOLD_MAX } else { FRESH_MAX };
         match version {
             VersionMatch::Exact(_) => Ok(()),

@@ -59,7 +59,7 @@ pub(super) async fn page(
         }
         if more > 0 {
             meta.continue_token =
-                ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode();
+                ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode(read.pages);
             // With a selector the apiserver does not count (semantics.md §2.6), and how much there is that is not
             // shown must not show.
             let counts = read.view.selector().is_everything() && permit.part().is_none();

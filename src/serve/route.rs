@@ -9,9 +9,9 @@ use http::Method;
 use super::coverage::{Coverage, Uncovered, covers};
 use crate::cache::{Scope, View};
 use crate::kube::{
-    Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, Gvr, ListOptions, ListPlan, MediaType, MetaVersion,
-    ObjectKey, Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
-    pretty, router_accepts,
+    Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion,
+    ObjectKey, Offers, Pages, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout,
+    negotiate, pretty, router_accepts,
 };
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Include, Representation};
@@ -105,6 +105,8 @@ pub(super) struct ListRead {
     pub(super) plan: ListPlan,
     /// The path names a namespace, so the keys of continue tokens are relative to it.
     pub(super) in_namespace: bool,
+    /// How those tokens are spelled.
+    pub(super) pages: Pages,
 }
 
 /// A stream of changes.
@@ -252,7 +254,7 @@ fn read(asked: &Asked<'_>, resource: &Resource, scope: &Scope) -> Result<Route, 
     if let Some(reason) = unheld(&options, &plan, &view, resource, scope) {
         return Ok(Route::Forward(reason));
     }
-    Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some() }))
+    Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some(), pages: resource.pages }))
 }
 
 /// Why a list cannot be had of what is held in `scope`, however fresh that is.
@@ -260,7 +262,7 @@ fn unheld(options: &ListOptions, plan: &ListPlan, view: &View, resource: &Resour
     let single = view.single(resource.namespaced).is_some();
     match (plan.version, &plan.start) {
         // What has no cache has no whole list that would be cheaper than a page of it.
-        (VersionMatch::Any, _) if options.limit > 0 && is_uncached(&resource.gvr) => Some(Reason::Parameter),
+        (VersionMatch::Any, _) if options.limit > 0 && !resource.gvr.has_watch_cache() => Some(Reason::Parameter),
         // Continuing in the most recent state: only upstream knows what that is without a proof for every page.
         (VersionMatch::Unset, Some(_)) => Some(Reason::Continue),
         // A list of one name reads one key: it has no second page, and a version beside a limit is not an exact one.
@@ -312,7 +314,7 @@ fn get(asked: &Asked<'_>, resource: &Resource, representation: Representation) -
     let options = GetOptions::decode(asked.query)?;
     let version = match options.version_match() {
         // Read from upstream's storage, which has other words for it.
-        Err(_) if is_uncached(&resource.gvr) => return Ok(Route::Forward(Reason::Parameter)),
+        Err(_) if !resource.gvr.has_watch_cache() => return Ok(Route::Forward(Reason::Parameter)),
         version => version?,
     };
     if version == VersionMatch::Unset {
@@ -321,11 +323,6 @@ fn get(asked: &Asked<'_>, resource: &Resource, representation: Representation) -
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
     Ok(Route::Get(GetRead { representation, key, version }))
-}
-
-/// What the apiserver has no watch cache for (semantics.md §4.8).
-pub(super) fn is_uncached(gvr: &Gvr) -> bool {
-    &*gvr.resource == "events" && matches!(&*gvr.group, "" | "events.k8s.io")
 }
 
 /// A name from the path (`/watch/…/NAME`) or from the selector; both must agree.

@@ -16,7 +16,7 @@ use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionLis
 pub use self::insistence::Insistence;
 use self::insistence::Refused;
 use super::{Client, Error};
-use crate::kube::{FieldTable, Gvr};
+use crate::kube::{FieldTable, Gvr, Pages};
 use crate::wire::Form;
 
 /// One resource that upstream serves.
@@ -35,6 +35,8 @@ pub struct Resource {
     pub fields: Arc<FieldTable>,
     /// `fields` may lack some: our identity may not read the resource's definition.
     pub fields_unknown: bool,
+    /// What upstream reads the pages of its lists from.
+    pub pages: Pages,
     /// Of a custom resource's definition: objects that were read under another one may read differently now.
     pub edition: Option<Arc<str>>,
 }
@@ -88,6 +90,8 @@ struct Served {
     resources: HashMap<Gvr, Arc<Resource>>,
     /// Which documents were read. If the definitions were, there are no other custom resources.
     read: Documents<bool>,
+    /// The minor of upstream's release, as it was told last.
+    minor: Option<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -223,7 +227,10 @@ impl Catalog {
             .await?;
         let services =
             self.optional::<ApiServices>(documents::API_SERVICE_PATH, known.services, |of| &mut of.services).await?;
+        // Not worth failing for: a token of either spelling is continued.
+        let release = self.client.release().await.ok().filter(|release| release.major == 1);
         let known = Known {
+            minor: release.map(|release| release.minor).or_else(|| self.shared.served.read().minor),
             protobuf: answered == Some(Form::Protobuf),
             customs: customs.map(CustomResourceDefinitions::served),
             remote: services.map(ApiServices::remote),
@@ -240,7 +247,7 @@ impl Catalog {
             }
         }
         let read = Documents { definitions: known.customs.is_some(), services: known.remote.is_some() };
-        Ok(Served { resources, read })
+        Ok(Served { resources, read, minor: known.minor })
     }
 
     /// Every group version below `/api` or `/apis`: from the aggregated document, or one by one from an older server.
@@ -289,6 +296,8 @@ impl Catalog {
 
 /// What our identity may read of who serves what; `None` where it may not.
 struct Known {
+    /// The minor of its release.
+    minor: Option<u32>,
     /// Upstream writes its own types in protobuf.
     protobuf: bool,
     customs: Option<HashMap<Gvr, Definition>>,
@@ -311,6 +320,10 @@ impl Known {
         }
     }
 
+    fn pages(&self, gvr: &Gvr) -> Pages {
+        Pages::of_release(self.minor, gvr.has_watch_cache())
+    }
+
     /// What the definitions say is served, whether discovery has it already or not.
     fn customs(&self) -> impl Iterator<Item = Resource> {
         let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == Origin::Custom);
@@ -324,6 +337,7 @@ impl Known {
             fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
             fields_unknown: false,
             form: Form::Json,
+            pages: self.pages(gvr),
             edition: Some(definition.edition.clone()),
         })
     }
@@ -341,6 +355,7 @@ impl VersionList {
             };
             let has = |verb: &str| verbs.iter().any(|v| v == verb);
             Resource {
+                pages: known.pages(&gvr),
                 gvr,
                 list_kind: format!("{kind}List").into(),
                 kind: kind.into(),

@@ -10,6 +10,8 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const WATCH_LIST: &str =
     "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0";
 
+const WATCH_LIST_AT: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+
 /// One that can be listed and watched.
 struct Resource {
     group: String,
@@ -134,6 +136,32 @@ async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata()
     for reason in ["unrenderable", "mismatch", "not_comparable", "not_in_table"] {
         assert_eq!(modes(reason), 0, "{reason}");
     }
+}
+
+/// A feed that starts where a client had been is listed, and no list tells what a bookmark of the kind looks like: what
+/// a zero value prints, and what upstream's conversions put into it.
+#[tokio::test]
+async fn the_first_bookmark_of_every_built_in_resource_is_upstreams_own() {
+    let Some(pair) = Pair::new().await else { return };
+    let resources = built_ins(&pair.bed).await;
+    let same = async |resource: &Resource| {
+        let path = resource.path();
+        let version = pair.direct.version(&path).await;
+        let held = pair.through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
+        for media_type in [JSON, PROTOBUF] {
+            for accept in [media_type.to_owned(), metadata(media_type, false)] {
+                let query = format!("{WATCH_LIST_AT}&resourceVersion={version}");
+                let ask = Ask::get(&format!("{path}?{query}&labelSelector=none&timeoutSeconds=1")).accept(&accept);
+                let (answer, _) = pair.same_watch(ask).await;
+                assert_eq!(bed::normal::events(&answer).len(), 1, "{path} as {accept}: {}", answer.text());
+            }
+        }
+        drop(held);
+    };
+    for some in resources.chunks(8) {
+        join_all(some.iter().map(same)).await;
+    }
+    say(&format!("{} resources, in two forms, whole and as metadata", resources.len()));
 }
 
 /// What the proxy follows for itself.

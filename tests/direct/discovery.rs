@@ -111,8 +111,8 @@ async fn a_version_that_is_served_no_more_ends_its_watches_and_passes_through() 
 /// Reads of widgets that wait for a version which no widget has yet.
 const NOT_YET: &str = "resourceVersion=9000000";
 
-/// Whoever waits for something of a feed is told by its end, and is answered by whoever is there then: here by upstream.
-/// (A busy machine may take longer to notice the change than anybody waits: so there are some tries.)
+/// Whoever waits for something of a feed is told by its end, and is answered by whoever is there then: here by
+/// upstream. A busy machine may take longer to notice the change than anybody waits: so there are some tries.
 #[tokio::test]
 async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then() {
     let up = demo::upstream().future_wait(Duration::from_millis(20)).run().await;

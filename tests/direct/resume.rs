@@ -2,8 +2,9 @@
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, Running};
+use serde_json::Value;
 
-use crate::direct::{self, Ended, Event, History, PODS, Protocol, assert_same};
+use crate::direct::{self, CONFIGMAPS, Ended, Event, History, NODES, PODS, Protocol, assert_same, straight};
 
 /// Writes pods of one namespace only, so that revisions follow each other without a gap.
 fn write(up: &Running, times: u64) -> u64 {
@@ -38,6 +39,28 @@ async fn every_version_of_the_window_resumes_exactly_there_and_the_one_before_is
     for (from, watch) in [newest, newest + 1].iter().zip(&open) {
         watch.reached(last).await;
         assert_same(&format!("from {from}"), &watch.events(), &history.upto(last).await.after(*from));
+    }
+}
+
+/// A feed that starts where a client had been is listed, and no list tells what a bookmark looks like.
+#[tokio::test]
+async fn the_first_bookmark_of_a_feed_that_a_client_came_back_to_is_as_upstreams() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    for path in [PODS, NODES, CONFIGMAPS] {
+        let from = up.revision();
+        let resumed = app.watch(path).from(from).await;
+        let mut bookmarks = Vec::new();
+        for client in [&*app, &straight(&up)] {
+            let listed = client.watch(path).query("resourceVersion", &from.to_string()).initial_events().await;
+            listed.listed().await;
+            let mut bookmark = listed.bookmarks().remove(0).object();
+            bookmark["metadata"]["resourceVersion"] = Value::Null;
+            bookmarks.push(bookmark);
+        }
+        assert_eq!(bookmarks[0], bookmarks[1], "{path}");
+        assert!(resumed.is_open());
     }
 }
 

@@ -16,7 +16,7 @@ use crate::auth::{Caller, Gate, Permit};
 use crate::base::Cut;
 use crate::cache::{Config, Demand, Feeds, Lease, Run, Scope, Snapshot, View};
 use crate::kube::{
-    ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, Query, RequestInfo,
+    ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, Pages, Query, RequestInfo,
     ResourceVersion, Selector, VersionMatch,
 };
 use crate::serve::admission::{Admission, Limits};
@@ -57,8 +57,9 @@ fn feed(objects: Vec<Object>) -> (Lease, (Feeds, Demand)) {
     let gvr = Gvr::new("", "v1", "pods");
     let (fields, origin, form) = (Arc::new(FieldTable::of_builtin(&gvr, true)), Origin::BuiltIn, Form::Json);
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    let (namespaced, watchable, fields_unknown) = (true, true, false);
-    let pods = Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, edition };
+    let (namespaced, watchable, fields_unknown, pages) = (true, true, false, Pages::default());
+    let pods =
+        Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition };
     let (feeds, mut demands) = Feeds::new(Config::default());
     let lease = feeds.lease(&feed_spec(&pods, Scope::Cluster, form), None).expect("there is room");
     let mut demand = demands.try_recv().expect("the feed is demanded");
@@ -126,7 +127,7 @@ fn expected(lease: &Lease, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
     if let (Some(last), true) = (last, left > 0) {
         let at = ContinueAt::Version(snapshot.rv);
-        meta.continue_token = ContinueToken::after(at, &last.key, read.in_namespace).encode();
+        meta.continue_token = ContinueToken::after(at, &last.key, read.in_namespace).encode(read.pages);
         meta.remaining = read.view.selector().is_everything().then(|| i64::try_from(left).expect("few"));
     }
     let bodies: Vec<Bytes> = found.iter().map(|object| renderer.body(object.body()).expect("written")).collect();
@@ -150,7 +151,13 @@ fn reads(random: &mut fastrand::Rng) -> ListRead {
     });
     let plan = ListPlan { version: VersionMatch::Any, limit: random.bool().then(|| random.u64(1..80)), start };
     let view = View::new(namespace, Selector { labels, ..Selector::everything() });
-    ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: namespace.is_some() }
+    ListRead {
+        representation: REPRESENTATIONS[0],
+        view,
+        plan,
+        in_namespace: namespace.is_some(),
+        pages: Pages::FromCache,
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,7 +191,8 @@ async fn lists_share_what_they_are_made_of() {
     let (lease, _feeds) = feed(objects);
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let view = View::everything();
-    let read = ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false };
+    let read =
+        ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: Pages::FromCache };
     let renderer = renderer(&lease, REPRESENTATIONS[0]);
     let mut addresses = Vec::new();
     for _ in 0..10 {
@@ -208,7 +216,13 @@ async fn lists_share_what_they_are_made_of() {
 async fn a_list_that_is_not_read_lets_its_state_go() {
     let (lease, feeds) = feed((0..100).map(|name| padded("a", name, 7, 5_000)).collect());
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
-    let read = ListRead { representation: REPRESENTATIONS[0], view: View::everything(), plan, in_namespace: false };
+    let read = ListRead {
+        representation: REPRESENTATIONS[0],
+        view: View::everything(),
+        plan,
+        in_namespace: false,
+        pages: Pages::FromCache,
+    };
     let page = page(&permit(), &lease, &lease.reader.snapshot(), &read, &mut pace()).await;
     let place = Admission::new(&Limits::default()).list(None, page.bytes()).expect("there is room");
     let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
@@ -237,7 +251,8 @@ async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() 
     {
         let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), ..Selector::everything() };
         let (plan, view) = (ListPlan { version: VersionMatch::Any, limit, start: None }, View::new(None, selector));
-        let read = ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false };
+        let read =
+            ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: Pages::FromCache };
         let mut pace = Pace::new(None, slices.clone());
         page(&everybody, &lease, &snapshot, &read, &mut pace).await;
         assert!((least..least + 3).contains(&pace.rests()), "{labels}: {} times", pace.rests());

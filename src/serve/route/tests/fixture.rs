@@ -7,7 +7,7 @@ use http::Method;
 
 use crate::cache::View;
 use crate::kube::{
-    FieldSelector, FieldTable, Gvr, LabelSelector, Query, RequestInfo, Selector, VersionMatch, WatchStart,
+    FieldSelector, FieldTable, Gvr, LabelSelector, Pages, Query, RequestInfo, Selector, VersionMatch, WatchStart,
 };
 use crate::serve::Coverage;
 use crate::serve::route::{Asked, Reason, Route, route};
@@ -144,10 +144,11 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
     let fields_unknown = &*gvr.group == "hidden.example";
+    let pages = Pages::default();
     let (list_kind, form) =
         (format!("{kind}List").into(), if origin == Origin::BuiltIn { Form::Protobuf } else { Form::Json });
     let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
-    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, edition })
+    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition })
 }
 
 fn said(route: &Route) -> String {

@@ -1,7 +1,7 @@
 //! What is passed through, and why: every reason that the request alone can give.
 
 use super::fixture::{Ask, get};
-use crate::kube::{ContinueAt, ContinueToken};
+use crate::kube::{ContinueAt, ContinueToken, Pages};
 use crate::serve::route::Reason;
 use crate::serve::{Coverage, Sensitive};
 
@@ -207,7 +207,7 @@ fn a_get_of_the_most_recent_state() {
 /// The token that an expired one is answered with: `rv: -1`, at whatever is current.
 #[test]
 fn a_list_that_goes_on_at_whatever_is_current() {
-    let token = ContinueToken { at: ContinueAt::Latest, start: "a/p\0".to_owned() }.encode();
+    let token = ContinueToken { at: ContinueAt::Latest, start: "a/p\0".to_owned() }.encode(Pages::FromStorage);
     let uris = [
         format!("/api/v1/pods?limit=1&continue={token}"),
         format!("/api/v1/pods?limit=1&continue={token}&resourceVersion=0"),

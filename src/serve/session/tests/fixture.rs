@@ -17,7 +17,7 @@ use crate::cache::{
     CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Run, Scope, Snapshot, Start, State,
     View,
 };
-use crate::kube::{EventType, FieldTable, Gvr, LabelSelector, Query, RequestInfo, ResourceVersion, Selector};
+use crate::kube::{EventType, FieldTable, Gvr, LabelSelector, Pages, Query, RequestInfo, ResourceVersion, Selector};
 use crate::serve::admission::{Admission, Limits, Place};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
@@ -247,9 +247,9 @@ fn pod_resource() -> Resource {
     let gvr = Gvr::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
     let (namespaced, watchable, origin) = (true, true, Origin::BuiltIn);
-    let (form, fields_unknown) = (Form::Json, false);
+    let (form, fields_unknown, pages) = (Form::Json, false, Pages::default());
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, edition }
+    Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition }
 }
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {
