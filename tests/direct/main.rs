@@ -36,6 +36,7 @@ mod process;
 mod readable;
 mod refusals;
 mod resume;
+mod rolling;
 mod rotation;
 mod selectors;
 mod shares;
