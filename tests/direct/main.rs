@@ -22,6 +22,7 @@ mod fleet;
 mod forward;
 mod front_proxy;
 mod gaps;
+mod held;
 mod hostile;
 mod idle;
 mod initial;
