@@ -70,9 +70,14 @@ impl Currency {
             return;
         }
         let mut as_of = self.as_of.subscribe();
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let is_first = self.waiting.fetch_add(1, Ordering::Relaxed) == 0;
         let _waiting = Waiting(&self.waiting);
-        raise(&self.wanted, received);
+        // Nothing is asked while nobody waits: whoever comes then wakes, although somebody who came later has gone.
+        self.wanted.send_if_modified(|wanted| {
+            let raises = *wanted < Some(received);
+            *wanted = (*wanted).max(Some(received));
+            raises || is_first
+        });
         if as_of.wait_for(|as_of| as_of.is_some_and(|as_of| as_of >= received)).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -127,4 +132,29 @@ fn raise(cell: &watch::Sender<Option<Instant>>, to: Instant) {
         }
         raises
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_waits_is_heard_although_somebody_who_came_later_has_gone() {
+        let (currency, first) = (Currency::default(), Instant::now());
+        let mut wanted = currency.wanted();
+        let later = first + Duration::from_secs(1);
+        assert!(currency.reached(later).now_or_never().is_none());
+        assert!(!currency.is_awaited(), "it has gone");
+        wanted.borrow_and_update();
+        let mut waits = pin!(currency.reached(first));
+        assert!(waits.as_mut().now_or_never().is_none());
+        assert!(currency.is_awaited() && wanted.has_changed().expect("it is there"));
+        currency.prove(first);
+        waits.await;
+        assert!(!currency.is_awaited());
+    }
 }

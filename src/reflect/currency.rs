@@ -174,7 +174,16 @@ impl Prover {
         metrics: FeedMetrics,
         proofs: mpsc::Sender<Proof>,
     ) -> Self {
-        Self { client, feed, reader, metrics, proofs, last_equality: Mutex::new(None), unanswered: Failures::default(), unproven: Failures::default() }
+        Self {
+            client,
+            feed,
+            reader,
+            metrics,
+            proofs,
+            last_equality: Mutex::new(None),
+            unanswered: Failures::default(),
+            unproven: Failures::default(),
+        }
     }
 
     /// Proves for as long as anybody wants it: one question, one proof and one chase at a time, side by side.
@@ -188,7 +197,9 @@ impl Prover {
         let mut chasing: Running<'_, ()> = None.into();
         let (mut asks, mut proves, mut chases) = (false, false, false);
         loop {
-            if let Some(asked) = positions.settle(self.feed.reader.progress().rv, self.feed.currency.is_awaited(), Instant::now()) {
+            if let Some(asked) =
+                positions.settle(self.feed.reader.progress().rv, self.feed.currency.is_awaited(), Instant::now())
+            {
                 self.feed.currency.prove(asked);
             }
             let last = positions.last();
