@@ -441,15 +441,15 @@ impl Reflector {
         if let State::Listed { .. } | State::Expired { .. } = state {
             self.writer.set_state(FeedState::Stale { since: Instant::now() });
         }
-        if let State::Listed { at } = state {
-            if failure.is_unreadable() {
-                let (rv, times) = &mut self.unreadable;
-                *times = if *rv == *at { *times + 1 } else { 1 };
-                *rv = *at;
-                if *times >= UNREADABLE_MAX {
-                    tracing::error!(feed = %self.means.feed.spec.key, %at, "unreadable stream; listing anew");
-                    *state = State::Empty;
-                }
+        if let State::Listed { at } = state
+            && failure.is_unreadable()
+        {
+            let (rv, times) = &mut self.unreadable;
+            *times = if *rv == *at { *times + 1 } else { 1 };
+            *rv = *at;
+            if *times >= UNREADABLE_MAX {
+                tracing::error!(feed = %self.means.feed.spec.key, %at, "unreadable stream; listing anew");
+                *state = State::Empty;
             }
         }
         // A stream that had lived is resumed at once: most often only the connection is gone.
