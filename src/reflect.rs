@@ -3,7 +3,7 @@
 //! ```text
 //!   Empty ──initial list──► Watching ──broken──► Listed (resume from its RV) ──► Watching
 //!     ▲                        │ 410                │ 410
-//!     └─ history not mended ── Expired (one LIST not older than what was seen) ◄─┘
+//!     └─ history not mended ── Expired (one list; a second one in a row with its watch) ◄─┘
 //! ```
 //!
 //! **Invariants.** A state owns what is valid only in it. A list is staged and swapped in whole. A frame that does not
@@ -11,6 +11,7 @@
 
 mod currency;
 mod failure;
+mod gap;
 mod initial;
 mod mend;
 mod metrics;

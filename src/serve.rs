@@ -21,6 +21,7 @@ mod door;
 mod feed;
 mod forward;
 mod gzip;
+mod hold;
 mod joined;
 mod list;
 mod look;

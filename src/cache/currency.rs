@@ -1,3 +1,7 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -15,6 +19,17 @@ pub struct Currency {
     wanted: watch::Sender<Option<Instant>>,
     /// The latest version that a waiting reader needs reached: it has seen it elsewhere.
     wanted_version: watch::Sender<ResourceVersion>,
+    /// How many readers wait for a proof.
+    waiting: Arc<AtomicUsize>,
+}
+
+/// A reader that waits for a proof, for as long as it does.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Default for Currency {
@@ -23,11 +38,26 @@ impl Default for Currency {
             as_of: watch::Sender::new(None),
             wanted: watch::Sender::new(None),
             wanted_version: watch::Sender::default(),
+            waiting: Arc::default(),
         }
     }
 }
 
 impl Currency {
+    /// Nobody waits longer for a proof. It is as long as the longest back-off of a feed that has lost its stream, and
+    /// half of what balancers in front of us leave a silent connection.
+    pub const WAIT_MAX: Duration = Duration::from_secs(30);
+
+    /// Whether somebody waits for a proof.
+    pub fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// The instant as of which the feed is proven to contain everything.
+    pub fn proven(&self) -> Option<Instant> {
+        *self.as_of.borrow()
+    }
+
     pub fn covers(&self, received: Instant) -> bool {
         self.as_of.borrow().is_some_and(|as_of| as_of >= received)
     }
@@ -40,7 +70,14 @@ impl Currency {
             return;
         }
         let mut as_of = self.as_of.subscribe();
-        raise(&self.wanted, received);
+        let is_first = self.waiting.fetch_add(1, Ordering::Relaxed) == 0;
+        let _waiting = Waiting(&self.waiting);
+        // Nothing is asked while nobody waits: whoever comes then wakes, although somebody who came later has gone.
+        self.wanted.send_if_modified(|wanted| {
+            let raises = *wanted < Some(received);
+            *wanted = (*wanted).max(Some(received));
+            raises || is_first
+        });
         if as_of.wait_for(|as_of| as_of.is_some_and(|as_of| as_of >= received)).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -95,4 +132,29 @@ fn raise(cell: &watch::Sender<Option<Instant>>, to: Instant) {
         }
         raises
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_waits_is_heard_although_somebody_who_came_later_has_gone() {
+        let (currency, first) = (Currency::default(), Instant::now());
+        let mut wanted = currency.wanted();
+        let later = first + Duration::from_secs(1);
+        assert!(currency.reached(later).now_or_never().is_none());
+        assert!(!currency.is_awaited(), "it has gone");
+        wanted.borrow_and_update();
+        let mut waits = pin!(currency.reached(first));
+        assert!(waits.as_mut().now_or_never().is_none());
+        assert!(currency.is_awaited() && wanted.has_changed().expect("it is there"));
+        currency.prove(first);
+        waits.await;
+        assert!(!currency.is_awaited());
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
@@ -60,6 +61,7 @@ pub(crate) struct Switches {
     answers: Mutex<VecDeque<Answer>>,
     lists_held: watch::Sender<bool>,
     lists_waiting: watch::Sender<usize>,
+    lists_outlast: AtomicU64,
     pub(crate) freeze: Freeze,
 }
 
@@ -71,6 +73,7 @@ impl Switches {
             answers: Mutex::default(),
             lists_held: watch::Sender::new(false),
             lists_waiting: watch::Sender::new(0),
+            lists_outlast: AtomicU64::new(0),
             freeze: Freeze::default(),
         }
     }
@@ -97,6 +100,11 @@ impl Switches {
             answers.remove(at);
         }
         Some(found)
+    }
+
+    /// How many writes a LIST outlasts.
+    pub(crate) fn writes_outlasted(&self) -> u64 {
+        self.lists_outlast.load(Ordering::Relaxed)
     }
 
     /// Where a LIST waits while the gate is shut. Counted as waiting, also if its client gives up.
@@ -254,6 +262,11 @@ impl Faults {
     /// Lets LISTs wait until [`Faults::release_lists`].
     pub fn hold_lists(&self) {
         self.shared.faults.lists_held.send_replace(true);
+    }
+
+    /// Lets each LIST take until so many writes have happened since its state was taken; of one object none waits.
+    pub fn lists_outlast(&self, writes: u64) {
+        self.shared.faults.lists_outlast.store(writes, Ordering::Relaxed);
     }
 
     pub fn release_lists(&self) {

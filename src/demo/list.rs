@@ -25,7 +25,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) objects: Vec<Arc<Object>>,
-    revision: u64,
+    pub(crate) revision: u64,
     next: Option<String>,
     remaining: Option<usize>,
 }

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, OptionFuture};
@@ -22,11 +23,13 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{Change, Feed, State};
+use crate::cache::{Change, Currency, Feed, State};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question};
 use crate::wire::{Form, ObjectReader, Shape, WatchItem};
 
+use super::gap::Position;
+use super::initial::Lister;
 use super::metrics::{Asked, FeedMetrics};
 use super::reflector::Proof;
 use super::stream::{Ended, WatchStream};
@@ -39,13 +42,8 @@ pub(super) struct Prover {
     metrics: FeedMetrics,
     proofs: mpsc::Sender<Proof>,
     last_equality: Mutex<Option<Instant>>,
-}
-
-/// X, learned by a question sent at `asked`.
-#[derive(Debug, Clone, Copy)]
-struct Position {
-    asked: Instant,
-    at: ResourceVersion,
+    unanswered: Failures,
+    unproven: Failures,
 }
 
 /// Questions that were answered and are not proven yet, in the order of their asking; their X never falls.
@@ -60,12 +58,9 @@ impl Positions {
 
     fn extend(&mut self, answer: Option<Position>) {
         let Some(new) = answer else { return };
-        let full = self.0.len() >= Self::MAX;
         match self.0.back_mut() {
             // A later question with an older answer: the answer before it holds for it too.
-            Some(last) if new.at <= last.at || full => {
-                *last = Position { asked: new.asked, at: last.at.max(new.at) };
-            }
+            Some(last) if new.at <= last.at => last.asked = new.asked,
             _ => self.0.push_back(new),
         }
     }
@@ -74,13 +69,19 @@ impl Positions {
         self.0.back().copied()
     }
 
+    /// No more is asked for until the cache has reached the first: an answer in place of an earlier one would have
+    /// those who wait for that one run after an ever higher version.
+    fn is_full(&self) -> bool {
+        self.0.len() >= Self::MAX
+    }
+
     /// Forgets what nobody waits for any more and what the cache has reached; the instant that is proven by that.
-    fn settle(&mut self, reached: ResourceVersion, now: Instant) -> Option<Instant> {
+    fn settle(&mut self, reached: ResourceVersion, is_awaited: bool, now: Instant) -> Option<Instant> {
         let mut proven = None;
         while let Some(first) = self.0.front() {
             if first.at <= reached {
                 proven = Some(first.asked);
-            } else if now.duration_since(first.asked) < WANTED_FOR {
+            } else if is_awaited && now.duration_since(first.asked) < Currency::WAIT_MAX {
                 break;
             }
             self.0.pop_front();
@@ -135,14 +136,33 @@ const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
 /// spends little more than one percent of one of its cores.
 const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
 const CATCH_UP_SECONDS: u64 = 3;
-/// Nobody waits longer for a proof.
-const WANTED_FOR: Duration = Duration::from_secs(5);
+/// A question that is not answered within this time is asked again.
+const QUESTION_MAX: Duration = Duration::from_secs(5);
 /// A proof that takes longer helps nobody.
 const PROOF_MAX: Duration = Duration::from_secs(10);
 /// What a catch-up may gather: more is for a relist.
 const CATCH_UP_BYTES_MAX: usize = 64 << 20;
-/// After a question failed.
+/// After a question failed; longer after each that fails in a row.
 const RETRY: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// Failures in a row. Those who ask for a proof may be many, and so may be the proxies that ask a server that is
+/// overwhelmed.
+#[derive(Debug, Default)]
+struct Failures(AtomicU32);
+
+impl Failures {
+    fn succeeded(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Waits, twice as long as the last time, and not as long as others do.
+    async fn rest(&self) {
+        let doublings = self.0.fetch_add(1, Ordering::Relaxed).min(8);
+        let wait = RETRY.saturating_mul(1 << doublings).min(RETRY_MAX);
+        tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64())).await;
+    }
+}
 
 type Running<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
@@ -154,7 +174,16 @@ impl Prover {
         metrics: FeedMetrics,
         proofs: mpsc::Sender<Proof>,
     ) -> Self {
-        Self { client, feed, reader, metrics, proofs, last_equality: Mutex::new(None) }
+        Self {
+            client,
+            feed,
+            reader,
+            metrics,
+            proofs,
+            last_equality: Mutex::new(None),
+            unanswered: Failures::default(),
+            unproven: Failures::default(),
+        }
     }
 
     /// Proves for as long as anybody wants it: one question, one proof and one chase at a time, side by side.
@@ -168,10 +197,13 @@ impl Prover {
         let mut chasing: Running<'_, ()> = None.into();
         let (mut asks, mut proves, mut chases) = (false, false, false);
         loop {
-            if let Some(asked) = positions.settle(self.feed.reader.progress().rv, Instant::now()) {
+            if let Some(asked) =
+                positions.settle(self.feed.reader.progress().rv, self.feed.currency.is_awaited(), Instant::now())
+            {
                 self.feed.currency.prove(asked);
             }
-            if !asks && self.unasked(*wanted.borrow_and_update(), positions.last()) {
+            let last = positions.last();
+            if !asks && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
                 question = Some(self.position().boxed()).into();
                 asks = true;
             }
@@ -208,7 +240,7 @@ impl Prover {
     /// Whether somebody waits whom neither a proof nor the last question covers.
     fn unasked(&self, wanted: Option<Instant>, last: Option<Position>) -> bool {
         wanted.is_some_and(|wanted| {
-            wanted.elapsed() < WANTED_FOR
+            self.feed.currency.is_awaited()
                 && !self.feed.currency.covers(wanted)
                 && last.is_none_or(|position| position.asked < wanted)
         })
@@ -225,41 +257,26 @@ impl Prover {
         }
     }
 
+    fn lister(&self) -> Lister<'_> {
+        Lister { client: &self.client, spec: &self.feed.spec, reader: &self.reader, cache: &self.feed.reader }
+    }
+
     /// Learns X.
     async fn position(&self) -> Option<Position> {
         let (asked, progress) = (Instant::now(), self.feed.reader.progress().rv);
         self.metrics.asked(Asked::Position);
-        match timeout(WANTED_FOR, self.ask_position()).await {
-            Ok(Ok(at)) if at >= progress => return Some(Position { asked, at }),
+        match timeout(QUESTION_MAX, self.lister().position()).await {
+            Ok(Ok(at)) if at >= progress => {
+                self.unanswered.succeeded();
+                return Some(Position { asked, at });
+            }
             // Not older than what we have seen, unless the store went back in time: that proves nothing.
             Ok(Ok(at)) => tracing::error!(feed = %self.feed.spec.key, %at, %progress, "upstream is behind our cache"),
             Ok(Err(error)) => tracing::debug!(feed = %self.feed.spec.key, %error, "position could not be asked"),
             Err(_) => tracing::debug!(feed = %self.feed.spec.key, "position was not answered"),
         }
-        tokio::time::sleep(RETRY).await;
+        self.unanswered.rest().await;
         None
-    }
-
-    async fn ask_position(&self) -> Result<ResourceVersion, Ended> {
-        let spec = &self.feed.spec;
-        let path = spec.key.url_of_nothing(
-            "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true\
-             &timeoutSeconds=5",
-        );
-        match WatchStream::open(&self.client, &path, spec.key.form).await {
-            Ok(mut stream) => loop {
-                match stream.next(&self.reader).await? {
-                    WatchItem::Bookmark { rv, .. } => return Ok(rv),
-                    WatchItem::Change { .. } => {}
-                    WatchItem::Error { event } => {
-                        return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
-                    }
-                }
-            },
-            // A server without streamed lists.
-            Err(error) if matches!(error.code(), Some(400 | 422)) => Ok(self.list("limit=1").await?.0),
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Proves that the cache is current as of the position's question; the instant of that question if so.
@@ -280,10 +297,17 @@ impl Prover {
             tokio::time::sleep(RETRY).await;
             Ok(None)
         };
-        proven.unwrap_or_else(|error| {
-            tracing::debug!(feed = %self.feed.spec.key, %error, "proof failed");
-            None
-        })
+        match proven {
+            Ok(proven) => {
+                self.unproven.succeeded();
+                proven
+            }
+            Err(error) => {
+                tracing::debug!(feed = %self.feed.spec.key, %error, "proof failed");
+                self.unproven.rest().await;
+                None
+            }
+        }
     }
 
     /// Moves the cache on for readers that have seen a later version elsewhere.
@@ -385,5 +409,48 @@ impl Prover {
             let _ = timeout(STREAM_HEAD_START, self.feed.reader.reached(until)).await;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn position(asked: Instant, at: u64) -> Option<Position> {
+        Some(Position { asked, at: ResourceVersion(at) })
+    }
+
+    /// Kubernetes issue 139766: whoever waits does so for the version of its own question, however many follow.
+    #[test]
+    fn what_is_to_be_reached_does_not_run_ahead_of_those_who_wait() {
+        let (mut positions, start) = (Positions::default(), Instant::now());
+        for n in 0..10_u32 {
+            positions.extend(position(start + n * SECOND, 10 + u64::from(n)));
+        }
+        assert_eq!(positions.settle(ResourceVersion(9), true, start + 20 * SECOND), None, "a cache that lags");
+        assert_eq!(positions.settle(ResourceVersion(12), true, start + 20 * SECOND), Some(start + 2 * SECOND));
+        assert_eq!(positions.last().map(|last| last.at), Some(ResourceVersion(19)));
+    }
+
+    #[test]
+    fn questions_wait_when_there_are_too_many_answers_that_are_not_reached() {
+        let (mut positions, start) = (Positions::default(), Instant::now());
+        (0..Positions::MAX as u64).for_each(|n| positions.extend(position(start, n + 1)));
+        assert!(positions.is_full());
+        assert_eq!(positions.settle(ResourceVersion(1), true, start), Some(start));
+        assert!(!positions.is_full());
+    }
+
+    #[test]
+    fn what_nobody_waits_for_any_more_is_forgotten() {
+        let (mut positions, start) = (Positions::default(), Instant::now());
+        positions.extend(position(start, 10));
+        assert_eq!(positions.settle(ResourceVersion(9), true, start + Currency::WAIT_MAX), None);
+        assert!(positions.last().is_none(), "nobody waits for so long");
+        positions.extend(position(start, 10));
+        assert_eq!(positions.settle(ResourceVersion(9), false, start), None);
+        assert!(positions.last().is_none(), "they have all gone");
     }
 }

@@ -1,17 +1,30 @@
 //! The first complete state of a feed, staged and handed over whole.
 
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::cache::{CacheReader, FeedSpec, OverBudget, Snapshot, Staging};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
 
+use super::failure::refuses_watch_list;
 use super::stream::{Ended, WatchStream, ask};
 
 /// A complete state, and the stream that continues it if it came by one.
 #[derive(Debug)]
 pub(super) struct Initial {
     pub(super) snapshot: Snapshot,
-    pub(super) stream: Option<(WatchStream, BookmarkTemplate)>,
+    pub(super) stream: Option<Follow>,
+}
+
+/// The watch behind a state.
+#[derive(Debug)]
+pub(super) struct Follow {
+    pub(super) stream: WatchStream,
+    /// How upstream lays out bookmarks, if the state came by the stream itself.
+    pub(super) template: Option<BookmarkTemplate>,
 }
 
 /// Which state a LIST asks for (semantics.md §3.2).
@@ -19,11 +32,12 @@ pub(super) struct Initial {
 pub(super) enum At {
     /// The most recent one.
     Current,
-    NotOlderThan(ResourceVersion),
     Exact(ResourceVersion),
 }
 
 const PAGE_LIMIT: usize = 500;
+/// What may happen during a list that is made under an open watch.
+const AHEAD_BYTES_MAX: usize = 64 << 20;
 /// How often a LIST starts over because its continue token expired, before it is asked for in one piece.
 const PAGED_TRIES_MAX: usize = 2;
 
@@ -36,15 +50,10 @@ pub(super) struct Lister<'a> {
 }
 
 impl Lister<'_> {
-    /// Streams the initial state (KEP-3157): one request that is both the list and the watch behind it.
-    ///
-    /// `not_older_than: None` asks for the most recent state.
-    pub(super) async fn watch_list(&self, not_older_than: Option<ResourceVersion>) -> Result<Initial, Ended> {
-        let version = not_older_than.map_or_else(String::new, |rv| format!("&resourceVersion={rv}"));
-        let query = format!(
-            "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan{version}"
-        );
-        let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.form).await?;
+    /// Streams the most recent state (KEP-3157): one request that is both the list and the watch behind it.
+    async fn watch_list(&self) -> Result<Initial, Ended> {
+        let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let mut stream = WatchStream::open(self.client, &self.spec.key.url(query), self.spec.key.form).await?;
         let mut staged = self.cache.stage();
         loop {
             match stream.next(self.reader).await? {
@@ -58,7 +67,7 @@ impl Lister<'_> {
                     let template =
                         BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
                     let snapshot = staged.finish(rv);
-                    return Ok(Initial { snapshot, stream: Some((stream, template)) });
+                    return Ok(Initial { snapshot, stream: Some(Follow { stream, template: Some(template) }) });
                 }
                 WatchItem::Bookmark { .. } => {}
                 WatchItem::Error { event } => {
@@ -68,18 +77,62 @@ impl Lister<'_> {
         }
     }
 
-    /// How upstream lays out a bookmark of this resource: a streamed list of nothing is one bookmark, and costs it no
-    /// object.
-    pub(super) async fn bookmark(&self) -> Result<BookmarkTemplate, Ended> {
+    /// The current state, by a streamed list where upstream has it. `lists_only`: whether it is known not to.
+    pub(super) async fn current(&self, lists_only: &AtomicBool) -> Result<Initial, Ended> {
+        match self.streamed(lists_only).await? {
+            Some(initial) => Ok(initial),
+            None => Ok(self.list(At::Current).await?),
+        }
+    }
+
+    /// The current state, with a watch behind it that is open already: upstream's window may be as short as it likes.
+    pub(super) async fn current_and_watch(&self, lists_only: &AtomicBool) -> Result<Initial, Ended> {
+        match self.streamed(lists_only).await? {
+            Some(initial) => Ok(initial),
+            None => self.list_under_watch().await,
+        }
+    }
+
+    /// `None`: upstream does not stream lists.
+    async fn streamed(&self, lists_only: &AtomicBool) -> Result<Option<Initial>, Ended> {
+        if lists_only.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match self.watch_list().await {
+            Ok(initial) => Ok(Some(initial)),
+            Err(Ended::Failed(error)) if refuses_watch_list(&error) => {
+                tracing::info!(%error, "upstream does not stream lists; using paginated lists");
+                lists_only.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(ended) => Err(ended),
+        }
+    }
+
+    /// X: a version that no write is newer than which was complete when this was asked.
+    pub(super) async fn position(&self) -> Result<ResourceVersion, Ended> {
+        Ok(self.position_and_bookmark().await?.0)
+    }
+
+    /// The same, and how upstream lays out a bookmark of this resource, if it tells. A streamed list of what cannot
+    /// exist is answered by one bookmark; it costs upstream no objects.
+    pub(super) async fn position_and_bookmark(&self) -> Result<(ResourceVersion, Option<BookmarkTemplate>), Ended> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let path = self.spec.key.url_of_nothing(NOTHING);
-        let mut stream = WatchStream::open(self.client, &path, self.spec.key.form).await?;
+        let mut stream = match WatchStream::open(self.client, &path, self.spec.key.form).await {
+            Ok(stream) => stream,
+            Err(error) if refuses_watch_list(&error) => {
+                let first = self.spec.key.url(&page_query(At::Current, Some(1), ""));
+                return Ok((self.page(&first, &mut self.cache.stage()).await?.resource_version, None));
+            }
+            Err(error) => return Err(error.into()),
+        };
         loop {
             match stream.next(self.reader).await? {
-                WatchItem::Bookmark { object, .. } => {
+                WatchItem::Bookmark { rv, object, .. } => {
                     let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
-                    return Ok(template.map_err(Error::Wire)?);
+                    return Ok((rv, Some(template.map_err(Error::Wire)?)));
                 }
                 WatchItem::Change { .. } => {}
                 WatchItem::Error { event } => {
@@ -88,7 +141,6 @@ impl Lister<'_> {
             }
         }
     }
-
     /// Lists in one piece a collection that is expected to be small enough, so that upstream sees one LIST.
     pub(super) async fn list_whole(&self, at: At) -> Result<Initial, Error> {
         match self.pages(at, None).await {
@@ -107,6 +159,42 @@ impl Lister<'_> {
             }
         }
         self.pages(at, None).await
+    }
+
+    /// Lists the most recent state while a watch from before it is open and read: where lists are not streamed, this
+    /// is how a list and what follows it meet although upstream forgets faster than it lists.
+    async fn list_under_watch(&self) -> Result<Initial, Ended> {
+        let from = self.position().await?;
+        let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}");
+        let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.form).await?;
+        let (mut ahead, mut bytes) = (VecDeque::new(), 0);
+        let mut listing = pin!(self.list(At::Current));
+        let snapshot = loop {
+            let item = tokio::select! {
+                biased;
+                listed = &mut listing => break listed?.snapshot,
+                item = stream.next(self.reader) => item?,
+            };
+            match &item {
+                WatchItem::Change { frame, .. } => bytes += frame.len(),
+                WatchItem::Bookmark { .. } => {}
+                WatchItem::Error { event } => {
+                    return Err(Error::Refused(Box::new(super::session::status_of(event))).into());
+                }
+            }
+            if bytes > AHEAD_BYTES_MAX {
+                return Err(Error::TooLarge(AHEAD_BYTES_MAX).into());
+            }
+            ahead.push_back(item);
+        };
+        // What the list has.
+        ahead.retain(|item| match item {
+            WatchItem::Change { object, .. } => object.rv > snapshot.rv,
+            WatchItem::Bookmark { rv, .. } => *rv > snapshot.rv,
+            WatchItem::Error { .. } => true,
+        });
+        let stream = stream.behind(ahead);
+        Ok(Initial { snapshot, stream: Some(Follow { stream, template: None }) })
     }
 
     /// One object exactly as it was at `rv`, if it existed.
@@ -157,7 +245,6 @@ fn page_query(at: At, limit: Option<usize>, token: &str) -> String {
     if token.is_empty() {
         match at {
             At::Current => {}
-            At::NotOlderThan(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=NotOlderThan")),
             At::Exact(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=Exact")),
         }
     } else {

@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -9,10 +9,11 @@ use crate::base::{Backoff, Waits};
 use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error};
-use crate::wire::{BookmarkTemplate, ObjectReader, WireError};
+use crate::wire::{BookmarkTemplate, ObjectReader, WatchItem, WireError};
 
-use super::failure::{Failure, over, refuses_watch_list};
-use super::initial::{At, Initial, Lister};
+use super::failure::{Failure, over};
+use super::gap::{Completeness, Position, Relist, Relists};
+use super::initial::{At, Follow, Initial, Lister};
 use super::mend::{self, Historian};
 use super::metrics::{Asked, FeedMetrics};
 use super::session::{self, Broken, Step};
@@ -34,8 +35,8 @@ pub(super) struct Reflector {
     refused_since: Option<Instant>,
     /// A pause of this row of failures was cut short because upstream answered somebody.
     woken_early: bool,
-    /// The state was listed again, and nothing has come since.
-    relisted: bool,
+    relists: Relists,
+    complete: Completeness,
 }
 
 /// What a reflector works with.
@@ -66,7 +67,8 @@ enum State {
     Listed { at: ResourceVersion },
     /// Complete up to `at`, and the stream that goes on from there.
     Watching { at: ResourceVersion, stream: WatchStream },
-    /// Complete up to `at`, but upstream no longer has what follows. A 410 lands here.
+    /// Complete up to `at`, but upstream no longer has what follows. A 410 lands here. `window`: where upstream's own
+    /// history begins, if that state is to be listed rather than the current one.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
 }
 
@@ -79,8 +81,8 @@ const REFUSED_MAX: Duration = Duration::from_secs(20);
 const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 /// How long clients that come back after a restart are gathered before the oldest one decides.
 const RESUME_GATHER: Duration = Duration::from_millis(300);
-/// How long it is waited for what a bookmark looks like; until it is known they have metadata only.
-const FIRST_BOOKMARK_MAX: Duration = Duration::from_secs(1);
+/// How long a feed that begins where a client was waits to hear how far upstream is, and how its bookmarks look.
+const POSITION_MAX: Duration = Duration::from_secs(1);
 /// A stream that was open for so long had been accepted in earnest.
 const LIVED: Duration = Duration::from_secs(5);
 /// A stream that is over sooner, and without a word, was not meant to be one.
@@ -100,7 +102,8 @@ impl Reflector {
             had_lived: false,
             refused_since: None,
             woken_early: false,
-            relisted: false,
+            relists: Relists::default(),
+            complete: Completeness::default(),
         }
     }
 
@@ -143,15 +146,12 @@ impl Reflector {
             },
             State::Listed { at } => match self.resume(at).await {
                 Ok(stream) => {
+                    self.complete.opened(false);
                     // Upstream's stream is open again; on a quiet resource its first word may be a minute away.
                     self.writer.set_state(FeedState::Live);
                     (State::Watching { at, stream }, None)
                 }
-                Err(Failure::Upstream(error)) if error.is_expired() => {
-                    // Servers whose windows do not overlap: not round and round without a pause (reliability.md F4).
-                    let again = self.relisted;
-                    (expired(at, &error), again.then(|| error.into()))
-                }
+                Err(Failure::Upstream(error)) if error.is_expired() => self.expired(at, error),
                 Err(failure) => (State::Listed { at }, Some(failure)),
             },
             State::Watching { at, stream } => {
@@ -161,7 +161,7 @@ impl Reflector {
                 ended
             }
             State::Expired { at, window } => match self.relist(at, window).await {
-                Ok(at) => (State::Listed { at }, None),
+                Ok(next) => (next, None),
                 // Compacted in the meantime: the most recent state will do.
                 Err(Failure::Upstream(error)) if error.is_expired() && window.is_some() => {
                     (State::Expired { at, window: None }, None)
@@ -175,37 +175,36 @@ impl Reflector {
     /// proxy then costs none of them a list.
     async fn resumed(&mut self) -> Option<State> {
         self.means.feed.oldest_resume()?;
-        let (listed, template) = tokio::join!(self.listed_at_oldest(), self.first_bookmark());
-        let (at, snapshot) = listed?;
-        if let Some(template) = template {
+        tokio::time::sleep(RESUME_GATHER).await;
+        // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6).
+        let served = self.means.feed.reader.progress().rv;
+        let at = self.means.feed.oldest_resume().filter(|at| *at >= served)?;
+        let lister = self.lister();
+        let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
+        let snapshot = listed.ok()?.snapshot;
+        let (upstream, template) = told.unzip();
+        if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
         }
         let (feed, objects) = (&self.means.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
         self.writer.replace(snapshot);
         self.means.feed.currency.forget();
+        self.complete.begins_at(at, upstream);
         self.signed_of_life();
         self.writer.set_state(FeedState::Live);
         Some(State::Listed { at })
     }
 
-    async fn listed_at_oldest(&self) -> Option<(ResourceVersion, Snapshot)> {
-        tokio::time::sleep(RESUME_GATHER).await;
-        // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6).
-        let served = self.means.feed.reader.progress().rv;
-        let at = self.means.feed.oldest_resume().filter(|at| *at >= served)?;
-        let listed = self.lister().list_whole(At::Exact(at)).await;
-        Some((at, listed.ok()?.snapshot))
-    }
-
-    /// How bookmarks look, where a list does not tell: upstream's own would come within a minute.
-    async fn first_bookmark(&self) -> Option<BookmarkTemplate> {
-        if self.means.lists_only.load(Ordering::Relaxed) {
-            return None;
-        }
-        let asked = timeout(FIRST_BOOKMARK_MAX, self.lister().bookmark()).await.ok()?;
-        let failed = |error: &Ended| tracing::debug!(feed = %self.means.feed.spec.key, %error, "no bookmark was told");
-        asked.inspect_err(failed).ok()
+    /// How far upstream has come, and how bookmarks look, which such a list does not tell: upstream's own would come
+    /// within a minute.
+    async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
+        let asked = Instant::now();
+        self.means.metrics.asked(Asked::Position);
+        let told = timeout(POSITION_MAX, self.lister().position_and_bookmark()).await.ok()?;
+        let failed = |error: &Ended| tracing::debug!(feed = %self.means.feed.spec.key, %error, "no position was told");
+        let (at, template) = told.inspect_err(failed).ok()?;
+        Some((Position { asked, at }, template))
     }
 
     async fn initial(&mut self) -> Result<State, Failure> {
@@ -214,45 +213,29 @@ impl Reflector {
         }
         let asked = Instant::now();
         self.means.metrics.asked(Asked::Initial);
-        let Initial { snapshot, stream } = self.state_at(At::Current).await?;
+        let Initial { snapshot, stream } = self.lister().current(&self.means.lists_only).await.map_err(ended)?;
         let at = snapshot.rv;
         let (feed, objects, took) = (&self.means.feed.spec.key, snapshot.len(), asked.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed listed");
         self.writer.replace(snapshot);
         self.means.feed.currency.forget();
         self.means.feed.currency.prove(asked);
+        self.complete.listed(asked);
         self.signed_of_life();
-        let next = match stream {
-            Some((stream, template)) => {
-                self.writer.set_bookmark(template);
-                State::Watching { at, stream }
-            }
-            None => State::Listed { at },
-        };
+        let next = self.behind(at, stream);
         // Last: requests that wait for the feed are let in by it.
         self.writer.set_state(FeedState::Live);
         Ok(next)
     }
 
-    /// A complete state, by a streamed list where upstream has it.
-    async fn state_at(&self, at: At) -> Result<Initial, Failure> {
-        let not_older_than = match at {
-            At::Current => Some(None),
-            At::NotOlderThan(rv) => Some(Some(rv)),
-            At::Exact(_) => None,
-        };
-        if let (Some(version), false) = (not_older_than, self.means.lists_only.load(Ordering::Relaxed)) {
-            match self.lister().watch_list(version).await {
-                Ok(initial) => return Ok(initial),
-                Err(Ended::Failed(error)) if refuses_watch_list(&error) => {
-                    tracing::info!(%error, "upstream does not stream lists; using paginated lists");
-                    self.means.lists_only.store(true, Ordering::Relaxed);
-                }
-                Err(Ended::Failed(error)) => return Err(over(error)),
-                Err(ended) => return Err(ended.into()),
-            }
+    /// Where a list leads: to the watch that came with it, if one did.
+    fn behind(&mut self, at: ResourceVersion, stream: Option<Follow>) -> State {
+        let Some(Follow { stream, template }) = stream else { return State::Listed { at } };
+        self.complete.opened(template.is_some());
+        if let Some(template) = template {
+            self.writer.set_bookmark(template);
         }
-        self.lister().list(at).await.map_err(over)
+        State::Watching { at, stream }
     }
 
     fn lister(&self) -> Lister<'_> {
@@ -288,6 +271,7 @@ impl Reflector {
                     continue;
                 }
             };
+            let is_bookmark = matches!(item, Ok(WatchItem::Bookmark { .. }));
             let step = match item {
                 Ok(item) => session::apply(item, &mut self.writer, &self.means.metrics),
                 Err(Ended::Clean) => return (State::Listed { at }, self.clean_end(at, opened)),
@@ -301,17 +285,19 @@ impl Reflector {
             }
             match step {
                 Ok(Step::At(rv)) => {
+                    self.complete.came(is_bookmark, at, rv, Instant::now());
                     at = at.max(rv);
-                    self.relisted = false;
+                    self.relists.goes_on();
                     self.signed_of_life();
                     self.writer.set_state(FeedState::Live);
                 }
                 Ok(Step::Skipped) => {}
                 Ok(Step::Refused(status)) => {
                     let error = Error::Refused(status);
-                    let next = if error.is_expired() { expired(at, &error) } else { State::Listed { at } };
-                    let failure = (!error.is_expired()).then_some(error.into());
-                    return (next, failure);
+                    if error.is_expired() {
+                        return self.expired(at, error);
+                    }
+                    return (State::Listed { at }, Some(error.into()));
                 }
                 // It contradicts the history: what we hold may be wrong, so nothing of it is kept.
                 Err(Broken::OutOfOrder(error)) => {
@@ -348,29 +334,41 @@ impl Reflector {
         Ok(proof.until)
     }
 
+    /// Upstream says 410: what to list, and whether to pause before that.
+    fn expired(&self, at: ResourceVersion, error: Error) -> (State, Option<Failure>) {
+        let window = match &error {
+            Error::Refused(status) => mend::window_start(&status.message).filter(|window| *window >= at),
+            _ => None,
+        };
+        // What cannot be mended needs no state that is older than the current one.
+        let window = window.filter(|_| self.may_be_mended());
+        let Relist { window, pauses } = self.relists.next(window, Instant::now());
+        (State::Expired { at, window }, pauses.then(|| error.into()))
+    }
+
+    /// Whether a gap is young enough. One of which nobody knows how old it is may hide anything.
+    fn may_be_mended(&self) -> bool {
+        let proven = self.means.feed.currency.proven();
+        self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
+    }
+
     /// Upstream has forgotten what follows `at`: one list, and the gap mended if it can be proven.
-    async fn relist(
-        &mut self,
-        at: ResourceVersion,
-        window: Option<ResourceVersion>,
-    ) -> Result<ResourceVersion, Failure> {
+    async fn relist(&mut self, at: ResourceVersion, window: Option<ResourceVersion>) -> Result<State, Failure> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
         self.means.metrics.asked(Asked::Relist);
         let asked = Instant::now();
-        let exact = window.filter(|window| *window >= at);
-        let listed_at = exact.map_or(At::NotOlderThan(at), At::Exact);
-        let listed = if self.means.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX {
-            self.lister().list_whole(listed_at).await
-        } else {
-            self.lister().list(listed_at).await
+        let is_small = self.means.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
+        let Initial { snapshot, stream } = match window.map(At::Exact) {
+            Some(exact) if is_small => self.lister().list_whole(exact).await.map_err(over)?,
+            Some(exact) => self.lister().list(exact).await.map_err(over)?,
+            None => self.lister().current_and_watch(&self.means.lists_only).await.map_err(ended)?,
         };
-        let snapshot = listed.map_err(over)?.snapshot;
         if snapshot.rv < at {
             // The store went back in time: nothing that we hold may be served any more (reliability.md F3).
             tracing::error!(feed = %self.means.feed.spec.key, %at, now = %snapshot.rv, "upstream went back in time");
         }
         let until = snapshot.rv;
-        let mended = until >= at && self.mend(&snapshot, exact.is_some()).await?;
+        let mended = until >= at && self.mend(at, &snapshot, window.is_some()).await?;
         self.means.metrics.gap(mended);
         let (feed, took) = (&self.means.feed.spec.key, asked.elapsed());
         tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
@@ -378,16 +376,22 @@ impl Reflector {
             self.means.feed.currency.forget();
             self.writer.replace(snapshot);
         }
+        if window.is_none() && until >= at {
+            self.means.feed.currency.prove(asked);
+            self.complete.listed(asked);
+        }
         self.signed_of_life();
-        self.relisted = true;
+        self.relists.listed(Instant::now());
         self.writer.set_state(FeedState::Live);
-        Ok(until)
+        Ok(self.behind(until, stream))
     }
 
     /// Applies what happened up to `list`, if that can be proven.
-    async fn mend(&mut self, list: &Snapshot, exact: bool) -> Result<bool, Failure> {
+    async fn mend(&mut self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<bool, Failure> {
         let differences = mend::differences(&self.means.feed.reader.snapshot(), list);
-        if self.last_sign.elapsed() > mend::OUTAGE_MAX || (!exact && !differences.is_empty()) {
+        // Between a version and itself nothing can have happened, however long ago.
+        let may_be_mended = list.rv == at || self.may_be_mended();
+        if !may_be_mended || (!exact && !differences.is_empty()) {
             return Ok(false);
         }
         self.metrics_past(differences.len());
@@ -441,16 +445,18 @@ impl Reflector {
     /// How long to wait after a failure; may send a stream that cannot be read back to the start.
     fn pause_after(&mut self, failure: &Failure, state: &mut State) -> Duration {
         self.means.metrics.failed(failure.word());
-        if let State::Listed { at } = state {
+        if let State::Listed { .. } | State::Expired { .. } = state {
             self.writer.set_state(FeedState::Stale { since: Instant::now() });
-            if failure.is_unreadable() {
-                let (rv, times) = &mut self.unreadable;
-                *times = if *rv == *at { *times + 1 } else { 1 };
-                *rv = *at;
-                if *times >= UNREADABLE_MAX {
-                    tracing::error!(feed = %self.means.feed.spec.key, %at, "unreadable stream; listing anew");
-                    *state = State::Empty;
-                }
+        }
+        if let State::Listed { at } = state
+            && failure.is_unreadable()
+        {
+            let (rv, times) = &mut self.unreadable;
+            *times = if *rv == *at { *times + 1 } else { 1 };
+            *rv = *at;
+            if *times >= UNREADABLE_MAX {
+                tracing::error!(feed = %self.means.feed.spec.key, %at, "unreadable stream; listing anew");
+                *state = State::Empty;
             }
         }
         // A stream that had lived is resumed at once: most often only the connection is gone.
@@ -462,10 +468,9 @@ impl Reflector {
     }
 }
 
-fn expired(at: ResourceVersion, error: &Error) -> State {
-    let window = match error {
-        Error::Refused(status) => mend::window_start(&status.message),
-        _ => None,
-    };
-    State::Expired { at, window }
+fn ended(end: Ended) -> Failure {
+    match end {
+        Ended::Failed(error) => over(error),
+        end => end.into(),
+    }
 }

@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use http::Response;
@@ -12,6 +13,8 @@ use crate::wire::{Form, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem};
 pub(super) struct WatchStream {
     body: ResponseBody,
     splitter: FrameSplitter,
+    /// What was read of it before it was handed on.
+    ahead: VecDeque<WatchItem>,
     /// When the last item came. Kept here, for whoever reads may be interrupted at any time.
     last_item: Instant,
 }
@@ -41,8 +44,14 @@ impl WatchStream {
         Ok(Self {
             body: response.into_body(),
             splitter: FrameSplitter::new(form, FRAME_BYTES_MAX),
+            ahead: VecDeque::new(),
             last_item: Instant::now(),
         })
+    }
+
+    /// The same stream, which tells these first: they came by it already.
+    pub(super) fn behind(self, ahead: VecDeque<WatchItem>) -> Self {
+        Self { ahead, ..self }
     }
 
     /// The next item. Cancel-safe: what has been read stays in the splitter.
@@ -71,6 +80,9 @@ impl WatchStream {
 
     /// An item that has already arrived, if one is whole.
     pub(super) fn buffered(&mut self, reader: &ObjectReader) -> Result<Option<WatchItem>, Error> {
+        if let Some(item) = self.ahead.pop_front() {
+            return Ok(Some(item));
+        }
         match self.splitter.next_frame()? {
             Some(frame) => Ok(Some(reader.watch_event(frame)?)),
             None => Ok(None),

@@ -100,6 +100,23 @@ impl WatchMetrics {
     }
 }
 
+/// Counts a watch that is held until it is proven what it may be told.
+pub(super) struct Held(Gauge);
+
+impl Held {
+    pub(super) fn new() -> Self {
+        let held = gauge!("kube_fanout_watches_held");
+        held.increment(1.0);
+        Self(held)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
+
 /// A request was answered from the cache.
 pub(super) fn served(verb: &'static str, key: &FeedKey, representation: Representation) {
     let labels = [
@@ -142,6 +159,7 @@ pub fn describe() {
     describe_gauge!("kube_fanout_reload_failing", "1 when files changed to what cannot be used");
     describe_counter!("kube_fanout_representation_checks_total", "comparisons of what is derived with upstream's");
     describe_gauge!("kube_fanout_watches_open", "watches served from the cache");
+    describe_gauge!("kube_fanout_watches_held", "watches that wait for the proof of the state that they begin with");
     describe_counter!("kube_fanout_watch_events_total", "frames delivered to watches, bookmarks included");
     describe_counter!("kube_fanout_watch_bytes_total", Unit::Bytes, "bytes of those frames");
     describe_histogram!("kube_fanout_watch_delivery_seconds", Unit::Seconds, "from an event's arrival to its delivery");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use super::admission::{Place, Shed};
 use super::answer::put_served;
@@ -12,6 +13,7 @@ use super::body::ReplyBody;
 use super::cost;
 use super::door::{Door, Visit};
 use super::feed::{Source, Unready, unavailable};
+use super::hold::Held;
 use super::list;
 use super::look;
 use super::metrics;
@@ -23,7 +25,7 @@ use super::underway::List;
 use super::websocket;
 use crate::auth::{Permit, Readable};
 use crate::base::Cut;
-use crate::cache::{CacheReader, Opened, Run, Snapshot, Start, TooOld, View};
+use crate::cache::{CacheReader, Lease, Opened, Run, Snapshot, Start, TooOld, View};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
 use crate::wire::{Object, Representation};
@@ -33,6 +35,8 @@ const SYNC_RETRY_SECONDS: u32 = 1;
 /// When those may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
 const LIST_RETRY_SECONDS: u32 = 1;
 const WATCH_RETRY_SECONDS: u32 = 5;
+
+const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be proven to be current";
 
 /// A watch that may be opened: permission, a place, and the feed.
 struct Admitted {
@@ -220,29 +224,14 @@ impl Door {
         {
             return self.pass(visit, Reason::TooOld).await;
         }
-        let fresh = match read.start {
-            WatchStart::State { at, .. } => self.fresh(lease, at, visit.received).await,
-            WatchStart::FromCurrent => self.fresh(lease, VersionMatch::Unset, visit.received).await,
-            WatchStart::After(_) | WatchStart::FromCached => Ok(()),
-        };
-        // What cannot be given in time is said inside of the stream, as the apiserver does (semantics.md §3.5); a
-        // private watch upstream for everybody would be worse than an error.
-        let failed = match fresh {
-            Ok(()) => None,
-            Err(Unready::Refuse(status)) => Some(*status),
-            Err(Unready::Over) => return self.unready(visit, Unready::Over).await,
-            Err(Unready::Forward(_)) if Self::stale_seconds(lease).is_some() => {
-                let why = "upstream cannot be reached, and the cache cannot be proven to be current";
-                return self.unready(visit, Unready::Refuse(Box::new(unavailable(why)))).await;
-            }
-            Err(Unready::Forward(_)) => {
-                let at = lease.reader.progress().rv.0;
-                Some(Status::too_large(at + 1, at))
-            }
-        };
+        // Before it waits for anything, so that those who wait are as few as those who are served.
         let place = match self.admission.watch(visit.caller.payer().as_ref(), selector_bytes(&visit, &read)) {
             Ok(place) => place,
             Err(shed) => return visit.manner.status(&too_many(shed, WATCH_RETRY_SECONDS)),
+        };
+        let failed = match self.fit_to_watch(lease, &read, visit.received).await {
+            Ok(failed) => failed,
+            Err(why) => return self.unready(visit, why).await,
         };
         let opened = open(&source.lease.reader, &read);
         let namespaces = match self.begins_with(&visit, &permit, &opened).await {
@@ -251,6 +240,41 @@ impl Door {
         };
         let admitted = Admitted { permit, place, source, opened, namespaces, runs: None, row };
         self.open_watch(visit, admitted, &read, failed).await
+    }
+
+    /// Waits until the feed is as fresh as a watch needs it. What cannot be given in time is said inside of the stream,
+    /// as the apiserver does (semantics.md §3.5); a private watch upstream for everybody would be worse than an error.
+    async fn fit_to_watch(
+        &self,
+        lease: &Lease,
+        read: &WatchRead,
+        received: Instant,
+    ) -> Result<Option<Status>, Unready> {
+        let unproven = match read.start {
+            WatchStart::After(_) | WatchStart::FromCached => return Ok(None),
+            WatchStart::State { at: VersionMatch::Unset, .. } | WatchStart::FromCurrent => {
+                match self.hold(lease, received, read.timeout_seconds).await {
+                    Held::Proven => return Ok(None),
+                    Held::Late => Unready::Forward(Reason::NoProof),
+                    Held::CutOff => return Err(refusal(CUT_OFF)),
+                    Held::Draining => return Err(refusal("the proxy is going away")),
+                    Held::Over => return Err(Unready::Over),
+                }
+            }
+            WatchStart::State { at, .. } => match self.fresh(lease, at, received).await {
+                Ok(()) => return Ok(None),
+                Err(why) => why,
+            },
+        };
+        match unproven {
+            Unready::Over => Err(Unready::Over),
+            Unready::Refuse(status) => Ok(Some(*status)),
+            Unready::Forward(_) if Self::stale_seconds(lease).is_some() => Err(refusal(CUT_OFF)),
+            Unready::Forward(_) => {
+                let at = lease.reader.progress().rv.0;
+                Ok(Some(Status::too_large(at + 1, at)))
+            }
+        }
     }
 
     /// The namespaces that a watch may begin with, if it may not show all.
@@ -374,6 +398,10 @@ fn protocol(request: &Request<Incoming>, websocket: bool) -> &'static str {
         (false, http::Version::HTTP_2) => "h2",
         _ => "h1",
     }
+}
+
+fn refusal(why: &str) -> Unready {
+    Unready::Refuse(Box::new(unavailable(why)))
 }
 
 fn too_many(shed: Shed, retry_seconds: u32) -> Status {

@@ -156,3 +156,46 @@ async fn a_resume_from_before_the_gap_is_expired_and_never_skips() {
         assert_eq!(app.watch(PODS).from(from).await.ended().await, Ended::Expired, "from {from}");
     }
 }
+
+/// How old the version is that a client names to a proxy that has just started, nobody can tell: what was made and gone
+/// since, within five minutes or a day, is not passed over in silence.
+#[tokio::test]
+async fn a_gap_that_began_before_the_proxy_did_is_not_taken_for_a_young_one() {
+    let up = demo::upstream().pods(10).seed(98).run().await;
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    watch.listed().await;
+    let seen = up.create_pod("default", "kept");
+    watch.reached(seen).await;
+    app.stop().await;
+    up.create_pod("default", "ghost");
+    up.delete_pod("default", "ghost");
+    up.faults().forget_window();
+    let app = direct::app(&up).run().await;
+    assert_eq!(app.watch(PODS).from(seen).await.ended().await, Ended::Expired);
+    let list = app.get("/api/v1/pods?resourceVersion=0").await;
+    assert_eq!((list.is_cached(), list.items().len()), (true, 11));
+}
+
+/// The same proxy, once it is in step with upstream: the state that it began with was as old as its client, and what it
+/// holds now is not.
+#[tokio::test]
+async fn a_proxy_that_began_where_its_clients_were_mends_what_follows() {
+    let up = demo::upstream().pods(10).seed(99).run().await;
+    let seen = up.create_pod("default", "kept");
+    up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(PODS).from(seen).await;
+    // Upstream's storage is beyond that version, and the stream comes to where it was.
+    let later = up.update_pod("default", "kept");
+    watch.reached(later).await;
+    up.faults().down().await;
+    app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    up.update_pod("default", "kept");
+    up.faults().forget_window();
+    up.faults().up().await;
+    let last = up.create_pod("default", "end");
+    watch.reached(last).await;
+    assert_eq!(watch.events().len(), 3);
+    assert!(watch.is_open());
+}

@@ -48,6 +48,7 @@ const IN_AN_OUTAGE: [Metric; 3] = [
     ("kube_fanout_feed_state", "stale"),
     ("kube_fanout_feed_stale_seconds", "pods.v1"),
 ];
+const OF_THOSE_WHO_WAIT: [Metric; 1] = [("kube_fanout_watches_held", "")];
 const BEHIND_IT: [Metric; 3] = [
     ("kube_fanout_upstream_questions_total", "relist"),
     ("kube_fanout_history_gaps_total", "new_history"),
@@ -113,6 +114,16 @@ async fn every_metric_moves_when_what_it_counts_happens() {
     move_up(&process, &IN_SERVICE).await;
     up.faults().down().await;
     move_up(&process, &IN_AN_OUTAGE).await;
+    let client = process.client();
+    let held = async {
+        loop {
+            drop(client.watch(PODS).initial_events().open().await);
+        }
+    };
+    tokio::select! {
+        () = move_up(&process, &OF_THOSE_WHO_WAIT) => {}
+        () = held => {}
+    }
     // A gap that cannot be told.
     up.create_pod("default", "three");
     up.faults().forget_history();
@@ -184,7 +195,7 @@ fn what_is_documented_is_what_moves() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/METRICS.md")).expect("the document");
     let names = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let documented: BTreeSet<_> = names.filter(|name| name.starts_with("kube_fanout_")).collect();
-    let outage = IN_AN_OUTAGE.iter().chain(&BEHIND_IT);
+    let outage = IN_AN_OUTAGE.iter().chain(&OF_THOSE_WHO_WAIT).chain(&BEHIND_IT);
     let moved = IN_SERVICE.iter().chain(outage).chain(&AT_A_BROKEN_FILE).chain(&AT_A_BAD_HANDSHAKE);
     let moved = moved
         .chain(&WHERE_MEMORY_IS_SHORT)

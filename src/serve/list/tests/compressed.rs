@@ -22,7 +22,8 @@ fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
 
 async fn list(lease: &Lease) -> GzipList {
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
-    let read = ListRead { representation: REPRESENTATIONS[0], view: View::everything(), plan, in_namespace: false };
+    let (view, pages) = (View::everything(), Pages::FromCache);
+    let read = ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages };
     let page = page(&permit(), lease, &lease.reader.snapshot(), &read, &mut pace()).await;
     GzipList::new(page.written_by(&renderer(lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came"))
 }

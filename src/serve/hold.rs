@@ -1,0 +1,94 @@
+//! Watches without a version whose proof is late: held, not sent away to come back with a newer question.
+//!
+//! What has to be proven is fixed when the request comes (reliability.md L5). A client that is refused asks anew, for a
+//! state that is newer than the one that was nearly proven, and so does everybody else, for ever while the cache lags
+//! (kubernetes#139766). Whoever is held has a watch's place already, so that those who wait are counted and limited as
+//! those who are served; and all that they cost upstream is the one proof that all wait for.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::door::{Consistency, Door};
+use super::metrics;
+use crate::cache::{Currency, Lease, State};
+
+/// What became of a held request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// It can be answered.
+    Proven,
+    /// Not within the time that it is held for.
+    Late,
+    /// Upstream cannot be reached, and has not been for a while.
+    CutOff,
+    /// The feed has ended.
+    Over,
+    /// The proxy is going away.
+    Draining,
+}
+
+/// How long a feed may be without its stream before those who need a proof are told so.
+const CUT_OFF_MAX: Duration = Duration::from_secs(3);
+
+impl Door {
+    /// Waits until the feed is proven to have everything that was complete when the request came. Dropped with its
+    /// request, it leaves nothing behind.
+    pub(super) async fn hold(&self, lease: &Lease, received: Instant, timeout_seconds: Option<i64>) -> Held {
+        let is_bounded = self.config.consistency == Consistency::Bounded && lease.reader.state() == State::Live;
+        if is_bounded || lease.currency.covers(received) {
+            return Held::Proven;
+        }
+        let began = Instant::now();
+        let _counted = metrics::Held::new();
+        let mut drain = self.drain.clone();
+        tokio::select! {
+            biased;
+            () = lease.currency.reached(received) => Held::Proven,
+            gone = upstream_is_gone(lease, began) => gone,
+            _ = drain.started() => Held::Draining,
+            () = sleep_until(began + held_for(timeout_seconds)) => Held::Late,
+        }
+    }
+}
+
+/// As long as the client would have it last, and not for ever.
+fn held_for(timeout_seconds: Option<i64>) -> Duration {
+    let theirs = timeout_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
+    theirs.filter(|theirs| !theirs.is_zero()).map_or(Currency::WAIT_MAX, |theirs| theirs.min(Currency::WAIT_MAX))
+}
+
+/// Completes when the feed is over, or has been without its stream for too long.
+async fn upstream_is_gone(lease: &Lease, began: Instant) -> Held {
+    let mut state = lease.reader.watch_state();
+    loop {
+        let now = *state.borrow_and_update();
+        let cut_off = match now {
+            State::Ended(_) => return Held::Over,
+            State::Stale { since } => Some(since.max(began) + CUT_OFF_MAX),
+            State::Live | State::Syncing => None,
+        };
+        tokio::select! {
+            changed = state.changed() => if changed.is_err() { return Held::Over },
+            () = sleep_until(cut_off.unwrap_or(began)), if cut_off.is_some() => return Held::CutOff,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_is_held_as_long_as_it_would_last_and_not_longer_than_the_bound() {
+        for (asked, held) in [
+            (None, Currency::WAIT_MAX),
+            (Some(0), Currency::WAIT_MAX),
+            (Some(-1), Currency::WAIT_MAX),
+            (Some(5), Duration::from_secs(5)),
+            (Some(i64::MAX), Currency::WAIT_MAX),
+        ] {
+            assert_eq!(held_for(asked), held, "{asked:?}");
+        }
+    }
+}

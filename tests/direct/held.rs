@@ -1,0 +1,94 @@
+//! A watch-list whose proof is late is held, not sent away to come back for a newer state (L5, W11; kubernetes#139766).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Running};
+use kube_fanout::serve::Limits;
+
+use crate::direct::{self, Answer, App, PODS, Watch, WatchPlan};
+
+/// Questions how far upstream is: each is given up after five seconds without an answer.
+fn positions(up: &Running) -> usize {
+    direct::asked_by_proxies(up, PODS).iter().filter(|query| query.contains("NOBODY")).count()
+}
+
+/// A proxy in step with an upstream that says nothing on any watch from now on, and a write that it was not told of.
+async fn silenced(up: &Running, app: &App) -> (u64, Watch) {
+    let watch = app.watch(PODS).initial_events().from(0).await;
+    watch.listed().await;
+    up.faults().hush_watches();
+    (up.create_pod("default", "unheard-of"), watch)
+}
+
+fn watch_list(app: &App) -> WatchPlan {
+    app.watch(PODS).initial_events()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_lists_whose_proof_is_late_are_held_until_it_comes() {
+    let up = demo::upstream().pods(700).run().await;
+    let app = direct::app(&up).run().await;
+    let (written, _heard) = silenced(&up, &app).await;
+    let before = positions(&up);
+    let held = join_all((0..50).map(|_| watch_list(&app).open()));
+    let heard_again = async {
+        // The first question was in vain: longer than the apiserver would have waited.
+        direct::eventually("asked again", || async { positions(&up) >= before + 2 }).await;
+        up.faults().unhush_watches();
+    };
+    let (watches, ()) = tokio::join!(held, heard_again);
+    for watch in watches {
+        let watch = watch.unwrap_or_else(|refused| panic!("{} {}", refused.status, refused.text()));
+        watch.listed().await;
+        assert!(watch.events().iter().any(|event| event.rv == written), "what was complete when they came");
+    }
+    let questions = positions(&up) - before;
+    assert!(questions <= 8, "{questions} questions for fifty who waited");
+}
+
+async fn as_soon_as_there_is_a_place(app: &App) -> Result<Watch, Answer> {
+    loop {
+        match watch_list(app).open().await {
+            Err(refused) if refused.status == 429 => {}
+            answered => return answered,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_goes_is_not_waited_for_and_nobody_is_asked_for_them() {
+    let up = demo::upstream().pods(700).run().await;
+    let limits = Limits { watches_max: 3, ..Limits::default() };
+    let app = direct::app(&up).with(|config| config.door.limits = limits).run().await;
+    let _heard = silenced(&up, &app).await;
+    // The places that are left are taken by those who wait, and given back when they go.
+    for _ in 0..5 {
+        let mut held = Box::pin(join_all((0..2).map(|_| as_soon_as_there_is_a_place(&app))));
+        let full = direct::eventually("no place is left", || async {
+            let path = "/api/v1/pods?watch=true&resourceVersion=1&timeoutSeconds=1";
+            app.get(path).await.status == 429
+        });
+        tokio::select! {
+            _ = &mut held => panic!("nothing can be proven"),
+            () = full => {}
+        }
+    }
+    up.faults().unhush_watches();
+    direct::eventually("a place", || async { watch_list(&app).open().await.is_ok() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_lets_go_of_those_who_are_held() {
+    let up = demo::upstream().pods(700).run().await;
+    let mut app = direct::app(&up).drain(Duration::from_secs(20)).run().await;
+    let _heard = silenced(&up, &app).await;
+    let before = positions(&up);
+    let held = tokio::spawn(watch_list(&app).open());
+    direct::eventually("held", || async { positions(&up) > before }).await;
+    app.begin_stop();
+    let refused = direct::within("an answer", held).await.expect("no panic").err().expect("a refusal");
+    assert_eq!(refused.refusal(), (503, "ServiceUnavailable".to_owned()));
+    assert!(refused.header("retry-after").is_some());
+    up.faults().unhush_watches();
+}
