@@ -22,6 +22,7 @@ use crate::auth::{self, BrowserGuard, Gate, Hosts};
 use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
 use crate::cache::Feeds;
 use crate::config::{Serve, TlsSource};
+pub use crate::net::Inherited;
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
 use crate::serve::{self, Audit, Door};
@@ -29,7 +30,7 @@ use crate::upstream::{Catalog, Client, CredentialError, Insistence};
 
 /// The application, listening but not yet accepting.
 pub struct Bound {
-    listeners: Vec<(Listener, Option<Tls>)>,
+    listeners: Listeners,
     admin: Option<ops::Admin>,
     door: Arc<Door>,
     gate: Gate,
@@ -52,6 +53,8 @@ pub enum StartError {
     Tls(#[from] TlsError),
     #[error("cannot listen on {address}: {source}")]
     Bind { address: Address, source: io::Error },
+    #[error("a socket for {0} was passed, and `listen` does not name that")]
+    Passed(Address),
     #[error("cannot write {path}: {source}")]
     Write { path: std::path::PathBuf, source: io::Error },
     #[error("audit: {0}")]
@@ -68,20 +71,21 @@ impl Bound {
     /// # Errors
     /// See [`StartError`].
     pub async fn bind(config: Serve) -> Result<Self, StartError> {
+        Self::bind_with(config, Inherited::default()).await
+    }
+
+    /// The same, with sockets that are bound already in place of new ones for their addresses.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn bind_with(config: Serve, inherited: Inherited) -> Result<Self, StartError> {
         say_memory(&config);
         // First, for who counts finds its counters when it is made; and not at all where nobody would ever read them.
         let exporter = config.admin.is_some().then(|| admin::exporter(describe)).transpose();
         let exporter = exporter.map_err(StartError::Metrics)?;
         let client = Client::connect(&config.upstream)?;
         let tls = tls(&config)?;
-        let mut listeners = Vec::new();
-        for address in &config.listen {
-            let bind = |source| StartError::Bind { address: address.clone(), source };
-            let listener = Listener::bind(address).await.map_err(bind)?;
-            // A unix socket is as private as its file: no TLS there.
-            let tls = matches!(address, Address::Tcp(_)).then(|| tls.clone()).flatten();
-            listeners.push((listener, tls));
-        }
+        let listeners = listeners(&config, inherited, tls.as_ref()).await?;
         let ready = Ready::new();
         let tasks = Tasks::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
@@ -91,7 +95,7 @@ impl Bound {
                 let bind = |source| StartError::Bind { address: address.clone(), source };
                 let pages = Pages { ready: ready.clone(), feeds: feeds.clone(), exporter };
                 let browsers = BrowserGuard::new(false, hosts.clone().or_any_address(), config.allowed_origins.clone());
-                Some(ops::Admin::bind(address, pages, browsers).map_err(bind)?)
+                Some(ops::Admin::bind(address, config.reuse_port, pages, browsers).map_err(bind)?)
             }
             _ => None,
         };
@@ -146,9 +150,9 @@ impl Bound {
         &self.feeds
     }
 
-    /// Accepts and serves until `shutdown` completes, then drains: no new connections, running watches end spread over
-    /// the drain time, the rest is cut.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+    /// Accepts and serves until `shutdown` completes, then drains: not ready, running watches end spread over the drain
+    /// time, no new connections, the rest is cut. Once `at_once` completes, everything is.
+    pub async fn run(self, shutdown: impl Future<Output = ()>, at_once: impl Future<Output = ()>) {
         let Self {
             listeners,
             admin,
@@ -175,7 +179,7 @@ impl Bound {
             known.keep_up(starting).await;
         });
         // Before anybody can connect: connections may take every descriptor that is left.
-        let admin = admin.and_then(|admin| {
+        let mut admin = admin.and_then(|admin| {
             let no_runtime = |error: &std::io::Error| tracing::error!(%error, "no runtime for the admin pages");
             admin.start().inspect_err(no_runtime).ok()
         });
@@ -190,7 +194,16 @@ impl Bound {
         shutdown.await;
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining");
-        let in_time = trigger.drain(config.drain).await;
+        if config.reuse_port {
+            // Who asks how we are is to hear it of the successor.
+            if let Some(admin) = admin.take() {
+                admin.stop();
+            }
+        }
+        let in_time = tokio::select! {
+            in_time = trigger.drain(config.drain) => in_time,
+            () = at_once => false,
+        };
         tracing::info!(in_time, "drained");
         tasks.join().await;
         records.finish(RECORDS_MAX).await;
@@ -198,6 +211,27 @@ impl Bound {
         if let Some(admin) = admin {
             admin.stop();
         }
+    }
+}
+
+type Listeners = Vec<(Listener, Option<Tls>)>;
+
+async fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Result<Listeners, StartError> {
+    let mut listeners = Vec::new();
+    for address in &config.listen {
+        let bind = |source| StartError::Bind { address: address.clone(), source };
+        let listener = match inherited.take(address).map_err(bind)? {
+            Some(listener) => listener,
+            None if config.reuse_port => Listener::bind_beside_peers(address).await.map_err(bind)?,
+            None => Listener::bind(address).await.map_err(bind)?,
+        };
+        // A unix socket is as private as its file: no TLS there.
+        let tls = tls.filter(|_| matches!(address, Address::Tcp(_))).cloned();
+        listeners.push((listener, tls));
+    }
+    match inherited.left() {
+        Some(address) => Err(StartError::Passed(address.clone())),
+        None => Ok(listeners),
     }
 }
 

@@ -17,7 +17,7 @@ pub use backoff::{Backoff, Waits};
 pub use bell::Bell;
 pub use clock::now_ns;
 pub use cut::Cut;
-pub use drain::{DrainTrigger, DrainWatch, Draining};
+pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
 pub use ready::{NotReady, Ready};
 pub use reloaded::{LOOK_EVERY, LoadError, Reloaded};
 pub use shares::Shares;

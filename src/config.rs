@@ -52,6 +52,8 @@ pub struct Serve {
     /// How often certificates, keys and credentials in files are looked at.
     pub look_every: Duration,
     pub drain: Duration,
+    /// Other processes of the same user may listen on the same ports: a successor, while this one drains.
+    pub reuse_port: bool,
     pub log: Log,
     /// Where answered requests are recorded; nowhere without it.
     pub audit: Option<serve::AuditDestination>,
@@ -109,6 +111,7 @@ impl Serve {
             connections: ConnectionLimits::default(),
             look_every: LOOK_EVERY,
             drain: Duration::from_secs(20),
+            reuse_port: false,
             log: Log::default(),
             audit: None,
             core_dumps: false,

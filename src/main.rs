@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use kube_fanout::app::{self, Bound};
+use kube_fanout::app::{self, Bound, Inherited};
 use kube_fanout::config::{Arguments, BenchArguments, Command, Log, Serve, ServeArguments};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
@@ -48,21 +48,25 @@ fn serve(arguments: ServeArguments) -> ExitCode {
     if !config.core_dumps {
         keep_memory_private();
     }
-    block_on(run(config))
+    // There is one thread yet.
+    match Inherited::from_environment() {
+        Ok(inherited) => block_on(run(config, inherited)),
+        Err(error) => fail(EX_CONFIG, &format!("LISTEN_FDS: {error}")),
+    }
 }
 
-async fn run(config: Serve) -> ExitCode {
-    let bound = match Bound::bind(config).await {
+async fn run(config: Serve, inherited: Inherited) -> ExitCode {
+    let bound = match Bound::bind_with(config, inherited).await {
         Ok(bound) => bound,
         Err(error @ app::StartError::Bind { .. }) => return fail(1, &error),
         Err(error) => return fail(EX_CONFIG, &error),
     };
-    let shutdown = match shutdown() {
-        Ok(shutdown) => shutdown,
-        Err(error) => return fail(1, &error),
+    let (first, second) = match (shutdown(), second_shutdown()) {
+        (Ok(first), Ok(second)) => (first, second),
+        (Err(error), _) | (_, Err(error)) => return fail(1, &error),
     };
     say_addresses(&bound);
-    bound.run(shutdown).await;
+    bound.run(first, second).await;
     ExitCode::SUCCESS
 }
 
@@ -133,11 +137,22 @@ fn say_addresses(bound: &Bound) {
 
 /// Completes at the first SIGTERM or SIGINT.
 fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
+    after_signals(1)
+}
+
+/// Completes at the next one: whoever says so twice does not want to wait.
+fn second_shutdown() -> std::io::Result<impl Future<Output = ()>> {
+    after_signals(2)
+}
+
+fn after_signals(count: usize) -> std::io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        for _ in 0..count {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
         }
     })
 }

@@ -67,7 +67,7 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> Result
     let address = bound.addresses().into_iter().next().expect("one listener was asked for");
     let admin = bound.admin_address().unwrap_or_default();
     let stop = CancellationToken::new();
-    let proxy = bound.run(stop.clone().cancelled_owned());
+    let proxy = bound.run(stop.clone().cancelled_owned(), std::future::pending());
     let show = async {
         let shown = show(up, options, &address, &admin, shutdown).await;
         stop.cancel();

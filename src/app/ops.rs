@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{Pages, guarded};
 use crate::auth::BrowserGuard;
-use crate::net::{Address, bind_unix};
+use crate::net::{Address, bind_tcp_beside_peers, bind_unix};
 
 /// The admin listener: bound with the others, served on a thread and a runtime of its own.
 pub(super) struct Admin {
@@ -34,8 +34,9 @@ pub(super) struct Running {
 const UPKEEP: Duration = Duration::from_secs(1);
 
 impl Admin {
-    pub(super) fn bind(address: &Address, pages: Pages, browsers: BrowserGuard) -> io::Result<Self> {
+    pub(super) fn bind(address: &Address, reuse_port: bool, pages: Pages, browsers: BrowserGuard) -> io::Result<Self> {
         let listener = match address {
+            Address::Tcp(tcp) if reuse_port => AdminListener::Tcp(bind_tcp_beside_peers(*tcp)?),
             Address::Tcp(tcp) => {
                 let listener = StdTcpListener::bind(tcp)?;
                 listener.set_nonblocking(true)?;

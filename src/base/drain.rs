@@ -1,16 +1,29 @@
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// Starts a drain and knows when it is over: when every [`Draining`] has been dropped.
+/// Starts a drain and knows when it is over.
 ///
-/// Shutdown is ownership: whoever holds a blocker keeps the process alive until the deadline (ztunnel's drain).
+/// A drain has two parts. While what was under way at its start **leaves**, each at a moment of its own, whoever comes
+/// is still served: there may be nobody else who would. Then everything **closes**, which takes [`CLOSING_MAX`] at
+/// most, for that is how long nobody answers. Whoever has a [`DrainWatch`] keeps the process alive until the deadline
+/// (ztunnel's drain).
 #[derive(Debug)]
 pub struct DrainTrigger {
-    signal: watch::Sender<Option<Deadline>>,
+    stage: watch::Sender<Stage>,
+    under_way: TaskTracker,
     done: mpsc::Receiver<Never>,
     blocker: mpsc::Sender<Never>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    Serving,
+    Leaving(Deadline),
+    Closing,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -19,63 +32,120 @@ struct Deadline {
     grace: Duration,
 }
 
-/// Tells its holder that a drain began.
+/// Tells its holder how far a drain is, and keeps it from ending.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
-    signal: watch::Receiver<Option<Deadline>>,
+    stage: watch::Receiver<Stage>,
+    under_way: TaskTracker,
     blocker: mpsc::Sender<Never>,
 }
 
 /// Holds the drain open until dropped.
 #[derive(Debug)]
 pub struct Draining {
+    _under_way: Option<UnderWay>,
     _blocker: mpsc::Sender<Never>,
 }
+
+/// Is under way, and leaves in a drain before anything closes.
+#[derive(Debug)]
+pub struct UnderWay(#[expect(dead_code, reason = "it counts until it is dropped")] TaskTrackerToken);
 
 /// Cannot be made, so nobody can send it: the channel only counts its senders.
 #[derive(Debug)]
 enum Never {}
 
+/// How long closing may take, and a [`CLOSING_SHARE`] of the drain time at most. Nobody answers meanwhile, nor until a
+/// successor has started: a leader that renews every two seconds has ten to succeed in.
+const CLOSING_MAX: Duration = Duration::from_secs(2);
+const CLOSING_SHARE: u32 = 5;
+
+/// The part of the drain time in which connections are told, each at a moment of its own. Before anything on them ends:
+/// who comes back then comes by another connection, and so perhaps to another replica.
+const NOTICE: f64 = 0.1;
+/// The part by the end of which whatever lasts long has ended.
+const LEAVING: f64 = 0.8;
+
 impl DrainTrigger {
     pub fn new() -> (Self, DrainWatch) {
-        let (signal, watch) = watch::channel(None);
+        let (stage, watch) = watch::channel(Stage::Serving);
         let (blocker, done) = mpsc::channel(1);
-        (Self { signal, done, blocker: blocker.clone() }, DrainWatch { signal: watch, blocker })
+        let under_way = TaskTracker::new();
+        let watch = DrainWatch { stage: watch, under_way: under_way.clone(), blocker: blocker.clone() };
+        (Self { stage, under_way, done, blocker }, watch)
     }
 
-    /// Starts the drain and waits for every blocker, at most `grace`.
+    /// Drains: at most for as long as `grace`, and no longer than there is something under way.
     ///
     /// Returns whether all were gone in time.
     pub async fn drain(self, grace: Duration) -> bool {
-        let Self { signal, mut done, blocker } = self;
+        let Self { stage, under_way, mut done, blocker } = self;
         drop(blocker);
-        signal.send_replace(Some(Deadline { started: Instant::now(), grace }));
-        tokio::time::timeout(grace, done.recv()).await.is_ok()
+        let closing_max = CLOSING_MAX.min(grace / CLOSING_SHARE);
+        stage.send_replace(Stage::Leaving(Deadline { started: Instant::now(), grace }));
+        under_way.close();
+        // What is left of it then has the time in which everything closes.
+        let _ = timeout(grace.saturating_sub(closing_max), under_way.wait()).await;
+        stage.send_replace(Stage::Closing);
+        timeout(closing_max, done.recv()).await.is_ok()
     }
 }
 
 impl DrainWatch {
-    /// Completes when the drain starts.
-    pub async fn started(&mut self) -> Draining {
-        // An error means that the trigger is gone: the process is ending, which is a drain without grace.
-        let _ = self.signal.wait_for(Option::is_some).await;
-        Draining { _blocker: self.blocker.clone() }
+    pub fn has_started(&self) -> bool {
+        !matches!(*self.stage.borrow(), Stage::Serving)
     }
 
-    /// Completes at this holder's own moment inside the grace period, so that a thousand goodbyes are spread over it
-    /// instead of becoming a thousand reconnects at once (typha's paced shutdown).
-    pub async fn my_slot(mut self) -> Draining {
-        let held = self.started().await;
-        let deadline = *self.signal.borrow();
-        if let Some(Deadline { started, grace }) = deadline {
-            tokio::time::sleep_until(started + grace.mul_f64(0.8 * fastrand::f64())).await;
+    /// Completes when the drain starts.
+    pub async fn started(&mut self) {
+        // An error means that the trigger is gone: the process is ending, which is a drain without grace.
+        let _ = self.stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await;
+    }
+
+    /// Completes when nobody is to be let in any more, and whoever is here is to go.
+    pub async fn closing(&mut self) {
+        let _ = self.stage.wait_for(|stage| matches!(stage, Stage::Closing)).await;
+    }
+
+    /// Completes at this holder's own moment, so that a thousand goodbyes are spread over the drain time instead of
+    /// becoming a thousand reconnects at once (typha's paced shutdown). Who comes during a drain has found nobody else,
+    /// and stays until everything closes.
+    pub fn my_slot(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.within(NOTICE, LEAVING)
+    }
+
+    /// The same for what others run on: earlier.
+    pub fn my_notice(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.within(0.0, NOTICE)
+    }
+
+    fn within(&self, from: f64, until: f64) -> impl Future<Output = ()> + Send + use<> {
+        let (mut stage, is_late) = (self.stage.clone(), self.has_started());
+        async move {
+            let slot = stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await.map(|stage| match *stage {
+                Stage::Leaving(deadline) if !is_late => Some(deadline),
+                _ => None,
+            });
+            match slot {
+                Ok(Some(Deadline { started, grace })) => {
+                    sleep_until(started + grace.mul_f64(from + (until - from) * fastrand::f64())).await;
+                }
+                Ok(None) => drop(stage.wait_for(|stage| matches!(stage, Stage::Closing)).await),
+                Err(_) => {}
+            }
         }
-        held
+    }
+
+    /// Something long begins; in a drain it leaves before everything closes. What begins during a drain does not delay
+    /// it, or those who come again and again would.
+    pub fn under_way(&self) -> UnderWay {
+        UnderWay(self.under_way.token())
     }
 
     /// Keeps the drain from ending while held, from now on.
     pub fn hold(&self) -> Draining {
-        Draining { _blocker: self.blocker.clone() }
+        let under_way = (!self.has_started()).then(|| self.under_way());
+        Draining { _under_way: under_way, _blocker: self.blocker.clone() }
     }
 }
 
@@ -83,25 +153,98 @@ impl DrainWatch {
 mod tests {
     use super::*;
 
+    const GRACE: Duration = Duration::from_secs(20);
+
     #[tokio::test(start_paused = true)]
     async fn waits_for_every_holder() {
         let (trigger, watch) = DrainTrigger::new();
         let mut holder = watch.clone();
         drop(watch);
+        let held = holder.hold();
         let work = tokio::spawn(async move {
-            let held = holder.started().await;
+            holder.started().await;
             tokio::time::sleep(Duration::from_secs(3)).await;
             drop(held);
         });
+        let began = Instant::now();
         assert!(trigger.drain(Duration::from_secs(10)).await);
+        assert_eq!(began.elapsed(), Duration::from_secs(3));
         work.await.expect("the holder ends by itself");
     }
 
     #[tokio::test(start_paused = true)]
     async fn gives_up_at_the_deadline() {
+        for seconds in [0, 1, 5, 20, 600] {
+            let (trigger, watch) = DrainTrigger::new();
+            let _held = watch.hold();
+            drop(watch);
+            let (grace, began) = (Duration::from_secs(seconds), Instant::now());
+            assert!(!trigger.drain(grace).await);
+            assert!(began.elapsed() - grace <= Duration::from_millis(2), "{:?}", began.elapsed());
+        }
+    }
+
+    /// However long the drain is, nobody answers for two seconds at most.
+    #[tokio::test(start_paused = true)]
+    async fn closes_last_and_not_for_long() {
+        for (grace, held, leaving, closing) in [(20, 100, 18, 2), (600, 1_000, 598, 2), (5, 100, 4, 1), (20, 3, 3, 2)] {
+            let (trigger, mut watch) = DrainTrigger::new();
+            let (began, seconds) = (Instant::now(), Duration::from_secs);
+            let under_way = watch.under_way();
+            tokio::spawn(async move {
+                tokio::time::sleep(seconds(held)).await;
+                drop(under_way);
+            });
+            let draining = tokio::spawn(trigger.drain(seconds(grace)));
+            watch.started().await;
+            assert_eq!(began.elapsed(), Duration::ZERO);
+            watch.closing().await;
+            let closed = began.elapsed();
+            assert!(closed - seconds(leaving) <= Duration::from_millis(2), "{grace} s: {closed:?}");
+            // The watch itself is what it waits for now.
+            assert!(!draining.await.expect("no panic"));
+            assert!(began.elapsed() - closed - seconds(closing) <= Duration::from_millis(2), "{grace} s");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_comes_during_a_drain_stays_until_it_closes_and_does_not_delay_it() {
+        let (trigger, mut watch) = DrainTrigger::new();
+        let (early, under_way) = (watch.my_slot(), watch.under_way());
+        let draining = tokio::spawn(trigger.drain(GRACE));
+        let began = Instant::now();
+        watch.started().await;
+        let (late, late_work) = (watch.my_slot(), watch.hold());
+        early.await;
+        let slot = began.elapsed();
+        assert!(
+            (GRACE.mul_f64(NOTICE)..=GRACE.mul_f64(LEAVING) + Duration::from_millis(1)).contains(&slot),
+            "{slot:?}"
+        );
+        drop(under_way);
+        late.await;
+        assert_eq!(began.elapsed(), slot, "it closes when those who were there are gone");
+        drop((late_work, watch));
+        assert!(draining.await.expect("no panic"));
+        assert_eq!(began.elapsed(), slot);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_are_told_before_anything_on_them_ends() {
         let (trigger, watch) = DrainTrigger::new();
+        let (notices, slots): (Vec<_>, Vec<_>) = (0..100).map(|_| (watch.my_notice(), watch.my_slot())).unzip();
+        let began = Instant::now();
+        let _draining = tokio::spawn(trigger.drain(GRACE));
         let _held = watch.hold();
-        drop(watch);
-        assert!(!trigger.drain(Duration::from_secs(1)).await);
+        let told = async {
+            futures_util::future::join_all(notices).await;
+            began.elapsed()
+        };
+        let first = async {
+            futures_util::future::select_all(slots.into_iter().map(Box::pin)).await;
+            began.elapsed()
+        };
+        let (told, first) = tokio::join!(told, first);
+        assert!(told > Duration::ZERO && told <= first + Duration::from_millis(1), "{told:?} {first:?}");
     }
 }

@@ -180,11 +180,10 @@ impl ServeArguments {
             _ => file.tls,
         };
         let auth = mode(auth.or(file.auth).as_deref().unwrap_or("none"), problems);
-        let mut delegated = file.delegated;
+        let (mut delegated, mut door, mut cache) = (file.delegated, file.door, file.cache);
         delegated.client_ca = client_ca.or(delegated.client_ca);
         delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
         let memory = Memory::new(file.memory_mebibytes.map(mebibytes), Room::of_this_process());
-        let (mut door, mut cache) = (file.door, file.cache);
         cache.memory_bytes_max = memory.charged_bytes();
         door.limits.lists_bytes_max = file.list_mebibytes.map_or_else(|| memory.lists_bytes(), mebibytes);
         door.consistency = proof(consistency.or(file.consistency).as_deref().unwrap_or("strict"), problems);
@@ -211,6 +210,7 @@ impl ServeArguments {
             connections: file.connections,
             look_every: LOOK_EVERY,
             drain: file.drain,
+            reuse_port: file.reuse_port,
             log: Log { ..file.log },
             audit: audit_log.or(file.audit).map(audit),
             core_dumps: allow_core_dumps,

@@ -31,6 +31,7 @@ pub(super) struct File {
     pub(super) reflect: reflect::Config,
     pub(super) connections: net::Limits,
     pub(super) drain: Duration,
+    pub(super) reuse_port: bool,
     pub(super) log: Log,
     pub(super) audit: Option<String>,
 }
@@ -57,6 +58,7 @@ impl Default for File {
             reflect: reflect::Config::default(),
             connections: net::Limits::default(),
             drain: Duration::from_secs(20),
+            reuse_port: false,
             log: Log::default(),
             audit: None,
         }
@@ -98,6 +100,7 @@ impl File {
         top.put("preload", &mut file.preload);
         top.put_some("node", &mut file.node);
         top.put_duration("drain", &mut file.drain);
+        top.put("reusePort", &mut file.reuse_port);
         top.within("upstream", |upstream| upstream.put_some("kubeconfig", &mut file.kubeconfig));
         top.within("tls", |tls| file.tls = tls.tls());
         top.within("delegated", |delegated| file.delegated.read(delegated));

@@ -23,6 +23,8 @@ struct Shared {
     /// When there was nothing under way last, in milliseconds after `born`.
     idle_since: AtomicU64,
     has_asked: AtomicBool,
+    /// It is known to be one of HTTP/2.
+    is_multiplexed: AtomicBool,
     /// Requests that came when none was taken any more.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
@@ -93,6 +95,19 @@ impl Connection {
         self.0.has_asked.load(Ordering::Relaxed)
     }
 
+    pub(super) fn born(&self) -> Instant {
+        self.0.born
+    }
+
+    /// A request of HTTP/2 has come on it.
+    pub(super) fn found_multiplexed(&self) {
+        self.0.is_multiplexed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_multiplexed(&self) -> bool {
+        self.0.is_multiplexed.load(Ordering::Relaxed)
+    }
+
     /// Since when nothing has been under way, if nothing is.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         if self.0.running.load(Ordering::SeqCst) > 0 {
@@ -129,6 +144,7 @@ impl Default for Shared {
             running: AtomicU32::new(0),
             idle_since: AtomicU64::new(0),
             has_asked: AtomicBool::new(false),
+            is_multiplexed: AtomicBool::new(false),
             late: AtomicU32::new(0),
             kept: OnceLock::new(),
         }

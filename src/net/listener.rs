@@ -1,4 +1,5 @@
 use std::io;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
@@ -6,24 +7,42 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockFilter, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::time::{Instant, timeout_at};
 
 use super::metrics::Failed;
 use super::{Address, PeerAddress};
 
 /// A bound socket.
 #[derive(Debug)]
-pub enum Listener {
+pub struct Listener {
+    socket: Bound,
+    beside: Beside,
+}
+
+#[derive(Debug)]
+enum Bound {
     Tcp(TcpListener),
     Unix {
         listener: UnixListener,
-        /// Removed when the listener is dropped.
         path: PathBuf,
+        /// We have made the file, and it is there.
+        is_made: bool,
         /// Users that may connect; others are turned away whatever the file's permissions have become.
         only_uids: Vec<u32>,
     },
+}
+
+/// Who else may listen where we do, which is what becomes of those who wait to be accepted when we do not any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beside {
+    Nobody,
+    /// Processes of the same user, on sockets of their own (`SO_REUSEPORT`).
+    Peers,
+    /// Whoever has the same socket, and so the same queue: our parent, and those that it gives it to.
+    Parent,
 }
 
 /// An accepted byte stream.
@@ -35,6 +54,12 @@ pub(super) enum Stream {
 
 /// Between two probes of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Connections that wait to be accepted.
+const BACKLOG_MAX: i32 = 1024;
+/// Connections that are still accepted from the queue of a listener that ends.
+const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
+/// How long those that were about to connect have for it when the port is given over: some round trips.
+const HANDSHAKES_MAX: Duration = Duration::from_millis(200);
 
 const ROOT: u32 = 0;
 
@@ -43,18 +68,36 @@ impl Listener {
     /// our own user and for root.
     pub async fn bind(address: &Address) -> io::Result<Self> {
         match address {
-            Address::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
-            Address::Unix(path) => {
-                let listener = UnixListener::from_std(bind_unix(path)?)?;
-                Ok(Self::Unix { listener, path: path.clone(), only_uids: vec![own_uid()?, ROOT] })
-            }
+            Address::Tcp(address) => Ok(Self::of_tcp(TcpListener::bind(address).await?, Beside::Nobody)),
+            Address::Unix(path) => Self::of_unix(bind_unix(path)?, path, Beside::Nobody),
         }
+    }
+
+    /// The same, beside others who do so too: each has some of those who connect. Unix sockets cannot be shared so.
+    pub async fn bind_beside_peers(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(tcp) => {
+                let listener = TcpListener::from_std(bind_tcp_beside_peers(*tcp)?)?;
+                Ok(Self::of_tcp(listener, Beside::Peers))
+            }
+            Address::Unix(_) => Self::bind(address).await,
+        }
+    }
+
+    pub(super) fn of_tcp(listener: TcpListener, beside: Beside) -> Self {
+        Self { socket: Bound::Tcp(listener), beside }
+    }
+
+    pub(super) fn of_unix(listener: StdUnixListener, path: &Path, beside: Beside) -> io::Result<Self> {
+        let (listener, only_uids) = (UnixListener::from_std(listener)?, vec![own_uid()?, ROOT]);
+        let (path, is_made) = (path.to_owned(), beside != Beside::Parent);
+        Ok(Self { socket: Bound::Unix { listener, path, is_made, only_uids }, beside })
     }
 
     /// The same for these users instead; a TCP listener cannot know them.
     #[must_use]
     pub fn for_uids(mut self, uids: Vec<u32>) -> Self {
-        if let Self::Unix { only_uids, .. } = &mut self {
+        if let Bound::Unix { only_uids, .. } = &mut self.socket {
             *only_uids = uids;
         }
         self
@@ -62,41 +105,133 @@ impl Listener {
 
     /// The address as bound, with the port the system chose.
     pub fn local_address(&self) -> io::Result<Address> {
-        match self {
-            Self::Tcp(listener) => listener.local_addr().map(Address::Tcp),
-            Self::Unix { path, .. } => Ok(Address::Unix(path.clone())),
+        match &self.socket {
+            Bound::Tcp(listener) => listener.local_addr().map(Address::Tcp),
+            Bound::Unix { path, .. } => Ok(Address::Unix(path.clone())),
         }
     }
 
     pub(super) async fn accept(&self) -> io::Result<(Stream, PeerAddress)> {
-        match self {
-            Self::Tcp(listener) => {
+        match &self.socket {
+            Bound::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
-                stream.set_nodelay(true)?;
-                // A peer that is gone without a word is noticed, also while nothing is sent.
-                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
-                SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-                Ok((Stream::Tcp(stream), PeerAddress::Tcp(peer)))
+                tcp(stream, peer)
             }
-            Self::Unix { listener, only_uids, .. } => loop {
+            Bound::Unix { listener, only_uids, .. } => loop {
                 let (stream, _) = listener.accept().await?;
-                let uid = stream.peer_cred().ok().map(|peer| peer.uid());
-                if uid.is_some_and(|uid| only_uids.contains(&uid)) {
-                    return Ok((Stream::Unix(stream), PeerAddress::Unix { uid }));
+                if let Some(accepted) = unix(stream, only_uids) {
+                    return Ok(accepted);
                 }
-                Failed::ForeignUid.count();
-                tracing::debug!(uid, "turned away: the socket is not for this user");
             },
+        }
+    }
+
+    /// Ends it, and loses nobody who waits to be accepted: they are handed to `take`, or left to whoever has the same
+    /// socket.
+    pub(super) async fn end(mut self, mut take: impl FnMut((Stream, PeerAddress))) {
+        match self.beside {
+            Beside::Parent => return,
+            Beside::Nobody => {}
+            Beside::Peers => {
+                let until = Instant::now() + HANDSHAKES_MAX;
+                if let Err(error) = self.let_nobody_begin() {
+                    tracing::debug!(%error, "who connects at this moment may be refused");
+                }
+                while let Ok(Ok(accepted)) = timeout_at(until, self.accept()).await {
+                    take(accepted);
+                }
+            }
+        }
+        self.remove_path();
+        for _ in 0..QUEUED_MAX {
+            match self.accept_queued() {
+                Ok(accepted) => accepted.map(&mut take),
+                Err(_) => break,
+            };
+        }
+    }
+
+    /// One that waits to be accepted; `None` if it may not be.
+    fn accept_queued(&self) -> io::Result<Option<(Stream, PeerAddress)>> {
+        match &self.socket {
+            Bound::Tcp(listener) => {
+                let (socket, peer) = SockRef::from(listener).accept()?;
+                socket.set_nonblocking(true)?;
+                let peer = peer.as_socket().ok_or(io::ErrorKind::InvalidData)?;
+                tcp(TcpStream::from_std(socket.into())?, peer).map(Some)
+            }
+            Bound::Unix { listener, only_uids, .. } => {
+                let (socket, _) = SockRef::from(listener).accept()?;
+                socket.set_nonblocking(true)?;
+                Ok(unix(UnixStream::from_std(socket.into())?, only_uids))
+            }
+        }
+    }
+
+    /// Drops packets that ask for a new connection, as if they had been lost: they come again a second later, and to
+    /// one of the peers, once this socket is closed. Whoever it had accepted by then would be reset otherwise, for the
+    /// kernel gives a port's newcomers to all of its sockets until they are.
+    fn let_nobody_begin(&self) -> io::Result<()> {
+        // A classic BPF program on the TCP header: `tcp[13] & (SYN | ACK) == SYN` is dropped.
+        const LOAD_BYTE: u16 = 0x30;
+        const AND: u16 = 0x54;
+        const SKIP_UNLESS_EQUAL: u16 = 0x15;
+        const RETURN: u16 = 0x06;
+        const FLAGS: u32 = 13;
+        const SYN: u32 = 0x02;
+        const ACK: u32 = 0x10;
+        let Bound::Tcp(listener) = &self.socket else { return Ok(()) };
+        SockRef::from(listener).attach_filter(&[
+            SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
+            SockFilter::new(AND, 0, 0, SYN | ACK),
+            SockFilter::new(SKIP_UNLESS_EQUAL, 0, 1, SYN),
+            SockFilter::new(RETURN, 0, 0, 0),
+            SockFilter::new(RETURN, 0, 0, u32::MAX),
+        ])
+    }
+
+    /// Once: another process may listen there afterwards.
+    fn remove_path(&mut self) {
+        if let Bound::Unix { path, is_made, .. } = &mut self.socket
+            && std::mem::take(is_made)
+        {
+            let _ = std::fs::remove_file(path);
         }
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Self::Unix { path, .. } = self {
-            let _ = std::fs::remove_file(path);
-        }
+        self.remove_path();
     }
+}
+
+fn tcp(stream: TcpStream, peer: SocketAddr) -> io::Result<(Stream, PeerAddress)> {
+    stream.set_nodelay(true)?;
+    // A peer that is gone without a word is noticed, also while nothing is sent.
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    Ok((Stream::Tcp(stream), PeerAddress::Tcp(peer)))
+}
+
+fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> {
+    let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+    if uid.is_some_and(|uid| only_uids.contains(&uid)) {
+        return Some((Stream::Unix(stream), PeerAddress::Unix { uid }));
+    }
+    Failed::ForeignUid.count();
+    tracing::debug!(uid, "turned away: the socket is not for this user");
+    None
+}
+
+/// Binds a port that other processes of the same user may have bound so too, or may bind later.
+pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG_MAX)?;
+    Ok(socket.into())
 }
 
 /// Binds a socket file that nobody but our user may open: whoever may acts with our identity. It is never there with

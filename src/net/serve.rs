@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -13,7 +14,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 use tokio_rustls::server::TlsStream;
 
 use super::board::Board;
@@ -24,9 +25,9 @@ use super::driven::{Driven, First, Streams};
 use super::failures::Failures;
 use super::listener::Stream;
 use super::metrics::{Failed, Open};
-use super::places::Places;
-use super::{Connection, Listener, Peer, Tls};
-use crate::base::{Cut, DrainWatch, Tasks};
+use super::places::{Place, Places};
+use super::{Connection, Listener, Peer, PeerAddress, Tls};
+use crate::base::{Cut, DrainWatch, Tasks, UnderWay};
 
 /// What one connection may take (reliability.md §3.8).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +76,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Of the age at which a connection is ended, in both directions.
 const AGE_JITTER: f64 = 0.1;
 
-/// Accepts connections and serves requests on them until the drain starts; connections then finish what they do.
+/// In a drain: how long one that has come may take for its first request once everything closes.
+const NEWCOMER_MAX: Duration = Duration::from_millis(500);
+/// Between two looks whether it has.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Accepts connections and serves requests on them. When a drain starts, the connections that there are hear of it one
+/// by one, and those that come are served as well; the listener ends last, and connections then finish what they do.
 pub async fn serve<S, F, B>(
     listener: Listener,
     tls: Option<Tls>,
@@ -93,28 +100,7 @@ pub async fn serve<S, F, B>(
     let places = Places::within_descriptors(limits.connections_max);
     let failures = Arc::new(Failures::default());
     let watch = drain.clone();
-    let started = drain.started();
-    tokio::pin!(started);
-    loop {
-        let entered = async {
-            let (stream, address) = listener.accept().await?;
-            let connection = Connection::default();
-            let place = places.enter(&connection, Source::of(address)).await;
-            Ok((stream, address, connection, place))
-        };
-        let entered = tokio::select! {
-            entered = entered => entered,
-            _held = &mut started => return,
-        };
-        let (stream, address, this, place) = match entered {
-            Ok(entered) => entered,
-            Err(error) => {
-                if !(has_no_descriptor(&error) && places.make_room().await) {
-                    pause_after(&error).await;
-                }
-                continue;
-            }
-        };
+    let begin = |stream: Stream, address: PeerAddress, this: Connection, place: Place| {
         let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
         let tls = tls.map(|tls| (tls, failures.clone()));
         tasks.spawn("connection", async move {
@@ -125,7 +111,38 @@ pub async fn serve<S, F, B>(
             }
             drop(place);
         });
+    };
+    let closing = drain.closing();
+    tokio::pin!(closing);
+    loop {
+        let entered = async {
+            let (stream, address) = listener.accept().await?;
+            let connection = Connection::default();
+            let place = places.enter(&connection, Source::of(address)).await;
+            Ok((stream, address, connection, place))
+        };
+        let entered = tokio::select! {
+            entered = entered => entered,
+            () = &mut closing => break,
+        };
+        match entered {
+            Ok((stream, address, this, place)) => begin(stream, address, this, place),
+            Err(error) => {
+                if !(has_no_descriptor(&error) && places.make_room().await) {
+                    pause_after(&error).await;
+                }
+            }
+        }
     }
+    listener
+        .end(|(stream, address)| {
+            let this = Connection::default();
+            // Nobody is waited for any more.
+            if let Some(place) = places.enter(&this, Source::of(address)).now_or_never() {
+                begin(stream, address, this, place);
+            }
+        })
+        .await;
 }
 
 /// Of this process, or of the whole machine.
@@ -160,7 +177,7 @@ const WHOLE_BYTES_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 struct Answered<B> {
     body: B,
-    running: Option<Running>,
+    running: Option<(Running, Option<UnderWay>)>,
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -187,9 +204,13 @@ where
         failures.wait(source).await;
         handshake(&tls, stream, limits).await.inspect_err(|_| failures.note(source))
     };
+    let mut closing = drain.clone();
     let stream = tokio::select! {
         stream = Box::pin(shaking) => stream?,
         () = this.reached(State::Cut) => return Err(Over::Cut.into()),
+        () = async { closing.closing().await; sleep_until(this.born() + NEWCOMER_MAX).await } => {
+            return Err(Over::Cut.into());
+        }
     };
     let shown = stream.get_ref().1.peer_certificates();
     peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
@@ -206,7 +227,7 @@ async fn http<I, S, F, B>(
     io: Corked<I>,
     peer: Peer,
     limits: &Limits,
-    mut drain: DrainWatch,
+    drain: DrainWatch,
     handle: S,
 ) -> Result<(), Failure>
 where
@@ -220,13 +241,21 @@ where
     let late_max = limits.streams_max;
     let (streams, cut) = (Streams::default(), peer.cut.clone());
     let started = streams.clone();
+    let is_late = drain.has_started();
+    if is_late {
+        // Served, and asked to come by another one each time: there may be somebody else by then.
+        this.advance(State::Leaving);
+    }
+    let leaving = (!is_late).then(|| drain.clone());
     let service = service_fn(move |request: Request<Incoming>| {
         let (version, this, is_last) = (request.version(), peer.connection.clone(), is_last(request.headers()));
         let answer = this.request(late_max).map(|running| {
             let mut peer = peer.clone();
             if version >= Version::HTTP_2 {
                 peer.cut = started.next_cut();
+                peer.connection.found_multiplexed();
             }
+            let running = (running, leaving.as_ref().map(DrainWatch::under_way));
             // On the heap, so that it is gone once there is an answer: what a codec keeps for a stream is as large as
             // the largest that it ever held, and a watch lasts for hours.
             (Box::pin(handle(peer, request)), running)
@@ -246,17 +275,8 @@ where
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(io.clone()), service);
     tokio::pin!(connection);
     let mut driven = Driven::new(connection, io, streams);
-    let ending = async {
-        tokio::select! {
-            over = silence(&this, limits) => over,
-            () = cut.over() => Err(Over::Cut),
-            _held = drain.started() => Ok(()),
-            () = this.reached(State::Closing) => if this.is(State::Cut) { Err(Over::Cut) } else { Ok(()) },
-            () = old_age(limits.connection_age_max) => Ok(()),
-        }
-    };
     // On the heap: it is looked at once.
-    match driven.until(Box::pin(ending).as_mut()).await {
+    match driven.until(Box::pin(ending(&this, &cut, drain, is_late, limits)).as_mut()).await {
         First::Ended(ended) => return ended,
         First::Aside(over) => over?,
     }
@@ -266,6 +286,34 @@ where
     match driven.until(Box::pin(is_cut(&this, &cut, limits)).as_mut()).await {
         First::Ended(ended) => ended,
         First::Aside(()) => Err(Over::Cut.into()),
+    }
+}
+
+/// Completes when a connection is to end behind what runs on it, or not to go on.
+async fn ending(this: &Connection, cut: &Cut, drain: DrainWatch, is_late: bool, limits: &Limits) -> Result<(), Over> {
+    tokio::select! {
+        over = silence(this, limits) => over,
+        () = cut.over() => Err(Over::Cut),
+        () = leave(this, drain, is_late) => Ok(()),
+        () = this.reached(State::Closing) => if this.is(State::Cut) { Err(Over::Cut) } else { Ok(()) },
+        () = old_age(limits.connection_age_max) => Ok(()),
+    }
+}
+
+/// Completes when a connection is to go in a drain. One that was there before is told at a moment of its own: by
+/// GOAWAY, or, as HTTP/1 has no way to say so without losing what is on its way, with the next answer on it.
+async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
+    if !is_late {
+        drain.my_notice().await;
+        this.advance(State::Leaving);
+        if this.is_multiplexed() {
+            return;
+        }
+    }
+    drain.closing().await;
+    while !this.has_asked() && this.born().elapsed() < NEWCOMER_MAX {
+        // Nobody says when a request comes.
+        sleep(LOOK_EVERY).await;
     }
 }
 

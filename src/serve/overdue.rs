@@ -115,7 +115,7 @@ impl Overdue {
     pub(super) async fn keep(self, mut drain: DrainWatch) {
         let shared = self.0.clone();
         let hear = async move {
-            drop(drain.started().await);
+            drain.started().await;
             shared.is_draining.store(true, Ordering::Release);
         };
         tokio::join!(hear, self.look_on());
@@ -262,7 +262,8 @@ impl Wake for Watchdog {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let now = Instant::now();
-        let micros = now.duration_since(self.overdue.0.started).as_micros() as u64;
+        let micros = now.duration_since(self.overdue.0.started).as_micros();
+        let micros = u64::try_from(micros).unwrap_or(u64::MAX);
         // Before the task is woken: it looks at once.
         self.rang.swap(micros.max(1), Ordering::AcqRel);
         self.task.lock().wake_by_ref();
@@ -290,8 +291,8 @@ mod tests {
         assert!(size_of::<Watchdog>() <= 104, "{} bytes", size_of::<Watchdog>());
     }
 
-    /// Each watch hears when a drain starts, and once more at its own moment: the look that the first has called for may
-    /// come right behind the second.
+    /// Each watch hears when a drain starts, and once more at its own moment: the look that the first has called for
+    /// may come right behind the second.
     #[tokio::test(start_paused = true)]
     async fn a_watch_has_its_whole_grace_behind_each_alarm() {
         let grace = Duration::from_secs(5);

@@ -117,7 +117,7 @@ impl WatchSession {
         let clock = Clock::new(Instant::now(), terms.timeout_seconds);
         let mut session = Self {
             seen_bookmarks: lease.reader.progress().bookmarks,
-            alarm: Box::pin(Alarm::new(drain, &standing, clock.next())),
+            alarm: Box::pin(Alarm::new(&drain, &standing, clock.next())),
             dog: Watchdog::new(overdue, cut, clock.deadline(), standing.clone()),
             task: Waker::noop().clone(),
             called: None,

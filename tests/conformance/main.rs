@@ -14,6 +14,7 @@ mod custom;
 mod custom_life;
 mod deploy;
 mod differential;
+mod elections;
 mod expired;
 mod fanout;
 mod floods;

@@ -17,6 +17,7 @@ mod cuts;
 mod deploy;
 mod discovery;
 mod doors;
+mod drain;
 mod fanout;
 mod fleet;
 mod forward;

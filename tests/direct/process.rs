@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -33,6 +35,23 @@ fn command() -> Command {
     command
 }
 
+/// The binary with a socket as its third descriptor, which is for the process of that id.
+fn passing(socket: &TcpListener, pid: &str) -> Command {
+    let mut command = Command::new("sh");
+    let socket = OwnedFd::from(socket.try_clone().expect("a descriptor"));
+    command.stdin(socket).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG").env_remove("KUBECONFIG");
+    let passed = format!("LISTEN_FDS=1 LISTEN_PID={pid} exec \"$0\" \"$@\" 3<&0 </dev/null");
+    command.arg("-c").arg(passed).arg(env!("CARGO_BIN_EXE_kube-fanout"));
+    command
+}
+
+/// Runs to the end, with a socket.
+pub fn run_passing(socket: &TcpListener, pid: &str, arguments: &[&str]) -> Output {
+    let output = passing(socket, pid).args(arguments).output().expect("the binary runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+}
+
 /// Runs to the end.
 pub fn run(arguments: &[&str]) -> Output {
     let output = command().args(arguments).output().expect("the binary runs");
@@ -57,6 +76,21 @@ impl Process {
         Self::start(command).await
     }
 
+    /// The same on this address.
+    pub async fn at(listen: SocketAddr, dir: &Dir, url: &str, arguments: &[&str]) -> Self {
+        let mut command = command();
+        command.arg("serve").arg("--kubeconfig").arg(kubeconfig(dir, url, "")).args(arguments);
+        Self::start_at(&listen.to_string(), command).await
+    }
+
+    /// The same on a socket that it is given as systemd does it.
+    pub async fn on(socket: &TcpListener, dir: &Dir, url: &str) -> Self {
+        let listen = socket.local_addr().expect("it is bound").to_string();
+        let mut command = passing(socket, "$$");
+        command.arg("serve").arg("--kubeconfig").arg(kubeconfig(dir, url, ""));
+        Self::start_at(&listen, command).await
+    }
+
     /// The same with so many descriptors.
     pub async fn with_descriptors(descriptors: usize, dir: &Dir, url: &str) -> Self {
         let mut command = Command::new("sh");
@@ -75,8 +109,12 @@ impl Process {
         Self::start(command).await
     }
 
-    async fn start(mut command: Command) -> Self {
-        command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    async fn start(command: Command) -> Self {
+        Self::start_at("127.0.0.1:0", command).await
+    }
+
+    async fn start_at(listen: &str, mut command: Command) -> Self {
+        command.args(["--listen", listen, "--admin", "127.0.0.1:0"]);
         let mut child = command.spawn().expect("the binary starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let reading = spawn_blocking(move || {
@@ -106,6 +144,10 @@ impl Process {
 
     pub async fn admin(&self, path: &str) -> String {
         self.reach(1).get(path).await.text()
+    }
+
+    pub async fn is_ready(&self) -> bool {
+        self.reach(1).get("/readyz").await.status == 200
     }
 
     pub fn id(&self) -> u32 {

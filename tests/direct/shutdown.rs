@@ -93,7 +93,7 @@ async fn who_does_not_let_go_is_cut_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_being_answered_is_answered_and_new_ones_find_no_door() {
+async fn a_request_that_is_being_answered_is_answered_and_so_are_new_ones_until_it_is() {
     let gate: &'static Semaphore = Box::leak(Box::new(Semaphore::new(0)));
     let upstream = stub(move |request: Request<Incoming>| async move {
         if request.uri().path() == "/slow" {
@@ -111,10 +111,21 @@ async fn a_request_that_is_being_answered_is_answered_and_new_ones_find_no_door(
     });
     direct::eventually("the request is under way", || async { !upstream.seen("/slow").is_empty() }).await;
     app.begin_stop();
-    direct::eventually("the door is shut", || async { client.connect().await.is_err() }).await;
+    let ready = &app;
+    direct::eventually("not ready", || async { ready.admin("/readyz").await.status == 503 }).await;
+    for method in [http::Method::GET, http::Method::PUT] {
+        for protocol in [Protocol::Http1, Protocol::Http2] {
+            let answer = client.over(protocol).request(method.clone(), "/quick").body("x").send().await;
+            assert_eq!((answer.status, answer.text().as_str()), (200, "at last"), "{method} {protocol:?}");
+            let closes = answer.header("connection") == Some("close");
+            assert_eq!(closes, protocol == Protocol::Http1, "who comes is asked to come by another connection");
+        }
+    }
+    assert!(!slow.is_finished());
     gate.add_permits(1);
     let answer = slow.await.expect("no panic");
     assert_eq!((answer.status, answer.text().as_str()), (200, "at last"));
+    direct::eventually("the door is shut", || async { client.connect().await.is_err() }).await;
     let stopped = app.stop().await;
     assert!(stopped.took < Duration::from_secs(3), "{:?}", stopped.took);
 }

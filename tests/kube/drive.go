@@ -26,6 +26,7 @@ const driveUsage = `usage: kube-testbed drive <command> --kubeconfig F [--server
   watches          open raw watches on a given number of connections; hash them
   compare-watches  compare the files of two runs of watches
   freshness        write directly, read elsewhere, and see that it is visible
+  election         hold leases as Kubernetes' components do; count the leaders lost
   metrics          print lines of /metrics
 
 Results are JSON lines on stdout. Every command has --help.
@@ -52,6 +53,8 @@ func runDrive(args []string) error {
 		return driveCompareWatches(args)
 	case "freshness":
 		return driveFreshness(args)
+	case "election":
+		return driveElection(args)
 	case "metrics":
 		return driveMetrics(args)
 	case "help", "-h", "--help":

@@ -9,7 +9,9 @@ use crate::base::{DrainWatch, Draining};
 
 /// All that a watch waits for besides events. A watch has thousands of events for each of these.
 pub(super) struct Alarm {
-    drain: Pin<Box<dyn Future<Output = Draining> + Send>>,
+    drain: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Until the watch is over, also one that is no request's any more (WebSocket).
+    _held: Draining,
     /// Of a permission that can end.
     revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     timer: Pin<Box<Sleep>>,
@@ -27,9 +29,10 @@ pub(super) enum Call {
 }
 
 impl Alarm {
-    pub(super) fn new(drain: DrainWatch, standing: &Standing, at: Instant) -> Self {
+    pub(super) fn new(drain: &DrainWatch, standing: &Standing, at: Instant) -> Self {
         Self {
             drain: Box::pin(drain.my_slot()),
+            _held: drain.hold(),
             revocation: standing.over().map(|over| Box::pin(over.cancelled_owned())),
             timer: Box::pin(sleep_until(at)),
         }

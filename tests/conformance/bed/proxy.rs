@@ -141,8 +141,13 @@ impl Proxy {
         Http::new(self.target().by(identity), Protocol::H2)
     }
 
+    /// Somebody who asks how it is.
+    pub fn admin(&self) -> Http {
+        Http::new(self.admin.clone(), Protocol::H1)
+    }
+
     pub async fn metrics(&self) -> Metrics {
-        Metrics::new(Http::new(self.admin.clone(), Protocol::H1).get("/metrics").await.text())
+        Metrics::new(self.admin().get("/metrics").await.text())
     }
 
     /// What it has logged so far.

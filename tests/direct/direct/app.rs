@@ -147,7 +147,7 @@ fn serve(config: Serve, started: oneshot::Sender<Result<Started, StartError>>, s
         match Bound::bind(config).await {
             Ok(bound) => {
                 let _ = started.send(Ok((bound.addresses(), bound.admin_address())));
-                bound.run(async { drop(stopped.await) }).await;
+                bound.run(async { drop(stopped.await) }, std::future::pending()).await;
             }
             Err(error) => drop(started.send(Err(error))),
         }

@@ -6,7 +6,7 @@ use std::io::Read as _;
 
 use bytes::Bytes;
 
-use super::{REPRESENTATIONS, feed, pace, permit, pod, renderer};
+use super::{Pages, REPRESENTATIONS, feed, pace, permit, pod, renderer};
 use crate::cache::{Change, Lease, Run, View};
 use crate::kube::{EventType, ListPlan, VersionMatch};
 use crate::serve::gzip::GzipList;

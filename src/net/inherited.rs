@@ -1,0 +1,88 @@
+use std::io;
+use std::net::TcpListener as StdTcpListener;
+use std::os::unix::net::UnixListener as StdUnixListener;
+
+use listenfd::ListenFd;
+use socket2::SockRef;
+use tokio::net::TcpListener;
+
+use super::listener::Beside;
+use super::{Address, Listener};
+
+/// Sockets that our parent listens on, and has given us (`sd_listen_fds(3)`): whoever connects while no process of ours
+/// runs waits in their queues.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    sockets: Vec<(Address, Socket)>,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(StdTcpListener),
+    Unix(StdUnixListener),
+}
+
+impl Inherited {
+    /// Those that `LISTEN_FDS` and `LISTEN_PID` tell of. Both are removed, so that our children do not take them for
+    /// theirs; no other thread may run yet.
+    ///
+    /// # Errors
+    /// One of them is no listening socket.
+    pub fn from_environment() -> io::Result<Self> {
+        let (mut given, mut inherited) = (ListenFd::from_env(), Self::default());
+        for number in 0..given.len() {
+            match given.take_unix_listener(number) {
+                Ok(Some(listener)) => inherited.add_unix(listener)?,
+                Ok(None) => {}
+                // It is none of those, then.
+                Err(_) => given.take_tcp_listener(number)?.map_or(Ok(()), |listener| inherited.add_tcp(listener))?,
+            }
+        }
+        Ok(inherited)
+    }
+
+    /// Takes over a socket of this process.
+    pub fn add_tcp(&mut self, listener: StdTcpListener) -> io::Result<()> {
+        let address = Address::Tcp(listener.local_addr()?);
+        check(&address, &SockRef::from(&listener))?;
+        self.sockets.push((address, Socket::Tcp(listener)));
+        Ok(())
+    }
+
+    pub fn add_unix(&mut self, listener: StdUnixListener) -> io::Result<()> {
+        let named = listener.local_addr()?;
+        let path = named.as_pathname().ok_or_else(|| invalid("a unix socket without a path was passed".to_owned()))?;
+        let address = Address::Unix(path.to_owned());
+        check(&address, &SockRef::from(&listener))?;
+        self.sockets.push((address, Socket::Unix(listener)));
+        Ok(())
+    }
+
+    /// The one that is bound to this address, if there is one.
+    pub fn take(&mut self, address: &Address) -> io::Result<Option<Listener>> {
+        let Some(at) = self.sockets.iter().position(|(bound, _)| bound == address) else { return Ok(None) };
+        let (_, socket) = self.sockets.swap_remove(at);
+        let listener = match (socket, address) {
+            (Socket::Tcp(listener), _) => Ok(Listener::of_tcp(TcpListener::from_std(listener)?, Beside::Parent)),
+            (Socket::Unix(listener), Address::Unix(path)) => Listener::of_unix(listener, path, Beside::Parent),
+            (Socket::Unix(_), Address::Tcp(_)) => return Ok(None),
+        };
+        listener.map(Some)
+    }
+
+    /// One that nobody has taken.
+    pub fn left(&self) -> Option<&Address> {
+        self.sockets.first().map(|(address, _)| address)
+    }
+}
+
+fn check(address: &Address, socket: &SockRef<'_>) -> io::Result<()> {
+    if !socket.is_listener()? {
+        return Err(invalid(format!("the socket that was passed for {address} does not listen")));
+    }
+    socket.set_nonblocking(true)
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
