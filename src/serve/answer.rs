@@ -113,10 +113,10 @@ impl Manner {
         underway: impl FnOnce(Written) -> List,
     ) -> Response<ReplyBody> {
         if self.gzip && list.is_worth_compressing() {
-            let list = underway(Written::Gzip(GzipList::new(list)));
+            let list = underway(Written::Gzip(Box::new(GzipList::new(list))));
             return gzipped(self.served(form, false, stale_seconds, ReplyBody::list(list)));
         }
-        self.served(form, false, stale_seconds, ReplyBody::list(underway(Written::Plain(list))))
+        self.served(form, false, stale_seconds, ReplyBody::list(underway(Written::Plain(Box::new(list)))))
     }
 
     fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {

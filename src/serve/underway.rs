@@ -121,8 +121,8 @@ impl List {
 
 #[derive(Debug)]
 pub(super) enum Written {
-    Plain(ListBody),
-    Gzip(GzipList),
+    Plain(Box<ListBody>),
+    Gzip(Box<GzipList>),
 }
 
 impl Body for List {

@@ -1,10 +1,10 @@
 //! How a piece of a text is compressed, if that gains anything.
 //!
 //! What is compressed here is compressed once for everybody, so it may cost more than the apiserver spends on each
-//! answer (Go's fastest level). Measured on lists of 1,500 pods, 1,500 ConfigMaps and 300 Secrets of 200 KB, in pieces
+//! answer (Go's fastest level). Measured on lists of 1,500 pods, 1,500 config maps and 300 Secrets of 200 KB, in pieces
 //! as below; a client in Go inflates at the same speed whatever the level, and faster the less there is:
 //!
-//! | | pods, protobuf | pods, JSON | ConfigMaps, JSON | compressing | inflating in Go, pods / ConfigMaps |
+//! | | pods, protobuf | pods, JSON | config maps, JSON | compressing | inflating in Go, pods / config maps |
 //! |---|---|---|---|---|---|
 //! | apiserver | 167 KB | 260 KB | 698 KB | 2.1–11 ns/B | 0.9 / 5.1 ns/B |
 //! | level 1 | 230 KB | 308 KB | 916 KB | 2.2–6 ns/B | 0.7 / 5.3 ns/B |

@@ -229,7 +229,7 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
     let (cut, pins) = (Cut::default(), feeds.0.pins());
     let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), Overdue::new(Unread::default()).list_terms());
     tokio::spawn(pins.clone().keep());
-    let mut underway = List::new(Written::Plain(list), place, pin);
+    let mut underway = List::new(Written::Plain(Box::new(list)), place, pin);
     assert!(matches!(underway.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(underway.frame().await, Some(Ok(_))));
