@@ -418,8 +418,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn position(asked: Instant, at: u64) -> Option<Position> {
-        Some(Position { asked, at: ResourceVersion(at) })
+    fn position(asked: Instant, at: u64) -> Position {
+        Position { asked, at: ResourceVersion(at) }
     }
 
     /// Kubernetes issue 139766: whoever waits does so for the version of its own question, however many follow.
@@ -427,7 +427,7 @@ mod tests {
     fn what_is_to_be_reached_does_not_run_ahead_of_those_who_wait() {
         let (mut positions, start) = (Positions::default(), Instant::now());
         for n in 0..10_u32 {
-            positions.extend(position(start + n * SECOND, 10 + u64::from(n)));
+            positions.extend(Some(position(start + n * SECOND, 10 + u64::from(n))));
         }
         assert_eq!(positions.settle(ResourceVersion(9), true, start + 20 * SECOND), None, "a cache that lags");
         assert_eq!(positions.settle(ResourceVersion(12), true, start + 20 * SECOND), Some(start + 2 * SECOND));
@@ -437,7 +437,7 @@ mod tests {
     #[test]
     fn questions_wait_when_there_are_too_many_answers_that_are_not_reached() {
         let (mut positions, start) = (Positions::default(), Instant::now());
-        (0..Positions::MAX as u64).for_each(|n| positions.extend(position(start, n + 1)));
+        (0..Positions::MAX as u64).for_each(|n| positions.extend(Some(position(start, n + 1))));
         assert!(positions.is_full());
         assert_eq!(positions.settle(ResourceVersion(1), true, start), Some(start));
         assert!(!positions.is_full());
@@ -446,10 +446,10 @@ mod tests {
     #[test]
     fn what_nobody_waits_for_any_more_is_forgotten() {
         let (mut positions, start) = (Positions::default(), Instant::now());
-        positions.extend(position(start, 10));
+        positions.extend(Some(position(start, 10)));
         assert_eq!(positions.settle(ResourceVersion(9), true, start + Currency::WAIT_MAX), None);
         assert!(positions.last().is_none(), "nobody waits for so long");
-        positions.extend(position(start, 10));
+        positions.extend(Some(position(start, 10)));
         assert_eq!(positions.settle(ResourceVersion(9), false, start), None);
         assert!(positions.last().is_none(), "they have all gone");
     }
