@@ -114,7 +114,7 @@ impl Bound {
             serve::Parts {
                 client,
                 forwarder,
-                catalog: catalog.clone(),
+                catalog,
                 feeds: feeds.clone(),
                 gate: gate.clone(),
                 browsers: BrowserGuard::new(config.tls.is_some(), hosts, config.allowed_origins.clone()),
