@@ -118,7 +118,7 @@ impl Bound {
             serve::Parts {
                 client,
                 forwarder,
-                catalog: catalog.clone(),
+                catalog,
                 feeds: feeds.clone(),
                 gate: gate.clone(),
                 browsers: BrowserGuard::new(config.tls.is_some(), hosts, config.allowed_origins.clone()),

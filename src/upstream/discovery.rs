@@ -79,9 +79,9 @@ struct Shared {
 /// What upstream is asked besides its discovery, and may refuse.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Documents<T> {
-    /// The CustomResourceDefinitions.
+    /// The `CustomResourceDefinitions`.
     pub definitions: T,
-    /// The APIServices, which say what is behind the aggregation layer.
+    /// The `APIServices`, which say what is behind the aggregation layer.
     pub services: T,
 }
 

@@ -347,8 +347,8 @@ async fn lists_in_flight_when_a_definition_goes_are_answered_as_upstream_answers
 
 fn tail(mut times: Vec<Duration>) -> String {
     times.sort();
-    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
-    format!("p50 {:.2?}, p99 {:.2?}, max {:.2?} of {}", at(0.5), at(0.99), at(1.0), times.len())
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    format!("p50 {:.2?}, p99 {:.2?}, max {:.2?} of {}", at(50), at(99), at(100), times.len())
 }
 
 #[tokio::test]
