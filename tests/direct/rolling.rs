@@ -37,8 +37,8 @@ fn writing(up: &Arc<Running>) -> Writer {
     }))
 }
 
-/// Returns when a client has watched for longer than two lists take; each time that it is told 410 it lists again, here.
-/// A feed that is listed over and over has no events to tell.
+/// Returns when a client has watched for longer than two lists take; each time that it is told 410 it lists again,
+/// here. A feed that is listed over and over has no events to tell.
 async fn goes_on(up: &Running, app: &App) {
     for _ in 0..LISTS_MAX {
         let watch = app.watch(PODS).initial_events().from(0).await;
