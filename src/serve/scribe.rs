@@ -38,6 +38,13 @@ pub(super) struct Piece<'a> {
     pub(super) index: usize,
 }
 
+impl Piece<'_> {
+    /// Whether all lists have it: those that begin there as well do not refer to the same.
+    pub(super) fn is_shared(self) -> bool {
+        self.batch.is_shared && self.behind.is_none_or(|behind| behind.is_shared)
+    }
+}
+
 /// A run as it grows.
 struct Pieces {
     /// What is copied is charged here, whoever still sends it.

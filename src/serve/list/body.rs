@@ -153,9 +153,9 @@ impl ListBody {
         cx: &mut Context<'_>,
         deflate: impl FnOnce(&[u8]) -> Deflated,
     ) -> Poll<Result<Deflated, Refused>> {
-        let _slice = ready!(self.poll_begin(at.batch.is_shared, cx));
+        let _slice = ready!(self.poll_begin(at.is_shared(), cx));
         let deflated = ready!(self.scribe.poll_deflated(&self.stretches, at, window, cx, deflate));
-        self.pause_behind(at.batch.is_shared);
+        self.pause_behind(at.is_shared());
         Poll::Ready(deflated)
     }
 }

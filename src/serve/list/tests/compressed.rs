@@ -53,7 +53,7 @@ async fn a_change_costs_what_it_is_in_and_what_refers_to_that() {
         assert_eq!(places(&chunks(&lease).await), shared, "compressed once, for everybody");
     }
     let object = noise("a", PODS / 2, 1_001, 5_000);
-    let change = Change { event_type: EventType::Modified, object: object.into(), frame: None };
+    let change = Change { event_type: EventType::Modified, object, frame: None };
     feeds.1.writer.apply(change).expect("in order");
     let after = places(&chunks(&lease).await);
     let gone = shared.difference(&after).count();
