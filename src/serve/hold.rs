@@ -46,7 +46,7 @@ impl Door {
             biased;
             () = lease.currency.reached(received) => Held::Proven,
             gone = upstream_is_gone(lease, began) => gone,
-            _ = drain.started() => Held::Draining,
+            () = drain.started() => Held::Draining,
             () = sleep_until(began + held_for(timeout_seconds)) => Held::Late,
         }
     }

@@ -303,15 +303,15 @@ mod tests {
         let dog = Watchdog::new(overdue.clone(), cut.clone(), deadline, standing());
         tokio::spawn(async move { overdue.look_on().await });
         let polled = |dog: &Watchdog| dog.has_rung(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
-        let millis = Duration::from_millis;
+        let nearly = Duration::from_millis(4_999);
 
         dog.wake_by_ref();
         assert!(polled(&dog) && !polled(&dog));
-        tokio::time::sleep(grace - millis(1)).await;
+        tokio::time::sleep(nearly).await;
         dog.wake_by_ref();
-        tokio::time::sleep(grace - millis(1)).await;
+        tokio::time::sleep(nearly).await;
         assert_eq!(cut.why(), None);
-        tokio::time::sleep(millis(2)).await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
         assert_eq!(cut.why(), Some("drained"));
     }
 
