@@ -4,9 +4,9 @@
 //!
 //! The short form, which is part of every test run, asserts what was answered and that the proxy lives. `make siege` is
 //! the long one: 10,000 objects, more time, a release build, and it fails when the healthy one's p99 under attack is
-//! more than `SIEGE_RATIO` times its p99 alone. Attackers, apiserver and proxy share one machine here, so some of what an
-//! attack costs is not the proxy's to save: an attack may have a *floor*, which is what others pay for the same bytes
-//! without what is dear in it. A p99 near that of its floor is no fault.
+//! more than `SIEGE_RATIO` times its p99 alone. Attackers, apiserver and proxy share one machine here, so some of what
+//! an attack costs is not the proxy's to save: an attack may have a *floor*, which is what others pay for the same
+//! bytes without what is dear in it. A p99 near that of its floor is no fault.
 
 mod chains;
 mod memory;

@@ -1,8 +1,8 @@
 //! How a piece of a text is compressed, if that gains anything.
 //!
 //! What is compressed here is compressed once for everybody, so it may cost more than the apiserver spends on each
-//! answer (Go's fastest level). Measured on lists of 1,500 pods and 1,500 config maps, each piece behind the one before;
-//! a client in Go inflates at about the same speed whatever the level:
+//! answer (Go's fastest level). Measured on lists of 1,500 pods and 1,500 config maps, each piece behind the one
+//! before; a client in Go inflates at about the same speed whatever the level:
 //!
 //! | | pods, protobuf | pods, JSON | config maps, JSON | compressing | inflating in Go, pods / config maps |
 //! |---|---|---|---|---|---|
