@@ -222,8 +222,8 @@ async fn rows_of_custom_resources_have_their_own_columns() {
 
     // Other columns are another history: the watch ends, and the next one has them.
     let version = client.version(&widgets).await;
-    let ask = Ask::get(&format!("{widgets}?watch=1&resourceVersion={version}")).accept(TABLE);
-    let (watch, mut manifest) = (proxy.client().watch(ask.clone()).await, client.json(&definition).await);
+    let from = |version: u64| Ask::get(&format!("{widgets}?watch=1&resourceVersion={version}")).accept(TABLE);
+    let (watch, mut manifest) = (proxy.client().watch(from(version)).await, client.json(&definition).await);
     manifest["spec"]["versions"][0]["additionalPrinterColumns"][0]["name"] = json!("Hue");
     client.patch(&definition, json!({"spec": {"versions": manifest["spec"]["versions"]}})).await;
     let mut watch = watch;
@@ -233,7 +233,9 @@ async fn rows_of_custom_resources_have_their_own_columns() {
         list.contains("\"Hue\"").then_some(())
     };
     eventually("the apiserver prints by the new definition", lists_the_new).await;
-    let mut watch = proxy.client().watch(ask).await;
+    // The apiserver's window of what is defined anew begins then: what is before it is gone, here and there.
+    let version = client.version(&widgets).await;
+    let mut watch = proxy.client().watch(from(version)).await;
     client.create(&widgets, widget("third", "blue")).await;
     let event = watch.change().await;
     assert_eq!((&event.object["columnDefinitions"][1]["name"], event.version() > version), (&json!("Hue"), true));
