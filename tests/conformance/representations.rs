@@ -261,8 +261,8 @@ async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {
         (&list, "br, gzip", true),
         (&list, "gzip;q=1.0", false),
         (&list, "*", false),
-        (&pair.path(&format!("?resourceVersion={version}&fieldSelector=metadata.name%3Dm00")), "gzip", false),
-        (&pair.path(&format!("?resourceVersion={version}&fieldSelector=metadata.name%3Dlarge")), "gzip", true),
+        (&format!("{list}&fieldSelector=metadata.name%3Dm00"), "gzip", false),
+        (&format!("{list}&fieldSelector=metadata.name%3Dlarge"), "gzip", true),
         (&pair.path("/large?resourceVersion=0"), "gzip", true),
         (&pair.path("/m00?resourceVersion=0"), "gzip", false),
     ] {
