@@ -210,6 +210,13 @@ impl Cursor {
         }
     }
 
+    /// Whether the next event that this reader looks at is of version `rv`.
+    pub fn is_next_at(&mut self, rv: ResourceVersion) -> bool {
+        let mut events = Vec::new();
+        self.read(None, &mut events);
+        events.first().is_some_and(|event| event.rv == rv)
+    }
+
     /// The next events of the lane; of the ring as long as the position is [`Read::Behind`] the lane's beginning.
     fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<Event>>) -> Read {
         match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), events) {
@@ -228,7 +235,7 @@ impl Cursor {
     /// The state as of now, and the place behind it; of a feed that is over a place that is never reached.
     pub fn mark(&self) -> Mark {
         let inner = self.shared.inner.read();
-        Mark { snapshot: inner.snapshot(), seq: inner.next_seq }
+        Mark { snapshot: inner.applied(), seq: inner.next_seq }
     }
 
     /// This reader's place as a mark behind `snapshot`, which is the state that it was opened with.

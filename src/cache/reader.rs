@@ -1,18 +1,19 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::budget::{LeastUsed, Share};
 use super::event::Made;
 use super::held::Held;
+use super::inner::Inner;
 use super::kept::Kept;
 use super::lane_key::LaneKey;
 use super::snapshot::Taken;
-use super::writer::Inner;
+use super::transaction::Transaction;
 use super::{Config, Cursor, Encodings, Snapshot, Staging, View};
 use crate::base::Account;
 use crate::kube::{Gvr, ResourceVersion};
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     /// For who looks, as every delivery does: without a lock that the readers of all cores would take.
     pub(super) reached: Reached,
     pub(super) state: watch::Sender<State>,
+    /// Somebody is to be woken when the newest version is whole.
+    pub(super) waits_for_whole: AtomicBool,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
     pub(super) share: Share,
 }
@@ -98,7 +101,7 @@ pub(super) struct Reached {
 /// How far a feed is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Everything up to here has been applied.
+    /// Everything up to here has been applied, and no more of it will come.
     pub rv: ResourceVersion,
     /// Bookmarks seen so far.
     pub bookmarks: u64,
@@ -156,6 +159,16 @@ impl End {
             Self::Shutdown => "shutdown",
         }
     }
+}
+
+/// When no more events of a version will come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whole {
+    Already,
+    /// Upstream has only to be silent.
+    Soon,
+    /// Upstream has to be asked, if it says nothing by itself.
+    WhenToldSo,
 }
 
 /// Reads one feed. Cloning shares.
@@ -251,10 +264,26 @@ impl CacheReader {
         self.shared.inner.read().floor
     }
 
-    /// Whether `rv` is the version of the newest event, so that others of the same version may follow.
-    pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
+    /// Whether no more events of the newest version will come, as far as is known.
+    pub fn is_whole(&self) -> bool {
+        self.shared.inner.read().is_whole()
+    }
+
+    /// Whether more events of `rv` may come: whoever goes on from there would miss them.
+    pub fn is_open(&self, rv: ResourceVersion) -> bool {
+        self.shared.inner.read().is_open(rv)
+    }
+
+    /// The same for a reader who is to be woken when `rv` is whole: all readers are. They may be woken before as well.
+    pub fn waits_for_whole(&self, rv: ResourceVersion) -> Whole {
+        // First: whoever closes it under the lock looks at this behind.
+        self.shared.waits_for_whole.store(true, Ordering::Release);
         let inner = self.shared.inner.read();
-        inner.last_event() == rv && rv > inner.floor
+        match inner.open.as_ref().filter(|open| open.rv() == rv) {
+            None => Whole::Already,
+            Some(open) if open.settles_after().is_some() => Whole::Soon,
+            Some(_) => Whole::WhenToldSo,
+        }
     }
 
     /// Follows the feed's progress.
@@ -268,6 +297,15 @@ impl CacheReader {
         if progress.wait_for(|progress| progress.rv >= rv).await.is_err() {
             // The writer is gone and so is every hope; the caller's deadline decides.
             std::future::pending::<()>().await;
+        }
+    }
+
+    /// Completes when everything that has come by now is whole, and soon in any case: for who may be given an older
+    /// state as well.
+    pub async fn settled(&self) {
+        let newest = self.shared.inner.read().open.as_ref().map(Transaction::rv);
+        if let Some(newest) = newest {
+            let _ = timeout(Transaction::SETTLING_MAX, self.reached(newest)).await;
         }
     }
 
@@ -301,6 +339,12 @@ impl CacheReader {
         (!inner.is_over).then(|| inner.snapshot())
     }
 
+    /// The state with all that has come, for who is told of no version; `None` if the feed is over.
+    pub fn applied(&self) -> Option<Snapshot> {
+        let inner = self.shared.inner.read();
+        (!inner.is_over).then(|| inner.applied())
+    }
+
     /// A state that is going to be this feed's.
     pub fn stage(&self) -> Staging {
         Staging::new(self.shared.clone())
@@ -323,12 +367,7 @@ impl CacheReader {
 
     /// A snapshot of exactly `rv`: the current state if that is what it is, or one held for a paging client.
     pub fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
-        let current = {
-            let inner = self.shared.inner.read();
-            // Nothing has changed between the last event and the progress reached since.
-            let is_current = !inner.is_over && inner.last_event() <= rv && rv <= inner.progress;
-            is_current.then(|| inner.snapshot().at(rv))
-        };
+        let current = self.shared.inner.read().snapshot_at(rv);
         current.or_else(|| self.held_at(rv))
     }
 
@@ -355,7 +394,11 @@ impl CacheReader {
         let mut inner = self.shared.inner.write();
         match start {
             Start::After(rv) if rv < inner.floor => Err(TooOld { requested: rv, floor: inner.floor }),
-            Start::After(rv) => Ok(Opened { snapshot: None, cursor: self.cursor(&mut inner, rv, rv, view, &key) }),
+            Start::After(rv) => {
+                // Of a version that is not whole nobody has been told more than came here: the rest is to be told.
+                let skip = if inner.is_open(rv) { inner.whole() } else { rv };
+                Ok(Opened { snapshot: None, cursor: self.cursor(&mut inner, rv, skip, view, &key) })
+            }
             Start::Current => {
                 // A watch of a feed that is over ends before it has told anything.
                 let snapshot = (!inner.is_over).then(|| inner.snapshot());
@@ -373,8 +416,8 @@ impl CacheReader {
     /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share
     /// one, and the others may be on their way (semantics.md §3.0). So nothing is skipped by version.
     fn cursor_at_end(&self, inner: &mut Inner, view: View, key: &LaneKey) -> Cursor {
-        let progress = inner.progress;
-        self.cursor(inner, progress, ResourceVersion::default(), view, key)
+        let whole = inner.whole();
+        self.cursor(inner, whole, ResourceVersion::default(), view, key)
     }
 
     fn cursor(

@@ -44,6 +44,14 @@ pub(crate) enum Act {
     Reset,
 }
 
+/// Where the watches stop that were open when it was ordered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stall {
+    /// Counts the orders.
+    pub(crate) ordered: u64,
+    pub(crate) after_events: Option<usize>,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     on: RequestKind,
@@ -58,6 +66,7 @@ struct Answer {
 pub(crate) struct Switches {
     orders: broadcast::Sender<Order>,
     hushed: watch::Sender<bool>,
+    stall: watch::Sender<Stall>,
     answers: Mutex<VecDeque<Answer>>,
     lists_held: watch::Sender<bool>,
     lists_waiting: watch::Sender<usize>,
@@ -70,6 +79,7 @@ impl Switches {
         Self {
             orders: broadcast::Sender::new(ORDERS_MAX),
             hushed: watch::Sender::new(false),
+            stall: watch::Sender::default(),
             answers: Mutex::default(),
             lists_held: watch::Sender::new(false),
             lists_waiting: watch::Sender::new(0),
@@ -80,6 +90,10 @@ impl Switches {
 
     pub(crate) fn orders(&self) -> broadcast::Receiver<Order> {
         self.orders.subscribe()
+    }
+
+    pub(crate) fn stall(&self) -> watch::Receiver<Stall> {
+        self.stall.subscribe()
     }
 
     pub(crate) fn hushed(&self) -> watch::Receiver<bool> {
@@ -234,6 +248,17 @@ impl Faults {
 
     pub fn unhush_watches(&self) {
         self.shared.faults.hushed.send_replace(false);
+    }
+
+    /// Lets every watch that is open send so many events more, and then nothing until [`Faults::resume_watches`].
+    pub fn stall_watches(&self, after_events: usize) {
+        self.shared.faults.stall.send_modify(|stall| {
+            *stall = Stall { ordered: stall.ordered + 1, after_events: Some(after_events) };
+        });
+    }
+
+    pub fn resume_watches(&self) {
+        self.shared.faults.stall.send_modify(|stall| stall.after_events = None);
     }
 
     /// Answers the next `times` requests of a kind with this status instead of the truth.

@@ -202,6 +202,25 @@ impl Store {
         Ok(written)
     }
 
+    /// Removes what there is of these at one revision, as a lease that runs out does; returns the revision.
+    pub(crate) fn remove_all<'a>(&self, kind: usize, keys: impl IntoIterator<Item = &'a str>) -> u64 {
+        let (revision, next) = {
+            let mut state = self.state.write();
+            state.revision += 1;
+            let revision = state.revision;
+            let table = &mut state.tables[kind];
+            for key in keys {
+                let previous = table.objects.get(key).cloned();
+                table.apply(&KINDS[kind], key, revision, previous, Change::Remove);
+            }
+            table.trim(self.ring_events_max);
+            (revision, table.next())
+        };
+        self.changed[kind].send_modify(|seen| *seen = next.max(*seen));
+        self.revised.send_modify(|seen| *seen = revision.max(*seen));
+        revision
+    }
+
     /// Forgets all history up to `rv`, as etcd does when it compacts.
     pub(crate) fn compact(&self, rv: u64) {
         let mut state = self.state.write();

@@ -237,6 +237,12 @@ impl Running {
         churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
     }
 
+    /// Deletes what there is of these pods of one namespace at one revision, as a lease of etcd's that runs out does.
+    pub fn delete_pods_at_once(&self, namespace: &str, names: &[&str]) -> u64 {
+        let keys: Vec<_> = names.iter().map(|name| Pod::new(namespace, name).key()).collect();
+        self.shared.store.remove_all(PODS, keys.iter().map(String::as_str))
+    }
+
     /// Pod events in the demo's mix, at the [`rate`](Upstream::rate) that was asked for.
     pub fn churning(&self) -> Churning {
         Churning::start(&self.shared, &self.population, self.rate)

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::accept::Form;
 use super::counts::OpenWatch;
-use super::faults::{Act, Order};
+use super::faults::{Act, Order, Stall};
 use super::kinds::KINDS;
 use super::selector::Selector;
 use super::shared::Shared;
@@ -75,6 +75,9 @@ pub(crate) struct Watch {
     after: u64,
     columns_sent: bool,
     last_frame: Option<Bytes>,
+    stall: watch::Receiver<Stall>,
+    /// Orders to stall that were heard of, and what may be sent by the last of them.
+    stalled: Stall,
     /// Made just when the watch was told to be silent; the first thing to say afterwards.
     kept_back: Option<Bytes>,
     deadline: Instant,
@@ -107,6 +110,8 @@ impl Watch {
             after: 0,
             columns_sent: false,
             last_frame: None,
+            stalled: Stall { after_events: None, ..*shared.faults.stall().borrow() },
+            stall: shared.faults.stall(),
             kept_back: None,
             deadline,
             next_bookmark: next_bookmark(now, deadline, shared.settings.bookmark_period),
@@ -218,7 +223,11 @@ impl Watch {
     /// Events that have happened; empty if none did, `None` if the ring has moved past us.
     fn pull(&mut self) -> Option<Bytes> {
         loop {
-            let pulled = self.shared.store.pull(self.plan.kind, self.position, BATCH_EVENTS_MAX)?;
+            let max = self.may_send();
+            let pulled = self.shared.store.pull(self.plan.kind, self.position, max)?;
+            if let Some(left) = &mut self.stalled.after_events {
+                *left -= pulled.events.len();
+            }
             if pulled.events.is_empty() {
                 return Some(Bytes::new());
             }
@@ -239,6 +248,18 @@ impl Watch {
         }
     }
 
+    /// How many events may be sent now.
+    fn may_send(&mut self) -> usize {
+        let stall = *self.stall.borrow_and_update();
+        if stall.ordered > self.stalled.ordered {
+            self.stalled = stall;
+        }
+        if stall.after_events.is_none() {
+            self.stalled.after_events = None;
+        }
+        self.stalled.after_events.unwrap_or(BATCH_EVENTS_MAX).min(BATCH_EVENTS_MAX)
+    }
+
     /// `PartialObjectMetadataList` cannot be an event: the server ends such a watch at the first one.
     fn end_if_unencodable(&mut self, chunk: Bytes) -> Bytes {
         if self.plan.form == (Form::Partial { list: true }) && !chunk.is_empty() {
@@ -256,6 +277,7 @@ impl Watch {
             () = stopping.cancelled() => None,
             _ = self.changed.changed() => Some(Bytes::new()),
             _ = self.hushed.changed() => Some(Bytes::new()),
+            _ = self.stall.changed() => Some(Bytes::new()),
             order = self.orders.recv() => self.obey(order.ok()),
             () = sleep_until(self.deadline) => None,
             () = sleep_until(self.next_bookmark), if self.plan.bookmarks => {
@@ -269,6 +291,7 @@ impl Watch {
     /// A bookmark for everything that was sent; empty when that says nothing new, or events came in between.
     fn bookmark(&mut self) -> Bytes {
         match self.shared.store.pull(self.plan.kind, self.position, 1) {
+            _ if self.stalled.after_events == Some(0) => Bytes::new(),
             Some(pulled) if pulled.events.is_empty() && pulled.revision > self.after && self.plan.bookmarks => {
                 self.bookmark_line(pulled.revision, false)
             }

@@ -288,7 +288,8 @@ impl Prover {
     }
 
     async fn prove_by_asking(&self) -> Option<Instant> {
-        let proven = if self.affords_equality() {
+        // What is held is no version's state while more of its newest one may come: the stream behind it tells.
+        let proven = if self.feed.reader.is_whole() && self.affords_equality() {
             self.by_equality().await
         } else if self.live() {
             self.by_catching_up().await.map(|()| None)

@@ -3,7 +3,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::{Backoff, Waits};
 use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
@@ -175,7 +175,7 @@ impl Reflector {
     /// proxy then costs none of them a list.
     async fn resumed(&mut self) -> Option<State> {
         self.means.feed.oldest_resume()?;
-        tokio::time::sleep(RESUME_GATHER).await;
+        sleep(RESUME_GATHER).await;
         // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6).
         let served = self.means.feed.reader.progress().rv;
         let at = self.means.feed.oldest_resume().filter(|at| *at >= served)?;
@@ -249,9 +249,8 @@ impl Reflector {
 
     async fn resume(&self, at: ResourceVersion) -> Result<WatchStream, Failure> {
         let spec = &self.means.feed.spec;
-        // Events go by lease, many at one version: the stream may have broken among them. What came is known again.
-        let among_siblings = &*spec.key.gvr.resource == "events" && self.means.feed.reader.is_at_event(at);
-        let at = if among_siblings { ResourceVersion(at.0.saturating_sub(1)) } else { at };
+        // The stream may have broken between two events of one version. What came is known again.
+        let at = if self.means.feed.reader.is_open(at) { self.means.feed.reader.progress().rv } else { at };
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}"));
         WatchStream::open(&self.means.client, &path, spec.key.form).await.map_err(over)
     }
@@ -260,9 +259,17 @@ impl Reflector {
     async fn watch(&mut self, mut at: ResourceVersion, mut stream: WatchStream) -> (State, Option<Failure>) {
         let _open = self.means.metrics.watch_open();
         let (feed, opened) = (self.means.feed.clone(), Instant::now());
+        // Silence says something only of a stream that has spoken.
+        let mut silence = None;
         loop {
             let item = tokio::select! {
+                biased;
                 item = stream.next(&self.means.reader) => item,
+                () = sleep(silence.unwrap_or_default()), if silence.is_some() => {
+                    self.writer.settle();
+                    silence = None;
+                    continue;
+                }
                 Some(proof) = self.proofs.recv() => {
                     match self.adopt(proof) {
                         Ok(reached) => at = at.max(reached),
@@ -283,6 +290,7 @@ impl Reflector {
             if self.writer.is_outgrown() {
                 return (State::Listed { at }, Some(Failure::Over(End::OverBudget)));
             }
+            silence = self.writer.settles_after();
             match step {
                 Ok(Step::At(rv)) => {
                     self.complete.came(is_bookmark, at, rv, Instant::now());
@@ -328,7 +336,7 @@ impl Reflector {
             return Ok(ResourceVersion::default());
         }
         for change in proof.changes {
-            self.writer.apply(change)?;
+            self.writer.take(change)?;
         }
         self.writer.advance(proof.until, false);
         Ok(proof.until)
@@ -408,7 +416,7 @@ impl Reflector {
             }
         };
         for change in changes {
-            self.writer.apply(change).map_err(Broken::OutOfOrder)?;
+            self.writer.take(change).map_err(Broken::OutOfOrder)?;
         }
         self.writer.advance(list.rv, false);
         Ok(true)
@@ -433,11 +441,11 @@ impl Reflector {
             }
             self.means.client.answers().await;
             // Not all feeds in the same instant.
-            tokio::time::sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
+            sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
         // Once in a row of failures, or feeds that fail together would keep waking each other.
         self.woken_early = tokio::select! {
-            () = tokio::time::sleep(wait) => self.woken_early,
+            () = sleep(wait) => self.woken_early,
             () = back => true,
         };
     }

@@ -33,7 +33,7 @@ pub(super) fn apply(item: WatchItem, writer: &mut CacheWriter, metrics: &FeedMet
         WatchItem::Change { event_type, object, frame } => {
             metrics.received(frame.len());
             let rv = object.rv;
-            match writer.apply(Change { event_type, object, frame: Some(frame) })? {
+            match writer.take(Change { event_type, object, frame: Some(frame) })? {
                 Applied::Fresh => Ok(Step::At(rv)),
                 Applied::Duplicate => {
                     metrics.duplicate();

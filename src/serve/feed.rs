@@ -202,6 +202,20 @@ impl Door {
         }
     }
 
+    /// The same for who is told the feed's version: what came a moment ago is in it.
+    pub(super) async fn fit_to_list(
+        &self,
+        lease: &Lease,
+        version: VersionMatch,
+        received: Instant,
+    ) -> Result<(), Unready> {
+        self.fresh(lease, version, received).await?;
+        if version == VersionMatch::Any {
+            lease.reader.settled().await;
+        }
+        Ok(())
+    }
+
     async fn reached(&self, lease: &Lease, rv: ResourceVersion) {
         if lease.reader.progress().rv < rv {
             lease.currency.want_version(rv);

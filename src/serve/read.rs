@@ -71,7 +71,8 @@ impl Door {
         if let Err(why) = self.fresh(lease, read.version, visit.received).await {
             return self.unready(visit, why).await;
         }
-        let Some(current) = lease.reader.current() else {
+        // An object is told with its own version, and no other.
+        let Some(current) = lease.reader.applied() else {
             return self.unready(visit, Unready::Over).await;
         };
         let Some(object) = current.get(&read.key).cloned() else {
@@ -122,7 +123,7 @@ impl Door {
                 Some(snapshot) => snapshot,
                 None => return self.pass(visit, Reason::ExactVersion).await,
             },
-            version => match self.fresh(lease, version, visit.received).await {
+            version => match self.fit_to_list(lease, version, visit.received).await {
                 Ok(()) => match lease.reader.current() {
                     Some(snapshot) => snapshot,
                     None => return self.unready(visit, Unready::Over).await,
@@ -261,7 +262,7 @@ impl Door {
                     Held::Over => return Err(Unready::Over),
                 }
             }
-            WatchStart::State { at, .. } => match self.fresh(lease, at, received).await {
+            WatchStart::State { at, .. } => match self.fit_to_list(lease, at, received).await {
                 Ok(()) => return Ok(None),
                 Err(why) => why,
             },

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 pub(super) use self::end::End;
 pub(super) use self::opening::{Opening, Terms};
@@ -61,6 +61,8 @@ pub(super) struct WatchSession {
     /// Of a watch that does not show all namespaces.
     part: Option<Box<Part>>,
     looks: Looks,
+    /// The end waits for the rest of a transaction, until then.
+    rest: Option<Pin<Box<Sleep>>>,
     _place: Place,
 }
 
@@ -134,6 +136,7 @@ impl WatchSession {
             standing,
             part,
             looks,
+            rest: None,
             _place: place,
         };
         // From now on it is heard, whether or not the watch is ever polled.
@@ -218,7 +221,8 @@ impl WatchSession {
                 // There is more to look at when others have had their turn.
                 continue;
             }
-            if matches!(self.phase, Phase::Live) && self.called(cx).is_none() {
+            let waits = self.called(cx).is_none() || self.rest.is_some() && self.lease.reader.is_open(self.told);
+            if matches!(self.phase, Phase::Live) && waits {
                 self.is_parked = true;
                 return Poll::Pending;
             }
@@ -322,7 +326,8 @@ impl WatchSession {
             let places = (room, self.looks.left());
             if let Told::All { at, bookmark } = part.tell(&self.cursor, &self.lease.reader, places, batch)? {
                 self.told = self.told.max(at);
-                if self.bookmarks && bookmark == Bookmark::Place {
+                let place = self.bookmarks && bookmark == Bookmark::Place;
+                if place && !self.lease.reader.is_open(self.told) {
                     batch.push(self.lease.reader.bookmark(self.told, false, self.cursor.renderer())?);
                 }
             }
@@ -350,6 +355,7 @@ impl WatchSession {
                 }
                 // Events that come with rights, and bookmarks, are looked for when there are no others.
                 self.is_parked = self.part.is_none()
+                    && self.rest.is_none()
                     && !self.is_bookmark_due
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
@@ -390,7 +396,7 @@ impl WatchSession {
     }
 
     /// Whether the watch ends now: its time is up, or the proxy drains.
-    fn over(&mut self, cx: &Context<'_>) -> bool {
+    fn over(&mut self, cx: &mut Context<'_>) -> bool {
         // It is revoked after it was disproven, so whoever sees the one sees the other.
         let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
@@ -406,6 +412,9 @@ impl WatchSession {
                 None => return false,
             }
         };
+        if end != End::Revoked && self.is_amid(cx) {
+            return false;
+        }
         match self.last_bookmark(end) {
             Some(bookmark) => self.phase = Phase::Last(bookmark, end),
             None => self.end_without_a_word(end),

@@ -52,4 +52,5 @@ mod stuck;
 mod syncing;
 mod tables;
 mod tls;
+mod transactions;
 mod unread;

@@ -1,10 +1,13 @@
 //! Several events at one version: an etcd lease that runs out deletes many objects in one transaction, and upstream
 //! tells of them one by one (semantics.md §3.0). A version is then no position.
 
-use super::fixture::{POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
-use crate::cache::{Applied, CacheReader, CacheWriter, Pull, Start, View};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::fixture::{Bell, POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
+use crate::cache::{Applied, CacheReader, CacheWriter, Pull, Snapshot, Start, View, Whole};
 use crate::kube::EventType::{Added, Deleted};
-use crate::kube::ResourceVersion;
+use crate::kube::{Gvr, ResourceVersion};
 
 const NAMES: [&str; 4] = ["p", "q", "r", "s"];
 
@@ -20,7 +23,7 @@ fn leased(events: usize) -> (CacheWriter, CacheReader) {
 
 fn revoke(writer: &mut CacheWriter, names: &[&'static str]) {
     for name in names {
-        assert_eq!(writer.apply(deleted(&pod(name), 20)), Ok(Applied::Fresh), "{name}");
+        assert_eq!(writer.take(deleted(&pod(name), 20)), Ok(Applied::Fresh), "{name}");
     }
 }
 
@@ -52,47 +55,127 @@ fn a_batch_may_end_between_them() {
 
 /// W3: such a watch must not keep an object for ever that the others know to be gone.
 #[test]
-fn a_watch_that_starts_with_the_state_between_them_is_told_of_the_rest() {
+fn a_watch_that_starts_with_the_state_between_them_begins_before_all_of_them() {
     for narrow in [View::everything(), view("a", "", ""), view("", "app=x", ""), view("", "", "spec.nodeName=n1")] {
         let (mut writer, reader) = leased(10);
         revoke(&mut writer, &NAMES[..2]);
         let mut opened = reader.open(Start::Current, narrow).expect("current");
         let snapshot = opened.snapshot.expect("a state was asked for");
-        assert_eq!((snapshot.rv, snapshot.len()), (rv(20), 2));
+        assert_eq!((snapshot.rv, snapshot.len()), (rv(19), 4));
         revoke(&mut writer, &NAMES[2..]);
-        assert_eq!(told(&mut opened.cursor), ALL_GONE[2..]);
+        assert_eq!(told(&mut opened.cursor), ALL_GONE);
     }
 }
 
 #[test]
-fn a_watch_from_now_between_them_is_told_of_the_rest() {
+fn a_watch_from_now_between_them_is_told_of_all_of_them() {
     let (mut writer, reader) = leased(10);
     revoke(&mut writer, &NAMES[..2]);
     let mut opened = reader.open_at_end(View::everything());
     revoke(&mut writer, &NAMES[2..]);
-    assert_eq!(told(&mut opened.cursor), ALL_GONE[2..]);
+    assert_eq!(told(&mut opened.cursor), ALL_GONE);
+}
+
+/// The state, its version, the progress and every version that a state is given of.
+fn announced(reader: &CacheReader) -> (u64, usize, u64, Vec<u64>) {
+    let state = reader.snapshot();
+    let versions = (8..24).filter(|version| reader.snapshot_at(rv(*version)).is_some()).collect();
+    (state.rv.0, state.len(), reader.progress().rv.0, versions)
 }
 
 #[test]
-fn whether_more_of_them_may_follow_is_known() {
+fn their_version_is_announced_when_a_later_one_comes() {
     let (mut writer, reader) = leased(10);
-    assert!(!reader.is_at_event(rv(10)), "the list contains everything at its version");
+    assert_eq!(announced(&reader), (10, 4, 10, vec![10]));
+    for name in NAMES {
+        revoke(&mut writer, &[name]);
+        assert_eq!(announced(&reader), (19, 4, 19, (10..20).collect()), "{name}");
+        assert_eq!((reader.is_whole(), reader.is_open(rv(20)), reader.is_open(rv(19))), (false, true, false));
+    }
+    assert_eq!(writer.take(added(&POD, 22)), Ok(Applied::Fresh));
+    assert_eq!(announced(&reader), (21, 0, 21, vec![20, 21]), "22 is in doubt now");
+    writer.settle();
+    assert_eq!(announced(&reader), (22, 1, 22, vec![22]));
+}
+
+#[test]
+fn a_bookmark_vouches_for_their_version_and_an_older_one_does_not() {
+    for (bookmark, expected) in [(19, (19, 4, 19)), (20, (20, 2, 20)), (23, (23, 2, 23))] {
+        let (mut writer, reader) = leased(10);
+        revoke(&mut writer, &NAMES[..2]);
+        writer.advance(rv(bookmark), true);
+        let (version, objects, progress, _) = announced(&reader);
+        assert_eq!((version, objects, progress), expected, "a bookmark at {bookmark}");
+    }
+}
+
+#[test]
+fn silence_tells_of_one_event_and_of_several_it_does_not() {
+    let (mut writer, reader) = leased(10);
+    assert_eq!(writer.settles_after(), None, "nothing is open");
     revoke(&mut writer, &NAMES[..1]);
-    assert!(reader.is_at_event(rv(20)));
-    assert!(!reader.is_at_event(rv(19)) && !reader.is_at_event(rv(21)));
+    assert!(writer.settles_after().is_some());
+    assert_eq!(reader.waits_for_whole(rv(20)), Whole::Soon);
+    revoke(&mut writer, &NAMES[1..2]);
+    assert_eq!((writer.settles_after(), reader.waits_for_whole(rv(20))), (None, Whole::WhenToldSo));
+    writer.settle();
+    assert_eq!(reader.waits_for_whole(rv(20)), Whole::Already);
 }
 
-/// A client that asks for what is later than a version gets just that, as upstream would answer it.
+/// Whoever says that it waits before it parks is woken, whichever way the version becomes whole.
 #[test]
-fn a_watch_from_their_version_is_not_told_of_any() {
-    let (mut writer, reader) = leased(10);
-    revoke(&mut writer, &NAMES[..2]);
-    let mut opened = reader.open(Start::After(rv(20)), View::everything()).expect("in the ring");
-    revoke(&mut writer, &NAMES[2..]);
-    writer.apply(added(&POD, 21)).expect("in order");
-    assert_eq!(told(&mut opened.cursor), ["ADDED a/p 21"]);
-    let mut before = reader.open(Start::After(rv(19)), View::everything()).expect("in the ring");
-    assert_eq!(told(&mut before.cursor)[..4], ALL_GONE);
+fn whoever_waits_is_woken_when_it_is_whole() {
+    type Settle = fn(&mut CacheWriter);
+    let ways: [Settle; 3] =
+        [CacheWriter::settle, |writer| writer.advance(rv(20), false), |writer| drop(writer.take(added(&POD, 21)))];
+    for settle in ways {
+        for waits in [true, false] {
+            let (mut writer, reader) = leased(10);
+            let mut cursor = reader.open(Start::After(rv(10)), view("b", "", "")).expect("in the ring").cursor;
+            revoke(&mut writer, &NAMES[..2]);
+            if waits {
+                assert_eq!(reader.waits_for_whole(rv(20)), Whole::WhenToldSo);
+            }
+            let bell = Arc::<Bell>::default();
+            let pull = cursor.pull(1, Some(&bell.waker()), &mut Vec::new());
+            assert!(matches!(pull, Pull::CaughtUp { .. }), "{pull:?}: nothing of its namespace has changed");
+            settle(&mut writer);
+            assert_eq!(bell.rung(), usize::from(waits));
+        }
+    }
+}
+
+/// A client that asks for what is later than a version gets just that, as upstream would answer it; but while it is not
+/// whole, nobody who asks can have been told all of it here.
+#[test]
+fn a_watch_from_their_version_is_told_of_those_that_came_later_than_it() {
+    for (closed, expected) in [(false, &ALL_GONE[2..]), (true, &[])] {
+        let (mut writer, reader) = leased(10);
+        revoke(&mut writer, &NAMES[..2]);
+        if closed {
+            writer.settle();
+        }
+        let mut opened = reader.open(Start::After(rv(20)), View::everything()).expect("in the ring");
+        revoke(&mut writer, &NAMES[2..]);
+        writer.take(added(&POD, 21)).expect("in order");
+        assert_eq!(told(&mut opened.cursor), [expected, &["ADDED a/p 21"]].concat(), "closed: {closed}");
+        let mut before = reader.open(Start::After(rv(19)), View::everything()).expect("in the ring");
+        assert_eq!(told(&mut before.cursor)[..4], ALL_GONE);
+    }
+}
+
+/// Feeds of lease-bound objects: one deletion is seldom alone.
+#[test]
+fn a_lease_may_have_taken_more_than_the_first_deletion() {
+    let table = [("events", true, None), ("events", false, Some(())), ("pods", true, Some(()))];
+    for (resource, goes, by_silence) in table {
+        let (_, reader) = leased(10);
+        let gvr = Gvr { resource: resource.into(), ..reader.gvr().clone() };
+        let (mut writer, _) = CacheWriter::new(ring(10), gvr, reader.envelope().clone(), true);
+        writer.replace(super::fixture::snapshot(10, &[]));
+        writer.take(if goes { deleted(&POD, 11) } else { added(&POD, 11) }).expect("in order");
+        assert_eq!(writer.settles_after().map(|_| ()), by_silence, "{resource}, deleted: {goes}");
+    }
 }
 
 /// etcd #18089: deletions lost at the boundary of eviction. The store must lose every object, however small the ring.
@@ -110,6 +193,59 @@ fn more_of_them_than_the_ring_holds_are_still_applied() {
         assert_eq!(reader.stats().objects, 0, "ring of {events}");
         assert_eq!(reader.stats().events, events);
     }
+}
+
+/// However transactions are cut up on their way, and whatever comes between their events: whoever was told a version
+/// and a state, and goes on from there, comes to know what everybody knows.
+#[test]
+fn nobody_who_goes_on_from_what_was_announced_misses_anything() {
+    for seed in 0..2_000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut writer, reader) = listed(ring(1_000), 10, &[]);
+        let mut known: Vec<(u64, BTreeMap<String, u64>)> = Vec::new();
+        let mut version = 10;
+        for _ in 0..random.u32(1..12) {
+            version += random.u64(1..4);
+            for name in NAMES {
+                if random.bool() {
+                    continue;
+                }
+                let is_there = reader.applied().is_some_and(|state| state.iter().any(|o| o.key.name() == name));
+                let change = if is_there { deleted(&pod(name), version) } else { added(&pod(name), version) };
+                writer.take(change).expect("in order");
+                if random.u8(..3) == 0 {
+                    let state = reader.snapshot();
+                    known.push((state.rv.0, state_of(&state)));
+                    if let Some(state) = reader.snapshot_at(reader.progress().rv) {
+                        known.push((reader.progress().rv.0, state_of(&state)));
+                    }
+                }
+            }
+            match random.u8(..4) {
+                0 => writer.settle(),
+                1 => writer.advance(rv(version), random.bool()),
+                _ => {}
+            }
+        }
+        writer.settle();
+        let last = state_of(&reader.snapshot());
+        for (from, mut state) in known {
+            assert!(state.values().all(|version| *version <= from), "seed {seed}: {state:?} at {from}");
+            let mut cursor = reader.open(Start::After(rv(from)), View::everything()).expect("in the ring").cursor;
+            for Seen { event_type, rv, pod } in pull_all(&mut cursor).0 {
+                assert!(rv > from, "seed {seed}: {rv} from {from}");
+                match event_type {
+                    Deleted => drop(state.remove(&pod.key())),
+                    _ => drop(state.insert(pod.key(), rv)),
+                }
+            }
+            assert_eq!(state, last, "seed {seed}: from {from}");
+        }
+    }
+}
+
+fn state_of(state: &Snapshot) -> BTreeMap<String, u64> {
+    state.iter().map(|object| (object.key.to_string(), object.rv.0)).collect()
 }
 
 #[test]

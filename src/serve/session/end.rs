@@ -1,7 +1,11 @@
+use std::task::Context;
+use std::time::Duration;
+
 use bytes::Bytes;
+use tokio::time::sleep;
 
 use super::{Phase, WatchSession};
-use crate::cache::{Pull, Step};
+use crate::cache::{Pull, Step, Whole};
 use crate::kube::Status;
 
 /// Why a watch is over.
@@ -43,7 +47,29 @@ impl End {
     }
 }
 
+/// The end of a watch waits no longer for the rest of a transaction.
+const REST_MAX: Duration = Duration::from_secs(3);
+
 impl WatchSession {
+    /// Whether the client has been told a part of a transaction, and the rest is to be told or may still come: if the
+    /// watch ended here, its client would go on behind all of it.
+    pub(super) fn is_amid(&mut self, cx: &mut Context<'_>) -> bool {
+        // What a part waits for may not come; its events are sifted, and come again with rights.
+        if self.part.is_none() && self.cursor.is_next_at(self.told) {
+            return true;
+        }
+        match self.lease.reader.waits_for_whole(self.told) {
+            Whole::Already => {
+                self.rest = None;
+                return false;
+            }
+            Whole::Soon => {}
+            Whole::WhenToldSo => self.lease.currency.want_version(self.told),
+        }
+        let rest = self.rest.get_or_insert_with(|| Box::pin(sleep(REST_MAX)));
+        rest.as_mut().poll(cx).is_pending()
+    }
+
     /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
     pub(in super::super) fn end_with(&mut self, status: &Status, end: End) {
         if matches!(self.phase, Phase::Ended) {

@@ -94,7 +94,7 @@ impl Stage {
     }
 
     pub(super) fn delete(&mut self, name: &str, app: &str, rv: u64) {
-        self.writer.apply(change(EventType::Deleted, name, app, rv)).expect("in order");
+        self.writer.apply(deleted(name, app, rv)).expect("in order");
     }
 
     /// Upstream's bookmark.
@@ -254,6 +254,10 @@ fn pod_resource() -> Resource {
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {
     change(EventType::Added, name, app, rv)
+}
+
+pub(super) fn deleted(name: &str, app: &str, rv: u64) -> Change {
+    change(EventType::Deleted, name, app, rv)
 }
 
 /// In namespace `a`, unless the name says otherwise.

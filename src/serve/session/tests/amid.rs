@@ -1,0 +1,123 @@
+//! A watch does not end between two events of one version: its client would go on behind all of them (W3).
+
+use std::task::Poll;
+use std::time::Duration;
+
+use super::fixture::{Stage, TERMS, added, deleted, lasting, pass, pass_ms};
+use crate::cache::{Config, View};
+use crate::kube::Selector;
+use crate::serve::session::Terms;
+
+const NOTHING: [String; 0] = [];
+
+fn two() -> Stage {
+    Stage::new(Config::default(), &[("p", "x", 5), ("q", "x", 6)])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_and_then_ends() {
+    let mut stage = two();
+    let mut client = stage.watch_after(10, lasting(5));
+    stage.writer.take(deleted("p", "x", 20)).expect("in order");
+    assert_eq!(client.told(), ["DELETED p 20"]);
+    pass(5).await;
+    assert_eq!(client.told(), NOTHING, "it could not go on from here");
+    let woken = client.woken();
+    stage.writer.take(deleted("q", "x", 20)).expect("in order");
+    assert!(client.woken() > woken);
+    assert_eq!(client.told(), ["DELETED q 20"]);
+    stage.writer.settle();
+    assert_eq!(client.told(), ["over"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_the_rest_is_woken_when_there_is_none() {
+    let mut stage = two();
+    let mut client = stage.watch_after(10, lasting(5));
+    stage.writer.take(deleted("p", "x", 20)).expect("in order");
+    assert_eq!(client.told(), ["DELETED p 20"]);
+    pass(5).await;
+    assert_eq!(client.told(), NOTHING);
+    let woken = client.woken();
+    stage.writer.settle();
+    assert!(client.woken() > woken, "and not by a timer");
+    assert_eq!(client.told(), ["over"]);
+}
+
+/// All of them are here, and the client had room for one.
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_ends_between_them_is_not_the_last() {
+    let mut stage = two();
+    let mut client = stage.watch_after(10, lasting(5));
+    stage.writer.take(deleted("p", "x", 20)).expect("in order");
+    stage.writer.take(deleted("q", "x", 20)).expect("in order");
+    stage.writer.take(added("r", "x", 21)).expect("in order");
+    stage.writer.settle();
+    assert_eq!(client.poll(1), Poll::Ready(Some(vec!["DELETED p 20".to_owned()])));
+    pass(5).await;
+    assert_eq!(client.poll(1), Poll::Ready(Some(vec!["DELETED q 20".to_owned()])));
+    assert_eq!(client.poll(1), Poll::Ready(None));
+}
+
+/// What may be asked for is asked for: several have come, so that silence tells nothing.
+#[tokio::test(start_paused = true)]
+async fn the_rest_is_asked_for_where_silence_tells_nothing() {
+    let mut stage = two();
+    let lease = stage.feeds.all().remove(0);
+    let mut client = stage.watch_after(10, lasting(5));
+    for (name, seconds, asked_for) in [("p", 5, 0), ("q", 1, 20)] {
+        stage.writer.take(deleted(name, "x", 20)).expect("in order");
+        assert_eq!(client.told(), [format!("DELETED {name} 20")]);
+        pass(seconds).await;
+        assert_eq!(client.told(), NOTHING);
+        assert_eq!(lease.currency.wanted_version().borrow().0, asked_for, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_the_rest_is_bounded() {
+    let mut stage = two();
+    let mut client = stage.watch_after(10, lasting(5));
+    stage.writer.take(deleted("p", "x", 20)).expect("in order");
+    client.told();
+    pass(5).await;
+    assert_eq!(client.told(), NOTHING);
+    pass_ms(2_999).await;
+    assert_eq!(client.told(), NOTHING);
+    let woken = client.woken();
+    pass_ms(2).await;
+    assert!(client.woken() > woken);
+    assert_eq!(client.told(), ["over"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_the_rest_and_says_goodbye_behind_it() {
+    let mut stage = two();
+    let mut client = stage.watch_after(10, TERMS);
+    stage.writer.take(deleted("p", "x", 20)).expect("in order");
+    assert_eq!(client.told(), ["DELETED p 20"]);
+    let (mut writer, _ending) = stage.drain(Duration::from_secs(20)).await;
+    pass(17).await;
+    assert_eq!(client.told(), NOTHING);
+    writer.take(deleted("q", "x", 20)).expect("in order");
+    writer.take(added("r", "x", 22)).expect("in order");
+    writer.settle();
+    let told = client.told();
+    assert_eq!((&told[0], told.last()), (&"DELETED q 20".to_owned(), Some(&"over".to_owned())), "{told:?}");
+}
+
+/// Neither a bookmark that is due nor upstream's own says a version that is not whole.
+#[tokio::test(start_paused = true)]
+async fn no_bookmark_is_at_a_version_that_is_not_whole() {
+    let mut stage = two();
+    let mut all = stage.watch_after(10, TERMS);
+    let mut one = stage
+        .watch_current(View::new(Some("elsewhere"), Selector::everything()), Terms { end_bookmark: true, ..TERMS });
+    stage.writer.take(deleted("p", "x", 20)).expect("in order");
+    assert_eq!(all.told(), ["DELETED p 20"]);
+    assert_eq!(one.told(), ["BOOKMARK 10 end"]);
+    pass(60).await;
+    assert_eq!((all.told(), one.told()), (vec![], vec!["BOOKMARK 19".to_owned()]));
+    stage.bookmark(20);
+    assert_eq!((all.told(), one.told()), (vec![], vec!["BOOKMARK 20".to_owned()]));
+}

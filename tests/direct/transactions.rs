@@ -1,0 +1,111 @@
+//! Several events of one version: nobody is given that version before all of them have come (W3, L1, L2).
+//!
+//! A lease of etcd's that runs out deletes what hangs on it at one revision. Here upstream's stream stalls between two of
+//! those deletions, which is where every version that the proxy announces would be a lie.
+
+use std::time::Duration;
+
+use kube_fanout::demo::{self, Running};
+
+use crate::direct::{self, App, Ended, PODS, Watch, eventually, followed};
+
+const LEASED: [&str; 4] = ["l0", "l1", "l2", "l3"];
+
+/// An upstream whose open streams have told of two deletions out of four, and the version of all of them.
+struct Amid {
+    up: Running,
+    app: App,
+    /// Opened before them.
+    watch: Watch,
+    at: u64,
+}
+
+async fn amid(plan: impl FnOnce(direct::Plan) -> direct::Plan, timeout_seconds: i64) -> Amid {
+    let up = demo::upstream().pods(3).run().await;
+    for name in LEASED {
+        up.create_pod("leased", name);
+    }
+    let app = plan(direct::app(&up)).run().await;
+    let from = app.get(PODS).await.rv();
+    followed(&up, "pods").await;
+    let watch = app.watch(PODS).from(from).bookmarks().timeout_seconds(timeout_seconds).await;
+    up.faults().stall_watches(2);
+    let at = up.delete_pods_at_once("leased", &LEASED);
+    watch.received(2).await;
+    assert_eq!(at, watch.changes()[1].rv, "of one version");
+    Amid { up, app, watch, at }
+}
+
+fn leased(items: &[(String, u64)]) -> usize {
+    items.iter().filter(|(key, _)| key.starts_with("leased/")).count()
+}
+
+fn gone(watch: &Watch) -> Vec<String> {
+    watch.changes().iter().filter(|event| event.kind == "DELETED").map(|event| event.key.clone()).collect()
+}
+
+const GONE: [&str; 4] = ["leased/l0", "leased/l1", "leased/l2", "leased/l3"];
+
+#[tokio::test]
+async fn a_state_is_of_the_version_before_until_all_of_them_have_come() {
+    let Amid { up, app, watch, at } = amid(|plan| plan, 600).await;
+    let any = app.get("/api/v1/pods?resourceVersion=0").await;
+    assert!(any.is_cached() && any.rv() == at - 1, "{} of {at}", any.rv());
+    assert_eq!(leased(&any.items()), 4, "all of that version");
+    let listed = app.watch(PODS).query("resourceVersion", "0").initial_events().await;
+    listed.listed().await;
+    assert_eq!(listed.bookmarks()[0].rv, at - 1);
+    let resumed = app.watch(PODS).from(any.rv()).await;
+    // What has to be current is asked for, and comes by another stream: then all of them are known.
+    let current = app.get(PODS).await;
+    assert!(current.rv() >= at);
+    assert_eq!(leased(&current.items()), 0);
+    for watch in [&watch, &listed, &resumed] {
+        watch.reached(at).await;
+        eventually("each of them is told once", async || gone(watch) == GONE).await;
+    }
+    up.faults().resume_watches();
+    let last = up.update_pod("default", "p0");
+    for watch in [&watch, &listed, &resumed] {
+        watch.reached(last).await;
+        assert_eq!(gone(watch), GONE, "the stream that had stalled tells nobody again");
+    }
+}
+
+#[tokio::test]
+async fn who_has_seen_their_version_elsewhere_waits_for_all_of_them() {
+    let Amid { app, at, up: _up, watch: _watch } = amid(|plan| plan, 600).await;
+    let listed = app.get(&format!("/api/v1/pods?resourceVersion={at}&resourceVersionMatch=NotOlderThan")).await;
+    assert!(listed.is_cached() && listed.rv() >= at);
+    assert_eq!(leased(&listed.items()), 0);
+}
+
+#[tokio::test]
+async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_first() {
+    let Amid { watch, up: _up, app: _app, .. } = amid(|plan| plan, 2).await;
+    assert_eq!(watch.ended().await, Ended::Clean);
+    assert_eq!(gone(&watch), GONE);
+}
+
+#[tokio::test]
+async fn a_watch_that_is_sent_away_between_them_is_told_the_rest_first() {
+    let Amid { app, watch, up: _up, .. } = amid(|plan| plan.drain(Duration::from_secs(5)), 600).await;
+    let stopping = tokio::spawn(app.stop());
+    assert_eq!(watch.ended().await, Ended::Clean);
+    assert_eq!(gone(&watch), GONE);
+    stopping.await.expect("it stops");
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_between_them_is_resumed_before_them() {
+    let Amid { up, app, watch, at } = amid(|plan| plan, 600).await;
+    up.faults().drop_connections();
+    watch.until("each of them is told", |events| events.len() >= 4).await;
+    let asked = direct::asked_by_proxies(&up, PODS);
+    let resumed = format!("resourceVersion={}", at - 1);
+    assert!(asked.iter().any(|query| query.ends_with(&resumed)), "{asked:?}");
+    let last = up.update_pod("default", "p0");
+    watch.reached(last).await;
+    assert_eq!(gone(&watch), GONE);
+    assert_eq!(leased(&app.get("/api/v1/pods?resourceVersion=0").await.items()), 0);
+}
