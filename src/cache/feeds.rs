@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::budget::{Budget, Memory};
 use super::counts::Ledger;
-use super::reader::End;
+use super::lifecycle::End;
 use super::refused::Refusals;
 use super::{
     CacheReader, CacheWriter, Config, Counts, Currency, FeedKey, Mode, Pin, PinTerms, Pins, Reason, Renderings,

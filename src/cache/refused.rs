@@ -4,8 +4,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::FeedKey;
+use super::lifecycle::End;
 use super::outgrown::{REFUSED_MAX, refused_for};
-use super::reader::End;
 use crate::base::Waits;
 
 /// Feeds that ended for a reason that does not go away at once, and when each may be tried again.

@@ -1,7 +1,7 @@
 //! Several events of one version: nobody is given that version before all of them have come (W3, L1, L2).
 //!
-//! A lease of etcd's that runs out deletes what hangs on it at one revision. Here upstream's stream stalls between two of
-//! those deletions, which is where every version that the proxy announces would be a lie.
+//! A lease of etcd's that runs out deletes what hangs on it at one revision. Here upstream's stream stalls between two
+//! of those deletions, which is where every version that the proxy announces would be a lie.
 
 use std::time::Duration;
 
