@@ -396,7 +396,8 @@ impl Reflector {
 
     /// Applies what happened up to `list`, if that can be proven.
     async fn mend(&mut self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<bool, Failure> {
-        let differences = mend::differences(&self.means.feed.reader.snapshot(), list);
+        let Some(held) = self.means.feed.reader.applied() else { return Ok(false) };
+        let differences = mend::differences(&held, list);
         // Between a version and itself nothing can have happened, however long ago.
         let may_be_mended = list.rv == at || self.may_be_mended();
         if !may_be_mended || (!exact && !differences.is_empty()) {

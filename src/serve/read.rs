@@ -119,10 +119,15 @@ impl Door {
                 None if permit.part().is_some() => return visit.manner.status(&Status::too_old_list()),
                 None => return self.pass(visit, Reason::Continue).await,
             },
-            VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
-                Some(snapshot) => snapshot,
-                None => return self.pass(visit, Reason::ExactVersion).await,
-            },
+            VersionMatch::Exact(rv) => {
+                if lease.reader.is_open(rv) {
+                    lease.reader.settled().await;
+                }
+                match lease.reader.snapshot_at(rv) {
+                    Some(snapshot) => snapshot,
+                    None => return self.pass(visit, Reason::ExactVersion).await,
+                }
+            }
             version => match self.fit_to_list(lease, version, visit.received).await {
                 Ok(()) => match lease.reader.current() {
                     Some(snapshot) => snapshot,

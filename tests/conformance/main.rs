@@ -38,5 +38,6 @@ mod revocation;
 mod rows;
 mod siege;
 mod tables;
+mod transactions;
 mod watches;
 mod websocket;

@@ -23,16 +23,15 @@ fn held(metrics: &str) -> f64 {
     kinds.map(|kind| metric(metrics, "kube_fanout_memory_held_bytes", &format!("\"{kind}\""))).iter().sum()
 }
 
-/// Objects as large, until there are five times as many bytes as may be held. What `look` sees after each few of them.
+/// Objects as large, until there are five times as many bytes as may be held. What `look` sees after each:
+/// many at once would leave the ring before anybody could read them.
 async fn grow(up: &Running, mut look: impl AsyncFnMut(u64)) -> u64 {
     let count = 5 * (MEBIBYTES << 20) / OBJECT_BYTES;
     let value = "x".repeat(OBJECT_BYTES);
     let mut last = 0;
     for n in 0..count {
         last = up.put("configmaps", configmap("default", &format!("large-{n}"), &value));
-        if n % 10 == 9 {
-            look(last).await;
-        }
+        look(last).await;
     }
     last
 }
