@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Http, Identity, Plan, Plane, Protocol, Target, say, version_of};
 
-/// Objects of each transaction, and how many of them there are.
-const OBJECTS: usize = 200;
+/// Objects of each transaction (etcd takes 128 operations), and how many transactions there are.
+const OBJECTS: usize = 100;
 const ROUNDS: usize = 30;
 /// Listed versions that are compared with the storage.
 const COMPARED_MAX: usize = 150;
@@ -23,7 +23,7 @@ struct Storage {
 
 impl Storage {
     fn of(plane: &Plane, prefix: String) -> Self {
-        let settings = std::fs::read(plane.file("settings.json")).expect("the test bed writes it");
+        let settings = std::fs::read(plane.dir.join("settings.json")).expect("the test bed writes it");
         let settings: Value = serde_json::from_slice(&settings).expect("JSON");
         let url = format!("http://127.0.0.1:{}", settings["etcdPort"]);
         let target = Target { url, ca: None, identity: Identity::anonymous() };
