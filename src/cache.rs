@@ -36,6 +36,7 @@ mod snapshot;
 mod staging;
 mod states;
 mod view;
+mod witness;
 mod writer;
 
 #[cfg(test)]
@@ -56,6 +57,7 @@ pub use runs::{Cutter, Run};
 pub use snapshot::Snapshot;
 pub use staging::{OverBudget, Staging};
 pub use view::View;
+pub use witness::Witness;
 pub use writer::{Applied, CacheWriter, Change, OutOfOrder};
 
 use std::time::Duration;
