@@ -27,6 +27,8 @@ use super::metrics::{Asked, FeedMetrics};
 pub(super) enum Why {
     /// The stream was lost and is open again, and nothing has told yet that all is as it was: a cheap question first.
     Reopened,
+    /// The same, and the storage has come as far as the feed, but the stream does not tell what it was to tell first.
+    Untold,
     /// Upstream has given an answer that does not go with what the feed holds.
     Doubt,
     /// Another feed has found that the storage went back.
@@ -36,6 +38,8 @@ pub(super) enum Why {
 /// What came of it.
 #[derive(Debug)]
 pub(super) enum Outcome {
+    /// The storage has come as far as the feed, whatever its history is.
+    Reached,
     /// Upstream's history is ours.
     Continues,
     /// It is another one, and this is its current state.
@@ -103,9 +107,9 @@ impl Inquiries {
         self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
     }
 
-    /// Nothing has to be found out any more for having lost the stream.
-    pub(super) fn withdraw(&mut self, why: Why) {
-        self.due.take_if(|(_, due)| *due == why);
+    /// The stream tells that all is as it was: nothing has to be found out any more for having lost it.
+    pub(super) fn withdraw(&mut self) {
+        self.due.take_if(|(_, why)| matches!(why, Why::Reopened | Why::Untold));
     }
 
     /// Another history has begun: nothing that was asked concerns it.
@@ -148,7 +152,7 @@ impl Inquirer {
             let reached = self.feed.reader.progress().rv;
             self.metrics.asked(Asked::Position);
             match timeout(QUESTION_MAX, self.lister().position()).await {
-                Ok(Ok(at)) if at >= reached => return Outcome::Continues,
+                Ok(Ok(at)) if at >= reached => return Outcome::Reached,
                 Ok(Ok(at)) => tracing::info!(feed = %self.feed.spec.key, %at, %reached, "upstream seems to be behind"),
                 Ok(Err(_)) | Err(_) => return Outcome::Failed(why),
             }
@@ -218,10 +222,14 @@ mod tests {
         inquiries.ask(Why::Notice, 3 * second, Duration::ZERO);
         inquiries.ask(Why::Doubt, 2 * second, Duration::ZERO);
         assert_eq!(inquiries.due, Some((now + second, Why::Notice)));
-        inquiries.withdraw(Why::Reopened);
+        inquiries.withdraw();
         assert!(inquiries.due.is_some(), "there is another reason");
-        inquiries.withdraw(Why::Notice);
-        assert_eq!(inquiries.due, None);
+        inquiries.due = None;
+        for why in [Why::Reopened, Why::Untold] {
+            inquiries.ask(why, second, Duration::ZERO);
+            inquiries.withdraw();
+            assert_eq!(inquiries.due, None);
+        }
         inquiries.pace.was_unfounded(now);
         inquiries.ask(Why::Doubt, Duration::ZERO, Duration::ZERO);
         assert_eq!(inquiries.due, Some((now + Pace::REST, Why::Doubt)), "paced");

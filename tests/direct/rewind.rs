@@ -20,9 +20,14 @@ async fn sum(app: &App, series: &str) -> u64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// How many feeds have found that the storage went back.
-async fn rewound(app: &App) -> u64 {
-    sum(app, "kube_fanout_history_gaps_total outcome=\"rewound\"").await
+/// How often the feed of a resource has found that the storage went back.
+async fn rewound(app: &App, resource: &str) -> u64 {
+    sum(app, &format!("kube_fanout_history_gaps_total outcome=\"rewound\" resource=\"{resource}\"")).await
+}
+
+/// How often it was listed on a doubt.
+async fn doubts(app: &App, resource: &str) -> u64 {
+    sum(app, &format!("kube_fanout_upstream_questions_total question=\"doubt\" resource=\"{resource}\"")).await
 }
 
 /// What is lost: an update, a creation and a deletion.
@@ -128,7 +133,7 @@ async fn a_restored_backup_ends_every_watch_and_takes_the_place_of_what_was_lost
         }
         assert_restored(&up, &app, PODS).await;
         assert_eq!(whole_lists(&up, PODS) - before, 1, "{what}: one list");
-        assert_eq!(rewound(&app).await, 1, "{what}");
+        assert_eq!(rewound(&app, "pods.v1").await, 1, "{what}");
         // It goes on from there.
         let watch = app.watch(PODS).from(app.get(&format!("{PODS}?resourceVersion=0")).await.rv()).await;
         let next = up.update_pod("default", "kept");
@@ -169,7 +174,7 @@ async fn what_is_asked_beside_a_stream_that_stays_open_shows_it() {
         assert_eq!(watch.ended().await, Ended::Expired);
     }
     assert_restored(&up, &app, PODS).await;
-    assert_eq!(rewound(&app).await, 1);
+    assert_eq!(rewound(&app, "pods.v1").await, 1);
     let lists = whole_lists(&up, PODS) - before;
     assert!(lists <= 3, "{lists} lists, those that were passed through included");
 }
@@ -209,11 +214,12 @@ async fn when_one_feed_finds_it_the_others_look_as_well() {
     for path in all {
         assert_restored(&up, &app, path).await;
     }
-    assert_eq!(rewound(&app).await, 3);
     let after = all.map(|path| whole_lists(&up, path));
     assert_eq!([after[1] - before[1], after[2] - before[2]], [1, 1]);
-    // Those who were told do not tell it on.
-    assert_eq!(sum(&app, "kube_fanout_upstream_questions_total question=\"doubt\"").await, 3);
+    for resource in ["pods.v1", "nodes.v1", "configmaps.v1"] {
+        assert_eq!(rewound(&app, resource).await, 1, "{resource}");
+        assert_eq!(doubts(&app, resource).await, 1, "{resource}: those who were told do not tell it on");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -232,8 +238,8 @@ async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
         watch.reached(last).await;
         assert!(watch.is_open());
     }
-    assert_eq!(rewound(&app).await, 0);
-    assert_eq!(sum(&app, "kube_fanout_upstream_questions_total question=\"doubt\"").await, 1);
+    assert_eq!(rewound(&app, "pods.v1").await, 0);
+    assert_eq!(doubts(&app, "pods.v1").await, 1);
     let lists = whole_lists(&up, PODS) - before;
     assert!(passed >= 3 && lists <= 1 + 3, "{lists} lists, those that were passed through included");
 }
@@ -251,7 +257,7 @@ async fn a_storage_that_goes_back_twice_is_followed_twice() {
         assert_eq!(watch.ended().await, Ended::Expired);
     }
     assert_restored(&up, &app, PODS).await;
-    assert_eq!(rewound(&app).await, 2);
+    assert_eq!(rewound(&app, "pods.v1").await, 2);
 }
 
 /// As at the apiserver: whoever comes with a version that does not exist (any more) waits until it does.
@@ -296,7 +302,8 @@ async fn proxies_that_see_it_together_list_once_each() {
         join_all(watches.iter().map(Watch::ended)).await;
         assert_restored(&up, app, PODS).await;
     }
-    assert_eq!(whole_lists(&up, PODS) - before, apps.len());
+    // The state that was lost is asked for as well, for nothing but its absence tells the two apart.
+    assert_eq!(whole_lists(&up, PODS) - before, 2 * apps.len());
 }
 
 /// A connection that was lost costs an event that is told again, and no question.

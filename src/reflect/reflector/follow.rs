@@ -82,7 +82,9 @@ impl Reflector {
                     continue;
                 }
                 outcome = self.inquiries.next(|| inquirer(&self.means)) => {
-                    if let Some(anew) = self.found(at, outcome) {
+                    if let (Outcome::Reached, Some(_)) = (&outcome, &witness) {
+                        self.inquiries.ask(Why::Untold, Duration::ZERO, REOPENED_SPREAD);
+                    } else if let Some(anew) = self.found(at, outcome) {
                         return (anew, None);
                     }
                     continue;
@@ -181,7 +183,7 @@ impl Reflector {
     /// What follows from an inquiry: a new history, if upstream's is another one.
     fn found(&mut self, at: ResourceVersion, outcome: Outcome) -> Option<State> {
         match outcome {
-            Outcome::Continues => {
+            Outcome::Reached | Outcome::Continues => {
                 self.is_sure();
                 None
             }
@@ -194,7 +196,7 @@ impl Reflector {
                 self.give_up(at, "the storage went back, and what happened to this resource cannot be told");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
-            Outcome::Unproven(Why::Doubt | Why::Reopened, _) => None,
+            Outcome::Unproven(Why::Doubt | Why::Reopened | Why::Untold, _) => None,
             Outcome::Failed(why) => {
                 self.inquiries.ask(why, AGAIN, AGAIN);
                 None
@@ -205,7 +207,7 @@ impl Reflector {
     /// Upstream goes on with the history that we hold.
     fn is_sure(&mut self) {
         self.continuity = Continuity::Sure;
-        self.inquiries.withdraw(Why::Reopened);
+        self.inquiries.withdraw();
     }
 
     /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
