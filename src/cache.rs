@@ -39,6 +39,7 @@ mod staging;
 mod states;
 mod transaction;
 mod view;
+mod witness;
 mod writer;
 
 #[cfg(test)]
@@ -60,6 +61,7 @@ pub use runs::{Cutter, Run};
 pub use snapshot::Snapshot;
 pub use staging::{OverBudget, Staging};
 pub use view::View;
+pub use witness::Witness;
 pub use writer::{Applied, CacheWriter, Change, OutOfOrder};
 
 use std::time::Duration;

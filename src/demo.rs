@@ -44,7 +44,7 @@ mod tests;
 
 pub use churn::Churning;
 pub use counts::{Counts, Tally};
-pub use faults::{Faults, RequestKind};
+pub use faults::{Backup, Faults, RequestKind};
 pub use options::Options;
 pub use pods::Pod;
 pub use reviews::{Asked, Reviews};

@@ -9,16 +9,20 @@
 //! **Invariants.** A state owns what is valid only in it. A list is staged and swapped in whole. A frame that does not
 //! decode is never applied. Nothing here knows of clients: they push back by not pulling, elsewhere.
 
+mod continuity;
 mod currency;
 mod failure;
 mod gap;
 mod initial;
+mod inquiry;
 mod mend;
 mod metrics;
+mod positions;
 mod qualify;
 mod reflector;
 mod session;
 mod stream;
 mod supervisor;
+mod words;
 
 pub use supervisor::{Config, Supervisor};

@@ -253,6 +253,10 @@ impl Inner {
         (!self.is_over && since <= rv && rv <= self.whole()).then(|| self.snapshot().at(rv))
     }
 
+    pub(super) fn last_event(&self) -> ResourceVersion {
+        self.last_event
+    }
+
     pub(super) fn is_whole(&self) -> bool {
         self.open.is_none()
     }

@@ -10,6 +10,7 @@ use tokio::sync::{broadcast, watch};
 use super::freeze::Freeze;
 use super::kinds::known;
 use super::shared::Shared;
+pub use super::store::Backup;
 
 /// Orders that an open watch may fall behind by before it misses one.
 const ORDERS_MAX: usize = 64;
@@ -71,6 +72,8 @@ pub(crate) struct Switches {
     lists_held: watch::Sender<bool>,
     lists_waiting: watch::Sender<usize>,
     lists_outlast: AtomicU64,
+    /// How often a streamed list of a selection ends with a version that is not the current one, and which.
+    behind: Mutex<(usize, u64)>,
     pub(crate) freeze: Freeze,
 }
 
@@ -84,6 +87,7 @@ impl Switches {
             lists_held: watch::Sender::new(false),
             lists_waiting: watch::Sender::new(0),
             lists_outlast: AtomicU64::new(0),
+            behind: Mutex::default(),
             freeze: Freeze::default(),
         }
     }
@@ -114,6 +118,16 @@ impl Switches {
             answers.remove(at);
         }
         Some(found)
+    }
+
+    /// The version that a streamed list of a selection ends with, which was made at `revision`.
+    pub(crate) fn told_of(&self, revision: u64) -> u64 {
+        let (left, old) = &mut *self.behind.lock();
+        if *left == 0 {
+            return revision;
+        }
+        *left -= 1;
+        *old
     }
 
     /// How many writes a LIST outlasts.
@@ -266,6 +280,22 @@ impl Faults {
         if times > 0 {
             self.shared.faults.answers.lock().push_back(Answer { on, kind: self.kind, left: times, code, retry_after });
         }
+    }
+
+    /// Ends the next `times` streamed lists of a selection with an old version, as a server that lags behind does.
+    pub fn lag(&self, times: usize, revision: u64) {
+        *self.shared.faults.behind.lock() = (times, revision);
+    }
+
+    /// What the storage holds now, to be restored later.
+    pub fn backup(&self) -> Backup {
+        self.shared.store.backup()
+    }
+
+    /// Restores the storage from a backup: objects, history and the count of versions. Open watches are not told; an
+    /// operator stops the apiserver for it, and so should a test.
+    pub fn restore(&self, backup: &Backup) {
+        self.shared.store.restore(backup);
     }
 
     /// Forgets the history up to a revision: older watches and exact lists get 410.

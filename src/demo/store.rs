@@ -28,13 +28,17 @@ pub(crate) struct Store {
     ring_events_max: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct State {
     revision: u64,
     tables: Vec<Table>,
 }
 
-#[derive(Debug, Default)]
+/// What a storage held at one moment.
+#[derive(Clone, Debug)]
+pub struct Backup(State);
+
+#[derive(Clone, Debug, Default)]
 struct Table {
     objects: BTreeMap<String, Arc<Object>>,
     /// The objects as a slice, made at most once between two writes.
@@ -231,6 +235,20 @@ impl Store {
                 table.first += 1;
             }
             table.floor = table.floor.max(upto);
+        }
+    }
+
+    pub(crate) fn backup(&self) -> Backup {
+        Backup(self.state.read().clone())
+    }
+
+    /// Goes back to what it was. Versions are given out anew from there; open watches are not told.
+    pub(crate) fn restore(&self, Backup(state): &Backup) {
+        let mut now = self.state.write();
+        *now = state.clone();
+        self.revised.send_replace(now.revision);
+        for (table, changed) in now.tables.iter().zip(&self.changed) {
+            changed.send_replace(table.next());
         }
     }
 

@@ -173,7 +173,10 @@ impl Watch {
                     return Some(self.fail(&status));
                 }
                 let (objects, revision, next) = store.now(kind);
-                (self.position, self.after) = (next, revision);
+                // Who asks for what cannot exist asks for the version alone.
+                let selective = self.plan.selector.is_selective();
+                let told = if selective { self.shared.faults.told_of(revision) } else { revision };
+                (self.position, self.after) = (next, told);
                 self.phase = Phase::Replaying { objects, at: 0 };
             }
             Start::After(rv) => match store.since(kind, rv) {

@@ -11,7 +11,7 @@
 //! 4. **Catching up**, when it is large: a watch from our own version yields what we lack, or a bookmark that says that
 //!    there is nothing. It starts where we are, so it is the same history whichever server answers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,16 +23,18 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{Change, Currency, Feed, State};
+use crate::cache::{Change, Feed, Snapshot, State};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question};
 use crate::wire::{Form, ObjectReader, Shape, WatchItem};
 
+use super::continuity::{Finding, Reach, compare, places};
 use super::gap::Position;
 use super::initial::Lister;
 use super::metrics::{Asked, FeedMetrics};
-use super::reflector::Proof;
+use super::positions::{Chase, Positions};
 use super::stream::{Ended, WatchStream};
+use super::words::{Proof, Word};
 
 /// Answers the demand for currency of one feed.
 pub(super) struct Prover {
@@ -40,90 +42,10 @@ pub(super) struct Prover {
     feed: Arc<Feed>,
     reader: Arc<ObjectReader>,
     metrics: FeedMetrics,
-    proofs: mpsc::Sender<Proof>,
+    words: mpsc::Sender<Word>,
     last_equality: Mutex<Option<Instant>>,
     unanswered: Failures,
     unproven: Failures,
-}
-
-/// Questions that were answered and are not proven yet, in the order of their asking; their X never falls.
-///
-/// All of them are kept, not only the last: under steady demand the cache reaches the older ones while the last one
-/// runs ahead with the cluster's revision.
-#[derive(Debug, Default)]
-struct Positions(VecDeque<Position>);
-
-impl Positions {
-    const MAX: usize = 256;
-
-    fn extend(&mut self, answer: Option<Position>) {
-        let Some(new) = answer else { return };
-        match self.0.back_mut() {
-            // A later question with an older answer: the answer before it holds for it too.
-            Some(last) if new.at <= last.at => last.asked = new.asked,
-            _ => self.0.push_back(new),
-        }
-    }
-
-    fn last(&self) -> Option<Position> {
-        self.0.back().copied()
-    }
-
-    /// No more is asked for until the cache has reached the first: an answer in place of an earlier one would have
-    /// those who wait for that one run after an ever higher version.
-    fn is_full(&self) -> bool {
-        self.0.len() >= Self::MAX
-    }
-
-    /// Forgets what nobody waits for any more and what the cache has reached; the instant that is proven by that.
-    fn settle(&mut self, reached: ResourceVersion, is_awaited: bool, now: Instant) -> Option<Instant> {
-        let mut proven = None;
-        while let Some(first) = self.0.front() {
-            if first.at <= reached {
-                proven = Some(first.asked);
-            } else if is_awaited && now.duration_since(first.asked) < Currency::WAIT_MAX {
-                break;
-            }
-            self.0.pop_front();
-        }
-        proven
-    }
-
-    fn proven(&mut self, asked: Instant) {
-        self.0.retain(|position| position.asked > asked);
-    }
-}
-
-/// A version that readers wait for, and how often it was gone after: it may lie in the future for ever.
-#[derive(Debug, Default)]
-struct Chase {
-    target: ResourceVersion,
-    tries: u32,
-}
-
-impl Chase {
-    const TRIES_MAX: u32 = 3;
-
-    fn aim(&mut self, target: ResourceVersion) {
-        if target > self.target {
-            *self = Self { target, tries: 0 };
-        }
-    }
-
-    /// Whether to try (once more); counts the try. What cannot be reached is given up, so that it does not hide what
-    /// others will want later.
-    fn goes_on(&mut self, feed: &Feed) -> bool {
-        if feed.reader.progress().rv >= self.target {
-            return false;
-        }
-        if self.tries >= Self::TRIES_MAX {
-            feed.currency.give_up_version(self.target);
-            *self = Self::default();
-            return false;
-        }
-        self.tries += 1;
-        true
-    }
 }
 
 /// How long our own stream is given to reach X before a proof is asked for.
@@ -172,14 +94,14 @@ impl Prover {
         feed: Arc<Feed>,
         reader: Arc<ObjectReader>,
         metrics: FeedMetrics,
-        proofs: mpsc::Sender<Proof>,
+        words: mpsc::Sender<Word>,
     ) -> Self {
         Self {
             client,
             feed,
             reader,
             metrics,
-            proofs,
+            words,
             last_equality: Mutex::new(None),
             unanswered: Failures::default(),
             unproven: Failures::default(),
@@ -196,7 +118,14 @@ impl Prover {
         let mut proof: Running<'_, Option<Instant>> = None.into();
         let mut chasing: Running<'_, ()> = None.into();
         let (mut asks, mut proves, mut chases) = (false, false, false);
+        let mut history = self.feed.reader.history();
         loop {
+            // What was asked of another history, and not answered yet, says nothing of this one.
+            if std::mem::replace(&mut history, self.feed.reader.history()) != history {
+                positions = Positions::default();
+                (question, proof) = (None.into(), None.into());
+                (asks, proves) = (false, false);
+            }
             if let Some(asked) =
                 positions.settle(self.feed.reader.progress().rv, self.feed.currency.is_awaited(), Instant::now())
             {
@@ -219,11 +148,13 @@ impl Prover {
             tokio::select! {
                 Some(answer) = &mut question, if asks => {
                     asks = false;
-                    positions.extend(answer);
+                    positions.extend(answer.filter(|_| self.feed.reader.history() == history));
                 }
                 Some(proven) = &mut proof, if proves => {
                     proves = false;
-                    if let Some(asked) = proven {
+                    if let Some(asked) = proven
+                        && self.feed.reader.history() == history
+                    {
                         self.feed.currency.prove(asked);
                         positions.proven(asked);
                     }
@@ -270,8 +201,11 @@ impl Prover {
                 self.unanswered.succeeded();
                 return Some(Position { asked, at });
             }
-            // Not older than what we have seen, unless the store went back in time: that proves nothing.
-            Ok(Ok(at)) => tracing::error!(feed = %self.feed.spec.key, %at, %progress, "upstream is behind our cache"),
+            // Not older than what we have seen, unless one server lags or the storage went back: that proves nothing.
+            Ok(Ok(at)) => {
+                tracing::debug!(feed = %self.feed.spec.key, %at, %progress, "upstream is behind our cache");
+                self.doubt();
+            }
             Ok(Err(error)) => tracing::debug!(feed = %self.feed.spec.key, %error, "position could not be asked"),
             Err(_) => tracing::debug!(feed = %self.feed.spec.key, "position was not answered"),
         }
@@ -338,9 +272,13 @@ impl Prover {
     /// The versions of a small collection, listed once; proven when the cache has the same, now or soon.
     async fn by_equality(&self) -> Result<Option<Instant>, Ended> {
         self.metrics.asked(Asked::Equality);
-        let (asked, before) = (Instant::now(), self.feed.reader.progress().rv);
+        let (asked, before) = (Instant::now(), self.feed.reader.snapshot());
+        let reach = Reach::of(&self.feed.reader, before.rv);
         let (rv, versions) = self.list("").await?;
-        if rv < before {
+        let listed = || versions.iter().map(|(key, rv)| (key, *rv));
+        if compare(places(&before), reach, listed(), rv) == Finding::Other {
+            self.doubt();
+            self.unproven.rest().await;
             return Ok(None);
         }
         let mut progress = self.feed.reader.watch_progress();
@@ -350,15 +288,29 @@ impl Prover {
                 let same = snapshot.len() == versions.len()
                     && snapshot.iter().all(|object| versions.get(&object.key) == Some(&object.rv));
                 if same || snapshot.rv >= rv {
-                    return;
+                    let reach = Reach::of(&self.feed.reader, snapshot.rv);
+                    return same || !outlived(&snapshot, reach, &versions, rv);
                 }
                 if progress.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             }
         };
-        let in_time = timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await;
-        Ok(in_time.ok().map(|()| asked))
+        match timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await {
+            Ok(true) => Ok(Some(asked)),
+            Ok(false) => {
+                self.doubt();
+                self.unproven.rest().await;
+                Ok(None)
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Tells the reflector that upstream's answer does not go with what the feed holds. It decides; whoever asks rests.
+    fn doubt(&self) {
+        // One that waits to be heard is as good.
+        let _ = self.words.try_send(Word::Doubt { history: self.feed.reader.history() });
     }
 
     /// Current versions, as metadata only where upstream can.
@@ -405,7 +357,7 @@ impl Prover {
             }
         };
         // If the reflector is not watching now, the proof is worth nothing to it.
-        if self.proofs.try_send(Proof { history, changes, until }).is_ok() {
+        if self.words.try_send(Word::Proof(Proof { history, changes, until })).is_ok() {
             // A moment for it to be taken in, or the same would be asked again.
             let _ = timeout(STREAM_HEAD_START, self.feed.reader.reached(until)).await;
         }
@@ -413,45 +365,7 @@ impl Prover {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn position(asked: Instant, at: u64) -> Position {
-        Position { asked, at: ResourceVersion(at) }
-    }
-
-    /// Kubernetes issue 139766: whoever waits does so for the version of its own question, however many follow.
-    #[test]
-    fn what_is_to_be_reached_does_not_run_ahead_of_those_who_wait() {
-        let (mut positions, start) = (Positions::default(), Instant::now());
-        for n in 0..10_u32 {
-            positions.extend(Some(position(start + n * SECOND, 10 + u64::from(n))));
-        }
-        assert_eq!(positions.settle(ResourceVersion(9), true, start + 20 * SECOND), None, "a cache that lags");
-        assert_eq!(positions.settle(ResourceVersion(12), true, start + 20 * SECOND), Some(start + 2 * SECOND));
-        assert_eq!(positions.last().map(|last| last.at), Some(ResourceVersion(19)));
-    }
-
-    #[test]
-    fn questions_wait_when_there_are_too_many_answers_that_are_not_reached() {
-        let (mut positions, start) = (Positions::default(), Instant::now());
-        (0..Positions::MAX as u64).for_each(|n| positions.extend(Some(position(start, n + 1))));
-        assert!(positions.is_full());
-        assert_eq!(positions.settle(ResourceVersion(1), true, start), Some(start));
-        assert!(!positions.is_full());
-    }
-
-    #[test]
-    fn what_nobody_waits_for_any_more_is_forgotten() {
-        let (mut positions, start) = (Positions::default(), Instant::now());
-        positions.extend(Some(position(start, 10)));
-        assert_eq!(positions.settle(ResourceVersion(9), true, start + Currency::WAIT_MAX), None);
-        assert!(positions.last().is_none(), "nobody waits for so long");
-        positions.extend(Some(position(start, 10)));
-        assert_eq!(positions.settle(ResourceVersion(9), false, start), None);
-        assert!(positions.last().is_none(), "they have all gone");
-    }
+/// Whether the feed, which has come to a listed version, still holds what was not there then.
+fn outlived(now: &Snapshot, reach: Reach, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
+    reach.is_whole_at(at) && places(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
 }

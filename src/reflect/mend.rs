@@ -7,7 +7,9 @@
 //!    watch resumes behind it, so that all later history is upstream's own. What is left open is the short gap before.
 //! 2. An object whose version is the same on both sides did not change in the gap.
 //! 3. For one that did, the versions in the gap are read back one by one from the store (`resourceVersionMatch=Exact`).
-//! 4. Whatever cannot be proven so, within the limits below, is not made up: the feed starts a new history, and its
+//! 4. What came out of the gap must have happened in it. An object or a deletion that is not later than where the gap
+//!    began, and that we were not told of, is of another history: upstream's storage went back (reliability.md F3).
+//! 5. Whatever cannot be proven so, within the limits below, is not made up: the feed starts a new history, and its
 //!    watches end with 410 (reliability.md F6).
 //!
 //! What this cannot see is an object that was both created and deleted inside the gap (docs/DIFFERENCES.md).
@@ -24,6 +26,7 @@ use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::Error;
 use crate::wire::{Object, WatchItem};
 
+use super::continuity::{Reach, is_same};
 use super::initial::Lister;
 
 /// A gap that is longer than this is not mended: too much may have come and gone in it.
@@ -41,7 +44,7 @@ pub(super) struct Difference {
     pub(super) after: Option<Arc<Object>>,
 }
 
-/// The objects that differ, in key order. Same key and version is the same object.
+/// The objects that differ, in key order.
 pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference> {
     let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
     let mut found = Vec::new();
@@ -61,7 +64,7 @@ pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference
             Ordering::Greater => found.extend(differ(None, new.next())),
             Ordering::Equal => {
                 let (old, new) = (old.next(), new.next());
-                if old.map(|object| object.rv) != new.map(|object| object.rv) {
+                if !old.zip(new).is_some_and(|(old, new)| is_same(old, new)) {
                     found.extend(differ(old, new));
                 }
             }
@@ -69,59 +72,91 @@ pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference
     }
 }
 
+/// What is known of a gap.
+#[derive(Debug)]
+pub(super) enum Recovered {
+    /// Every change in it, in order.
+    Changes(Vec<Change>),
+    /// It cannot be told within the limits.
+    Unknown,
+    /// What happened cannot have happened behind what was known before: upstream's history is another one.
+    OtherHistory,
+}
+
 /// Reads the past of single objects.
 pub(super) struct Historian<'a> {
     pub(super) lister: Lister<'a>,
+    /// Where the gap begins.
+    pub(super) from: Reach,
+}
+
+/// Why there are no changes of an object.
+enum Lost {
+    /// It cannot be told.
+    Untold,
+    Contradiction,
+    Upstream(Error),
+}
+
+impl From<Error> for Lost {
+    fn from(error: Error) -> Self {
+        Self::Upstream(error)
+    }
 }
 
 impl Historian<'_> {
-    /// Every change in the gap that ends at `until`, in order; `None` if that cannot be told within the limits.
-    pub(super) async fn recover(
-        &self,
-        differences: &[Difference],
-        until: ResourceVersion,
-    ) -> Result<Option<Vec<Change>>, Error> {
+    /// Every change in the gap that ends at `until`.
+    pub(super) async fn recover(&self, differences: &[Difference], until: ResourceVersion) -> Result<Recovered, Error> {
         if differences.len() > DIFFERENCES_MAX {
-            return Ok(None);
+            return Ok(Recovered::Unknown);
         }
         let mut changes = Vec::new();
         for difference in differences {
-            match self.changes_of(difference, until).await? {
-                Some(found) => changes.extend(found),
-                None => return Ok(None),
+            match self.changes_of(difference, until).await {
+                Ok(found) => changes.extend(found),
+                Err(Lost::Untold) => return Ok(Recovered::Unknown),
+                Err(Lost::Contradiction) => return Ok(Recovered::OtherHistory),
+                Err(Lost::Upstream(error)) => return Err(error),
             }
         }
         changes.sort_by_key(|change| change.object.rv);
-        Ok(Some(changes))
+        Ok(Recovered::Changes(changes))
     }
 
-    async fn changes_of(&self, of: &Difference, until: ResourceVersion) -> Result<Option<Vec<Change>>, Error> {
+    async fn changes_of(&self, of: &Difference, until: ResourceVersion) -> Result<Vec<Change>, Lost> {
         let known = of.before.as_ref().map(|object| object.rv);
         let mut changes = Vec::new();
         let mut next = match &of.after {
             Some(object) => Some(Object::clone(object)),
             None => {
-                let Some((last, at)) = self.deletion(&of.key, known, until).await? else { return Ok(None) };
+                let (last, at) = self.deletion(&of.key, known, until).await?;
                 changes.push(self.deleted(&last, at)?);
                 (Some(last.rv) != known).then_some(last)
             }
         };
         while let Some(object) = next {
+            if !self.is_in_gap(object.rv) {
+                return Err(Lost::Contradiction);
+            }
             if changes.len() >= VERSIONS_MAX {
-                return Ok(None);
+                return Err(Lost::Untold);
             }
             let below = ResourceVersion(object.rv.0.saturating_sub(1));
             changes.push(Change { event_type: EventType::Modified, object, frame: None });
             next = match self.at(&of.key, below).await? {
                 Some(older) if Some(older.rv) == known => None,
-                // Below what we knew: the object was deleted and made again in between, which this walk does not read.
-                Some(older) if known.is_some_and(|known| older.rv < known) => return Ok(None),
                 Some(older) => Some(older),
                 None if known.is_none() => None,
-                None => return Ok(None),
+                // It was deleted and made again in between, which this walk does not read.
+                None => return Err(Lost::Untold),
             };
         }
-        Ok(Some(changes))
+        Ok(changes)
+    }
+
+    /// Whether something of that version can have happened in the gap.
+    fn is_in_gap(&self, rv: ResourceVersion) -> bool {
+        !self.from.is_whole_at(rv)
     }
 
     /// The last content of an object that is gone at `until`, and the version at which it went: by bisection.
@@ -130,8 +165,8 @@ impl Historian<'_> {
         key: &ObjectKey,
         known: Option<ResourceVersion>,
         until: ResourceVersion,
-    ) -> Result<Option<(Object, ResourceVersion)>, Error> {
-        let Some(mut there) = known else { return Ok(None) };
+    ) -> Result<(Object, ResourceVersion), Lost> {
+        let Some(mut there) = known else { return Err(Lost::Untold) };
         let mut gone = until;
         let mut last = None;
         while there.0 + 1 < gone.0 || last.is_none() {
@@ -141,11 +176,16 @@ impl Historian<'_> {
                     there = middle;
                     last = Some(object);
                 }
-                None if middle == there => return Ok(None),
+                // We were told of it at that very version.
+                None if middle == there => return Err(Lost::Contradiction),
                 None => gone = middle,
             }
         }
-        Ok(last.map(|object| (object, gone)))
+        match last {
+            Some(last) if self.is_in_gap(gone) => Ok((last, gone)),
+            Some(_) => Err(Lost::Contradiction),
+            None => Err(Lost::Untold),
+        }
     }
 
     /// A DELETED event: the last content, at the version of the deletion.

@@ -29,6 +29,17 @@ pub(super) enum Asked {
     Equality,
     /// The history since our version, to prove that the cache has it.
     CatchUp,
+    /// The current state, because upstream's answers do not go with what the feed holds.
+    Doubt,
+}
+
+/// What became of a feed whose history broke off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gap {
+    Mended,
+    NewHistory,
+    /// Upstream's storage went back, and the feed with it.
+    Rewound,
 }
 
 impl FeedMetrics {
@@ -66,9 +77,13 @@ impl FeedMetrics {
         self.counts.say(Word { metric: "kube_fanout_upstream_failures_total", label: "reason", value: why });
     }
 
-    /// A gap in the history was closed, or a new history had to start.
-    pub(super) fn gap(&self, mended: bool) {
-        let value = if mended { "mended" } else { "new_history" };
+    /// The history broke off.
+    pub(super) fn gap(&self, gap: Gap) {
+        let value = match gap {
+            Gap::Mended => "mended",
+            Gap::NewHistory => "new_history",
+            Gap::Rewound => "rewound",
+        };
         self.counts.say(Word { metric: "kube_fanout_history_gaps_total", label: "outcome", value });
     }
 }
@@ -103,6 +118,7 @@ impl Asked {
             Self::Position => "position",
             Self::Equality => "equality",
             Self::CatchUp => "catch_up",
+            Self::Doubt => "doubt",
         }
     }
 }

@@ -1,30 +1,36 @@
+mod follow;
+mod relist;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout};
 
 use crate::base::{Backoff, Waits};
-use crate::cache::{CacheWriter, Change, End, Feed, Snapshot, State as FeedState};
+use crate::cache::{CacheWriter, End, Feed, State as FeedState, Witness};
 use crate::kube::ResourceVersion;
-use crate::upstream::{Client, Error};
-use crate::wire::{BookmarkTemplate, ObjectReader, WatchItem, WireError};
+use crate::upstream::Client;
+use crate::wire::{BookmarkTemplate, ObjectReader};
 
+use super::continuity::Continuity;
 use super::failure::{Failure, over};
-use super::gap::{Completeness, Position, Relist, Relists};
+use super::gap::{Completeness, Position, Relists};
 use super::initial::{At, Follow, Initial, Lister};
-use super::mend::{self, Historian};
+use super::inquiry::Inquiries;
 use super::metrics::{Asked, FeedMetrics};
-use super::session::{self, Broken, Step};
 use super::stream::{Ended, WatchStream};
+use super::words::{Begun, Rewinds, Word};
 
 /// Keeps one feed in step with upstream; the only writer of its cache.
 pub(super) struct Reflector {
     means: Means,
     writer: CacheWriter,
-    /// History that a proof read beside our own stream.
-    proofs: mpsc::Receiver<Proof>,
+    /// History that a proof read beside our own stream, and what it found to be wrong with ours.
+    words: mpsc::Receiver<Word>,
+    /// What feeds of the same upstream find.
+    notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
     /// Failures to read what comes after one version: a poisoned stream must not be retried for ever.
     unreadable: (ResourceVersion, u32),
@@ -37,6 +43,12 @@ pub(super) struct Reflector {
     woken_early: bool,
     relists: Relists,
     complete: Completeness,
+    continuity: Continuity,
+    inquiries: Inquiries,
+    /// How the history began that the feed holds.
+    begun: Begun,
+    /// It is given up, because upstream's is another one.
+    rewinding: bool,
 }
 
 /// What a reflector works with.
@@ -47,16 +59,9 @@ pub(super) struct Means {
     pub(super) metrics: FeedMetrics,
     /// Whether upstream is known not to stream lists; shared by all feeds of one upstream.
     pub(super) lists_only: Arc<AtomicBool>,
+    /// The same feeds tell each other here that upstream's storage went back.
+    pub(super) rewinds: Arc<Rewinds>,
     pub(super) waits: Waits,
-}
-
-/// Changes after our version, in order and without a gap, up to `until`.
-#[derive(Debug)]
-pub(super) struct Proof {
-    /// The history of the feed that they belong to.
-    pub(super) history: u64,
-    pub(super) changes: Vec<Change>,
-    pub(super) until: ResourceVersion,
 }
 
 /// Where the feed stands. A state holds what is valid only in it.
@@ -65,8 +70,9 @@ enum State {
     Empty,
     /// Complete up to `at`; no stream is open. A lost socket lands here.
     Listed { at: ResourceVersion },
-    /// Complete up to `at`, and the stream that goes on from there.
-    Watching { at: ResourceVersion, stream: WatchStream },
+    /// Complete up to `at`, and the stream that goes on from there. `witness`: what it is to tell first, if it was
+    /// opened from in front of that.
+    Watching { at: ResourceVersion, stream: WatchStream, witness: Option<Witness> },
     /// Complete up to `at`, but upstream no longer has what follows. A 410 lands here. `window`: where upstream's own
     /// history begins, if that state is to be listed rather than the current one.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
@@ -77,26 +83,23 @@ const UNREADABLE_MAX: u32 = 3;
 
 /// How long a refusal of a feed that had been served is taken for a passing one.
 const REFUSED_MAX: Duration = Duration::from_secs(20);
-/// A feed that holds up to so much is listed again in one request; the answer is read whole.
-const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 /// How long clients that come back after a restart are gathered before the oldest one decides.
 const RESUME_GATHER: Duration = Duration::from_millis(300);
 /// How long a feed that begins where a client was waits to hear how far upstream is, and how its bookmarks look.
 const POSITION_MAX: Duration = Duration::from_secs(1);
 /// A stream that was open for so long had been accepted in earnest.
 const LIVED: Duration = Duration::from_secs(5);
-/// A stream that is over sooner, and without a word, was not meant to be one.
-const SHORT: Duration = Duration::from_secs(1);
 /// Feeds that lost their streams together resume within this time of each other.
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
 
 impl Reflector {
-    pub(super) fn new(means: Means, writer: CacheWriter, proofs: mpsc::Receiver<Proof>) -> Self {
+    pub(super) fn new(means: Means, writer: CacheWriter, words: mpsc::Receiver<Word>) -> Self {
         Self {
             backoff: Backoff::new(means.waits),
+            notices: means.rewinds.follow(),
             means,
             writer,
-            proofs,
+            words,
             unreadable: (ResourceVersion::default(), 0),
             last_sign: Instant::now(),
             had_lived: false,
@@ -104,6 +107,10 @@ impl Reflector {
             woken_early: false,
             relists: Relists::default(),
             complete: Completeness::default(),
+            continuity: Continuity::default(),
+            inquiries: Inquiries::default(),
+            begun: Begun { asked: Instant::now(), rewound: false },
+            rewinding: false,
         }
     }
 
@@ -145,18 +152,19 @@ impl Reflector {
                 Err(failure) => (State::Empty, Some(failure)),
             },
             State::Listed { at } => match self.resume(at).await {
-                Ok(stream) => {
+                Ok((stream, witness)) => {
                     self.complete.opened(false);
                     // Upstream's stream is open again; on a quiet resource its first word may be a minute away.
                     self.writer.set_state(FeedState::Live);
-                    (State::Watching { at, stream }, None)
+                    (State::Watching { at, stream, witness }, None)
                 }
-                Err(Failure::Upstream(error)) if error.is_expired() => self.expired(at, error),
-                Err(failure) => (State::Listed { at }, Some(failure)),
+                Err((Failure::Upstream(error), Some(_))) if error.is_expired() => (self.untold(at), None),
+                Err((Failure::Upstream(error), None)) if error.is_expired() => self.expired(at, error),
+                Err((failure, _)) => (State::Listed { at }, Some(failure)),
             },
-            State::Watching { at, stream } => {
+            State::Watching { at, stream, witness } => {
                 let opened = Instant::now();
-                let ended = self.watch(at, stream).await;
+                let ended = self.watch(at, stream, witness).await;
                 self.had_lived = opened.elapsed() >= LIVED;
                 ended
             }
@@ -175,11 +183,14 @@ impl Reflector {
     /// proxy then costs none of them a list.
     async fn resumed(&mut self) -> Option<State> {
         self.means.feed.oldest_resume()?;
-        sleep(RESUME_GATHER).await;
-        // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6).
-        let served = self.means.feed.reader.progress().rv;
-        let at = self.means.feed.oldest_resume().filter(|at| *at >= served)?;
-        let lister = self.lister();
+        // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6),
+        // and versions of a history that is given up mean nothing in the next.
+        if self.means.feed.reader.progress().rv > ResourceVersion::default() {
+            return None;
+        }
+        tokio::time::sleep(RESUME_GATHER).await;
+        let at = self.means.feed.oldest_resume()?;
+        let (asked, lister) = (Instant::now(), self.lister());
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
         let snapshot = listed.ok()?.snapshot;
         let (upstream, template) = told.unzip();
@@ -191,6 +202,7 @@ impl Reflector {
         self.writer.replace(snapshot);
         self.means.feed.currency.forget();
         self.complete.begins_at(at, upstream);
+        self.begins(asked, false);
         self.signed_of_life();
         self.writer.set_state(FeedState::Live);
         Some(State::Listed { at })
@@ -213,19 +225,38 @@ impl Reflector {
         }
         let asked = Instant::now();
         self.means.metrics.asked(Asked::Initial);
-        let Initial { snapshot, stream } = self.lister().current(&self.means.lists_only).await.map_err(ended)?;
-        let at = snapshot.rv;
-        let (feed, objects, took) = (&self.means.feed.spec.key, snapshot.len(), asked.elapsed());
+        let initial = self.lister().current(&self.means.lists_only).await.map_err(ended)?;
+        let (served, at) = (self.means.feed.reader.progress().rv, initial.snapshot.rv);
+        if at < served {
+            self.give_up(served, "a list is older than what was served");
+        }
+        let (feed, objects, took) = (&self.means.feed.spec.key, initial.snapshot.len(), asked.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed listed");
+        Ok(self.starts_with(initial, asked))
+    }
+
+    /// A history begins with the current state.
+    fn starts_with(&mut self, initial: Initial, asked: Instant) -> State {
+        let Initial { snapshot, stream } = initial;
+        let at = snapshot.rv;
         self.writer.replace(snapshot);
         self.means.feed.currency.forget();
         self.means.feed.currency.prove(asked);
         self.complete.listed(asked);
+        self.begins(asked, self.rewinding);
         self.signed_of_life();
         let next = self.behind(at, stream);
         // Last: requests that wait for the feed are let in by it.
         self.writer.set_state(FeedState::Live);
-        Ok(next)
+        next
+    }
+
+    /// What is known of the history before does not concern this one.
+    fn begins(&mut self, asked: Instant, rewound: bool) {
+        self.begun = Begun { asked, rewound };
+        self.continuity = Continuity::Sure;
+        self.inquiries.forget();
+        self.rewinding = false;
     }
 
     /// Where a list leads: to the watch that came with it, if one did.
@@ -235,7 +266,7 @@ impl Reflector {
         if let Some(template) = template {
             self.writer.set_bookmark(template);
         }
-        State::Watching { at, stream }
+        State::Watching { at, stream, witness: None }
     }
 
     fn lister(&self) -> Lister<'_> {
@@ -245,186 +276,6 @@ impl Reflector {
             reader: &self.means.reader,
             cache: &self.means.feed.reader,
         }
-    }
-
-    async fn resume(&self, at: ResourceVersion) -> Result<WatchStream, Failure> {
-        let spec = &self.means.feed.spec;
-        // The stream may have broken between two events of one version. What came is known again.
-        let at = if self.means.feed.reader.is_open(at) { self.means.feed.reader.progress().rv } else { at };
-        let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}"));
-        WatchStream::open(&self.means.client, &path, spec.key.form).await.map_err(over)
-    }
-
-    /// Follows the stream until it ends, and says from where to go on.
-    async fn watch(&mut self, mut at: ResourceVersion, mut stream: WatchStream) -> (State, Option<Failure>) {
-        let _open = self.means.metrics.watch_open();
-        let (feed, opened) = (self.means.feed.clone(), Instant::now());
-        // Silence says something only of a stream that has spoken.
-        let mut silence = None;
-        loop {
-            let item = tokio::select! {
-                biased;
-                item = stream.next(&self.means.reader) => item,
-                () = sleep(silence.unwrap_or_default()), if silence.is_some() => {
-                    self.writer.settle();
-                    silence = None;
-                    continue;
-                }
-                Some(proof) = self.proofs.recv() => {
-                    match self.adopt(proof) {
-                        Ok(reached) => at = at.max(reached),
-                        Err(broken) => return (State::Listed { at }, Some(broken.into())),
-                    }
-                    continue;
-                }
-            };
-            let is_bookmark = matches!(item, Ok(WatchItem::Bookmark { .. }));
-            let step = match item {
-                Ok(item) => session::apply(item, &mut self.writer, &self.means.metrics),
-                Err(Ended::Clean) => return (State::Listed { at }, self.clean_end(at, opened)),
-                Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => {
-                    return (State::Listed { at }, Some(over(error)));
-                }
-                Err(ended) => return (State::Listed { at }, Some(ended.into())),
-            };
-            if self.writer.is_outgrown() {
-                return (State::Listed { at }, Some(Failure::Over(End::OverBudget)));
-            }
-            silence = self.writer.settles_after();
-            match step {
-                Ok(Step::At(rv)) => {
-                    self.complete.came(is_bookmark, at, rv, Instant::now());
-                    at = at.max(rv);
-                    self.relists.goes_on();
-                    self.signed_of_life();
-                    self.writer.set_state(FeedState::Live);
-                }
-                Ok(Step::Skipped) => {}
-                Ok(Step::Refused(status)) => {
-                    let error = Error::Refused(status);
-                    if error.is_expired() {
-                        return self.expired(at, error);
-                    }
-                    return (State::Listed { at }, Some(error.into()));
-                }
-                // It contradicts the history: what we hold may be wrong, so nothing of it is kept.
-                Err(Broken::OutOfOrder(error)) => {
-                    tracing::error!(feed = %feed.spec.key, %error, "upstream contradicts itself; listing anew");
-                    self.writer.set_state(FeedState::Syncing);
-                    return (State::Empty, Some(Broken::OutOfOrder(error).into()));
-                }
-                Err(broken) => return (State::Listed { at }, Some(broken.into())),
-            }
-        }
-    }
-
-    /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
-    /// nothing: then upstream is turning us away (reliability.md U5; client-go calls it a very short watch).
-    fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<Failure> {
-        tracing::debug!(feed = %self.means.feed.spec.key, rv = %at, "upstream ended the watch");
-        // Upstream ends the watches of a definition that it has just heard of: what it told us was by the old one.
-        if self.means.feed.is_settling() {
-            return Some(Failure::Over(End::Outdated));
-        }
-        let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
-        in_vain.then(|| Ended::Clean.into())
-    }
-
-    /// Takes in what a proof has read beside our own stream; that stream's copies will be duplicates.
-    fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, Broken> {
-        if proof.history != self.means.feed.reader.history() {
-            return Ok(ResourceVersion::default());
-        }
-        for change in proof.changes {
-            self.writer.take(change)?;
-        }
-        self.writer.advance(proof.until, false);
-        Ok(proof.until)
-    }
-
-    /// Upstream says 410: what to list, and whether to pause before that.
-    fn expired(&self, at: ResourceVersion, error: Error) -> (State, Option<Failure>) {
-        let window = match &error {
-            Error::Refused(status) => mend::window_start(&status.message).filter(|window| *window >= at),
-            _ => None,
-        };
-        // What cannot be mended needs no state that is older than the current one.
-        let window = window.filter(|_| self.may_be_mended());
-        let Relist { window, pauses } = self.relists.next(window, Instant::now());
-        (State::Expired { at, window }, pauses.then(|| error.into()))
-    }
-
-    /// Whether a gap is young enough. One of which nobody knows how old it is may hide anything.
-    fn may_be_mended(&self) -> bool {
-        let proven = self.means.feed.currency.proven();
-        self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
-    }
-
-    /// Upstream has forgotten what follows `at`: one list, and the gap mended if it can be proven.
-    async fn relist(&mut self, at: ResourceVersion, window: Option<ResourceVersion>) -> Result<State, Failure> {
-        self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.means.metrics.asked(Asked::Relist);
-        let asked = Instant::now();
-        let is_small = self.means.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
-        let Initial { snapshot, stream } = match window.map(At::Exact) {
-            Some(exact) if is_small => self.lister().list_whole(exact).await.map_err(over)?,
-            Some(exact) => self.lister().list(exact).await.map_err(over)?,
-            None => self.lister().current_and_watch(&self.means.lists_only).await.map_err(ended)?,
-        };
-        if snapshot.rv < at {
-            // The store went back in time: nothing that we hold may be served any more (reliability.md F3).
-            tracing::error!(feed = %self.means.feed.spec.key, %at, now = %snapshot.rv, "upstream went back in time");
-        }
-        let until = snapshot.rv;
-        let mended = until >= at && self.mend(at, &snapshot, window.is_some()).await?;
-        self.means.metrics.gap(mended);
-        let (feed, took) = (&self.means.feed.spec.key, asked.elapsed());
-        tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
-        if !mended {
-            self.means.feed.currency.forget();
-            self.writer.replace(snapshot);
-        }
-        if window.is_none() && until >= at {
-            self.means.feed.currency.prove(asked);
-            self.complete.listed(asked);
-        }
-        self.signed_of_life();
-        self.relists.listed(Instant::now());
-        self.writer.set_state(FeedState::Live);
-        Ok(self.behind(until, stream))
-    }
-
-    /// Applies what happened up to `list`, if that can be proven.
-    async fn mend(&mut self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<bool, Failure> {
-        let Some(held) = self.means.feed.reader.applied() else { return Ok(false) };
-        let differences = mend::differences(&held, list);
-        // Between a version and itself nothing can have happened, however long ago.
-        let may_be_mended = list.rv == at || self.may_be_mended();
-        if !may_be_mended || (!exact && !differences.is_empty()) {
-            return Ok(false);
-        }
-        self.metrics_past(differences.len());
-        let historian = Historian { lister: self.lister() };
-        let changes = match historian.recover(&differences, list.rv).await {
-            Ok(Some(changes)) => changes,
-            Ok(None) => return Ok(false),
-            // Upstream is away: tried again when it is back.
-            Err(error @ (Error::Unreachable(_) | Error::Broken(_) | Error::Timeout(_))) => return Err(error.into()),
-            // Compacted, or not to be read in this way: nobody can tell any more.
-            Err(error) => {
-                tracing::info!(feed = %self.means.feed.spec.key, %error, "the gap cannot be read back");
-                return Ok(false);
-            }
-        };
-        for change in changes {
-            self.writer.take(change).map_err(Broken::OutOfOrder)?;
-        }
-        self.writer.advance(list.rv, false);
-        Ok(true)
-    }
-
-    fn metrics_past(&self, objects: usize) {
-        (0..objects).for_each(|_| self.means.metrics.asked(Asked::Past));
     }
 
     fn signed_of_life(&mut self) {
@@ -442,11 +293,11 @@ impl Reflector {
             }
             self.means.client.answers().await;
             // Not all feeds in the same instant.
-            sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
+            tokio::time::sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
         // Once in a row of failures, or feeds that fail together would keep waking each other.
         self.woken_early = tokio::select! {
-            () = sleep(wait) => self.woken_early,
+            () = tokio::time::sleep(wait) => self.woken_early,
             () = back => true,
         };
     }
@@ -454,6 +305,10 @@ impl Reflector {
     /// How long to wait after a failure; may send a stream that cannot be read back to the start.
     fn pause_after(&mut self, failure: &Failure, state: &mut State) -> Duration {
         self.means.metrics.failed(failure.word());
+        // A stream that never tells how far it has come is silent whenever nothing happens.
+        if failure.word() != "silent" || self.means.feed.spec.key.gvr.has_watch_cache() {
+            self.continuity.lost();
+        }
         if let State::Listed { .. } | State::Expired { .. } = state {
             self.writer.set_state(FeedState::Stale { since: Instant::now() });
         }

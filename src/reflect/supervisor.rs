@@ -13,6 +13,7 @@ use super::currency;
 use super::metrics::FeedMetrics;
 use super::qualify::Qualifier;
 use super::reflector::{Means, Reflector};
+use super::words::Rewinds;
 
 /// When feeds are stopped, and how soon a broken one is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +38,7 @@ pub struct Supervisor {
     config: Config,
     tasks: Tasks,
     lists_only: Arc<AtomicBool>,
+    rewinds: Arc<Rewinds>,
 }
 
 /// How often idleness is looked at.
@@ -44,7 +46,7 @@ const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 impl Supervisor {
     pub fn new(client: Client, feeds: Feeds, config: Config, tasks: Tasks) -> Self {
-        Self { client, feeds, config, tasks, lists_only: Arc::default() }
+        Self { client, feeds, config, tasks, lists_only: Arc::default(), rewinds: Arc::default() }
     }
 
     /// Serves demands until there can be no more.
@@ -60,8 +62,8 @@ impl Supervisor {
         let reader = ObjectReader::new(key.form, feed.spec.shape, feed.spec.fields.clone());
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
         let metrics = FeedMetrics::new(feed.counts.clone());
-        let (proofs, proven) = mpsc::channel(1);
-        let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), proofs);
+        let (words, heard) = mpsc::channel(1);
+        let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), words);
         let qualifier = Qualifier::new(self.client.clone(), self.feeds.clone(), feed.clone());
         let means = Means {
             client: self.client.clone(),
@@ -69,9 +71,10 @@ impl Supervisor {
             reader,
             metrics,
             lists_only: self.lists_only.clone(),
+            rewinds: self.rewinds.clone(),
             waits: self.config.retry,
         };
-        let mut reflector = Reflector::new(means, writer, proven);
+        let mut reflector = Reflector::new(means, writer, heard);
         let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");

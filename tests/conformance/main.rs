@@ -35,6 +35,7 @@ mod representations;
 mod representations_hard;
 mod restarts;
 mod revocation;
+mod rewind;
 mod rows;
 mod siege;
 mod tables;

@@ -39,6 +39,7 @@ mod readable;
 mod refusals;
 mod refused;
 mod resume;
+mod rewind;
 mod rolling;
 mod rotation;
 mod selectors;

@@ -19,6 +19,8 @@ pub struct Plane {
     loaded: OnceCell<()>,
     /// An apiserver that was started again.
     again: Mutex<Option<Process>>,
+    /// The same of etcd.
+    etcd: Mutex<Option<Process>>,
     up: Mutex<Process>,
 }
 
@@ -54,7 +56,15 @@ impl Plane {
         .await;
         say(&format!("control plane {name:?} up after {:.1} s", started.elapsed().as_secs_f64()));
         let url = fs::read_to_string(dir.join("url")).expect("the test bed writes it").trim().to_owned();
-        Self { binary, url, dir, loaded: OnceCell::new(), again: Mutex::new(None), up: Mutex::new(up) }
+        Self {
+            binary,
+            url,
+            dir,
+            loaded: OnceCell::new(),
+            again: Mutex::new(None),
+            etcd: Mutex::new(None),
+            up: Mutex::new(up),
+        }
     }
 
     pub fn kubeconfig(&self) -> PathBuf {
@@ -119,8 +129,12 @@ impl Plane {
     }
 
     fn apiserver_pid(&self) -> u32 {
-        let pid = fs::read_to_string(self.dir.join("apiserver.pid")).expect("a pid file");
-        pid.trim().parse().expect("the apiserver runs")
+        self.pid("apiserver")
+    }
+
+    fn pid(&self, of: &str) -> u32 {
+        let pid = fs::read_to_string(self.dir.join(format!("{of}.pid"))).expect("a pid file");
+        pid.trim().parse().expect("it runs")
     }
 
     /// Seconds of a processor that the apiserver has taken so far.
@@ -130,12 +144,43 @@ impl Plane {
 
     /// kill -9. Nothing restarts it.
     pub async fn kill_apiserver(&self) {
-        let pid = self.apiserver_pid();
-        let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().expect("there is kill");
-        assert!(killed.success(), "the apiserver can be killed");
-        *self.again.lock().expect("not poisoned") = None;
-        let is_gone = |pid| !is_running(Path::new("/proc").join(format!("{pid}/stat")));
-        eventually("the apiserver is gone", async || is_gone(pid).then_some(())).await;
+        self.end("apiserver", "-KILL", &self.again).await;
+    }
+
+    async fn end(&self, what: &str, signal: &str, again: &Mutex<Option<Process>>) {
+        let pid = self.pid(what);
+        let told = Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is kill");
+        assert!(told.success(), "{what} can be ended");
+        let stat = Path::new("/proc").join(format!("{pid}/stat"));
+        eventually(&format!("{what} is gone"), async || (!is_running(&stat)).then_some(())).await;
+        *again.lock().expect("not poisoned") = None;
+    }
+
+    /// A copy of what etcd holds. The control plane is stopped for it, and started again.
+    pub async fn backup(&self) -> PathBuf {
+        let copy = self.file("backup");
+        self.without_servers(|data| copy_directory(data, &copy)).await;
+        copy
+    }
+
+    /// The control plane is stopped, its storage replaced by a copy of before, and started again.
+    pub async fn restore(&self, backup: &Path) {
+        let restore = |data: &Path| {
+            fs::remove_dir_all(data).expect("it is there");
+            copy_directory(backup, data);
+        };
+        self.without_servers(restore).await;
+    }
+
+    async fn without_servers(&self, work: impl FnOnce(&Path)) {
+        self.kill_apiserver().await;
+        self.end("etcd", "-TERM", &self.etcd).await;
+        work(&self.dir.join("etcd"));
+        let log = || File::create(self.dir.join("etcd-again.log")).expect("a log");
+        let mut command = Command::new(&self.binary);
+        command.args(["etcd", "--dir"]).arg(&self.dir).stdout(log()).stderr(log());
+        *self.etcd.lock().expect("not poisoned") = Some(Process::start("kube-testbed etcd", &mut command));
+        self.start_apiserver().await;
     }
 
     /// Starts it again, and waits until it is ready.
@@ -162,7 +207,20 @@ impl Drop for Plane {
 }
 
 /// A process that is there and not a zombie.
-fn is_running(stat: PathBuf) -> bool {
+fn is_running(stat: &Path) -> bool {
     let stat = fs::read_to_string(stat).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn copy_directory(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory") {
+        let entry = entry.expect("an entry");
+        let copy = to.join(entry.file_name());
+        if entry.file_type().expect("a type").is_dir() {
+            copy_directory(&entry.path(), &copy);
+        } else {
+            fs::copy(entry.path(), copy).expect("a copy");
+        }
+    }
 }

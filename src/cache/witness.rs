@@ -1,0 +1,47 @@
+use super::CacheReader;
+use crate::kube::{EventType, ObjectKey, ResourceVersion};
+
+/// The newest change that a feed knows of: a stream from right before it tells it first, if it tells the same history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Witness {
+    rv: ResourceVersion,
+    /// What is known to have changed at that version, and whether it was deleted. Several changes may share a version.
+    known: Vec<(ObjectKey, bool)>,
+    /// Whether deletions at that version would be among them.
+    knows_deletions: bool,
+}
+
+impl Witness {
+    /// A watch from this version tells the change.
+    pub fn before(&self) -> ResourceVersion {
+        ResourceVersion(self.rv.0.saturating_sub(1))
+    }
+
+    /// Whether the first change of such a watch is it.
+    pub fn is_told_by(&self, event_type: EventType, key: &ObjectKey, rv: ResourceVersion) -> bool {
+        let deleted = event_type == EventType::Deleted;
+        let known = self.known.iter().any(|(known, was_deleted)| known == key && *was_deleted == deleted);
+        rv == self.rv && (known || (deleted && !self.knows_deletions))
+    }
+}
+
+impl CacheReader {
+    /// The newest change that is known: the newest event, or what became of the newest object where history begins
+    /// later than that. `None` if the feed holds neither.
+    pub fn witness(&self) -> Option<Witness> {
+        let inner = self.shared.inner.read();
+        let rv = inner.last_event();
+        if rv > inner.floor {
+            let known = inner.lanes.all.with_events(|events| {
+                let of_it = events.iter().rev().take_while(|event| event.rv == rv);
+                of_it.map(|event| (event.object.key.clone(), event.event_type == EventType::Deleted)).collect()
+            });
+            return Some(Witness { rv, known, knows_deletions: true });
+        }
+        let snapshot = inner.snapshot();
+        drop(inner);
+        let rv = snapshot.iter().map(|object| object.rv).max()?;
+        let newest = snapshot.iter().filter(|object| object.rv == rv);
+        Some(Witness { rv, known: newest.map(|object| (object.key.clone(), false)).collect(), knows_deletions: false })
+    }
+}

@@ -1,0 +1,156 @@
+//! What shows that upstream's storage went back, by tables.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::cache::{Applied, CacheReader, CacheWriter, Change, Config};
+use crate::kube::Gvr;
+use crate::wire::{Envelope, Form, ObjectReader, Shape};
+
+fn rv(version: u64) -> ResourceVersion {
+    ResourceVersion(version)
+}
+
+fn item(kind: &str, name: &str, version: u64) -> WatchItem {
+    let frame = format!(
+        r#"{{"type":"{kind}","object":{{"kind":"Pod","apiVersion":"v1","code":{version},"metadata":{{{}}}}}}}"#,
+        format_args!(r#""name":"{name}","namespace":"a","resourceVersion":"{version}""#)
+    ) + "\n";
+    let read = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::default()).watch_event(frame.into());
+    read.unwrap_or_else(|error| panic!("{kind} {name} {version}: {error}"))
+}
+
+fn object(name: &str, version: u64) -> Object {
+    let WatchItem::Change { object, .. } = item("ADDED", name, version) else { panic!("not a change") };
+    object
+}
+
+fn snapshot(at: u64, objects: &[(&str, u64)]) -> Snapshot {
+    Snapshot::from_objects(rv(at), objects.iter().map(|(name, version)| object(name, *version)))
+}
+
+fn cache() -> (CacheWriter, CacheReader) {
+    let gvr = Gvr { group: "".into(), version: "v1".into(), resource: "pods".into() };
+    CacheWriter::new(Config::default(), gvr, Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn), true)
+}
+
+fn apply(writer: &mut CacheWriter, kind: &str, name: &str, version: u64) {
+    let WatchItem::Change { event_type, object, frame } = item(kind, name, version) else { panic!("not a change") };
+    let applied = writer.apply(Change { event_type, object, frame: Some(frame) });
+    assert_eq!(applied, Ok(Applied::Fresh), "{kind} {name} {version}");
+}
+
+type Listed = (u64, &'static [(&'static str, u64)]);
+
+#[test]
+fn a_list_that_cannot_have_come_of_what_was_known_is_of_another_history() {
+    use Finding::{Later, Other, Same};
+    const KNOWN: Listed = (20, &[("p", 12), ("q", 18)]);
+    let cases: [(&str, Listed, Finding); 14] = [
+        ("nothing has happened", (20, &[("p", 12), ("q", 18)]), Same),
+        ("nothing has happened to these", (30, &[("p", 12), ("q", 18)]), Same),
+        ("a change", (30, &[("p", 21), ("q", 18)]), Later),
+        ("a creation", (30, &[("p", 12), ("q", 18), ("r", 21)]), Later),
+        ("a deletion", (30, &[("q", 18)]), Later),
+        ("everything is gone", (30, &[]), Later),
+        ("behind, and the same", (19, &[("p", 12), ("q", 18)]), Other),
+        ("behind", (15, &[("p", 12)]), Other),
+        ("it has passed, and a change is undone", (30, &[("p", 12), ("q", 14)]), Other),
+        ("it has passed, and another change took its version", (30, &[("p", 18), ("q", 18)]), Other),
+        ("it has passed, and a deletion is undone", (30, &[("p", 12), ("q", 18), ("r", 11)]), Other),
+        ("it has come to the same version", (20, &[("p", 12), ("q", 17)]), Other),
+        ("it has come to the same version without one", (20, &[("p", 12)]), Other),
+        ("it has come to the same version with one more", (20, &[("p", 12), ("q", 18), ("r", 20)]), Other),
+    ];
+    let known = snapshot(KNOWN.0, KNOWN.1);
+    let reach = Reach { at: rv(20), whole: rv(20) };
+    for (what, (at, objects), expected) in cases {
+        let listed = snapshot(at, objects);
+        assert_eq!(compare(places(&known), reach, places(&listed), listed.rv), expected, "{what}");
+    }
+}
+
+#[test]
+fn of_the_version_of_the_newest_event_more_may_be_on_its_way() {
+    let (mut writer, reader) = cache();
+    writer.replace(snapshot(10, &[("p", 5)]));
+    assert_eq!(Reach::of(&reader, rv(10)), Reach { at: rv(10), whole: rv(10) }, "a list is whole");
+    apply(&mut writer, "ADDED", "q", 12);
+    let reach = Reach::of(&reader, rv(12));
+    assert_eq!(reach, Reach { at: rv(12), whole: rv(11) });
+    let known = reader.snapshot();
+    let sibling = snapshot(12, &[("p", 5), ("q", 12), ("r", 12)]);
+    assert_eq!(compare(places(&known), reach, places(&sibling), sibling.rv), Finding::Later);
+    let behind = snapshot(11, &[("p", 5)]);
+    assert_eq!(compare(places(&known), reach, places(&behind), behind.rv), Finding::Other);
+    writer.advance(rv(13), true);
+    assert_eq!(Reach::of(&reader, rv(13)), Reach { at: rv(13), whole: rv(13) }, "a bookmark says that all has come");
+}
+
+/// What a stream tells first that was opened right before our newest change.
+#[test]
+fn a_stream_tells_the_newest_change_first_or_another_history() {
+    use Testimony::{Continues, Contradicts, Expired, Refuses};
+    let (mut writer, reader) = cache();
+    writer.replace(snapshot(10, &[("p", 5), ("q", 7)]));
+    let of_a_state = reader.witness().expect("there are objects");
+    assert_eq!(of_a_state.before(), rv(6));
+    apply(&mut writer, "MODIFIED", "p", 12);
+    apply(&mut writer, "DELETED", "q", 14);
+    apply(&mut writer, "ADDED", "r", 14);
+    writer.advance(rv(20), true);
+    let of_events = reader.witness().expect("there are events");
+    assert_eq!(of_events.before(), rv(13));
+    for (witness, kind, name, version, expected) in [
+        (&of_events, "DELETED", "q", 14, Continues),
+        (&of_events, "ADDED", "r", 14, Continues),
+        (&of_events, "MODIFIED", "r", 14, Continues),
+        (&of_events, "MODIFIED", "q", 14, Contradicts),
+        (&of_events, "DELETED", "r", 14, Contradicts),
+        (&of_events, "DELETED", "s", 14, Contradicts),
+        (&of_events, "ADDED", "p", 14, Contradicts),
+        (&of_events, "ADDED", "r", 15, Contradicts),
+        (&of_events, "ADDED", "s", 30, Contradicts),
+        (&of_events, "BOOKMARK", "", 30, Contradicts),
+        (&of_events, "ERROR", "", 410, Expired),
+        (&of_events, "ERROR", "", 500, Refuses),
+        (&of_a_state, "ADDED", "q", 7, Continues),
+        (&of_a_state, "DELETED", "unknown", 7, Continues),
+        (&of_a_state, "DELETED", "unknown", 8, Contradicts),
+        (&of_a_state, "ADDED", "q", 8, Contradicts),
+        (&of_a_state, "ADDED", "p", 7, Contradicts),
+    ] {
+        assert_eq!(testimony(witness, &item(kind, name, version)), expected, "{kind} {name} {version}");
+    }
+}
+
+#[test]
+fn what_was_told_again_is_known_again() {
+    let (mut writer, reader) = cache();
+    writer.replace(snapshot(10, &[("p", 5)]));
+    let again = |writer: &mut CacheWriter, kind, name, version| {
+        let WatchItem::Change { event_type, object, frame } = item(kind, name, version) else { panic!("not a change") };
+        writer.apply(Change { event_type, object, frame: Some(frame) })
+    };
+    assert_eq!(again(&mut writer, "ADDED", "p", 5), Ok(Applied::Duplicate), "the newest object of a state");
+    assert_eq!(again(&mut writer, "DELETED", "gone", 8), Ok(Applied::Duplicate), "what went before it was listed");
+    apply(&mut writer, "MODIFIED", "p", 12);
+    writer.advance(rv(15), true);
+    assert_eq!(again(&mut writer, "MODIFIED", "p", 12), Ok(Applied::Duplicate), "the newest event");
+    assert_eq!(reader.progress().rv, rv(15));
+}
+
+#[test]
+fn an_empty_feed_has_no_witness_and_one_that_is_sure_needs_none() {
+    let (mut writer, reader) = cache();
+    assert_eq!(reader.witness(), None);
+    writer.replace(snapshot(10, &[("p", 5)]));
+    let mut continuity = Continuity::default();
+    assert_eq!(continuity.witness(&reader), None);
+    continuity.lost();
+    assert!(continuity.witness(&reader).is_some());
+    continuity = Continuity::Untold;
+    continuity.lost();
+    assert_eq!(continuity, Continuity::Untold, "what has left upstream's window does not come back");
+    assert_eq!(continuity.witness(&reader), None);
+}

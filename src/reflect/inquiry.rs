@@ -1,0 +1,240 @@
+//! Finds out whether upstream's history is still the one that a feed holds, when there is reason to doubt it.
+//!
+//! An inquiry runs beside the stream, which goes on meanwhile: one server that lags behind must not cost anybody a
+//! watch. It lists the current state once. That is a consistent read, so a version below ours is proof by itself; a
+//! later one is compared with what the feed held when it was asked for.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::cache::Feed;
+use crate::upstream::Client;
+use crate::wire::ObjectReader;
+
+use super::continuity::{Finding, Reach, compare, places};
+use super::initial::{At, Initial, Lister};
+use super::metrics::{Asked, FeedMetrics};
+
+/// Why it is asked, in the order of urgency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Why {
+    /// The stream was lost and is open again, and nothing has told yet that all is as it was: a cheap question first.
+    Reopened,
+    /// The same, and the storage has come as far as the feed, but the stream does not tell what it was to tell first.
+    Untold,
+    /// Upstream has given an answer that does not go with what the feed holds.
+    Doubt,
+    /// Another feed has found that the storage went back.
+    Notice,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The storage has come as far as the feed, whatever its history is.
+    Reached,
+    /// Upstream's history is ours.
+    Continues,
+    /// It is another one, and this is its current state.
+    Other(Box<Listed>),
+    /// Nobody can tell any more, and this is the current state.
+    Unproven(Why, Box<Listed>),
+    /// Upstream did not help.
+    Failed(Why),
+}
+
+/// A current state.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) asked: Instant,
+    pub(super) initial: Initial,
+}
+
+/// The inquiries of one feed, one at a time.
+#[derive(Default)]
+pub(super) struct Inquiries {
+    due: Option<(Instant, Why)>,
+    /// In a lock that nobody takes, so that it can be where others only look.
+    running: Mutex<Option<BoxFuture<'static, Outcome>>>,
+    pace: Pace,
+}
+
+/// How soon a doubt may be acted upon: an upstream that keeps raising unfounded ones must not be listed again and
+/// again.
+#[derive(Debug, Default)]
+struct Pace {
+    /// When the last one was found to be unfounded, and how many there were in a row.
+    unfounded: Option<(Instant, u32)>,
+}
+
+impl Pace {
+    const REST: Duration = Duration::from_secs(10);
+    const REST_MAX: Duration = Duration::from_secs(5 * 60);
+
+    fn rest(times: u32) -> Duration {
+        Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
+    }
+
+    /// The first moment at which to ask.
+    fn earliest(&self) -> Option<Instant> {
+        self.unfounded.map(|(at, times)| at + Self::rest(times))
+    }
+
+    fn was_unfounded(&mut self, now: Instant) {
+        let again = self.unfounded.filter(|(at, times)| now.duration_since(*at) < 2 * Self::rest(*times));
+        self.unfounded = Some((now, again.map_or(0, |(_, times)| times + 1)));
+    }
+}
+
+/// A cheap question that is not answered within this time tells nothing.
+const QUESTION_MAX: Duration = Duration::from_secs(5);
+
+impl Inquiries {
+    /// Asks within `from..from + spread`: thousands of feeds may have the same reason at the same moment.
+    pub(super) fn ask(&mut self, why: Why, from: Duration, spread: Duration) {
+        let mut when = Instant::now() + from + spread.mul_f64(fastrand::f64());
+        if why == Why::Doubt {
+            when = self.pace.earliest().map_or(when, |earliest| earliest.max(when));
+        }
+        // What is due already is not put off, and what is asked covers what there is less reason for.
+        self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
+    }
+
+    /// The stream tells that all is as it was: nothing has to be found out any more for having lost it.
+    pub(super) fn withdraw(&mut self) {
+        self.due.take_if(|(_, why)| matches!(why, Why::Reopened | Why::Untold));
+    }
+
+    /// Another history has begun: nothing that was asked concerns it.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The next outcome. Cancel-safe.
+    pub(super) async fn next(&mut self, inquirer: impl Fn() -> Inquirer) -> Outcome {
+        loop {
+            if let Some(running) = self.running.get_mut() {
+                let outcome = running.await;
+                *self.running.get_mut() = None;
+                if matches!(outcome, Outcome::Continues | Outcome::Failed(_) | Outcome::Unproven(Why::Doubt, _)) {
+                    self.pace.was_unfounded(Instant::now());
+                }
+                return outcome;
+            }
+            let Some((when, why)) = self.due else { return pending().await };
+            sleep_until(when).await;
+            self.due = None;
+            let inquirer = inquirer();
+            *self.running.get_mut() = Some(async move { inquirer.ask(why).await }.boxed());
+        }
+    }
+}
+
+/// Asks upstream for one feed.
+pub(super) struct Inquirer {
+    pub(super) client: Client,
+    pub(super) feed: Arc<Feed>,
+    pub(super) reader: Arc<ObjectReader>,
+    pub(super) metrics: FeedMetrics,
+    pub(super) lists_only: Arc<AtomicBool>,
+}
+
+impl Inquirer {
+    async fn ask(&self, why: Why) -> Outcome {
+        if why == Why::Reopened {
+            let reached = self.feed.reader.progress().rv;
+            self.metrics.asked(Asked::Position);
+            match timeout(QUESTION_MAX, self.lister().position()).await {
+                Ok(Ok(at)) if at >= reached => return Outcome::Reached,
+                Ok(Ok(at)) => tracing::info!(feed = %self.feed.spec.key, %at, %reached, "upstream seems to be behind"),
+                Ok(Err(_)) | Err(_) => return Outcome::Failed(why),
+            }
+        }
+        self.list(why).await
+    }
+
+    async fn list(&self, why: Why) -> Outcome {
+        self.metrics.asked(Asked::Doubt);
+        let known = self.feed.reader.snapshot();
+        let reach = Reach::of(&self.feed.reader, known.rv);
+        let asked = Instant::now();
+        let initial = match self.lister().current(&self.lists_only).await {
+            Ok(initial) => initial,
+            Err(error) => {
+                tracing::info!(feed = %self.feed.spec.key, %error, "whether upstream's history is ours is not known");
+                return Outcome::Failed(why);
+            }
+        };
+        let listed = &initial.snapshot;
+        let finding = match compare(places(&known), reach, places(listed), listed.rv) {
+            // What came later hides what was before: upstream may still know the state that we had.
+            Finding::Later => match self.lister().list(At::Exact(known.rv)).await {
+                Ok(then) => compare(places(&known), reach, places(&then.snapshot), then.snapshot.rv),
+                Err(_) => Finding::Later,
+            },
+            finding => finding,
+        };
+        tracing::info!(feed = %self.feed.spec.key, ?why, ?finding, at = %listed.rv, reached = %known.rv, "listed on a doubt");
+        let listed = Box::new(Listed { asked, initial });
+        match finding {
+            Finding::Same => Outcome::Continues,
+            Finding::Other => Outcome::Other(listed),
+            Finding::Later => Outcome::Unproven(why, listed),
+        }
+    }
+
+    fn lister(&self) -> Lister<'_> {
+        Lister { client: &self.client, spec: &self.feed.spec, reader: &self.reader, cache: &self.feed.reader }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unfounded_doubts_are_looked_into_ever_more_rarely_and_one_after_a_while_at_once() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        assert_eq!(pace.earliest(), None);
+        let mut now = start;
+        for rest in [10, 20, 40, 80, 160, 300, 300] {
+            pace.was_unfounded(now);
+            assert_eq!(pace.earliest(), Some(now + Duration::from_secs(rest)));
+            now += Duration::from_secs(rest);
+        }
+        let later = now + 2 * Pace::REST_MAX;
+        pace.was_unfounded(later);
+        assert_eq!(pace.earliest(), Some(later + Pace::REST));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_due_is_not_put_off_and_the_better_reason_stays() {
+        let mut inquiries = Inquiries::default();
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        inquiries.ask(Why::Reopened, second, Duration::ZERO);
+        inquiries.ask(Why::Notice, 3 * second, Duration::ZERO);
+        inquiries.ask(Why::Doubt, 2 * second, Duration::ZERO);
+        assert_eq!(inquiries.due, Some((now + second, Why::Notice)));
+        inquiries.withdraw();
+        assert!(inquiries.due.is_some(), "there is another reason");
+        inquiries.due = None;
+        for why in [Why::Reopened, Why::Untold] {
+            inquiries.ask(why, second, Duration::ZERO);
+            inquiries.withdraw();
+            assert_eq!(inquiries.due, None);
+        }
+        inquiries.pace.was_unfounded(now);
+        inquiries.ask(Why::Doubt, Duration::ZERO, Duration::ZERO);
+        assert_eq!(inquiries.due, Some((now + Pace::REST, Why::Doubt)), "paced");
+        inquiries.forget();
+        inquiries.ask(Why::Doubt, Duration::ZERO, Duration::ZERO);
+        assert_eq!(inquiries.due, Some((now, Why::Doubt)), "another history, another doubt");
+    }
+}

@@ -1,0 +1,135 @@
+//! What a prover has asked and been told, and what it still goes after.
+
+use std::collections::VecDeque;
+
+use tokio::time::Instant;
+
+use crate::cache::{Currency, Feed};
+use crate::kube::ResourceVersion;
+
+use super::gap::Position;
+
+/// Questions that were answered and are not proven yet, in the order of their asking; their X never falls.
+///
+/// All of them are kept, not only the last: under steady demand the cache reaches the older ones while the last one
+/// runs ahead with the cluster's revision.
+#[derive(Debug, Default)]
+pub(super) struct Positions(VecDeque<Position>);
+
+impl Positions {
+    const MAX: usize = 256;
+
+    pub(super) fn extend(&mut self, answer: Option<Position>) {
+        let Some(new) = answer else { return };
+        match self.0.back_mut() {
+            // A later question with an older answer: the answer before it holds for it too.
+            Some(last) if new.at <= last.at => last.asked = new.asked,
+            _ => self.0.push_back(new),
+        }
+    }
+
+    pub(super) fn last(&self) -> Option<Position> {
+        self.0.back().copied()
+    }
+
+    /// No more is asked for until the cache has reached the first: an answer in place of an earlier one would have
+    /// those who wait for that one run after an ever higher version.
+    pub(super) fn is_full(&self) -> bool {
+        self.0.len() >= Self::MAX
+    }
+
+    /// Forgets what nobody waits for any more and what the cache has reached; the instant that is proven by that.
+    pub(super) fn settle(&mut self, reached: ResourceVersion, is_awaited: bool, now: Instant) -> Option<Instant> {
+        let mut proven = None;
+        while let Some(first) = self.0.front() {
+            if first.at <= reached {
+                proven = Some(first.asked);
+            } else if is_awaited && now.duration_since(first.asked) < Currency::WAIT_MAX {
+                break;
+            }
+            self.0.pop_front();
+        }
+        proven
+    }
+
+    pub(super) fn proven(&mut self, asked: Instant) {
+        self.0.retain(|position| position.asked > asked);
+    }
+}
+
+/// A version that readers wait for, and how often it was gone after: it may lie in the future for ever.
+#[derive(Debug, Default)]
+pub(super) struct Chase {
+    target: ResourceVersion,
+    tries: u32,
+}
+
+impl Chase {
+    const TRIES_MAX: u32 = 3;
+
+    pub(super) fn aim(&mut self, target: ResourceVersion) {
+        if target > self.target {
+            *self = Self { target, tries: 0 };
+        }
+    }
+
+    /// Whether to try (once more); counts the try. What cannot be reached is given up, so that it does not hide what
+    /// others will want later.
+    pub(super) fn goes_on(&mut self, feed: &Feed) -> bool {
+        if feed.reader.progress().rv >= self.target {
+            return false;
+        }
+        if self.tries >= Self::TRIES_MAX {
+            feed.currency.give_up_version(self.target);
+            *self = Self::default();
+            return false;
+        }
+        self.tries += 1;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn position(asked: Instant, at: u64) -> Position {
+        Position { asked, at: ResourceVersion(at) }
+    }
+
+    /// Kubernetes issue 139766: whoever waits does so for the version of its own question, however many follow.
+    #[test]
+    fn what_is_to_be_reached_does_not_run_ahead_of_those_who_wait() {
+        let (mut positions, start) = (Positions::default(), Instant::now());
+        for n in 0..10_u32 {
+            positions.extend(Some(position(start + n * SECOND, 10 + u64::from(n))));
+        }
+        assert_eq!(positions.settle(ResourceVersion(9), true, start + 20 * SECOND), None, "a cache that lags");
+        assert_eq!(positions.settle(ResourceVersion(12), true, start + 20 * SECOND), Some(start + 2 * SECOND));
+        assert_eq!(positions.last().map(|last| last.at), Some(ResourceVersion(19)));
+    }
+
+    #[test]
+    fn questions_wait_when_there_are_too_many_answers_that_are_not_reached() {
+        let (mut positions, start) = (Positions::default(), Instant::now());
+        (0..Positions::MAX as u64).for_each(|n| positions.extend(Some(position(start, n + 1))));
+        assert!(positions.is_full());
+        assert_eq!(positions.settle(ResourceVersion(1), true, start), Some(start));
+        assert!(!positions.is_full());
+    }
+
+    #[test]
+    fn what_nobody_waits_for_any_more_is_forgotten() {
+        let (mut positions, start) = (Positions::default(), Instant::now());
+        positions.extend(Some(position(start, 10)));
+        assert_eq!(positions.settle(ResourceVersion(9), true, start + Currency::WAIT_MAX), None);
+        assert!(positions.last().is_none(), "nobody waits for so long");
+        positions.extend(Some(position(start, 10)));
+        assert_eq!(positions.settle(ResourceVersion(9), false, start), None);
+        assert!(positions.last().is_none(), "they have all gone");
+    }
+}

@@ -1,0 +1,254 @@
+//! How a stream is opened and followed, and what is found out beside it.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{Means, Reflector, State};
+use crate::cache::{End, State as FeedState, Witness};
+use crate::kube::ResourceVersion;
+use crate::reflect::continuity::{Continuity, Testimony, testimony};
+use crate::reflect::failure::{Failure, over};
+use crate::reflect::inquiry::{Inquirer, Outcome, Why};
+use crate::reflect::session::{self, Broken, Step};
+use crate::reflect::stream::{Ended, WatchStream};
+use crate::reflect::words::{Proof, Word};
+use crate::upstream::Error;
+use crate::wire::{WatchItem, WireError};
+
+/// A stream that is over sooner, and without a word, was not meant to be one.
+const SHORT: Duration = Duration::from_secs(1);
+/// What a stream is to tell first comes at once. Where it does not, upstream is asked how far it is.
+const TOLD_AGAIN_MAX: Duration = Duration::from_secs(1);
+const TOLD_AGAIN_SPREAD: Duration = Duration::from_secs(2);
+/// Feeds of which a stream can tell nothing again ask within this time: all of a fleet may have lost theirs together.
+const REOPENED_SPREAD: Duration = Duration::from_secs(10);
+/// The same, where there is a sign that something is wrong.
+const DOUBT_SPREAD: Duration = Duration::from_secs(1);
+const NOTICE_SPREAD: Duration = Duration::from_secs(3);
+/// After a question that upstream did not answer.
+const AGAIN: Duration = Duration::from_secs(10);
+
+impl Reflector {
+    /// Opens a stream that goes on from `at`. With a witness it begins in front of that, with what is known already.
+    pub(super) async fn resume(
+        &self,
+        at: ResourceVersion,
+    ) -> Result<(WatchStream, Option<Witness>), (Failure, Option<Witness>)> {
+        let spec = &self.means.feed.spec;
+        let witness = self.continuity.witness(&self.means.feed.reader);
+        let from = match &witness {
+            Some(witness) => witness.before(),
+            // The stream may have broken between two events of one version. What came is known again.
+            None if self.means.feed.reader.is_open(at) => self.means.feed.reader.progress().rv,
+            None => at,
+        };
+        let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
+        match WatchStream::open(&self.means.client, &path, spec.key.form).await {
+            Ok(stream) => Ok((stream, witness)),
+            Err(error) => Err((over(error), witness)),
+        }
+    }
+
+    /// Upstream has forgotten the change that it was to tell again; what follows our own version it may still have.
+    pub(super) fn untold(&mut self, at: ResourceVersion) -> State {
+        self.continuity = Continuity::Untold;
+        State::Listed { at }
+    }
+
+    /// Follows the stream until it ends, and says from where to go on.
+    pub(super) async fn watch(
+        &mut self,
+        mut at: ResourceVersion,
+        mut stream: WatchStream,
+        mut witness: Option<Witness>,
+    ) -> (State, Option<Failure>) {
+        let _open = self.means.metrics.watch_open();
+        let opened = Instant::now();
+        if witness.is_some() {
+            self.inquiries.ask(Why::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
+        } else if !self.continuity.is_sure() {
+            self.inquiries.ask(Why::Reopened, Duration::ZERO, REOPENED_SPREAD);
+        }
+        // Silence says something only of a stream that has spoken.
+        let mut silence = None;
+        loop {
+            let item = tokio::select! {
+                biased;
+                item = stream.next(&self.means.reader) => item,
+                () = sleep(silence.unwrap_or_default()), if silence.is_some() => {
+                    self.writer.settle();
+                    silence = None;
+                    continue;
+                }
+                Some(word) = self.words.recv() => {
+                    match self.heard(word) {
+                        Ok(reached) => at = at.max(reached),
+                        Err(broken) => return (State::Listed { at }, Some(broken.into())),
+                    }
+                    continue;
+                }
+                outcome = self.inquiries.next(|| inquirer(&self.means)) => {
+                    if let (Outcome::Reached, Some(_)) = (&outcome, &witness) {
+                        self.inquiries.ask(Why::Untold, Duration::ZERO, REOPENED_SPREAD);
+                    } else if let Some(anew) = self.found(at, outcome) {
+                        return (anew, None);
+                    }
+                    continue;
+                }
+                Ok(()) = self.notices.changed() => {
+                    let found = *self.notices.borrow_and_update();
+                    if found.is_some_and(|found| self.begun.is_concerned(found)) {
+                        self.inquiries.ask(Why::Notice, Duration::ZERO, NOTICE_SPREAD);
+                    }
+                    continue;
+                }
+            };
+            if let (Some(witness), Ok(item)) = (witness.take(), &item)
+                && let Some(next) = self.examine(&witness, item, at)
+            {
+                return (next, None);
+            }
+            match self.take_in(item, at, opened) {
+                Ok(reached) => at = at.max(reached),
+                Err(next) => return next,
+            }
+            silence = self.writer.settles_after();
+        }
+    }
+
+    /// What follows from the first item of a stream that was to begin with our newest change, if anything does.
+    fn examine(&mut self, witness: &Witness, first: &WatchItem, at: ResourceVersion) -> Option<State> {
+        match testimony(witness, first) {
+            Testimony::Continues => {
+                self.is_sure();
+                self.signed_of_life();
+                None
+            }
+            Testimony::Contradicts => {
+                self.give_up(at, "a stream leaves out the newest change");
+                Some(State::Empty)
+            }
+            Testimony::Expired => Some(self.untold(at)),
+            Testimony::Refuses => None,
+        }
+    }
+
+    /// What an item of the stream leads to: a version, or the end of the stream.
+    fn take_in(
+        &mut self,
+        item: Result<WatchItem, Ended>,
+        at: ResourceVersion,
+        opened: Instant,
+    ) -> Result<ResourceVersion, (State, Option<Failure>)> {
+        let listed = |failure: Failure| (State::Listed { at }, Some(failure));
+        let is_bookmark = matches!(item, Ok(WatchItem::Bookmark { .. }));
+        let step = match item {
+            Ok(item) => session::apply(item, &mut self.writer, &self.means.metrics),
+            Err(Ended::Clean) => return Err((State::Listed { at }, self.clean_end(at, opened))),
+            Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
+            Err(ended) => return Err(listed(ended.into())),
+        };
+        if self.writer.is_outgrown() {
+            return Err(listed(Failure::Over(End::OverBudget)));
+        }
+        match step {
+            Ok(Step::At(rv)) => {
+                self.complete.came(is_bookmark, at, rv, Instant::now());
+                self.relists.goes_on();
+                self.signed_of_life();
+                self.writer.set_state(FeedState::Live);
+                Ok(rv)
+            }
+            Ok(Step::Skipped) => Ok(at),
+            Ok(Step::Refused(status)) => {
+                let error = Error::Refused(status);
+                Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) })
+            }
+            // It contradicts the history: what we hold may be wrong, so nothing of it is kept.
+            Err(Broken::OutOfOrder(error)) => {
+                tracing::error!(feed = %self.means.feed.spec.key, %error, "upstream contradicts itself; listing anew");
+                self.writer.set_state(FeedState::Syncing);
+                Err((State::Empty, Some(Broken::OutOfOrder(error).into())))
+            }
+            Err(broken) => Err(listed(broken.into())),
+        }
+    }
+
+    /// What a prover has to say; how far that takes the feed.
+    fn heard(&mut self, word: Word) -> Result<ResourceVersion, Broken> {
+        match word {
+            Word::Proof(proof) => self.adopt(proof),
+            Word::Doubt { history } => {
+                if history == self.means.feed.reader.history() {
+                    self.inquiries.ask(Why::Doubt, Duration::ZERO, DOUBT_SPREAD);
+                }
+                Ok(ResourceVersion::default())
+            }
+        }
+    }
+
+    /// What follows from an inquiry: a new history, if upstream's is another one.
+    fn found(&mut self, at: ResourceVersion, outcome: Outcome) -> Option<State> {
+        match outcome {
+            Outcome::Reached | Outcome::Continues => {
+                self.is_sure();
+                None
+            }
+            Outcome::Other(listed) => {
+                self.give_up(at, "its current state cannot have come of what was told before");
+                Some(self.starts_with(listed.initial, listed.asked))
+            }
+            // The storage did go back, and whether this feed is concerned nobody can tell.
+            Outcome::Unproven(Why::Notice, listed) => {
+                self.give_up(at, "the storage went back, and what happened to this resource cannot be told");
+                Some(self.starts_with(listed.initial, listed.asked))
+            }
+            Outcome::Unproven(Why::Doubt | Why::Reopened | Why::Untold, _) => None,
+            Outcome::Failed(why) => {
+                self.inquiries.ask(why, AGAIN, AGAIN);
+                None
+            }
+        }
+    }
+
+    /// Upstream goes on with the history that we hold.
+    fn is_sure(&mut self) {
+        self.continuity = Continuity::Sure;
+        self.inquiries.withdraw();
+    }
+
+    /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
+    /// nothing: then upstream is turning us away (reliability.md U5; client-go calls it a very short watch).
+    fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<Failure> {
+        tracing::debug!(feed = %self.means.feed.spec.key, rv = %at, "upstream ended the watch");
+        // Upstream ends the watches of a definition that it has just heard of: what it told us was by the old one.
+        if self.means.feed.is_settling() {
+            return Some(Failure::Over(End::Outdated));
+        }
+        let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
+        in_vain.then(|| Ended::Clean.into())
+    }
+
+    /// Takes in what a proof has read beside our own stream; that stream's copies will be duplicates.
+    fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, Broken> {
+        if proof.history != self.means.feed.reader.history() {
+            return Ok(ResourceVersion::default());
+        }
+        for change in proof.changes {
+            self.writer.take(change)?;
+        }
+        self.writer.advance(proof.until, false);
+        Ok(proof.until)
+    }
+}
+
+fn inquirer(means: &Means) -> Inquirer {
+    Inquirer {
+        client: means.client.clone(),
+        feed: means.feed.clone(),
+        reader: means.reader.clone(),
+        metrics: means.metrics.clone(),
+        lists_only: means.lists_only.clone(),
+    }
+}

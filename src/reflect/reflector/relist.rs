@@ -1,0 +1,141 @@
+//! Lists that close a gap, and the end of a history that upstream knows nothing of.
+
+use tokio::time::Instant;
+
+use super::{Reflector, State, ended};
+use crate::cache::{Snapshot, State as FeedState};
+use crate::kube::ResourceVersion;
+use crate::reflect::continuity::{Continuity, Finding, Reach, compare, places};
+use crate::reflect::failure::{Failure, over};
+use crate::reflect::gap::Relist;
+use crate::reflect::initial::{At, Initial};
+use crate::reflect::mend::{self, Historian, Recovered};
+use crate::reflect::metrics::{Asked, Gap};
+use crate::reflect::session::Broken;
+use crate::upstream::Error;
+
+/// A feed that holds up to so much is listed again in one request; the answer is read whole.
+const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
+
+impl Reflector {
+    /// Upstream says 410: what to list, and whether to pause before that.
+    pub(super) fn expired(&self, at: ResourceVersion, error: Error) -> (State, Option<Failure>) {
+        let window = match &error {
+            Error::Refused(status) => mend::window_start(&status.message).filter(|window| *window >= at),
+            _ => None,
+        };
+        // What cannot be mended needs no state that is older than the current one.
+        let window = window.filter(|_| self.may_be_mended());
+        let Relist { window, pauses } = self.relists.next(window, Instant::now());
+        (State::Expired { at, window }, pauses.then(|| error.into()))
+    }
+
+    /// Whether a gap is young enough. One of which nobody knows how old it is may hide anything.
+    fn may_be_mended(&self) -> bool {
+        let proven = self.means.feed.currency.proven();
+        self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
+    }
+
+    /// Upstream has forgotten what follows `at`: one list, and the gap mended if it can be proven.
+    pub(super) async fn relist(
+        &mut self,
+        at: ResourceVersion,
+        window: Option<ResourceVersion>,
+    ) -> Result<State, Failure> {
+        self.writer.set_state(FeedState::Stale { since: self.last_sign });
+        self.means.metrics.asked(Asked::Relist);
+        let asked = Instant::now();
+        let is_small = self.means.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
+        let initial = match window.map(At::Exact) {
+            Some(exact) if is_small => self.lister().list_whole(exact).await.map_err(over)?,
+            Some(exact) => self.lister().list(exact).await.map_err(over)?,
+            None => self.lister().current_and_watch(&self.means.lists_only).await.map_err(ended)?,
+        };
+        let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
+        if matches!(recovered, Recovered::OtherHistory) {
+            self.relists.listed(Instant::now());
+            self.give_up(at, "a list cannot have come of what was told before");
+            return Ok(self.starts_with(initial, asked));
+        }
+        let Initial { snapshot, stream } = initial;
+        let until = snapshot.rv;
+        let mended = self.mend(recovered, until)?;
+        self.means.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
+        let (feed, took) = (&self.means.feed.spec.key, asked.elapsed());
+        tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
+        if !mended {
+            self.means.feed.currency.forget();
+            self.writer.replace(snapshot);
+            self.begins(asked, false);
+        }
+        self.continuity = Continuity::Sure;
+        if window.is_none() {
+            self.means.feed.currency.prove(asked);
+            self.complete.listed(asked);
+        }
+        self.signed_of_life();
+        self.relists.listed(Instant::now());
+        self.writer.set_state(FeedState::Live);
+        Ok(self.behind(until, stream))
+    }
+
+    /// What happened up to `list`, if that can be proven.
+    async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, Failure> {
+        let Some(known) = self.means.feed.reader.applied() else { return Ok(Recovered::Unknown) };
+        let reach = Reach::of(&self.means.feed.reader, known.rv);
+        if compare(places(&known), reach, places(list), list.rv) == Finding::Other {
+            return Ok(Recovered::OtherHistory);
+        }
+        let differences = mend::differences(&known, list);
+        // Between a version and itself nothing can have happened, however long ago.
+        let may_be_mended = list.rv == at || self.may_be_mended();
+        if !may_be_mended || (!exact && !differences.is_empty()) {
+            return Ok(Recovered::Unknown);
+        }
+        self.metrics_past(differences.len());
+        let historian = Historian { lister: self.lister(), from: reach };
+        match historian.recover(&differences, list.rv).await {
+            Ok(recovered) => Ok(recovered),
+            // Upstream is away: tried again when it is back.
+            Err(error @ (Error::Unreachable(_) | Error::Broken(_) | Error::Timeout(_))) => Err(error.into()),
+            // Compacted, or not to be read in this way: nobody can tell any more.
+            Err(error) => {
+                tracing::info!(feed = %self.means.feed.spec.key, %error, "the gap cannot be read back");
+                Ok(Recovered::Unknown)
+            }
+        }
+    }
+
+    /// Applies what happened up to `until`, if it is known; says whether it is.
+    fn mend(&mut self, recovered: Recovered, until: ResourceVersion) -> Result<bool, Failure> {
+        let Recovered::Changes(changes) = recovered else { return Ok(false) };
+        for change in changes {
+            self.writer.take(change).map_err(Broken::OutOfOrder)?;
+        }
+        self.writer.advance(until, false);
+        Ok(true)
+    }
+
+    /// Upstream's storage went back: what the feed holds has not happened. Nothing of it is served from here on, and
+    /// the watches end when the restored state takes its place (reliability.md F3).
+    pub(super) fn give_up(&mut self, at: ResourceVersion, evidence: &'static str) {
+        if std::mem::replace(&mut self.rewinding, true) {
+            return;
+        }
+        let feed = &self.means.feed;
+        tracing::error!(
+            feed = %feed.spec.key, reached = %at, evidence,
+            "upstream's storage went back to an earlier state, as by a restored backup: what was written in between is \
+             lost. Watches end with 410; clients of the apiserver itself have to be restarted"
+        );
+        self.means.metrics.gap(Gap::Rewound);
+        self.writer.set_state(FeedState::Syncing);
+        feed.currency.forget();
+        feed.forget_shown();
+        self.means.rewinds.announce(Instant::now());
+    }
+
+    fn metrics_past(&self, objects: usize) {
+        (0..objects).for_each(|_| self.means.metrics.asked(Asked::Past));
+    }
+}

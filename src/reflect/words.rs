@@ -1,0 +1,96 @@
+//! What the parts of a feed tell its reflector, and what feeds of one upstream tell each other.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::cache::Change;
+use crate::kube::ResourceVersion;
+
+/// What a prover has found out.
+#[derive(Debug)]
+pub(super) enum Word {
+    Proof(Proof),
+    /// Upstream has answered in a way that does not go with what the feed holds in this history.
+    Doubt {
+        history: u64,
+    },
+}
+
+/// Changes after our version, in order and without a gap, up to `until`.
+#[derive(Debug)]
+pub(super) struct Proof {
+    /// The history of the feed that they belong to.
+    pub(super) history: u64,
+    pub(super) changes: Vec<Change>,
+    pub(super) until: ResourceVersion,
+}
+
+/// When a feed last found out, by itself, that upstream's storage had gone back: all feeds of one upstream look then.
+#[derive(Debug, Default)]
+pub(super) struct Rewinds(watch::Sender<Option<Instant>>);
+
+/// Feeds find the same restored backup within this time of each other.
+const SAME_INCIDENT: Duration = Duration::from_secs(60);
+
+impl Rewinds {
+    /// Tells the others, unless somebody has just done so.
+    pub(super) fn announce(&self, now: Instant) {
+        self.0.send_if_modified(|last| {
+            let is_news = last.is_none_or(|last| now.duration_since(last) >= SAME_INCIDENT);
+            if is_news {
+                *last = Some(now);
+            }
+            is_news
+        });
+    }
+
+    /// From now on.
+    pub(super) fn follow(&self) -> watch::Receiver<Option<Instant>> {
+        let mut following = self.0.subscribe();
+        following.mark_unchanged();
+        following
+    }
+}
+
+/// How the history that a feed holds began.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Begun {
+    /// When the question was sent whose answer it begins with.
+    pub(super) asked: Instant,
+    /// It took the place of one that upstream knew nothing of any more.
+    pub(super) rewound: bool,
+}
+
+impl Begun {
+    /// Whether what another feed found out at `found` may concern this one.
+    pub(super) fn is_concerned(self, found: Instant) -> bool {
+        let same_incident = self.rewound && found.duration_since(self.asked) < SAME_INCIDENT;
+        self.asked < found && !same_incident
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_feed_is_concerned_by_what_others_find_unless_it_has_begun_since_or_found_it_as_well() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        for (began, rewound, found, concerned) in [
+            (0, false, 5, true),
+            (0, false, 500, true),
+            (6, false, 5, false),
+            (5, false, 5, false),
+            (4, true, 5, false),
+            (6, true, 5, false),
+            // It may have gone back once more.
+            (4, true, 65, true),
+        ] {
+            let begun = Begun { asked: after(began), rewound };
+            assert_eq!(begun.is_concerned(after(found)), concerned, "{began} {rewound} {found}");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! etcd is restored from a backup while clients watch through the proxy: their watches end with 410, nothing of what
+//! was lost is served from then on, and they come to the restored state (F3, L6).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::bed::{self, Ask, Http, Plan, Plane, Proxy, eventually, say, version_of};
+
+const MAPS: &str = "/api/v1/configmaps";
+const DEFAULT_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const INFORMERS: usize = 5;
+/// Between two reads of anything that is known.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+type State = BTreeMap<String, u64>;
+
+fn key(object: &Value) -> String {
+    let of = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    format!("{}/{}", of("namespace"), of("name"))
+}
+
+fn state(list: &Value) -> State {
+    let items = list["items"].as_array().expect("items");
+    items.iter().map(|object| (key(object), version_of(object))).collect()
+}
+
+/// What clients have seen.
+#[derive(Default)]
+struct Seen {
+    /// What each informer holds.
+    stores: Vec<State>,
+    /// When its watch was ended by a 410.
+    ended: Vec<Option<Instant>>,
+    /// Each answer at `resourceVersion=0`: when it was asked for, its version, and whether what was lost is in it.
+    answers: Vec<(Instant, u64, bool)>,
+}
+
+type Shared = Arc<parking_lot::Mutex<Seen>>;
+
+/// Lists, watches from there, and lists again when it is told 410.
+async fn informer(client: Http, number: usize, seen: Shared) {
+    loop {
+        let Some(list) = client.try_get(MAPS).await.filter(|list| list.status == 200) else {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            continue;
+        };
+        let version = list.value()["metadata"]["resourceVersion"].as_str().expect("a version").to_owned();
+        seen.lock().stores[number] = state(&list.value());
+        let path = format!("{MAPS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}");
+        let mut watch = client.watch(Ask::get(&path)).await;
+        // A watch that nothing ends is waited for as long as the test takes.
+        while let Ok(Some(event)) = tokio::time::timeout(bed::PATIENCE, watch.event()).await {
+            let mut seen = seen.lock();
+            match event.kind.as_str() {
+                "BOOKMARK" => {}
+                "ERROR" => {
+                    assert_eq!(event.object["code"], 410, "{}", event.line);
+                    seen.ended[number] = Some(Instant::now());
+                }
+                "DELETED" => drop(seen.stores[number].remove(&key(&event.object))),
+                _ => drop(seen.stores[number].insert(key(&event.object), version_of(&event.object))),
+            }
+        }
+    }
+}
+
+/// Reads at `resourceVersion=0`, again and again.
+async fn reader(client: Http, seen: Shared, over: Arc<AtomicBool>) {
+    while !over.load(Ordering::Relaxed) {
+        let asked = Instant::now();
+        if let Some(list) = client.try_get(&format!("{MAPS}?resourceVersion=0")).await
+            && list.status == 200
+            && list.is_cached()
+        {
+            let list = list.value();
+            let version = list["metadata"]["resourceVersion"].as_str().expect("a version");
+            let lost = state(&list).keys().any(|key| key.contains("lost"));
+            seen.lock().answers.push((asked, version.parse().expect("a number"), lost));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+async fn map(plane: &Plane, name: &str) -> u64 {
+    version_of(&plane.direct().create(DEFAULT_MAPS, json!({"metadata": {"name": name}})).await)
+}
+
+struct Clients {
+    seen: Shared,
+    over: Arc<AtomicBool>,
+    reader: JoinHandle<()>,
+    informers: Vec<JoinHandle<()>>,
+}
+
+impl Clients {
+    fn of(proxy: &Proxy) -> Self {
+        let seen = Seen { stores: vec![State::new(); INFORMERS], ended: vec![None; INFORMERS], answers: Vec::new() };
+        let (seen, over) = (Shared::new(seen.into()), Arc::<AtomicBool>::default());
+        let informers = (0..INFORMERS).map(|n| tokio::spawn(informer(proxy.client(), n, seen.clone()))).collect();
+        let reader = tokio::spawn(reader(proxy.client(), seen.clone(), over.clone()));
+        Self { seen, over, reader, informers }
+    }
+
+    /// Returns when every informer holds what the apiserver does.
+    async fn converge(&self, plane: &Plane) {
+        eventually("the informers hold what the apiserver does", async || {
+            let truth = state(&plane.direct().json(MAPS).await);
+            self.seen.lock().stores.iter().all(|store| *store == truth).then_some(())
+        })
+        .await;
+    }
+
+    async fn stop(self) -> Shared {
+        self.over.store(true, Ordering::Relaxed);
+        self.reader.await.expect("the reader lives");
+        for informer in self.informers {
+            assert!(!informer.is_finished(), "an informer has failed");
+            informer.abort();
+        }
+        self.seen
+    }
+}
+
+/// Nothing that was lost is in an answer that was asked for after the first watch had ended, nor behind one without it.
+fn assert_nothing_old(seen: &Seen, after: Instant) {
+    let first = seen.ended.iter().flatten().min().expect("the watches ended");
+    let late: Vec<_> = seen.answers.iter().filter(|(asked, ..)| asked >= first).collect();
+    assert!(!late.is_empty() && late.iter().all(|(.., lost)| !lost), "served after the watches had ended");
+    let restored = seen.answers.iter().position(|(asked, _, lost)| *asked > after && !lost).expect("it was read");
+    assert!(seen.answers[restored..].iter().all(|(.., lost)| !lost), "the old state came back");
+    let versions = seen.answers[restored..].iter().map(|(_, version, _)| *version);
+    assert!(versions.is_sorted(), "versions of the restored history go forward");
+}
+
+/// What happens to the storage besides, while the proxy hears nothing of it.
+#[derive(Clone, Copy, PartialEq)]
+enum Meanwhile {
+    Nothing,
+    /// It comes to a later version than it had before.
+    Passes,
+}
+
+async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
+    let Some(bed) = bed::own(name).await else { return };
+    for n in 0..20 {
+        map(&bed, &format!("kept-{n}")).await;
+    }
+    let backup = bed.backup().await;
+    let proxy = Plan::tls().start(&bed).await;
+    let clients = Clients::of(&proxy);
+    // Another feed, which has nothing.
+    let secrets = proxy.client().version("/api/v1/secrets").await;
+    let mut quiet = proxy.client().watch(Ask::get(&format!("/api/v1/secrets?watch=1&resourceVersion={secrets}"))).await;
+    clients.converge(&bed).await;
+    for n in 0..10 {
+        map(&bed, &format!("lost-{n}")).await;
+    }
+    bed.direct().patch(&format!("{DEFAULT_MAPS}/kept-0"), json!({"data": {"k": "lost"}})).await;
+    bed.direct().delete(&format!("{DEFAULT_MAPS}/kept-1")).await;
+    clients.converge(&bed).await;
+    let reached = bed.direct().version(MAPS).await;
+    if meanwhile == Meanwhile::Passes {
+        proxy.stop();
+    }
+    bed.restore(&backup).await;
+    let restored = bed.direct().version(MAPS).await;
+    assert!(restored < reached, "it went back: {restored} {reached}");
+    let mut new = 0;
+    while meanwhile == Meanwhile::Passes && map(&bed, &format!("new-{new}")).await <= reached + 5 {
+        new += 1;
+    }
+    let back = Instant::now();
+    proxy.go_on();
+    eventually("every watch has ended", async || clients.seen.lock().ended.iter().all(Option::is_some).then_some(()))
+        .await;
+    // There are no secrets, before or after: only a version that is lost shows that this history is another one.
+    let is_behind = meanwhile == Meanwhile::Nothing;
+    if is_behind {
+        let (events, _) = bed::within("the end of a quiet watch", quiet.rest()).await;
+        assert_eq!(events.last().map(|event| event.object["code"].clone()), Some(json!(410)));
+    }
+    let others = back.elapsed();
+    clients.converge(&bed).await;
+    map(&bed, "after").await;
+    clients.converge(&bed).await;
+    let seen = clients.stop().await;
+    let seen = seen.lock();
+    assert_nothing_old(&seen, back);
+    let last = seen.ended.iter().flatten().max().expect("they ended");
+    say(&format!(
+        "at {reached}, restored to {restored}: watches ended {:.1} s after the apiserver was back, those of a quiet \
+         resource after {:.1} s; {} answers at resourceVersion=0",
+        last.saturating_duration_since(back).as_secs_f64(),
+        others.as_secs_f64(),
+        seen.answers.len()
+    ));
+    report(&proxy, i64::from(is_behind)).await;
+}
+
+/// How much was asked and said.
+async fn report(proxy: &Proxy, secrets: i64) {
+    let metrics = proxy.metrics().await;
+    let rewound =
+        |resource| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", "rewound"), ("resource", resource)]);
+    assert_eq!([rewound("configmaps.v1"), rewound("secrets.v1")], [1, secrets]);
+    let feeds = metrics.sum("kube_fanout_history_gaps_total", &[("outcome", "rewound")]);
+    let (doubt, initial, position) =
+        (proxy.asked("doubt").await, proxy.asked("initial").await, proxy.asked("position").await);
+    let log = proxy.log();
+    let said = log.lines().filter(|line| line.contains("went back")).count();
+    say(&format!("{feeds} feeds went back; asked: doubt {doubt}, initial {initial}, position {position}; log: {said}"));
+    assert_eq!(i64::try_from(said).expect("few"), feeds, "a line a feed");
+    let maps =
+        metrics.sum("kube_fanout_upstream_questions_total", &[("question", "doubt"), ("resource", "configmaps.v1")]);
+    assert!(maps <= 1, "{maps} lists on a doubt");
+    proxy.assert_sound();
+}
+
+#[tokio::test]
+async fn a_restored_etcd_ends_the_watches_and_nothing_of_what_was_lost_is_served() {
+    restored_under_clients("rewind", Meanwhile::Nothing).await;
+}
+
+#[tokio::test]
+async fn a_restored_etcd_that_has_passed_our_version_is_found_as_well() {
+    restored_under_clients("rewind-passed", Meanwhile::Passes).await;
+}

@@ -1,0 +1,324 @@
+//! Upstream's storage is restored from a backup: watches end with 410, and nothing of what was lost is served (F3, L6).
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Backup, Running};
+
+use crate::direct::{self, App, CONFIGMAPS, Ended, NODES, PODS, Protocol, Watch, assert_same, configmap};
+
+/// The proxies' LISTs and watch-lists of a whole collection.
+fn whole_lists(up: &Running, path: &str) -> usize {
+    let whole = |query: &&String| {
+        let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
+        !watch && !query.contains("fieldSelector") && !query.contains("continue")
+    };
+    direct::asked_by_proxies(up, path).iter().filter(whole).count()
+}
+
+async fn sum(app: &App, series: &str) -> u64 {
+    let text = app.admin("/metrics").await.text();
+    let lines = text.lines().filter(|line| !line.starts_with('#') && series.split(' ').all(|part| line.contains(part)));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+/// How often the feed of a resource has found that the storage went back.
+async fn rewound(app: &App, resource: &str) -> u64 {
+    sum(app, &format!("kube_fanout_history_gaps_total outcome=\"rewound\" resource=\"{resource}\"")).await
+}
+
+/// How often it was listed on a doubt.
+async fn doubts(app: &App, resource: &str) -> u64 {
+    sum(app, &format!("kube_fanout_upstream_questions_total question=\"doubt\" resource=\"{resource}\"")).await
+}
+
+/// What is lost: an update, a creation and a deletion.
+fn happen(up: &Running) -> u64 {
+    up.update_pod("default", "kept");
+    up.create_pod("default", "ghost");
+    up.delete_pod("default", "doomed")
+}
+
+/// The apiserver is stopped, its storage restored, and what is given done before it is reached again.
+async fn restored(up: &Running, app: &App, backup: &Backup, meanwhile: impl FnOnce(&Running)) {
+    up.faults().down().await;
+    app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    up.faults().restore(backup);
+    meanwhile(up);
+    up.faults().up().await;
+}
+
+async fn watches(app: &App, path: &str) -> Vec<Watch> {
+    let open = Protocol::ALL.map(|protocol| app.watch(path).initial_events().from(0).over(protocol).into_future());
+    let watches = join_all(open).await;
+    join_all(watches.iter().map(Watch::listed)).await;
+    watches
+}
+
+/// What anybody is given is what upstream holds.
+async fn assert_restored(up: &Running, app: &App, path: &str) {
+    let any = app.get(&format!("{path}?resourceVersion=0")).await;
+    assert!(any.is_cached());
+    let theirs = direct::straight(up).get(path).await;
+    assert_eq!(any.items(), theirs.items());
+    assert!(any.rv() <= theirs.rv(), "of the restored history: {} {}", any.rv(), theirs.rv());
+    let listed = app.watch(path).initial_events().await;
+    listed.listed().await;
+    let theirs = direct::straight(up).watch(path).initial_events().await;
+    theirs.listed().await;
+    assert_same("listed from us", &listed.changes(), &theirs.changes());
+}
+
+/// An upstream with a few pods, its backup, and a version that the storage will not have reached when it is restored.
+async fn begun(seed: u64) -> (Running, App, Vec<Watch>, Backup, u64) {
+    let up = demo::upstream().pods(10).seed(seed).run().await;
+    up.create_pod("default", "kept");
+    up.create_pod("default", "doomed");
+    let app = direct::app(&up).run().await;
+    let watches = watches(&app, PODS).await;
+    let backup = up.faults().backup();
+    let last = happen(&up);
+    join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    (up, app, watches, backup, last)
+}
+
+/// Writes to other objects until the storage has passed a version.
+fn pass(up: &Running, version: u64) {
+    while up.revision() <= version + 10 {
+        up.put("nodes", serde_json::json!({"metadata": {"name": "other"}}));
+    }
+}
+
+/// What happens between the restore and our return, each with a name; given the version that we had.
+type Meanwhile = (&'static str, fn(&Running, u64));
+
+const MEANWHILE: [Meanwhile; 8] = [
+    ("nothing", |_, _| {}),
+    ("an apiserver that knows no history", |up, _| up.faults().forget_window()),
+    ("changes, still behind", |up, _| {
+        up.create_pod("default", "new");
+        up.faults().forget_window();
+    }),
+    ("others pass our version", |up, last| {
+        pass(up, last);
+        up.create_pod("default", "new");
+    }),
+    ("pods pass our version", |up, last| {
+        while up.revision() <= last + 10 {
+            up.update_pod("default", "busy");
+        }
+    }),
+    ("another change takes our newest one's version", |up, last| {
+        while up.revision() < last + 10 {
+            up.update_pod("default", "other");
+        }
+    }),
+    ("our version is passed, and the window begins later", |up, last| {
+        pass(up, last);
+        up.faults().forget_window();
+    }),
+    ("our version is passed, and all history is gone", |up, last| {
+        pass(up, last);
+        up.update_pod("default", "new");
+        up.faults().forget_history();
+    }),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restored_backup_ends_every_watch_and_takes_the_place_of_what_was_lost() {
+    join_all(MEANWHILE.iter().zip(200..).map(async |((what, happen), seed)| {
+        let (up, app, watches, backup, last) = begun(seed).await;
+        let before = whole_lists(&up, PODS);
+        restored(&up, &app, &backup, |up| happen(up, last)).await;
+        for watch in &watches {
+            assert_eq!(watch.ended().await, Ended::Expired, "{what}");
+        }
+        assert_restored(&up, &app, PODS).await;
+        assert_eq!(whole_lists(&up, PODS) - before, 1, "{what}: one list");
+        assert_eq!(rewound(&app, "pods.v1").await, 1, "{what}");
+        // It goes on from there.
+        let watch = app.watch(PODS).from(app.get(&format!("{PODS}?resourceVersion=0")).await.rv()).await;
+        let next = up.update_pod("default", "kept");
+        watch.reached(next).await;
+        assert_eq!(watch.events().len(), 1, "{what}: {:?}", watch.events());
+    }))
+    .await;
+}
+
+/// The feed has no event to be told again: it began with this state.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_that_nothing_has_happened_to_finds_it_by_its_newest_object() {
+    let up = demo::upstream().pods(10).seed(220).run().await;
+    let backup = up.faults().backup();
+    let last = up.create_pod("default", "ghost");
+    let app = direct::app(&up).run().await;
+    let watches = watches(&app, PODS).await;
+    restored(&up, &app, &backup, |up| {
+        pass(up, last);
+        up.create_pod("default", "new");
+    })
+    .await;
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired);
+    }
+    assert_restored(&up, &app, PODS).await;
+}
+
+/// The stream stays open and is silent, as behind a balancer that nobody told: who asks for what is current finds out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_asked_beside_a_stream_that_stays_open_shows_it() {
+    let (up, app, watches, backup, _) = begun(221).await;
+    let before = whole_lists(&up, PODS);
+    up.faults().restore(&backup);
+    let list = app.get(PODS).await;
+    assert!(!list.text().contains("ghost"), "{}", list.text());
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired);
+    }
+    assert_restored(&up, &app, PODS).await;
+    assert_eq!(rewound(&app, "pods.v1").await, 1);
+    let lists = whole_lists(&up, PODS) - before;
+    assert!(lists <= 3, "{lists} lists, those that were passed through included");
+}
+
+/// Nothing but the objects differs when the storage has come to a later version before anybody asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_that_prove_nothing_are_compared_object_by_object() {
+    let (up, app, watches, backup, last) = begun(222).await;
+    up.faults().restore(&backup);
+    pass(&up, last);
+    let list = app.get(PODS).await;
+    assert!(!list.text().contains("ghost"), "{}", list.text());
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired);
+    }
+    assert_restored(&up, &app, PODS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_one_feed_finds_it_the_others_look_as_well() {
+    let up = demo::upstream().pods(10).seed(223).run().await;
+    up.put("configmaps", configmap("default", "kept", "1"));
+    let app = direct::app(&up).run().await;
+    let backup = up.faults().backup();
+    up.put("configmaps", configmap("default", "ghost", "1"));
+    up.put("nodes", serde_json::json!({"metadata": {"name": "ghost"}}));
+    up.create_pod("default", "ghost");
+    let all = [PODS, NODES, CONFIGMAPS];
+    let watches: Vec<_> = join_all(all.map(|path| watches(&app, path))).await.into_iter().flatten().collect();
+    let before = all.map(|path| whole_lists(&up, path));
+    // Their streams stay open, and nobody asks about two of them.
+    up.faults().restore(&backup);
+    app.get(PODS).await;
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired);
+    }
+    for path in all {
+        assert_restored(&up, &app, path).await;
+    }
+    let after = all.map(|path| whole_lists(&up, path));
+    assert_eq!([after[1] - before[1], after[2] - before[2]], [1, 1]);
+    for resource in ["pods.v1", "nodes.v1", "configmaps.v1"] {
+        assert_eq!(rewound(&app, resource).await, 1, "{resource}");
+        assert_eq!(doubts(&app, resource).await, 1, "{resource}: those who were told do not tell it on");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
+    let (up, app, watches, ..) = begun(224).await;
+    let (before, old) = (whole_lists(&up, PODS), up.revision() - 5);
+    up.faults().lag(usize::MAX, old);
+    // What cannot be proven is upstream's to answer.
+    for _ in 0..3 {
+        assert_eq!(app.get(PODS).await.rv(), up.revision());
+    }
+    let passed = sum(&app, "kube_fanout_forwarded_total").await;
+    up.faults().lag(0, 0);
+    let last = up.update_pod("default", "kept");
+    for watch in &watches {
+        watch.reached(last).await;
+        assert!(watch.is_open());
+    }
+    assert_eq!(rewound(&app, "pods.v1").await, 0);
+    assert_eq!(doubts(&app, "pods.v1").await, 1);
+    let lists = whole_lists(&up, PODS) - before;
+    assert!(passed >= 3 && lists <= 1 + 3, "{lists} lists, those that were passed through included");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storage_that_goes_back_twice_is_followed_twice() {
+    let (up, app, before, backup, _) = begun(225).await;
+    restored(&up, &app, &backup, |_| {}).await;
+    join_all(before.iter().map(Watch::ended)).await;
+    let again = watches(&app, PODS).await;
+    let last = happen(&up);
+    join_all(again.iter().map(|watch| watch.reached(last))).await;
+    restored(&up, &app, &backup, |up| up.faults().forget_window()).await;
+    for watch in &again {
+        assert_eq!(watch.ended().await, Ended::Expired);
+    }
+    assert_restored(&up, &app, PODS).await;
+    assert_eq!(rewound(&app, "pods.v1").await, 2);
+}
+
+/// As at the apiserver: whoever comes with a version that does not exist (any more) waits until it does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_from_a_version_that_was_lost_waits_as_at_the_apiserver() {
+    let (up, app, watches, backup, last) = begun(226).await;
+    restored(&up, &app, &backup, |_| {}).await;
+    join_all(watches.iter().map(Watch::ended)).await;
+    let (ours, theirs) = (app.watch(PODS).from(last).await, direct::straight(&up).watch(PODS).from(last).await);
+    up.create_pod("default", "behind");
+    pass(&up, last);
+    let later = up.create_pod("default", "later");
+    join_all([ours.reached(later), theirs.reached(later)]).await;
+    assert_same("ours", &ours.events(), &theirs.events());
+    assert_eq!(ours.events().len(), 1, "nothing at that version or below: {:?}", ours.events());
+    // A state of the future is refused by both.
+    let future = format!("{PODS}?resourceVersion={}&resourceVersionMatch=NotOlderThan", later + 1_000);
+    let (ours, theirs) = (app.get(&future).await, direct::straight(&up).get(&future).await);
+    assert_eq!((ours.status, theirs.status), (504, 504));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn proxies_that_see_it_together_list_once_each() {
+    let up = demo::upstream().pods(10).seed(227).run().await;
+    let backup = up.faults().backup();
+    let last = happen(&up);
+    let mut apps = Vec::new();
+    for _ in 0..6 {
+        let app = direct::app(&up).run().await;
+        let watches = watches(&app, PODS).await;
+        apps.push((app, watches));
+    }
+    up.faults().down().await;
+    for (app, _) in &apps {
+        app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    }
+    up.faults().restore(&backup);
+    pass(&up, last);
+    let before = whole_lists(&up, PODS);
+    up.faults().up().await;
+    for (app, watches) in &apps {
+        join_all(watches.iter().map(Watch::ended)).await;
+        assert_restored(&up, app, PODS).await;
+    }
+    // The state that was lost is asked for as well, for nothing but its absence tells the two apart.
+    assert_eq!(whole_lists(&up, PODS) - before, 2 * apps.len());
+}
+
+/// A connection that was lost costs an event that is told again, and no question.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_goes_on_with_the_same_history_costs_no_question() {
+    let (up, app, watches, ..) = begun(228).await;
+    let asked = direct::asked_by_proxies(&up, PODS).len();
+    for _ in 0..3 {
+        up.faults().down().await;
+        app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+        up.faults().up().await;
+        let last = up.update_pod("default", "kept");
+        join_all(watches.iter().map(|watch| watch.reached(last))).await;
+    }
+    assert!(watches.iter().all(Watch::is_open));
+    assert_eq!(direct::asked_by_proxies(&up, PODS).len() - asked, 3, "{:?}", direct::asked_by_proxies(&up, PODS));
+    assert_eq!(sum(&app, "kube_fanout_upstream_duplicates_total pods").await, 3);
+}
