@@ -10,20 +10,28 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Deserialize;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::cache::{Feed, Feeds, Reason, Snapshot, State};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Client, Error, Question, form_of};
-use crate::wire::{Form, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
+use crate::wire::{
+    Form, Include, ListMeta, Object, ObjectReader, Refused, Renderer, Representation, same_items, same_rows,
+};
 
+use super::continuity::is_same;
+use super::initial::Lister;
 use super::metrics;
+use super::words::Word;
 
 /// Qualifies and watches over the representations of one feed.
 pub(super) struct Qualifier {
     client: Client,
     feeds: Feeds,
     feed: Arc<Feed>,
+    reader: Arc<ObjectReader>,
+    words: mpsc::Sender<Word>,
 }
 
 /// What is known of the derivations so far.
@@ -65,8 +73,14 @@ const DERIVED_AT_A_TIME: usize = 64;
 const SHADOWED_MAX: usize = 1_000;
 
 impl Qualifier {
-    pub(super) fn new(client: Client, feeds: Feeds, feed: Arc<Feed>) -> Self {
-        Self { client, feeds, feed }
+    pub(super) fn new(
+        client: Client,
+        feeds: Feeds,
+        feed: Arc<Feed>,
+        reader: Arc<ObjectReader>,
+        words: mpsc::Sender<Word>,
+    ) -> Self {
+        Self { client, feeds, feed, reader, words }
     }
 
     /// Qualifies what is wanted and samples what is derived, for as long as the feed lives.
@@ -142,7 +156,7 @@ impl Qualifier {
             },
             verdict => verdict,
         };
-        match verdict {
+        match self.confirmed(verdict, &objects, snapshot.rv).await {
             Verdict::Equal => {
                 known.compared += objects.len();
                 let (feed, compared) = (&self.feed.spec.key, objects.len());
@@ -186,7 +200,7 @@ impl Qualifier {
             // The list of one object, as it is at that version.
             let path = self.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
             let verdict = self.compare(&renderer, &path, &[object]).await;
-            match verdict {
+            match self.confirmed(verdict, &[object], snapshot.rv).await {
                 Verdict::Equal => known.compared += 1,
                 Verdict::Different => self.feed.refuse(renderer.representation(), Reason::Mismatch, &DIFFERENT),
                 Verdict::Refused => self.feed.refuse(renderer.representation(), Reason::Unrenderable, &"one object"),
@@ -258,6 +272,30 @@ impl Qualifier {
             }
         };
         self.count(representation, verdict);
+        verdict
+    }
+
+    /// A difference is one of the derivation only if upstream still has the objects that are derived from: its storage
+    /// may have gone back, and then it is the feed that is to start anew (reliability.md F3).
+    async fn confirmed(&self, verdict: Verdict, objects: &[&Arc<Object>], at: ResourceVersion) -> Verdict {
+        if verdict != Verdict::Different {
+            return verdict;
+        }
+        let Feed { spec, reader: cache, .. } = &*self.feed;
+        let history = cache.history();
+        let lister = Lister { client: &self.client, spec, reader: &self.reader, cache };
+        for object in objects {
+            match lister.object_at(&object.key, at).await {
+                Ok(Some(theirs)) if is_same(object, &theirs) => {}
+                Ok(_) => {
+                    let _ = self.words.try_send(Word::Doubt { history });
+                    return Verdict::Unanswered;
+                }
+                // It was compared with another state, or there is nothing to tell it by.
+                Err(error) if error.is_expired() => return verdict,
+                Err(_) => return Verdict::Unanswered,
+            }
+        }
         verdict
     }
 

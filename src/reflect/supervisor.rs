@@ -63,8 +63,9 @@ impl Supervisor {
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
         let metrics = FeedMetrics::new(feed.counts.clone());
         let (words, heard) = mpsc::channel(1);
+        let qualifier =
+            Qualifier::new(self.client.clone(), self.feeds.clone(), feed.clone(), reader.clone(), words.clone());
         let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), words);
-        let qualifier = Qualifier::new(self.client.clone(), self.feeds.clone(), feed.clone());
         let means = Means {
             client: self.client.clone(),
             feed: feed.clone(),

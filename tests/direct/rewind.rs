@@ -162,6 +162,27 @@ async fn a_feed_that_nothing_has_happened_to_finds_it_by_its_newest_object() {
     assert_restored(&up, &app, PODS).await;
 }
 
+/// The gap looks as if it could be mended: an object is gone, and everything else is as it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_was_never_there_is_not_taken_for_one_that_went_in_a_gap() {
+    let up = demo::upstream().pods(10).seed(229).run().await;
+    let backup = up.faults().backup();
+    let last = up.create_pod("default", "ghost");
+    let app = direct::app(&up).run().await;
+    let watches = watches(&app, PODS).await;
+    restored(&up, &app, &backup, |up| {
+        pass(up, last);
+        up.faults().forget_window();
+    })
+    .await;
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired);
+        assert!(watch.changes().iter().all(|event| event.kind != "DELETED"), "{:?}", watch.changes());
+    }
+    assert_restored(&up, &app, PODS).await;
+    assert_eq!(rewound(&app, "pods.v1").await, 1);
+}
+
 /// The stream stays open and is silent, as behind a balancer that nobody told: who asks for what is current finds out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_asked_beside_a_stream_that_stays_open_shows_it() {
@@ -191,6 +212,32 @@ async fn versions_that_prove_nothing_are_compared_object_by_object() {
         assert_eq!(watch.ended().await, Ended::Expired);
     }
     assert_restored(&up, &app, PODS).await;
+}
+
+/// What is derived is compared with upstream now and then: objects that were lost do not make it a wrong derivation.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_derived_of_lost_objects_is_not_taken_for_a_wrong_derivation() {
+    let up = demo::upstream().run().await;
+    let backup = up.faults().backup();
+    let last = up.create_pod("default", "ghost");
+    let app = direct::app(&up).run().await;
+    let metadata = async || {
+        let accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        let get = app.request(http::Method::GET, &format!("{PODS}?resourceVersion=0"));
+        get.header("accept", accept).send().await
+    };
+    let watches = watches(&app, PODS).await;
+    direct::eventually("metadata is derived", || async { metadata().await.is_cached() }).await;
+    // The stream stays open, and nobody asks for what is current.
+    up.faults().restore(&backup);
+    pass(&up, last);
+    for watch in &watches {
+        assert_eq!(watch.ended().await, Ended::Expired);
+    }
+    let list = metadata().await;
+    assert!(list.is_cached(), "still derived");
+    assert!(!list.text().contains("ghost"), "{}", list.text());
+    assert_eq!(rewound(&app, "pods.v1").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
