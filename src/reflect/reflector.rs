@@ -280,6 +280,8 @@ impl Reflector {
                 }
                 Err(ended) => return (State::Listed { at }, Some(ended.into())),
             };
+            // By its own growth, which shows before the next event is applied. By that of others a feed is found to have
+            // outgrown the memory while it waits: whoever runs this hears of it.
             if self.writer.is_outgrown() {
                 return (State::Listed { at }, Some(Failure::Over(End::OverBudget)));
             }

@@ -132,7 +132,7 @@ impl Door {
                 Err(why) => return self.unready(visit, why).await,
             },
         };
-        let pin = lease.pin(&snapshot, visit.cut.clone(), self.overdue.list_terms());
+        let pin = lease.pin(&snapshot, visit.cut.clone(), List::terms(self.config.body_max));
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) = self.find_out(&visit, part, &snapshot, from, LIST_RETRY_SECONDS).await {

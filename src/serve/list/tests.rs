@@ -23,7 +23,6 @@ use crate::kube::{
 use crate::serve::admission::{Admission, Limits};
 use crate::serve::feed_spec;
 use crate::serve::gzip::GzipList;
-use crate::serve::overdue::{Overdue, Unread};
 use crate::serve::pace::Pace;
 use crate::serve::route::ListRead;
 use crate::serve::scans::Scans;
@@ -230,7 +229,7 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
     let place = Admission::new(&Limits::default()).list(None, page.bytes()).expect("there is room");
     let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
     let (cut, pins) = (Cut::default(), feeds.0.pins());
-    let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), Overdue::new(Unread::default()).list_terms());
+    let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), List::terms(Duration::from_secs(60)));
     tokio::spawn(pins.clone().keep());
     let mut underway = List::new(Written::Plain(Box::new(list)), place, pin);
     assert!(matches!(underway.frame().await, Some(Ok(_))));
