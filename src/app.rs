@@ -6,6 +6,7 @@ pub mod bench;
 pub mod demo;
 mod discovery;
 mod identity;
+mod open_files;
 mod ops;
 mod policy;
 mod preload;
@@ -17,6 +18,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::open_files::raise_open_files;
 use crate::admin::{self, Pages};
 use crate::auth::{self, BrowserGuard, Gate, Hosts};
 use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};

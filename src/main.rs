@@ -48,6 +48,8 @@ fn serve(arguments: ServeArguments) -> ExitCode {
     if !config.core_dumps {
         keep_memory_private();
     }
+    // Before anything is bound: what a listener takes is told by it.
+    app::raise_open_files();
     // There is one thread yet.
     match Inherited::from_environment() {
         Ok(inherited) => block_on(run(config, inherited)),

@@ -34,6 +34,7 @@ mod route;
 mod scans;
 mod scribe;
 mod session;
+mod slices;
 mod stretches;
 mod table;
 mod underway;

@@ -3,9 +3,9 @@
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
+use super::raise_open_files;
 use crate::bench::{BenchError, Credentials, Order, Problems, Progress, SCENARIOS, Scenario, Side, html, render, run};
 use crate::config::BenchArguments;
 
@@ -153,12 +153,4 @@ fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<Side> {
         metrics: arguments.metrics.get(n).cloned(),
     };
     urls.into_iter().enumerate().map(side).collect()
-}
-
-/// A connection is an open file, and there are to be thousands.
-fn raise_open_files() {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::warn!(%error, "the number of open files cannot be raised");
-    }
 }

@@ -10,7 +10,7 @@
 //! **Invariants.** Nobody makes room while holding a lock of a feed. Room is made by one at a time.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Pins;
 use super::outgrown::{Weight, outgrown};
+use super::pinned::feed_id;
 use super::reader::Shared;
 use crate::base::Account;
 
@@ -165,13 +166,17 @@ impl Budget {
             return true;
         }
         let mut awaited = self.making_room.lock();
+        let held = self.total.bytes().saturating_add(bytes);
+        // Who is told a state lets go in a moment, which only a little can wait for.
+        let pinned = if held <= self.bearable() { self.pins.bytes_by_feed() } else { HashMap::new() };
+        let pinned = |feed: &Arc<Shared>| pinned.get(&feed_id(feed)).copied().unwrap_or(0);
         let feeds = self.feeds();
-        let may_go: usize = feeds.iter().map(|feed| feed.may_go()).sum();
-        if self.total.bytes().saturating_add(bytes).saturating_sub(may_go) > self.bytes_max {
+        let may_go: usize = feeds.iter().map(|feed| feed.may_go(pinned(feed))).sum();
+        if held.saturating_sub(may_go) > self.bytes_max {
             return false;
         }
         self.make_room(&feeds, self.goal().saturating_sub(bytes), &mut awaited);
-        self.fits(bytes)
+        self.fits(bytes) || self.is_bearable(bytes, &awaited)
     }
 
     /// Makes the sum fit again, after `by` has grown: a feed ends for it if nothing else is left.
@@ -186,7 +191,7 @@ impl Budget {
         let feeds = self.feeds();
         self.make_room(&feeds, self.goal(), &mut awaited);
         if !self.fits(0) {
-            self.end_one(&feeds, by, awaited.bytes);
+            self.end_one(&feeds, by, &awaited);
         }
     }
 
@@ -215,6 +220,16 @@ impl Budget {
 
     fn fits(&self, bytes: usize) -> bool {
         self.total.bytes().saturating_add(bytes) <= self.bytes_max
+    }
+
+    /// Whether so many bytes more are a little too much, and fit in a moment.
+    fn is_bearable(&self, bytes: usize, awaited: &Awaited) -> bool {
+        let held = self.total.bytes().saturating_add(bytes);
+        held.saturating_sub(awaited.bytes) <= self.bytes_max && held <= self.bearable()
+    }
+
+    fn bearable(&self) -> usize {
+        self.bytes_max + self.bytes_max / SLACK
     }
 
     fn goal(&self) -> usize {
@@ -302,11 +317,9 @@ impl Budget {
     }
 
     /// Tells the feed to end that has outgrown the others, unless one is about to, or memory is.
-    fn end_one(&self, feeds: &[Arc<Shared>], by: &Arc<Shared>, awaited: usize) {
-        let bearable = self.bytes_max + self.bytes_max / SLACK;
-        let held = self.total.bytes();
+    fn end_one(&self, feeds: &[Arc<Shared>], by: &Arc<Shared>, awaited: &Awaited) {
         if feeds.iter().any(|feed| feed.share.outgrown.is_cancelled() && feed.share.held() > 0)
-            || (held.saturating_sub(awaited) <= self.bytes_max && held <= bearable)
+            || self.is_bearable(0, awaited)
         {
             return;
         }

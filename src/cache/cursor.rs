@@ -117,7 +117,7 @@ impl Cursor {
     }
 
     /// The same for a reader who looks at so much in one go: `looks` is what events may cost that are not told, and
-    /// then what is left of it.
+    /// then what is left of it. For a [dear](View::is_dear) view those count as well that are.
     pub fn pull_some(
         &mut self,
         (room, looks): (usize, &mut usize),
@@ -150,6 +150,7 @@ impl Cursor {
         let before = batch.len();
         let mut bytes = 0;
         let mut events = Vec::new();
+        let is_dear = self.view.is_dear();
         loop {
             // Read before the lane: whatever is published after this is also in the lane after this.
             let progress = self.shared.progress();
@@ -186,25 +187,28 @@ impl Cursor {
                     untold += 1;
                 }
                 bytes += taken;
-                if bytes >= room {
+                if is_dear {
+                    *looks = looks.saturating_sub(event.cost_for(&self.view));
+                }
+                if bytes >= room || (is_dear && *looks == 0) {
                     break;
                 }
             }
-            if untold > 0 {
+            if untold > 0 && !is_dear {
                 // The object before each is looked at, too.
                 *looks = looks.saturating_sub(2 * untold * self.view.usual_cost());
             }
+            let is_at_end = read == Read::All && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {
-                let is_all = read == Read::All && events.last().is_some_and(|event| event.seq < self.next);
                 // Read after the lane: who is parked is woken for what is published from here on.
-                let caught_up = is_all.then(|| self.shared.progress());
+                let caught_up = is_at_end.then(|| self.shared.progress());
                 return Step::Pulled(Pull::Frames { last, applied, caught_up });
             }
             if let Some(stop) = stop {
                 return stop;
             }
             // Whoever came to the end is told so, and is woken.
-            if *looks == 0 && read != Read::All {
+            if *looks == 0 && !is_at_end {
                 return Step::More;
             }
         }

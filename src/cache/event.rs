@@ -85,6 +85,11 @@ impl Event {
         seen_as(before, now)
     }
 
+    /// About what it costs to find out what a watch with this view sees of it.
+    pub(super) fn cost_for(&self, view: &View) -> usize {
+        view.cost_of(&self.object) + self.previous.as_ref().map_or(0, |previous| view.cost_of(previous))
+    }
+
     /// The frame of this event as a watch that sees it as `event_type` gets it. `made` counts what is kept for others.
     pub(super) fn frame_as(&self, event_type: EventType, renderer: &Renderer, made: &Made) -> Result<Bytes, Refused> {
         if event_type == self.event_type && renderer.is_verbatim() {

@@ -2,6 +2,7 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
+use super::snapshot::Taken;
 use super::{Config, Snapshot};
 use crate::kube::ResourceVersion;
 
@@ -45,6 +46,11 @@ impl Held {
         let oldest = self.oldest()?;
         let at = self.snapshots.iter().position(|(_, since)| *since == oldest)?;
         self.snapshots.remove(at).map(|(snapshot, _)| snapshot)
+    }
+
+    /// Of the oldest state, which keeps the most.
+    pub(super) fn first_taken(&self) -> Option<Taken> {
+        self.snapshots.iter().map(|(snapshot, _)| snapshot.taken()).min_by_key(|taken| taken.left)
     }
 
     pub(super) fn clear(&mut self) {

@@ -119,11 +119,16 @@ impl Pins {
     /// At most so many bytes of objects are kept alive by pins and by nothing else: of each feed, what its oldest
     /// keeps. Those whose owners have been cut do not count: they are about to go.
     pub fn bytes(&self) -> usize {
+        self.bytes_by_feed().values().sum()
+    }
+
+    /// The same of each feed.
+    pub(super) fn bytes_by_feed(&self) -> HashMap<*const (), usize> {
         let mut oldest = HashMap::new();
         for entry in self.entries() {
             oldest.entry(entry.feed()).or_insert_with(|| entry.bytes());
         }
-        oldest.values().sum()
+        oldest
     }
 
     /// Cuts the oldest until so many bytes are free, or none is left; returns how many bytes that are at most.
@@ -137,12 +142,6 @@ impl Pins {
             freed += frees;
         }
         freed
-    }
-
-    /// Cuts all that were told nothing for so long, because their memory is needed; returns how many.
-    pub fn free_idle(&self, idle: Duration) -> usize {
-        let idle = self.entries().into_iter().filter(|entry| entry.idle() >= idle);
-        idle.inspect(|entry| entry.cut.cut(MEMORY)).count()
     }
 
     fn look(&self, now: Instant) {
@@ -199,8 +198,12 @@ impl Entry {
 
     /// What tells feeds apart.
     fn feed(&self) -> *const () {
-        Arc::as_ptr(&self.reader.shared).cast()
+        feed_id(&self.reader.shared)
     }
+}
+
+pub(super) fn feed_id(shared: &Arc<super::reader::Shared>) -> *const () {
+    Arc::as_ptr(shared).cast()
 }
 
 /// Each with what is free once it and those before it are gone: what it keeps beyond the next of its feed.

@@ -76,9 +76,17 @@ impl Shared {
         self.inner.read().event_bytes()
     }
 
-    /// About what is free at once when nothing but the state is kept.
-    pub(super) fn may_go(&self) -> usize {
-        self.ring_bytes() + self.kept.bytes() + self.encodings.bytes()
+    /// About what is free when nothing but the present state is kept; `pinned` is what those keep alive who are being
+    /// told older ones.
+    pub(super) fn may_go(&self, pinned: usize) -> usize {
+        let first = self.held.lock().first_taken();
+        let (ring, paging) = {
+            let inner = self.inner.read();
+            (inner.event_bytes(), first.map_or(0, |taken| inner.kept_by(taken)))
+        };
+        // What has left the store may be kept by all of them.
+        let left = ring.max(paging).max(pinned);
+        left + self.share.accounts.states.bytes() + self.kept.bytes() + self.encodings.bytes()
     }
 
     /// Shortens the history to so many bytes. Others have their turn between some events and the next.

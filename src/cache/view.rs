@@ -6,6 +6,9 @@ use crate::wire::Object;
 const LOOK_COST: usize = 40;
 /// More than most objects have.
 const LABELS: usize = 16;
+/// What a selector may ask of one object before it is [dear](View::is_dear): about a microsecond, which is less than it
+/// takes to wake a watch. Ten requirements are 50 to 80.
+const ORDINARY: usize = 100;
 
 /// What part of a collection a reader sees: a namespace or all, and a selector.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +69,12 @@ impl View {
     /// What of it is due to the selector.
     pub fn usual_comparisons(&self) -> usize {
         self.selector.comparisons(LABELS)
+    }
+
+    /// Whether the selector costs more than what a watch costs anyway: then every object that it is compared with counts,
+    /// whether or not it is told.
+    pub fn is_dear(&self) -> bool {
+        self.selector.comparisons_at_most() > ORDINARY
     }
 
     fn cost(&self, labels: usize) -> usize {

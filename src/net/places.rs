@@ -17,6 +17,7 @@ use super::metrics::Failed;
 #[derive(Debug)]
 pub(super) struct Places {
     connections_max: usize,
+    leaving_max: usize,
     taken: Mutex<Taken>,
     freed: Notify,
 }
@@ -44,8 +45,10 @@ struct Taken {
 const DESCRIPTORS_OF_4: usize = 3;
 /// Connections that are closed at a time where there are no descriptors.
 const ROOM: usize = 16;
-/// Connections that are beyond the limit because they were told to go and have not gone yet.
+/// Connections that are beyond the limit because they were told to go and have not gone yet. They have descriptors:
+/// there is one of so many for them.
 const LEAVING_MAX: usize = 256;
+const DESCRIPTORS_PER_LEAVING: usize = 16;
 /// Between two looks at all connections of a listener that is full, of which none is known to be silent: a look at
 /// 20,000 takes a millisecond or two.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -56,16 +59,16 @@ impl Places {
     /// As many as that, but no more than the process has descriptors for.
     pub(super) fn within_descriptors(connections_max: usize) -> Arc<Self> {
         let descriptors = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
-        let places_max = descriptors.map_or(usize::MAX, |descriptors| descriptors / 4 * DESCRIPTORS_OF_4).max(1);
+        let (places_max, leaving_max) = within(descriptors.unwrap_or(usize::MAX));
         if places_max < connections_max {
             tracing::warn!(connections_max, places_max, "the process may have too few descriptors for its connections");
         }
-        Self::new(connections_max.min(places_max))
+        Self::new(connections_max.min(places_max), leaving_max)
     }
 
-    fn new(connections_max: usize) -> Arc<Self> {
+    fn new(connections_max: usize, leaving_max: usize) -> Arc<Self> {
         let taken = Taken { here: Slab::new(), leaving: 0, crowd: Crowd::default(), looked: None };
-        Arc::new(Self { connections_max, taken: Mutex::new(taken), freed: Notify::new() })
+        Arc::new(Self { connections_max, leaving_max, taken: Mutex::new(taken), freed: Notify::new() })
     }
 
     /// A place for a connection, as soon as there is one.
@@ -82,19 +85,21 @@ impl Places {
         }
     }
 
-    /// Closes some that are silent, because the process has no descriptors left, and waits a little until they are
-    /// gone. Whether there were some.
+    /// Closes some that are silent, because the process has no descriptors left, and waits a little until one is gone.
+    /// Whether one is. Those that are about to go anyway are waited for first: however often this is asked meanwhile,
+    /// who has just come, and has not been looked at, does not go with them.
     pub(super) async fn make_room(&self) -> bool {
-        let closed = {
+        let leaving = {
             let mut taken = self.taken.lock();
-            (0..ROOM).take_while(|_| taken.leaving < LEAVING_MAX && taken.displace().is_some()).count()
+            while taken.leaving < ROOM.min(self.leaving_max) && taken.displace().is_some() {}
+            taken.leaving
         };
-        closed > 0 && timeout(LOOK_EVERY, self.freed.notified()).await.is_ok()
+        leaving > 0 && timeout(LOOK_EVERY, self.freed.notified()).await.is_ok()
     }
 
     fn try_enter(&self, connection: &Connection, source: Source) -> Option<usize> {
         let mut taken = self.taken.lock();
-        if taken.leaving >= LEAVING_MAX {
+        if taken.leaving >= self.leaving_max {
             return None;
         }
         let is_full = taken.here.len() >= self.connections_max;
@@ -107,6 +112,12 @@ impl Places {
         }
         Some(at)
     }
+}
+
+/// Connections that there may be with so many descriptors, and those beyond that which have not gone yet.
+fn within(descriptors: usize) -> (usize, usize) {
+    let leaving_max = (descriptors / DESCRIPTORS_PER_LEAVING).clamp(1, LEAVING_MAX);
+    ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
 impl Taken {
@@ -177,7 +188,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_silent_one_makes_room_and_none_that_is_busy() {
-        let places = Places::new(3);
+        let places = Places::new(3, LEAVING_MAX);
         let (mut here, mut busy) = (Vec::new(), Vec::new());
         for at in 0..3 {
             let connection = Connection::default();
@@ -203,7 +214,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn where_all_are_busy_who_comes_waits_for_a_place() {
-        let places = Places::new(1);
+        let places = Places::new(1, LEAVING_MAX);
         let (first, second) = (Connection::default(), Connection::default());
         let request = first.request(LATE_MAX);
         let place = places.enter(&first, source(1)).await;
@@ -229,7 +240,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_floods_displaces_itself() {
         const ROUNDS: usize = 100;
-        let places = Places::new(20);
+        let places = Places::new(20, LEAVING_MAX);
         let mut flood = Vec::new();
         for _ in 0..20 {
             let connection = Connection::default();
@@ -249,9 +260,40 @@ mod tests {
         assert_eq!(flood.len(), 19);
     }
 
+    /// What is left is for upstream, for files and for whoever asks how we are: some fifteen before anybody comes.
+    #[test]
+    fn those_that_have_not_gone_yet_take_nobody_elses_descriptors() {
+        for (descriptors, expected) in [(0, (1, 1)), (80, (55, 5)), (1_024, (704, 64)), (1 << 20, (786_176, 256))] {
+            let (places_max, leaving_max) = within(descriptors);
+            assert_eq!((places_max, leaving_max), expected, "{descriptors}");
+            assert!(descriptors == 0 || places_max + leaving_max <= descriptors / 4 * 3);
+        }
+    }
+
+    /// It is asked again and again while those that were closed are on their way.
+    #[tokio::test(start_paused = true)]
+    async fn where_there_are_no_descriptors_no_more_go_than_it_takes() {
+        let places = Places::new(4 * ROOM, LEAVING_MAX);
+        let mut here = Vec::new();
+        for _ in 0..4 * ROOM {
+            let connection = Connection::default();
+            let place = places.enter(&connection, source(1)).await;
+            here.push((connection, place));
+        }
+        for _ in 0..10 {
+            assert!(!places.make_room().await, "none has gone yet");
+        }
+        let cut = here.iter().filter(|(connection, _)| connection.is(State::Cut)).count();
+        assert_eq!(cut, ROOM);
+        let mut more = std::pin::pin!(places.make_room());
+        assert!(more.as_mut().now_or_never().is_none());
+        here.retain(|(connection, _)| !connection.is(State::Cut));
+        assert!(more.await);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn those_that_do_not_go_hold_up_the_next() {
-        let places = Places::new(1);
+        let places = Places::new(1, LEAVING_MAX);
         let mut slow = Vec::new();
         for _ in 0..=LEAVING_MAX {
             let connection = Connection::default();

@@ -129,7 +129,7 @@ async fn is_left_behind(
             return true;
         }
         if pace.spend(scope.cost_of(object)) {
-            pace.rest().await;
+            pace.rest_from_looking().await;
         }
     }
     false

@@ -44,7 +44,7 @@ pub(super) async fn pick<'a>(
             break;
         }
         if pace.spend(view.cost_of(object)) {
-            pace.rest().await;
+            pace.rest_from_looking().await;
         }
         if sight.sees(object.key.namespace()) && view.matches(object) {
             stretches.pick(&mut picking, object);
@@ -63,7 +63,7 @@ pub(super) async fn first<'a>(
     let mut sight = Sight::new(permit);
     for object in looked_at {
         if pace.spend(view.cost_of(object)) {
-            pace.rest().await;
+            pace.rest_from_looking().await;
         }
         if sight.sees(object.key.namespace()) && view.matches(object) {
             return Some(object);
@@ -85,7 +85,7 @@ pub(super) async fn namespaces(
     'namespaces: while found.len() < limit {
         for object in snapshot.looked_at(view, true, start.as_deref()) {
             if pace.spend(view.cost_of(object)) {
-                pace.rest().await;
+                pace.rest_from_looking().await;
             }
             if view.matches(object) {
                 let namespace = object.key.namespace();

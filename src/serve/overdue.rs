@@ -26,14 +26,11 @@ pub struct Unread {
     pub grace: Duration,
     /// For the next of the state that a watch begins with to be taken.
     pub state_idle_max: Duration,
-    /// For a LIST to be taken: the apiserver's `--request-timeout`.
-    pub list_max: Duration,
 }
 
 impl Default for Unread {
     fn default() -> Self {
-        let minute = Duration::from_secs(60);
-        Self { grace: Duration::from_secs(5), state_idle_max: minute, list_max: minute }
+        Self { grace: Duration::from_secs(5), state_idle_max: Duration::from_secs(60) }
     }
 }
 
@@ -104,11 +101,6 @@ impl Overdue {
     /// Of a state that a watch is told.
     pub(super) fn state_terms(&self) -> PinTerms {
         PinTerms { until: None, idle_max: Some(self.0.unread.state_idle_max) }
-    }
-
-    /// Of a LIST that begins now.
-    pub(super) fn list_terms(&self) -> PinTerms {
-        PinTerms { until: Some((Instant::now() + self.0.unread.list_max, "too_slow")), idle_max: None }
     }
 
     /// Looks when it is time; never completes.

@@ -2,29 +2,29 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::cost;
-use super::scans::Turn;
+use super::scans::{Scans, Turn, Whose};
+use super::slices::{Slice, Slices, Waits};
 
 /// Counts what has been done since others were let in.
 #[derive(Debug)]
 pub(super) struct Pace {
     turn: Option<Turn>,
+    scans: Scans,
     slices: Slices,
+    whose: Whose,
     spent: usize,
     rests: usize,
 }
 
 impl Pace {
-    /// `turn`: of what costs more than a slice.
-    pub(super) fn new(turn: Option<Turn>, slices: Slices) -> Self {
-        Self { turn, slices, spent: 0, rests: 0 }
+    /// `turn`: of what is going to cost more than a slice, by all that is known.
+    pub(super) fn new(turn: Option<Turn>, (scans, slices): (Scans, Slices), whose: Whose) -> Self {
+        Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 
     /// Whether others are to be let in now.
@@ -33,6 +33,7 @@ impl Pace {
         self.spent >= cost::SLICE
     }
 
+    /// Behind what everybody shares, or what is over soon.
     pub(super) async fn rest(&mut self) {
         self.spent = 0;
         self.rests += 1;
@@ -42,9 +43,18 @@ impl Pace {
         }
     }
 
+    /// Behind objects that were looked at one by one. What was to cost little and does not, because there are more
+    /// objects than there were, or more in them than in most, goes on when it is its turn.
+    pub(super) async fn rest_from_looking(&mut self) {
+        self.rest().await;
+        if self.turn.is_none() {
+            self.turn = Some(self.scans.turn_late(self.whose.clone()).await);
+        }
+    }
+
     /// For what is done later, when it is polled.
     pub(super) fn looks(&self) -> Looks {
-        Looks::new(self.slices.clone())
+        Looks::new(self.slices.clone(), self.whose.clone(), false)
     }
 
     /// How often others were let in.
@@ -80,61 +90,27 @@ impl fmt::Debug for Rest {
     }
 }
 
-/// What is done in polls for one client alone: watches look through histories that they catch up with, and states that
-/// they begin with, for what they show; selections are derived and compressed. Nobody waits for others in a poll, and a
-/// client that does not read must not keep what others wait for; so each has a glance for itself, and beyond that a
-/// slice when one is free. As much time as slices take is left to everything else.
-#[derive(Debug, Clone)]
-pub(super) struct Slices(Arc<Mutex<Vec<Instant>>>);
-
-/// May be used now, in one poll.
-#[derive(Debug)]
-pub(super) struct Slice {
-    slices: Slices,
-    taken: Instant,
-}
-
-/// What one of them may do.
+/// What one client's polls may do: a glance for itself, and beyond that a slice when one is free.
 #[derive(Debug)]
 pub(super) struct Looks {
     slices: Slices,
+    whose: Whose,
     left: usize,
-    wait: Option<Pin<Box<Sleep>>>,
-    tries: u32,
+    wait: Option<Box<Wait>>,
+    is_dear: bool,
 }
 
-/// At least so long nobody has a slice that somebody has had.
-const SLICE_GAP: Duration = Duration::from_millis(1);
-/// How long a watch that found none waits before it tries again: longer each time, and not all at once.
-const TRY_AGAIN: Duration = Duration::from_millis(1);
-const TRY_AGAIN_MAX: u32 = 64;
-
-impl Slices {
-    pub(super) fn new(at_a_time: usize) -> Self {
-        Self(Arc::new(Mutex::new(vec![Instant::now(); at_a_time])))
-    }
-
-    fn take(&self) -> Option<Slice> {
-        let now = Instant::now();
-        let mut free = self.0.lock();
-        let place = free.iter().position(|since| *since <= now)?;
-        free.swap_remove(place);
-        drop(free);
-        Some(Slice { slices: self.clone(), taken: now })
-    }
-}
-
-impl Drop for Slice {
-    fn drop(&mut self) {
-        let now = Instant::now();
-        let took = now.duration_since(self.taken);
-        self.slices.0.lock().push(now + took.max(SLICE_GAP));
-    }
+#[derive(Debug)]
+struct Wait {
+    timer: Pin<Box<Sleep>>,
+    _counted: Waits,
 }
 
 impl Looks {
-    pub(super) fn new(slices: Slices) -> Self {
-        Self { slices, left: cost::GLANCE, wait: None, tries: 0 }
+    /// `is_dear`: one glance is all that there is for nothing, and not one each time that there is nothing more to look
+    /// at. How often that is, is a matter of how much changes, which may grow.
+    pub(super) fn new(slices: Slices, whose: Whose, is_dear: bool) -> Self {
+        Self { slices, whose, left: cost::GLANCE, wait: None, is_dear }
     }
 
     /// Ready when there is something [`left`](Self::left), which may be used as long as what is returned is held.
@@ -144,16 +120,19 @@ impl Looks {
         }
         loop {
             if let Some(wait) = &mut self.wait {
-                ready!(wait.as_mut().poll(cx));
-                self.wait = None;
+                ready!(wait.timer.as_mut().poll(cx));
             }
-            if let Some(slice) = self.slices.take() {
-                (self.left, self.tries) = (cost::SLICE, 0);
-                return Poll::Ready(Some(slice));
+            match (self.slices.take(&self.whose), &mut self.wait) {
+                (Ok(slice), _) => {
+                    (self.left, self.wait) = (cost::SLICE, None);
+                    return Poll::Ready(Some(slice));
+                }
+                (Err(again), Some(wait)) => wait.timer.as_mut().reset(Instant::now() + again),
+                (Err(again), wait) => {
+                    let timer = Box::pin(sleep(again));
+                    *wait = Some(Box::new(Wait { timer, _counted: self.slices.wait(&self.whose) }));
+                }
             }
-            self.tries += 1;
-            let longest = (1 << self.tries.min(6)).min(TRY_AGAIN_MAX);
-            self.wait = Some(Box::pin(sleep(TRY_AGAIN * fastrand::u32(1..=longest))));
         }
     }
 
@@ -168,6 +147,8 @@ impl Looks {
 
     /// There is nothing more to look at: what comes next is new.
     pub(super) fn begin_anew(&mut self) {
-        self.left = cost::GLANCE;
+        if !self.is_dear {
+            self.left = cost::GLANCE;
+        }
     }
 }

@@ -36,6 +36,8 @@ const SYNC_RETRY_SECONDS: u32 = 1;
 const LIST_RETRY_SECONDS: u32 = 1;
 const WATCH_RETRY_SECONDS: u32 = 5;
 
+const TOO_DEAR: &str = "the selectors compare too much for a collection of which a part is shown: ask for less at once, \
+                        or for single namespaces";
 const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be proven to be current";
 
 /// A watch that may be opened: permission, a place, and the feed.
@@ -111,7 +113,7 @@ impl Door {
         };
         let lease = &source.lease;
         let Some(cost) = cost::of_list(&read.view, resource.namespaced, &lease.reader.snapshot()) else {
-            return self.pass(visit, Reason::DearSelector).await;
+            return self.too_dear(visit, permit).await;
         };
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
@@ -136,7 +138,7 @@ impl Door {
                 Err(why) => return self.unready(visit, why).await,
             },
         };
-        let pin = lease.pin(&snapshot, visit.cut.clone(), self.overdue.list_terms());
+        let pin = lease.pin(&snapshot, visit.cut.clone(), List::terms(self.config.body_max));
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) = self.find_out(&visit, part, &snapshot, from, LIST_RETRY_SECONDS).await {
@@ -167,10 +169,21 @@ impl Door {
         visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, underway)
     }
 
+    /// Upstream's to answer; but a part of a collection is not: it would deny all of it, and not say why.
+    async fn too_dear(&self, visit: Visit, permit: &Permit) -> Response<ReplyBody> {
+        if permit.part().is_none() {
+            return self.pass(visit, Reason::DearSelector).await;
+        }
+        let refused = Status::bad_request(TOO_DEAR);
+        metrics::refused(refused.http_code());
+        visit.manner.status(&refused)
+    }
+
     /// For a scan that costs so much: it waits for its turn if that is more than a little.
     async fn pace(&self, visit: &Visit, cost: usize) -> Result<Pace, Shed> {
-        let turn = if cost > cost::SMALL { Some(self.scans.turn(visit.caller.payer()).await?) } else { None };
-        Ok(Pace::new(turn, self.slices.clone()))
+        let whose = visit.caller.payer();
+        let turn = if cost > cost::SMALL { Some(self.scans.turn(whose.clone()).await?) } else { None };
+        Ok(Pace::new(turn, (self.scans.clone(), self.slices.clone()), whose))
     }
 
     /// The namespaces with something to show, when it is known which of them may be shown.
@@ -203,7 +216,7 @@ impl Door {
             return self.pass(visit, Reason::Ungranted).await;
         }
         if !cost::is_for_watch(read.view.selector()) {
-            return self.pass(visit, Reason::DearSelector).await;
+            return self.too_dear(visit, &permit).await;
         }
         let row = match self.first_row(&visit, resource, &mut read).await {
             Ok(row) => row,
@@ -316,7 +329,8 @@ impl Door {
         let form = read.representation.form();
         // An upgraded connection is the watch's own.
         let cut = if websocket { Cut::default() } else { visit.cut.clone() };
-        let session = self.session(admitted, read, failed, (protocol, cut));
+        let looks = Looks::new(self.slices.clone(), visit.caller.payer(), read.view.is_dear());
+        let session = self.session(admitted, read, failed, (protocol, cut, looks));
         let Some(mut response) = upgrade else {
             let body = ReplyBody::watch(session, visit.manner.record.clone());
             return visit.manner.served(form, true, stale, body);
@@ -337,7 +351,7 @@ impl Door {
         admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
-        (protocol, cut): (&'static str, Cut),
+        (protocol, cut, looks): (&'static str, Cut, Looks),
     ) -> WatchSession {
         let Admitted { permit, place, source: Source { lease, renderer }, opened, namespaces, runs, row } = admitted;
         let end_bookmark = read.start.ends_with_bookmark();
@@ -362,7 +376,7 @@ impl Door {
             row,
             terms,
             drain,
-            looks: Looks::new(self.slices.clone()),
+            looks,
             metrics,
             cut,
             overdue,

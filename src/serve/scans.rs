@@ -28,7 +28,7 @@ pub(super) struct Turn {
 }
 
 /// A caller; `None` where all are one, who then have no shares.
-type Whose = Option<Payer>;
+pub(super) type Whose = Option<Payer>;
 
 #[derive(Debug)]
 struct Queue {
@@ -91,6 +91,12 @@ impl Scans {
         let called = timeout(WAIT_MAX, self.ticket(whose.clone(), End::Back).turn()).await;
         called.map_err(|_| Shed("selections"))?;
         Ok(Turn { scans: self.clone(), whose, lost: false })
+    }
+
+    /// Waits for a turn, however long: whoever asks has begun, and is one of those who are counted elsewhere.
+    pub(super) async fn turn_late(&self, whose: Whose) -> Turn {
+        self.ticket(whose.clone(), End::Back).turn().await;
+        Turn { scans: self.clone(), whose, lost: false }
     }
 
     fn ticket(&self, whose: Whose, end: End) -> Ticket {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::admission::Place;
@@ -36,6 +36,9 @@ struct Going<B> {
     waker: Option<Waker>,
 }
 
+/// Why an answer was cut.
+const TOO_SLOW: &str = "too_slow";
+
 /// It was not taken, or did not come, in time.
 #[derive(Debug, thiserror::Error)]
 #[error("not taken, or not come, in time")]
@@ -60,7 +63,7 @@ impl<B: Body + Send + 'static> Underway<B> {
                 () = over => {}
                 () = sleep(max) => slow.upgrade().iter().for_each(|going| {
                     cut(going);
-                    answer.iter().for_each(|answer| answer.cut("too_slow"));
+                    answer.iter().for_each(|answer| answer.cut(TOO_SLOW));
                 }),
             }
         });
@@ -114,6 +117,11 @@ pub(super) struct List {
 }
 
 impl List {
+    /// The terms of its state's pin.
+    pub(super) fn terms(max: Duration) -> cache::PinTerms {
+        cache::PinTerms { until: Some((Instant::now() + max, TOO_SLOW)), idle_max: None }
+    }
+
     pub(super) fn new(written: Written, place: Place, pin: cache::Pin) -> Self {
         Self { written, _place: place, pin }
     }

@@ -91,11 +91,11 @@ impl Process {
         Self::start_at(&listen, command).await
     }
 
-    /// The same with so many descriptors.
-    pub async fn with_descriptors(descriptors: usize, dir: &Dir, url: &str) -> Self {
+    /// The same with so many descriptors: `ulimit` says which limit that is.
+    pub async fn with_descriptors(ulimit: &str, descriptors: usize, dir: &Dir, url: &str) -> Self {
         let mut command = Command::new("sh");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
-        let limited = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+        let limited = format!("ulimit {ulimit} {descriptors}; exec \"$0\" \"$@\"");
         command.arg("-c").arg(limited).arg(env!("CARGO_BIN_EXE_kube-fanout"));
         command.arg("serve").arg("--kubeconfig").arg(kubeconfig(dir, url, ""));
         Self::start(command).await

@@ -98,3 +98,23 @@ async fn an_outage_of_reviews_hides_what_is_new_and_nothing_else() {
     up.reviews().refuse(None);
     told(&watch, "ADDED", "new/p").await;
 }
+
+/// Upstream would say that ada may not list pods, which is not what is wrong.
+#[tokio::test]
+async fn whoever_may_read_a_part_is_told_that_a_selector_is_too_dear() {
+    let up = demo::upstream().pods(12_000).remember_requests(true).run().await;
+    let (_app, ada) = ada(&up).await;
+    let joined =
+        |prefix: &str, count: usize| (0..count).map(|n| format!("{prefix}{n:x}")).collect::<Vec<_>>().join(",");
+    let (few, many) = (joined("%21", 20), joined("%21", 150));
+    // Many keys, one that is long, and a set: all at once are what 12,000 objects are too many for.
+    let most = format!("{},%21{}/long-name,app%20notin%20({})", joined("%21", 1_500), "p".repeat(250), joined("", 300));
+    assert!(ada.get(&format!("{READABLE}&labelSelector={few}")).await.is_cached());
+    for dear in [format!("watch=1&labelSelector={many}"), format!("labelSelector={most}")] {
+        let answer = ada.get(&format!("{READABLE}&{dear}")).await;
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(answer.text().contains("single namespaces"), "{}", answer.text());
+    }
+    let told = |seen: &demo::Seen| seen.uri.to_string().contains("labelSelector");
+    assert!(!up.requests().iter().any(told), "nothing is passed through");
+}

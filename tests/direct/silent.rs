@@ -90,7 +90,7 @@ async fn handshakes_that_are_not_begun_keep_nobody_out() {
 async fn silent_connections_do_not_use_up_the_descriptors() {
     const DESCRIPTORS: usize = 80;
     let up = demo::upstream().pods(3).run().await;
-    let process = Process::with_descriptors(DESCRIPTORS, &Dir::new(), &up.url()).await;
+    let process = Process::with_descriptors("-n", DESCRIPTORS, &Dir::new(), &up.url()).await;
     let address = process.client().url().trim_start_matches("http://").to_owned();
     let silent = silent(&address, 2 * DESCRIPTORS).await;
     for path in [PODS, "/version"] {
@@ -99,6 +99,23 @@ async fn silent_connections_do_not_use_up_the_descriptors() {
     let displaced = metric(&process.metrics().await, "kube_fanout_connections_failed_total", "reason=\"displaced\"");
     assert!(displaced >= DESCRIPTORS as f64, "{displaced}");
     drop(silent);
+}
+
+/// The soft limit is no reason to send anybody away.
+#[tokio::test]
+async fn as_many_may_connect_as_the_hard_limit_allows() {
+    const SOFT: usize = 80;
+    let up = demo::upstream().pods(3).run().await;
+    let process = Process::with_descriptors("-Sn", SOFT, &Dir::new(), &up.url()).await;
+    let address = process.client().url().trim_start_matches("http://").to_owned();
+    let silent = silent(&address, 2 * SOFT).await;
+    assert_eq!(process.client().get(PODS).await.status, 200);
+    let displaced = metric(&process.metrics().await, "kube_fanout_connections_failed_total", "reason=\"displaced\"");
+    assert!(displaced == 0.0, "{displaced}");
+    drop(silent);
+    process.signal("TERM");
+    let stderr = process.ended().await.stderr;
+    assert_eq!(stderr.matches("open files").count(), 1, "{stderr}");
 }
 
 #[tokio::test]

@@ -15,11 +15,7 @@ const OBJECTS: usize = 40;
 const OBJECT_BYTES: usize = 512 << 10;
 
 /// Impatient, but for `state_idle_max`, which a busy machine could take for a stop.
-const UNREAD: Unread = Unread {
-    grace: Duration::from_millis(100),
-    state_idle_max: Duration::from_secs(60),
-    list_max: Duration::from_secs(60),
-};
+const UNREAD: Unread = Unread { grace: Duration::from_millis(100), state_idle_max: Duration::from_secs(60) };
 
 async fn large() -> Running {
     let up = demo::upstream().run().await;
@@ -117,7 +113,7 @@ async fn a_right_that_ends_ends_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_is_not_read_is_over_when_its_time_is() {
     let up = large().await;
-    let app = impatient(&up, Unread { list_max: Duration::from_secs(2), ..UNREAD }).run().await;
+    let app = impatient(&up, UNREAD).with(|config| config.door.body_max = Duration::from_secs(2)).run().await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let reader = app.watch(CONFIGMAPS).initial_events().await;
         reader.listed().await;

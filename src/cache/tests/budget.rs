@@ -296,6 +296,53 @@ fn two_states_that_fit_alone_do_not_both_fit() {
     left.push(more).expect("the other has given its memory back");
 }
 
+/// A feed of which an older state than the present one is kept, and as large; the ring has nothing of it.
+fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, keep: impl FnOnce(&Stage, Snapshot)) -> Stage {
+    let mut busy = stage(feeds, demands, "pods");
+    let names = || (0..23).map(|n| format!("p-{n}"));
+    busy.list(10, names().map(|name| (name, 3 * OBJECT)));
+    keep(&busy, busy.feed.reader.snapshot());
+    names().zip(11..).for_each(|(name, version)| busy.put(&name, version, 3 * OBJECT));
+    assert_eq!(gone(feeds), [], "all of it fits: {}", total(feeds));
+    busy
+}
+
+/// A collection is not refused for the sake of states that somebody pages through.
+#[test]
+fn a_page_that_fits_once_older_states_are_gone_is_read() {
+    let config = Config { memory_bytes_max: 4 << 20, window_events_max: 1, ..Config::default() };
+    let (feeds, mut demands) = Feeds::new(config);
+    let _busy = busy(&feeds, &mut demands, |stage, state| stage.feed.reader.hold(&state));
+    let mut staged = stage(&feeds, &mut demands, "nodes").feed.reader.stage();
+    staged.page_grows_to(1 << 20).expect("there is room");
+    assert!(staged.page_is_read().is_ok(), "there is when nobody pages any more: {:?}", feeds.memory());
+    assert_eq!(gone(&feeds), [Gone::Paging]);
+    assert!(staged.page_grows_to(3 << 20).is_err(), "there is none for so much");
+}
+
+/// Nor of those who are being told an older state, which are over in a moment: until then it may be a little too much.
+#[test]
+fn an_object_that_fits_once_a_watch_is_cut_is_let_in() {
+    const MAX: usize = 4 << 20;
+    let config = Config { memory_bytes_max: MAX, window_events_max: 1, ..Config::default() };
+    let (feeds, mut demands) = Feeds::new(config);
+    let (cut, mut pin) = (Cut::default(), None);
+    let _busy = busy(&feeds, &mut demands, |stage, state| {
+        pin = Some((stage.feed.pin(&state, cut.clone(), PinTerms::default()), state));
+    });
+    let next = stage(&feeds, &mut demands, "nodes");
+    let mut staged = next.feed.reader.stage();
+    staged.page_grows_to(MAX - total(&feeds) - OBJECT).expect("it fits");
+    assert!(staged.page_is_read().is_err() && !cut.is_cut(), "nobody is cut in vain: it cannot wait");
+    let object = |name: &str| next.change(large(EventType::Added, name, 10, 12 * OBJECT)).object;
+    staged.push(object("n")).expect("there is room in a moment");
+    assert_eq!((cut.why(), gone(&feeds)), (Some("memory"), vec![Gone::Watches]));
+    assert!(total(&feeds) <= MAX + MAX / 16, "{:?}", feeds.memory());
+    drop(pin);
+    staged.push(object("m")).expect("there is room");
+    assert!(total(&feeds) <= MAX, "{:?}", feeds.memory());
+}
+
 #[test]
 fn a_page_counts_while_it_is_read() {
     let (feeds, mut demands) = feeds(1 << 20);

@@ -91,22 +91,18 @@ fn the_oldest_go_first_and_only_as_many_as_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_was_told_nothing_for_a_while_can_be_asked_to_go() {
+async fn who_waits_for_something_else_than_its_client_is_not_idle() {
     let (_writer, reader) = feed();
     let pins = Pins::default();
-    let (slow, pin_of_slow) = pin(&pins, &reader, FOREVER);
-    let (stuck, _pin) = pin(&pins, &reader, FOREVER);
-    advance(Duration::from_secs(10)).await;
-    pin_of_slow.told();
-    assert_eq!(pins.free_idle(Duration::from_secs(11)), 0);
-    assert_eq!(pins.free_idle(Duration::from_secs(10)), 1);
-    assert_eq!((slow.why(), stuck.why()), (None, Some("memory")));
-    pin_of_slow.rests();
-    advance(Duration::from_secs(1_000)).await;
-    assert_eq!(pins.free_idle(Duration::from_secs(1)), 0, "it is not its client that it waits for");
-    pin_of_slow.told();
-    advance(Duration::from_secs(1)).await;
-    assert_eq!(pins.free_idle(Duration::from_secs(1)), 1);
+    let kept = tokio::spawn(pins.clone().keep());
+    let (waits, pin_of_it) = pin(&pins, &reader, PinTerms { until: None, idle_max: Some(Duration::from_secs(10)) });
+    pin_of_it.rests();
+    pass(1_000).await;
+    assert_eq!(waits.why(), None);
+    pin_of_it.told();
+    pass(12).await;
+    assert_eq!(waits.why(), Some("stalled"));
+    kept.abort();
 }
 
 #[tokio::test(start_paused = true)]

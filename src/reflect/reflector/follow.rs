@@ -149,6 +149,8 @@ impl Reflector {
             Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
             Err(ended) => return Err(listed(ended.into())),
         };
+        // By its own growth, which shows before the next event is applied. By that of others a feed is found to have
+        // outgrown the memory while it waits: whoever runs this hears of it.
         if self.writer.is_outgrown() {
             return Err(listed(Failure::Over(End::OverBudget)));
         }

@@ -4,8 +4,9 @@ use bytes::Bytes;
 
 use super::super::gzip::PLAIN_BYTES_MAX;
 use super::super::joined::Joined;
-use super::super::pace::{Looks, Rest, Slice};
+use super::super::pace::{Looks, Rest};
 use super::super::scribe::{Piece, Scribe};
+use super::super::slices::Slice;
 use super::super::stretches::{Batch, Stretches};
 use crate::cache::{Deflated, Plain};
 use crate::wire::{ListFrame, Refused};

@@ -4,6 +4,7 @@ mod compressed;
 
 use std::future::poll_fn;
 use std::io::Read as _;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,9 +23,10 @@ use crate::kube::{
 use crate::serve::admission::{Admission, Limits};
 use crate::serve::feed_spec;
 use crate::serve::gzip::GzipList;
-use crate::serve::overdue::{Overdue, Unread};
-use crate::serve::pace::{Pace, Slices};
+use crate::serve::pace::Pace;
 use crate::serve::route::ListRead;
+use crate::serve::scans::Scans;
+use crate::serve::slices::Slices;
 use crate::serve::underway::{List, Written};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, ListMeta, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
@@ -79,7 +81,7 @@ fn renderer(lease: &Lease, representation: Representation) -> Renderer {
 }
 
 fn pace() -> Pace {
-    Pace::new(None, Slices::new(1))
+    Pace::new(None, (Scans::at_a_time(1), Slices::new(1)), None)
 }
 
 /// As it comes to the client, and again compressed.
@@ -227,7 +229,7 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
     let place = Admission::new(&Limits::default()).list(None, page.bytes()).expect("there is room");
     let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
     let (cut, pins) = (Cut::default(), feeds.0.pins());
-    let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), Overdue::new(Unread::default()).list_terms());
+    let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), List::terms(Duration::from_secs(60)));
     tokio::spawn(pins.clone().keep());
     let mut underway = List::new(Written::Plain(Box::new(list)), place, pin);
     assert!(matches!(underway.frame().await, Some(Ok(_))));
@@ -246,15 +248,34 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
 async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() {
     let (lease, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let snapshot = lease.reader.snapshot();
-    let (slices, everybody) = (Slices::new(1), Permit::clone(&permit()));
+    let (scans, slices, everybody) = (Scans::at_a_time(1), Slices::new(1), Permit::clone(&permit()));
     for (labels, limit, least) in [("!app", None, 2), ("app=x", None, 2), ("app=x", Some(3), 0), ("app,!app", None, 0)]
     {
         let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), ..Selector::everything() };
         let (plan, view) = (ListPlan { version: VersionMatch::Any, limit, start: None }, View::new(None, selector));
         let read =
             ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: Pages::FromCache };
-        let mut pace = Pace::new(None, slices.clone());
+        let mut pace = Pace::new(None, (scans.clone(), slices.clone()), None);
         page(&everybody, &lease, &snapshot, &read, &mut pace).await;
         assert!((least..least + 3).contains(&pace.rests()), "{labels}: {} times", pace.rests());
     }
+}
+
+/// It was not to cost a turn, by what was there when it began.
+#[tokio::test(start_paused = true)]
+async fn what_turns_out_to_cost_more_than_a_slice_waits_for_its_turn() {
+    let (lease, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
+    let (snapshot, everybody) = (lease.reader.snapshot(), Permit::clone(&permit()));
+    let scans = Scans::at_a_time(1);
+    let others = scans.turn(None).now_or_never().expect("at once").expect("nobody scans");
+    let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };
+    let (plan, view) = (ListPlan { version: VersionMatch::Any, limit: None, start: None }, View::new(None, selector));
+    let read =
+        ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: Pages::FromCache };
+    let mut pace = Pace::new(None, (scans, Slices::new(1)), None);
+    let mut listed = pin!(page(&everybody, &lease, &snapshot, &read, &mut pace));
+    let early = tokio::time::timeout(Duration::from_secs(60), listed.as_mut()).await;
+    assert!(early.is_err(), "it looked at everything while others had the turn");
+    drop(others);
+    listed.await;
 }

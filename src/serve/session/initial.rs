@@ -130,7 +130,7 @@ fn put_frames(
     batch: &mut Vec<Bytes>,
 ) -> Result<Put, Refused> {
     let (view, renderer) = (cursor.view(), cursor.renderer());
-    let mut bytes = 0;
+    let (mut bytes, is_dear) = (0, view.is_dear());
     let start = Some(next.as_str()).filter(|start| !start.is_empty());
     let mut resume_at = None;
     for object in snapshot.looked_at(view, reader.namespaced(), start) {
@@ -138,8 +138,11 @@ fn put_frames(
             resume_at = Some(object.key.as_str().to_owned());
             break;
         }
-        if !view.matches(object) {
+        let matches = view.matches(object);
+        if is_dear || !matches {
             *looks = looks.saturating_sub(view.cost_of(object));
+        }
+        if !matches {
             continue;
         }
         let frame = renderer.envelope().frame(EventType::Added, &reader.body(object, renderer)?);

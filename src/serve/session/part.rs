@@ -244,13 +244,16 @@ impl Page<'_> {
         frame: impl Fn(&Self, &Arc<Object>) -> Result<Option<Bytes>, Refused>,
     ) -> Result<Option<String>, Refused> {
         let view = View::new(Some(namespace), self.cursor.view().selector().clone());
-        let mut bytes: usize = self.batch.iter().map(Bytes::len).sum();
+        let (mut bytes, is_dear) = (self.batch.iter().map(Bytes::len).sum::<usize>(), view.is_dear());
         for object in snapshot.looked_at(&view, true, Some(start).filter(|start| !start.is_empty())) {
             if *self.looks == 0 || (!self.batch.is_empty() && bytes >= self.room) {
                 return Ok(Some(object.key.as_str().to_owned()));
             }
-            if !view.matches(object) {
+            let matches = view.matches(object);
+            if is_dear || !matches {
                 *self.looks = self.looks.saturating_sub(view.cost_of(object));
+            }
+            if !matches {
                 continue;
             }
             if let Some(frame) = frame(self, object)? {

@@ -22,8 +22,9 @@ use crate::serve::admission::{Admission, Limits, Place};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
 use crate::serve::overdue::{Overdue, Unread};
-use crate::serve::pace::{Looks, Slices};
+use crate::serve::pace::Looks;
 use crate::serve::session::{Opening, Terms, WatchSession};
+use crate::serve::slices::{Slice, Slices};
 use crate::upstream::{Origin, Resource};
 use crate::wire::{Form, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
 
@@ -143,6 +144,7 @@ impl Stage {
         let cut = Cut::default();
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
         let namespaces = state.namespaces(opened.cursor.view(), None).map(Arc::from).collect();
+        let is_dear = opened.cursor.view().is_dear();
         let session = WatchSession::new(Opening {
             permit,
             place: self.place(),
@@ -154,7 +156,7 @@ impl Stage {
             row: None,
             terms,
             drain: self.watch.clone(),
-            looks: Looks::new(self.slices.clone()),
+            looks: Looks::new(self.slices.clone(), None, is_dear),
             metrics: Watches::default().open(&self.lease.spec.key, Representation::Object(Form::Json), "h1"),
             cut: cut.clone(),
             overdue: self.overdue.clone(),
@@ -164,6 +166,11 @@ impl Stage {
 
     fn place(&self) -> Place {
         self.admission.watch(None, 0).expect("there is room")
+    }
+
+    /// What others have, as long as they have it: there is one.
+    pub(super) fn take_slice(&self) -> Slice {
+        self.slices.take(&None).expect("nobody has it")
     }
 
     /// How many more watches there may be.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_ms};
 use crate::cache::{Config, Start, View};
-use crate::kube::{ResourceVersion, Selector};
+use crate::kube::{LabelSelector, ResourceVersion, Selector};
 use crate::serve::session::Terms;
 
 const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
@@ -253,4 +253,51 @@ async fn of_many_that_look_through_much_few_do_so_at_a_time() {
     }
     // Three slices each, and one at a time with as much time between two of them.
     assert!(rounds > 20 * 2, "{rounds}");
+}
+
+/// Sees everything, and compares a lot to find that out.
+fn everything_dearly() -> View {
+    let keys: Vec<_> = (0..100).map(|n| format!("!k{n:03}")).collect();
+    let labels = LabelSelector::parse(&keys.join(",")).expect("valid");
+    View::new(None, Selector { labels, ..Selector::everything() })
+}
+
+/// A selector that few events cost little is dear when there are many: then it waits until it is its turn, and a
+/// caller's watches are slow together. Others are told at once.
+#[tokio::test(start_paused = true)]
+async fn a_dear_selector_takes_turns_when_more_changes_than_when_it_was_opened() {
+    let mut stage = Stage::empty();
+    let (mut dear, mut plain) = (stage.watch_current(everything_dearly(), TERMS), stage.watch_current(app_x(), TERMS));
+    let others = stage.take_slice();
+    let mut told = [0, 0];
+    for rv in 11..1_011 {
+        stage.put("p", "x", rv);
+        for (told, client) in told.iter_mut().zip([&mut dear, &mut plain]) {
+            *told += client.told().len();
+        }
+    }
+    assert!((100..500).contains(&told[0]), "a glance, and no more: {told:?}");
+    assert_eq!(told[1], 1_000);
+    drop(others);
+    pass_ms(64).await;
+    told[0] += dear.told().len();
+    assert_eq!(told[0], 1_000, "nothing is lost");
+    stage.put("p", "x", 1_011);
+    assert_eq!(dear.told(), ["MODIFIED p 1011"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_that_is_shown_costs_a_dear_selector_no_less_than_one_that_is_not() {
+    let names: Vec<_> = (0..2_000).map(|n| format!("n{n:05}")).collect();
+    let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 5)).collect();
+    let stage = Stage::new(Config::default(), &pods);
+    let (mut dear, mut plain) =
+        (stage.watch_current(everything_dearly(), WATCH_LIST), stage.watch_current(app_x(), WATCH_LIST));
+    let others = stage.take_slice();
+    let told = dear.told().len();
+    assert!((100..1_000).contains(&told), "{told}");
+    assert_eq!(plain.told().len(), 2_001);
+    drop(others);
+    pass_ms(64).await;
+    assert_eq!(told + dear.told().len(), 2_001);
 }

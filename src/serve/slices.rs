@@ -1,0 +1,261 @@
+//! Whose turn it is to do something in a poll.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::scans::Whose;
+
+/// What is done in polls for one client alone: watches look through histories that they catch up with, and states that
+/// they begin with, for what they show; what dear selectors cost; selections are derived and compressed. Nobody waits
+/// for others in a poll, and a client that does not read must not keep what others wait for. So nothing is given to
+/// those who wait: whoever finds no slice tries again, the sooner the fewer of its caller's own try. As much time as
+/// slices take is left to everything else.
+///
+/// Callers have them in rounds: one each, however many of a caller's watches want some, and the next round begins when
+/// all who want one have had theirs, or have not come for it.
+#[derive(Debug, Clone)]
+pub(super) struct Slices(Arc<Mutex<Queue>>);
+
+/// May be used now, in one poll.
+#[derive(Debug)]
+pub(super) struct Slice {
+    slices: Slices,
+    whose: Whose,
+    taken: Instant,
+}
+
+/// Counts for its caller as one that found no slice.
+#[derive(Debug)]
+pub(super) struct Waits {
+    slices: Slices,
+    whose: Whose,
+}
+
+#[derive(Debug)]
+struct Queue {
+    /// From when on each slice can be had that nobody has.
+    free: Vec<Instant>,
+    round: u64,
+    /// Since when a slice is kept for those who have not had theirs in this round.
+    kept_since: Option<Instant>,
+    /// Those who wait, or have had their slice in this round.
+    callers: HashMap<Whose, Caller>,
+    /// Callers who wanted a slice, the last time that this was counted.
+    wanted_by: u32,
+}
+
+#[derive(Debug)]
+struct Caller {
+    waiting: u32,
+    /// When it wanted one last.
+    tried: Instant,
+    /// Its next slice is of this round.
+    round: u64,
+}
+
+/// From one slice to the next of the same place at least: one takes half of that, about.
+const PERIOD: Duration = Duration::from_millis(2);
+/// How long a slice is kept for those who have not had theirs.
+const KEPT_FOR: Duration = Duration::from_millis(4);
+/// How long one that found none waits at most before it tries again: not all at once.
+const TRY_AGAIN_MAX: u32 = 64;
+/// How often it is tried in a millisecond, by all together, as far as it is not less than that.
+const TRIES: u32 = 16;
+/// Who has not tried again for so long is not read by its client, and is not waited for.
+const GONE: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
+
+impl Slices {
+    pub(super) fn new(at_a_time: usize) -> Self {
+        let (free, callers) = (vec![Instant::now(); at_a_time], HashMap::new());
+        Self(Arc::new(Mutex::new(Queue { free, round: 0, kept_since: None, callers, wanted_by: 1 })))
+    }
+
+    /// A slice, or how long to wait before it is tried again.
+    pub(super) fn take(&self, whose: &Whose) -> Result<Slice, Duration> {
+        let now = Instant::now();
+        let mut queue = self.0.lock();
+        if let Some(caller) = queue.callers.get_mut(whose) {
+            caller.tried = now;
+        }
+        let place = queue.free.iter().position(|since| *since <= now);
+        match place.filter(|_| queue.is_due(whose, now)) {
+            Some(place) => {
+                queue.free.swap_remove(place);
+                queue.kept_since = None;
+                Ok(Slice { slices: self.clone(), whose: whose.clone(), taken: now })
+            }
+            None => {
+                let own = queue.callers.get(whose).map_or(1, |caller| caller.waiting.max(1));
+                let spread = (own.saturating_mul(queue.wanted_by) / TRIES).clamp(1, TRY_AGAIN_MAX);
+                Err(Duration::from_millis(1) * fastrand::u32(1..=spread))
+            }
+        }
+    }
+
+    /// One more of this caller's waits.
+    pub(super) fn wait(&self, whose: &Whose) -> Waits {
+        let now = Instant::now();
+        let mut queue = self.0.lock();
+        let unknown = Caller { waiting: 0, tried: now, round: queue.round };
+        queue.callers.entry(whose.clone()).or_insert(unknown).waiting += 1;
+        Waits { slices: self.clone(), whose: whose.clone() }
+    }
+}
+
+impl Queue {
+    /// Whether a caller may have a slice that is free.
+    fn is_due(&mut self, whose: &Whose, now: Instant) -> bool {
+        let Some(caller) = self.callers.get(whose) else { return true };
+        if caller.round <= self.round {
+            return true;
+        }
+        let round = caller.round;
+        match self.kept_since {
+            Some(since) if now < since + KEPT_FOR => return false,
+            // They have not come, and are not waited for again before they do.
+            Some(_) => self.kept_for().for_each(|(_, caller)| caller.tried = now - GONE),
+            None => {}
+        }
+        if self.kept_for().any(|(other, caller)| other != whose && caller.tried + GONE > now) {
+            self.kept_since.get_or_insert(now);
+            return false;
+        }
+        (self.round, self.kept_since) = (round, None);
+        true
+    }
+
+    /// Those who wait and have not had theirs in this round.
+    fn kept_for(&mut self) -> impl Iterator<Item = (&Whose, &mut Caller)> {
+        let round = self.round;
+        self.callers.iter_mut().filter(move |(_, caller)| caller.waiting > 0 && caller.round <= round)
+    }
+
+    /// A slice is given back that was had for so long.
+    fn used(&mut self, whose: &Whose, taken: Instant, took: Duration) {
+        self.free.push(taken + PERIOD.max(2 * took));
+        let now = taken + took;
+        let is_there = |caller: &Caller| caller.waiting > 0 && caller.tried + GONE > now;
+        let others = self.callers.iter().filter(|(other, caller)| *other != whose && is_there(caller)).count();
+        self.wanted_by = u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1);
+        if others == 0 {
+            self.round += 1;
+        } else {
+            let round = self.round + 1;
+            self.callers.entry(whose.clone()).or_insert(Caller { waiting: 0, tried: now, round }).round = round;
+        }
+        let round = self.round;
+        self.callers.retain(|_, caller| caller.waiting > 0 || caller.round > round);
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        let took = self.taken.elapsed();
+        self.slices.0.lock().used(&self.whose, self.taken, took);
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let mut queue = self.slices.0.lock();
+        let round = queue.round;
+        if let Some(caller) = queue.callers.get_mut(&self.whose) {
+            caller.waiting -= 1;
+            if caller.waiting == 0 && caller.round <= round {
+                queue.callers.remove(&self.whose);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::super::cost;
+    use super::super::pace::Looks;
+    use super::*;
+    use crate::kube::{Payer, User};
+
+    fn caller(n: usize) -> Whose {
+        Some(Payer::of(&User { name: n.to_string(), ..User::default() }))
+    }
+
+    /// How many slices each of these callers uses, who look at more than there is with so many watches at a time.
+    async fn used(slices: &Slices, watches: &[(Whose, usize)], time: Duration) -> Vec<usize> {
+        let counts: Vec<_> = watches.iter().map(|_| Arc::new(Mutex::new(0))).collect();
+        let mut tasks = tokio::task::JoinSet::new();
+        for ((whose, watches), count) in watches.iter().zip(&counts) {
+            for _ in 0..*watches {
+                let (mut looks, count) = (Looks::new(slices.clone(), whose.clone(), false), count.clone());
+                tasks.spawn(async move {
+                    loop {
+                        let slice = std::future::poll_fn(|cx| looks.poll(cx)).await;
+                        *looks.left() = 0;
+                        *count.lock() += usize::from(slice.is_some());
+                    }
+                });
+            }
+        }
+        sleep(time).await;
+        tasks.shutdown().await;
+        counts.iter().map(|count| *count.lock()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_has_its_share_whatever_others_have_open() {
+        let second = Duration::from_secs(1);
+        for at_a_time in [1, 2] {
+            let slices = Slices::new(at_a_time);
+            let alone = used(&slices, &[(caller(0), 1_000)], second).await[0];
+            assert!((200 * at_a_time..=500 * at_a_time).contains(&alone), "{alone}");
+            let both = used(&slices, &[(caller(1), 1_000), (caller(2), 1)], second).await;
+            assert!(both[1] * 3 > both[0] && both[1] >= 100, "{at_a_time} at a time: {both:?}");
+            assert!(both.iter().sum::<usize>() >= 200, "nor is it wasted: {both:?}");
+            let of_many: Vec<_> = (0..10).map(|n| (caller(n), if n < 9 { 200 } else { 1 })).collect();
+            let each = used(&slices, &of_many, second).await;
+            let most = each.iter().max().expect("ten");
+            assert!(each[9] * 3 > *most, "{at_a_time} at a time: {each:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_not_read_keeps_nobody_from_anything() {
+        let slices = Slices::new(1);
+        let stuck: Vec<_> = (10..60).map(|n| slices.wait(&caller(n))).collect();
+        sleep(GONE).await;
+        let alone = used(&slices, &[(caller(0), 1)], Duration::from_secs(1)).await[0];
+        assert!(alone >= 200, "{alone}");
+        drop(stuck);
+        assert!(slices.0.lock().callers.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_kept_of_those_who_are_gone() {
+        let slices = Slices::new(1);
+        used(&slices, &[(caller(1), 5), (caller(2), 5)], Duration::from_millis(100)).await;
+        sleep(Duration::from_secs(1)).await;
+        drop(slices.take(&caller(3)).expect("nobody has it"));
+        assert!(slices.0.lock().callers.is_empty());
+    }
+
+    /// What a period takes leaves at least half of the time to others.
+    #[tokio::test(start_paused = true)]
+    async fn as_much_time_as_a_slice_takes_is_left_to_others() {
+        let slices = Slices::new(1);
+        for took in [0, 1, 10] {
+            let slice = slices.take(&None).expect("it is free");
+            sleep(Duration::from_millis(took)).await;
+            drop(slice);
+            let rest = PERIOD.max(Duration::from_millis(2 * took)) - Duration::from_millis(took);
+            sleep(rest - Duration::from_millis(1)).await;
+            assert!(slices.take(&None).is_err(), "{took} ms");
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!(cost::GLANCE < cost::SLICE);
+    }
+}
