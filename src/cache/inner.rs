@@ -32,7 +32,7 @@ pub(super) struct Inner {
     pub(super) floor: ResourceVersion,
     pub(super) progress: ResourceVersion,
     /// Version of the newest event, or of the state that the history starts with.
-    last_event: ResourceVersion,
+    pub(super) last_event: ResourceVersion,
     /// That version, while more of its events may come.
     pub(super) open: Option<Transaction>,
     event_bytes: usize,
@@ -251,10 +251,6 @@ impl Inner {
     pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         let since = self.open.as_ref().map_or(self.last_event, Transaction::event_before);
         (!self.is_over && since <= rv && rv <= self.whole()).then(|| self.snapshot().at(rv))
-    }
-
-    pub(super) fn last_event(&self) -> ResourceVersion {
-        self.last_event
     }
 
     pub(super) fn is_whole(&self) -> bool {

@@ -219,12 +219,6 @@ impl CacheReader {
         self.shared.inner.read().floor
     }
 
-    /// Whether `rv` is the version of the newest event. More of them may come late all the same.
-    pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
-        let inner = self.shared.inner.read();
-        inner.last_event() == rv && rv > inner.floor
-    }
-
     /// Whether no more events of the newest version will come, as far as is known.
     pub fn is_whole(&self) -> bool {
         self.shared.inner.read().is_whole()

@@ -26,11 +26,17 @@ impl Witness {
 }
 
 impl CacheReader {
+    /// Whether `rv` is the version of the newest event: nothing later has told that no more of it will come.
+    pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
+        let inner = self.shared.inner.read();
+        inner.last_event == rv && rv > inner.floor
+    }
+
     /// The newest change that is known: the newest event, or what became of the newest object where history begins
     /// later than that. `None` if the feed holds neither.
     pub fn witness(&self) -> Option<Witness> {
         let inner = self.shared.inner.read();
-        let rv = inner.last_event();
+        let rv = inner.last_event;
         if rv > inner.floor {
             let known = inner.lanes.all.with_events(|events| {
                 let of_it = events.iter().rev().take_while(|event| event.rv == rv);
@@ -38,7 +44,7 @@ impl CacheReader {
             });
             return Some(Witness { rv, known, knows_deletions: true });
         }
-        let snapshot = inner.snapshot();
+        let snapshot = inner.applied();
         drop(inner);
         let rv = snapshot.iter().map(|object| object.rv).max()?;
         let newest = snapshot.iter().filter(|object| object.rv == rv);

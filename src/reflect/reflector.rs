@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::{Backoff, Waits};
 use crate::cache::{CacheWriter, End, Feed, State as FeedState, Witness};
@@ -188,7 +188,7 @@ impl Reflector {
         if self.means.feed.reader.progress().rv > ResourceVersion::default() {
             return None;
         }
-        tokio::time::sleep(RESUME_GATHER).await;
+        sleep(RESUME_GATHER).await;
         let at = self.means.feed.oldest_resume()?;
         let (asked, lister) = (Instant::now(), self.lister());
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
@@ -293,11 +293,11 @@ impl Reflector {
             }
             self.means.client.answers().await;
             // Not all feeds in the same instant.
-            tokio::time::sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
+            sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
         // Once in a row of failures, or feeds that fail together would keep waking each other.
         self.woken_early = tokio::select! {
-            () = tokio::time::sleep(wait) => self.woken_early,
+            () = sleep(wait) => self.woken_early,
             () = back => true,
         };
     }

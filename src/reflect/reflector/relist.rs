@@ -81,12 +81,13 @@ impl Reflector {
 
     /// What happened up to `list`, if that can be proven.
     async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, Failure> {
-        let Some(known) = self.means.feed.reader.applied() else { return Ok(Recovered::Unknown) };
+        let known = self.means.feed.reader.snapshot();
         let reach = Reach::of(&self.means.feed.reader, known.rv);
-        if compare(places(&known), reach, places(list), list.rv) == Finding::Other {
+        if list.rv < at || compare(places(&known), reach, places(list), list.rv) == Finding::Other {
             return Ok(Recovered::OtherHistory);
         }
-        let differences = mend::differences(&known, list);
+        let Some(applied) = self.means.feed.reader.applied() else { return Ok(Recovered::Unknown) };
+        let differences = mend::differences(&applied, list);
         // Between a version and itself nothing can have happened, however long ago.
         let may_be_mended = list.rv == at || self.may_be_mended();
         if !may_be_mended || (!exact && !differences.is_empty()) {
