@@ -107,7 +107,8 @@ impl Places {
             taken.displace()?;
         }
         let at = taken.here.insert((connection.clone(), source));
-        if let Some(since) = connection.idle_since().filter(|_| is_full) {
+        // As long as a look is good, whoever comes is known as well: or those who came last would go first.
+        if let Some(since) = connection.idle_since().filter(|_| is_full || taken.has_looked(LOOK_GOOD_FOR)) {
             taken.crowd.add(Silent { connection: (at, connection.clone()), source, since });
         }
         Some(at)
@@ -146,9 +147,13 @@ impl Taken {
         None
     }
 
+    fn has_looked(&self, lately: Duration) -> bool {
+        self.looked.is_some_and(|looked| looked.elapsed() < lately)
+    }
+
     /// Looks who is silent, unless that was done lately.
     fn look(&mut self, every: Duration) {
-        if self.looked.is_some_and(|looked| looked.elapsed() < every) {
+        if self.has_looked(every) {
             return;
         }
         self.looked = Some(Instant::now());
@@ -289,6 +294,39 @@ mod tests {
         assert!(more.as_mut().now_or_never().is_none());
         here.retain(|(connection, _)| !connection.is(State::Cut));
         assert!(more.await);
+    }
+
+    /// Some came while there was room, and were not looked for.
+    #[tokio::test(start_paused = true)]
+    async fn who_has_just_come_is_the_last_to_go() {
+        const PLACES: usize = 3 * ROOM;
+        let places = Places::new(PLACES, LEAVING_MAX);
+        let mut here = Vec::new();
+        let come = async |here: &mut Vec<(Connection, Place)>| {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            let connection = Connection::default();
+            let place = places.enter(&connection, source(1)).await;
+            here.push((connection, place));
+        };
+        let go = |here: &mut Vec<(Connection, Place)>| here.retain(|(connection, _)| !connection.is(State::Cut));
+        for _ in 0..PLACES {
+            come(&mut here).await;
+        }
+        let _ = places.make_room().now_or_never();
+        go(&mut here);
+        while here.len() < PLACES {
+            come(&mut here).await;
+        }
+        come(&mut here).await;
+        let (last, _) = here.last().expect("it came");
+        let last = last.clone();
+        for _ in 0..2 {
+            go(&mut here);
+            let _ = places.make_room().now_or_never();
+            assert!(!last.is(State::Cut));
+        }
+        go(&mut here);
+        assert_eq!(here.len(), PLACES - 2 * ROOM);
     }
 
     #[tokio::test(start_paused = true)]
