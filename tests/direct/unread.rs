@@ -40,13 +40,19 @@ impl Drop for Guest {
 /// Answers [`SHORT`] and whatever is posted at once, and all else with a body without an end. `guests`: such answers
 /// that are under way.
 async fn endless(guests: watch::Sender<usize>) -> Stub {
+    endless_for(guests, watch::Sender::new(0)).await
+}
+
+/// The same; `senders`: those whose body has not come whole.
+async fn endless_for(guests: watch::Sender<usize>, senders: watch::Sender<usize>) -> Stub {
     stub(move |request: Request<Incoming>| {
-        let guests = guests.clone();
+        let (guests, senders) = (guests.clone(), senders.clone());
         async move {
             if request.uri().path() == SHORT {
                 return Ok(Stub::reply(200, "short"));
             }
             if request.method() == Method::POST {
+                let _sender = Guest::arrive(&senders);
                 let whole = request.into_body().collect().await?.to_bytes();
                 return Ok(Stub::reply(201, whole));
             }
@@ -113,7 +119,8 @@ async fn an_answer_that_is_read_for_too_long_is_cut_and_one_of_a_log_is_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_never_comes_gives_its_place_back() {
-    let upstream = endless(watch::Sender::new(0)).await;
+    let senders = watch::Sender::new(0);
+    let upstream = endless_for(watch::Sender::new(0), senders.clone()).await;
     let app = one_at_a_time(&upstream).await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = app.over(protocol);
@@ -121,10 +128,13 @@ async fn a_body_that_never_comes_gives_its_place_back() {
         let stopped = futures_util::StreamExt::chain(begun, stream::pending());
         let posting = client.request(Method::POST, POSTED).streaming(StreamBody::new(stopped).boxed_unsync());
         let posting = tokio::spawn(posting.send());
-        eventually("there is no other place", || async { client.get(SHORT).await.status == 429 }).await;
+        // Whoever asks sooner has the place.
+        eventually("it has come to upstream", || async { *senders.borrow() == 1 }).await;
+        assert_eq!(client.get(SHORT).await.status, 429, "there is no other place");
         eventually("the place is given back", || is_let_in(&client)).await;
         let told = within("an answer", posting).await.expect("it is told");
         assert_eq!(told.refusal(), (400, "BadRequest".to_owned()), "{protocol:?}");
+        eventually("upstream is let go", || async { *senders.borrow() == 0 }).await;
     }
     let whole = app.request(Method::POST, POSTED).body("{}").send().await;
     assert_eq!((whole.status, whole.text().as_str()), (201, "{}"));
