@@ -168,12 +168,12 @@ enum Over {
     Cut,
 }
 
-/// An answer whose size is known, and is at most this, counts as delivered as soon as it is handed to the codec: its
-/// connection is idle while the client has not read it. Any object fits in: etcd takes 1.5 MiB.
+/// Any object fits in: etcd takes 1.5 MiB.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
 
-/// The body of an answer. Its request is under way until the codec has all of it; a client that does not read the rest
-/// has an idle connection like any other, which makes room for others.
+/// The body of an answer. Its request is under way until the codec has all of it, or could have it at once, because its
+/// size is known and small: a codec takes nothing where the client has no window. While its client does not read the
+/// rest, its connection is idle like any other, and makes room for others.
 #[derive(Debug)]
 struct Answered<B> {
     body: B,
@@ -267,8 +267,7 @@ where
             if is_last || this.is(State::Leaving) {
                 say_goodbye(version, &mut answer);
             }
-            let is_whole = answer.body().size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
-            Ok::<_, h2::Error>(answer.map(|body| Answered { body, running: (!is_whole).then_some(running) }))
+            Ok::<_, h2::Error>(answer.map(|body| Answered::new(body, running)))
         }
     });
     let builder = builder(limits, streams.clone());
@@ -386,6 +385,13 @@ fn builder(limits: &Limits, streams: Streams) -> auto::Builder<Streams> {
         .keep_alive_interval(limits.ping_after)
         .keep_alive_timeout(limits.ping_after);
     builder
+}
+
+impl<B: Body> Answered<B> {
+    fn new(body: B, running: (Running, Option<UnderWay>)) -> Self {
+        let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
+        Self { body, running: (!is_small).then_some(running) }
+    }
 }
 
 impl<B: Body + Unpin> Body for Answered<B> {

@@ -71,12 +71,12 @@ impl ReplyBody {
 
     /// Of an answer that was read whole: its place is held until it is taken, and no longer than `max`.
     pub(super) fn whole(bytes: Bytes, place: Arc<Place>, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
-        Self(Kind::Whole(Box::new(Underway::new(Whole::new(bytes, place), max, tasks, Some(cut)))))
+        Self(Kind::Whole(Box::new(Underway::new(Whole::new(bytes, place), max, tasks, cut))))
     }
 
     /// Of an answer that upstream gives at once, and that is taken within `max`.
     pub(super) fn short(body: ResponseBody, place: Arc<Place>, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
-        Self(Kind::Short(Box::new(Underway::new(Forwarded { body, _place: place }, max, tasks, Some(cut)))))
+        Self(Kind::Short(Box::new(Underway::new(Forwarded { body, _place: place }, max, tasks, cut))))
     }
 
     /// Of an answer that has no end of its own.

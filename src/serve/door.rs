@@ -21,7 +21,7 @@ use super::route::{Asked, Reason, Route, WatchRead, route};
 use super::scans::{self, Scans};
 use super::slices::Slices;
 use crate::auth::{BrowserGuard, Caller, Gate, Permit, Refused, Sender, Shown};
-use crate::base::{Cut, DrainWatch, Tasks};
+use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
 use crate::kube::{
     Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout, reaches_inside,
@@ -113,8 +113,6 @@ pub(super) struct Visit {
     pub(super) query: Arc<Query>,
     pub(super) manner: Manner,
     pub(super) received: Instant,
-    /// Ends the request and its answer from outside.
-    pub(super) cut: Cut,
     /// What may be read is asked for, where not all may.
     readable: bool,
     /// How often it has been routed again, because the feed that was to answer it ended.
@@ -213,8 +211,7 @@ impl Door {
         let response = match (info, caller) {
             _ if forbidden.is_some() => forbid(&manner, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => {
-                let cut = peer.cut.clone();
-                let visit = Visit { request, caller, info, query, manner, received, cut, readable, rerouted: 0 };
+                let visit = Visit { request, caller, info, query, manner, received, readable, rerouted: 0 };
                 self.dispatch(visit).await
             }
             // Upstream has its own words for a path that means nothing, and has them for everybody.

@@ -26,6 +26,7 @@ use super::route::Reason;
 use super::underway::Underway;
 use super::websocket;
 use crate::auth::{Caller, Impersonation};
+use crate::base::Cut;
 use crate::kube::{Query, RequestInfo, Status, Verb};
 use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, ResponseBody, status_from_code};
 
@@ -107,7 +108,7 @@ impl Door {
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(Underway::new(body, self.config.body_max, &self.tasks, None), is_broken)
+                noticed(Underway::new(body, self.config.body_max, &self.tasks, Cut::default()), is_broken)
             } else {
                 noticed(body, is_broken)
             }

@@ -138,7 +138,7 @@ impl Door {
                 Err(why) => return self.unready(visit, why).await,
             },
         };
-        let pin = lease.pin(&snapshot, visit.cut.clone(), List::terms(self.config.body_max));
+        let pin = lease.pin(&snapshot, visit.manner.cut.clone(), List::terms(self.config.body_max));
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) = self.find_out(&visit, part, &snapshot, from, LIST_RETRY_SECONDS).await {
@@ -328,7 +328,7 @@ impl Door {
         let protocol = protocol(&visit.request, websocket);
         let form = read.representation.form();
         // An upgraded connection is the watch's own.
-        let cut = if websocket { Cut::default() } else { visit.cut.clone() };
+        let cut = if websocket { Cut::default() } else { visit.manner.cut.clone() };
         let looks = Looks::new(self.slices.clone(), visit.caller.payer(), read.view.is_dear());
         let session = self.session(admitted, read, failed, (protocol, cut, looks));
         let Some(mut response) = upgrade else {

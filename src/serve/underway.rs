@@ -48,7 +48,8 @@ impl<B: Body + Send + 'static> Underway<B> {
     /// From now on, and no longer than `max`.
     ///
     /// `answer` resets the stream of an answer when its time is over: a codec whose window is closed never polls it.
-    pub(super) fn new(body: B, max: Duration, tasks: &Tasks, answer: Option<Cut>) -> Self {
+    /// That of a request's body is nobody's.
+    pub(super) fn new(body: B, max: Duration, tasks: &Tasks, answer: Cut) -> Self {
         // Most have come whole already, or are nothing.
         let is_over = body.is_end_stream();
         let going = Arc::new(Mutex::new(Going { body: Some(body), waker: None }));
@@ -63,7 +64,7 @@ impl<B: Body + Send + 'static> Underway<B> {
                 () = over => {}
                 () = sleep(max) => slow.upgrade().iter().for_each(|going| {
                     cut(going);
-                    answer.iter().for_each(|answer| answer.cut(TOO_SLOW));
+                    answer.cut(TOO_SLOW);
                 }),
             }
         });
@@ -219,7 +220,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_body_that_nobody_polls_gives_back_what_it_holds() {
         let (tasks, admission) = (Tasks::new(), one_place());
-        let body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, None);
+        let body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, Cut::default());
         sleep(Duration::from_secs(59)).await;
         assert!(admission.forward(None).is_err());
         sleep(Duration::from_secs(2)).await;
@@ -231,7 +232,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_for_more_of_it_hears_that_it_was_cut() {
         let (tasks, admission) = (Tasks::new(), one_place());
-        let mut body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, None);
+        let mut body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, Cut::default());
         assert!(body.frame().await.expect("an error, not the end").is_err());
         assert!(!body.is_end_stream());
     }
@@ -241,7 +242,7 @@ mod tests {
         let (tasks, admission) = (Tasks::new(), one_place());
         let place = Arc::new(admission.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
-        let mut body = Underway::new(Whole::new(text.clone(), place), MAX, &tasks, None);
+        let mut body = Underway::new(Whole::new(text.clone(), place), MAX, &tasks, Cut::default());
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
@@ -255,7 +256,7 @@ mod tests {
     async fn what_is_over_at_once_has_no_timer() {
         let (tasks, admission) = (Tasks::new(), one_place());
         let place = Arc::new(admission.forward(None).expect("a place"));
-        let mut body = Underway::new(Whole::new(Bytes::new(), place), MAX, &tasks, None);
+        let mut body = Underway::new(Whole::new(Bytes::new(), place), MAX, &tasks, Cut::default());
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
         assert_eq!(Arc::weak_count(&body.going), 0);
     }

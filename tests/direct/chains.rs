@@ -4,14 +4,13 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use http::Method;
-use kube_fanout::auth::Mode;
 use kube_fanout::demo::{self, Running};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedKey, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
 use rustls::pki_types::CertificateDer;
 
-use crate::direct::{self, App, Client, Dir, Ended, PODS, Pair, Plan, Protocol, Trust, eventually, pair};
+use crate::direct::{self, App, Client, Dir, Ended, PODS, Pair, Plan, Protocol, Trust, eventually};
 use crate::process::metric;
 
 const LONG: Duration = Duration::from_secs(600);
@@ -65,16 +64,8 @@ impl Authority {
 
 /// An application that takes the certificates of these authorities, and what its clients trust.
 fn plan(up: &Running, dir: &Dir, clients: &str) -> (Plan, PathBuf) {
-    let own = pair();
-    let certificate = dir.file("own.pem", &own.cert.pem());
-    let key = dir.file("own.key", &own.signing_key.serialize_pem());
-    let client_ca = dir.file("clients.pem", clients);
-    let plan = direct::app(up).tls_from(certificate.clone(), key).with(|config| {
-        config.auth = Mode::Delegated;
-        config.delegated.client_ca = Some(client_ca);
-        config.delegated.auth.recheck = LONG;
-    });
-    (plan, certificate)
+    let plan = direct::app(up).for_certificates_of(clients, dir);
+    (plan.with(|config| config.delegated.auth.recheck = LONG), dir.join("own.pem"))
 }
 
 /// A4: nothing asks again in time but the end of the chain itself, wherever that is.

@@ -1,13 +1,12 @@
 //! A proxy in front of ours says who its callers are; nobody else is believed.
 
 use http::Method;
-use kube_fanout::auth::Mode;
 use kube_fanout::demo;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedKey, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
 
-use crate::direct::{self, Answer, App, Dir, PODS, Pair, Trust, pair};
+use crate::direct::{self, Answer, App, Dir, PODS, Pair, Trust};
 
 /// Who issues certificates of clients.
 pub struct Authority {
@@ -47,14 +46,9 @@ async fn ask(app: &App, trust: Trust, headers: &[(&str, &str)]) -> Answer {
 async fn t2_only_a_front_proxy_says_that_somebody_is_somebody_else() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().allow("ada", "*");
-    let (dir, own) = (Dir::new(), pair());
-    let certificate = dir.file("own.pem", &own.cert.pem());
-    let key = dir.file("own.key", &own.signing_key.serialize_pem());
-    let (clients, proxies) = (Authority::new("clients"), Authority::new("proxies"));
-    let (client_ca, proxy_ca) = (dir.file("clients.pem", &clients.pem), dir.file("proxies.pem", &proxies.pem));
-    let plan = direct::app(&up).tls_from(certificate.clone(), key).with(|config| {
-        config.auth = Mode::Delegated;
-        config.delegated.client_ca = Some(client_ca);
+    let (dir, clients, proxies) = (Dir::new(), Authority::new("clients"), Authority::new("proxies"));
+    let (certificate, proxy_ca) = (dir.join("own.pem"), dir.file("proxies.pem", &proxies.pem));
+    let plan = direct::app(&up).for_certificates_of(&clients.pem, &dir).with(|config| {
         config.delegated.front_proxy_ca = Some(proxy_ca);
         config.delegated.front_proxy_names = vec!["aggregator".to_owned()];
     });
@@ -86,16 +80,9 @@ async fn t2_only_a_front_proxy_says_that_somebody_is_somebody_else() {
 #[tokio::test]
 async fn what_a_certificates_holder_asks_does_not_pass_through_with_our_rights() {
     let up = demo::upstream().pods(3).run().await;
-    let (dir, own, clients) = (Dir::new(), pair(), Authority::new("clients"));
-    let certificate = dir.file("own.pem", &own.cert.pem());
-    let key = dir.file("own.key", &own.signing_key.serialize_pem());
-    let client_ca = dir.file("clients.pem", &clients.pem);
-    let plan = direct::app(&up).tls_from(certificate.clone(), key).with(|config| {
-        config.auth = Mode::Delegated;
-        config.delegated.client_ca = Some(client_ca);
-    });
-    let app = plan.run().await;
-    let client = app.listener(0).trusting(Some(Trust::showing(&certificate, &clients.issue("ada"))));
+    let (dir, clients) = (Dir::new(), Authority::new("clients"));
+    let app = direct::app(&up).for_certificates_of(&clients.pem, &dir).run().await;
+    let client = app.listener(0).trusting(Some(Trust::showing(&dir.join("own.pem"), &clients.issue("ada"))));
     let path = "/api/v1/namespaces/default/pods/p/log";
     let refused = client.get(path).await;
     assert_eq!(refused.refusal().0, 403);

@@ -1,11 +1,10 @@
 //! Web pages, which make browsers send requests for them (reliability.md T17).
 
 use http::Method;
-use kube_fanout::auth::Mode;
 use kube_fanout::demo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::direct::{self, App, Client, PODS, Protocol, Stub, Trust, pair, stub, within};
+use crate::direct::{self, App, Client, PODS, Protocol, Stub, Trust, stub, within};
 use crate::front_proxy::Authority;
 
 const EVIL: (&str, &str) = ("origin", "https://evil.example");
@@ -197,17 +196,11 @@ async fn a_certificate_that_a_browser_shows_for_a_page_is_not_taken_for_its_owne
     let up = demo::upstream().pods(3).run().await;
     up.reviews().allow("ada", "*");
     up.reviews().give("a", "ada");
-    let (dir, own, clients) = (direct::Dir::new(), pair(), Authority::new("clients"));
-    let certificate = dir.file("own.pem", &own.cert.pem());
-    let key = dir.file("own.key", &own.signing_key.serialize_pem());
-    let client_ca = dir.file("clients.pem", &clients.pem);
-    let plan = direct::app(&up).tls_from(certificate.clone(), key).with(|config| {
-        config.auth = Mode::Delegated;
-        config.delegated.client_ca = Some(client_ca);
-        config.allowed_origins = vec!["https://app.example".parse().expect("an origin")];
-    });
-    let app = plan.run().await;
-    let ada = app.listener(0).trusting(Some(Trust::showing(&certificate, &clients.issue("ada"))));
+    let (dir, clients) = (direct::Dir::new(), Authority::new("clients"));
+    let plan = direct::app(&up).for_certificates_of(&clients.pem, &dir);
+    let allowed = vec!["https://app.example".parse().expect("an origin")];
+    let app = plan.with(|config| config.allowed_origins = allowed).run().await;
+    let ada = app.listener(0).trusting(Some(Trust::showing(&dir.join("own.pem"), &clients.issue("ada"))));
     let own = ada.origin();
     let ask = async |client: &Client, headers: &[(&str, &str)]| {
         let call = client.request(Method::GET, PODS);

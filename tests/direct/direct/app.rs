@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kube_fanout::app::{Bound, StartError};
+use kube_fanout::auth::Mode;
 use kube_fanout::base::Waits;
 use kube_fanout::config::{Serve, TlsSource};
 use kube_fanout::demo::Running;
@@ -18,7 +19,7 @@ use tokio::sync::oneshot;
 
 use super::client::{Answer, Client};
 use super::eventually;
-use super::io::{Dir, Place, Trust};
+use super::io::{Dir, Place, Trust, pair};
 
 /// An application that is not running yet.
 pub struct Plan {
@@ -105,6 +106,19 @@ impl Plan {
     pub fn tls_from(self, certificate: PathBuf, key: PathBuf) -> Self {
         let plan = Self { trusted: certificate.clone(), ..self };
         plan.with(|config| config.tls = Some(TlsSource::Files { certificate, key }))
+    }
+
+    /// The same with a certificate of its own, `own.pem` in `dir`, for callers who have one of these authorities'
+    /// (`clients.pem`).
+    pub fn for_certificates_of(self, clients: &str, dir: &Dir) -> Self {
+        let own = pair();
+        let certificate = dir.file("own.pem", &own.cert.pem());
+        let key = dir.file("own.key", &own.signing_key.serialize_pem());
+        let client_ca = dir.file("clients.pem", clients);
+        self.tls_from(certificate, key).with(|config| {
+            config.auth = Mode::Delegated;
+            config.delegated.client_ca = Some(client_ca);
+        })
     }
 
     /// On a unix socket besides.
