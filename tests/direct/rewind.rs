@@ -162,6 +162,29 @@ async fn a_feed_that_nothing_has_happened_to_finds_it_by_its_newest_object() {
     assert_restored(&up, &app, PODS).await;
 }
 
+/// Where its clients once were is where a feed begins, and not where it begins anew: versions may mean something else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_that_begins_anew_does_not_begin_where_its_clients_were() {
+    let up = demo::upstream().pods(10).seed(230).run().await;
+    let seen = up.create_pod("default", "kept");
+    up.create_pod("default", "doomed");
+    let app = direct::app(&up).run().await;
+    let watch = app.watch(PODS).from(seen).await;
+    let backup = up.faults().backup();
+    let last = happen(&up);
+    watch.reached(last).await;
+    restored(&up, &app, &backup, |up| {
+        while up.revision() <= last + 10 {
+            up.update_pod("default", "busy");
+        }
+    })
+    .await;
+    assert_eq!(watch.ended().await, Ended::Expired);
+    assert_restored(&up, &app, PODS).await;
+    let exact = direct::asked_by_proxies(&up, PODS).into_iter().filter(|query| query.contains("Exact")).count();
+    assert_eq!(exact, 1, "at its start");
+}
+
 /// The gap looks as if it could be mended: an object is gone, and everything else is as it was.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_object_that_was_never_there_is_not_taken_for_one_that_went_in_a_gap() {
@@ -356,7 +379,8 @@ async fn proxies_that_see_it_together_list_once_each() {
 /// A connection that was lost costs an event that is told again, and no question.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_goes_on_with_the_same_history_costs_no_question() {
-    let (up, app, watches, ..) = begun(228).await;
+    let (up, app, watches, _, last) = begun(228).await;
+    app.reached("pods", last).await;
     let asked = direct::asked_by_proxies(&up, PODS).len();
     for _ in 0..3 {
         up.faults().down().await;
@@ -364,6 +388,7 @@ async fn a_stream_that_goes_on_with_the_same_history_costs_no_question() {
         up.faults().up().await;
         let last = up.update_pod("default", "kept");
         join_all(watches.iter().map(|watch| watch.reached(last))).await;
+        app.reached("pods", last).await;
     }
     assert!(watches.iter().all(Watch::is_open));
     assert_eq!(direct::asked_by_proxies(&up, PODS).len() - asked, 3, "{:?}", direct::asked_by_proxies(&up, PODS));
