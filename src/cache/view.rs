@@ -71,8 +71,8 @@ impl View {
         self.selector.comparisons(LABELS)
     }
 
-    /// Whether the selector costs more than what a watch costs anyway: then every object that it is compared with counts,
-    /// whether or not it is told.
+    /// Whether the selector costs more than what a watch costs anyway: then every object that it is compared with
+    /// counts, whether or not it is told.
     pub fn is_dear(&self) -> bool {
         self.selector.comparisons_at_most() > ORDINARY
     }

@@ -181,7 +181,8 @@ impl Inquirer {
             },
             finding => finding,
         };
-        tracing::info!(feed = %self.feed.spec.key, ?why, ?finding, at = %listed.rv, reached = %known.rv, "listed on a doubt");
+        let (feed, at, reached) = (&self.feed.spec.key, listed.rv, known.rv);
+        tracing::info!(%feed, ?why, ?finding, %at, %reached, "listed on a doubt");
         let listed = Box::new(Listed { asked, initial });
         match finding {
             Finding::Same => Outcome::Continues,

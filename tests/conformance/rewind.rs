@@ -188,15 +188,16 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
     map(&bed, "after").await;
     clients.converge(&bed).await;
     let seen = clients.stop().await;
-    let seen = seen.lock();
-    assert_nothing_old(&seen, back);
-    let last = seen.ended.iter().flatten().max().expect("they ended");
+    let (last, answers) = {
+        let seen = seen.lock();
+        assert_nothing_old(&seen, back);
+        (seen.ended.iter().flatten().max().copied().expect("they ended"), seen.answers.len())
+    };
     say(&format!(
         "at {reached}, restored to {restored}: watches ended {:.1} s after the apiserver was back, those of a quiet \
-         resource after {:.1} s; {} answers at resourceVersion=0",
+         resource after {:.1} s; {answers} answers at resourceVersion=0",
         last.saturating_duration_since(back).as_secs_f64(),
         others.as_secs_f64(),
-        seen.answers.len()
     ));
     report(&proxy).await;
 }

@@ -156,8 +156,8 @@ async fn whatever_is_listed_amid_transactions_is_the_state_of_its_version() {
     }
     let compared = count.div_ceil(step);
     say(&format!(
-        "{ROUNDS} transactions of {OBJECTS} objects: {count} lists and states, {compared} compared, {amid} of them at a \
-         transaction's version or right before it"
+        "{ROUNDS} transactions of {OBJECTS} objects: {count} lists and states, {compared} compared, {amid} of them \
+         at a transaction's version or right before it"
     ));
     assert!(amid > 0, "some were read amid them");
     proxy.assert_sound();
