@@ -98,6 +98,13 @@ neighbouring: ## Rights to one name or namespace: not one byte of its neighbours
 	NEIGHBOURING_QUESTIONS=$(QUESTIONS) NEIGHBOURING_SEED=$(SEED) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture neighbouring_names::
 
+.PHONY: upgrade
+upgrade: ## From the previous Kubernetes minor: no state of the old release, no watch ended (minutes more when cold)
+	@tests/kube/build.sh
+	@tests/kube/build.sh tests/kube target/testbed/kube-testbed-previous previous.mod
+	KUBE_TESTBED_PREVIOUS=$(CURDIR)/target/testbed/kube-testbed-previous \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 upgrade::
+
 SECONDS ?= 60
 
 .PHONY: neighbours

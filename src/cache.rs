@@ -39,6 +39,7 @@ mod staging;
 mod states;
 mod transaction;
 mod view;
+mod vintage;
 mod witness;
 mod writer;
 
@@ -61,6 +62,7 @@ pub use runs::{Cutter, Run};
 pub use snapshot::Snapshot;
 pub use staging::{OverBudget, Staging};
 pub use view::View;
+pub use vintage::Vintage;
 pub use witness::Witness;
 pub use writer::{Applied, CacheWriter, Change, OutOfOrder};
 

@@ -20,9 +20,11 @@ mod metrics;
 mod positions;
 mod qualify;
 mod reflector;
+mod renew;
 mod session;
 mod stream;
 mod supervisor;
 mod words;
+mod written;
 
 pub use supervisor::{Config, Supervisor};

@@ -12,6 +12,7 @@ mod dress;
 mod error;
 mod forward;
 mod link;
+mod peer;
 mod pool;
 mod refusal;
 mod release;
@@ -28,9 +29,10 @@ pub use dress::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use error::Error;
 pub use forward::{Forwarder, Lane, strip_hop_by_hop};
 pub use link::CredentialChanges;
+pub use peer::Server;
 pub use pool::{Body, ResponseBody};
 pub use refusal::{set_retry_after, status_from_code};
-pub use release::Release;
+pub use release::{Build, Release};
 pub use review::{AccessVerdict, TokenVerdict};
 
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.

@@ -15,7 +15,7 @@ use super::lifecycle::End;
 use super::refused::Refusals;
 use super::{
     CacheReader, CacheWriter, Config, Counts, Currency, FeedKey, Mode, Pin, PinTerms, Pins, Reason, Renderings,
-    Snapshot, State,
+    Snapshot, State, Vintage,
 };
 use crate::base::Cut;
 use crate::kube::{FieldTable, ResourceVersion};
@@ -43,6 +43,7 @@ pub struct Feed {
     pub reader: CacheReader,
     pub currency: Currency,
     pub renderings: Renderings,
+    pub vintage: Vintage,
     /// Of a feed of Tables.
     pub columns: Columns,
     /// What happened to it upstream.
@@ -311,6 +312,7 @@ impl Feed {
                 reader,
                 currency,
                 renderings,
+                vintage: Vintage::default(),
                 columns,
                 counts,
                 pins: budget.pins().clone(),

@@ -1,3 +1,5 @@
+mod renew;
+
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -43,6 +45,8 @@ pub(super) struct Inner {
     frames: Arc<Account>,
     /// How many times the feed has started over.
     pub(super) history: u64,
+    /// Counts what versions have stood for: each history, and each time that bodies were renewed.
+    content: u64,
     /// The runs of the state as it is.
     cut: Arc<Cut>,
     /// What older states keep alive.
@@ -69,6 +73,7 @@ impl Inner {
             events_charge: accounts.events.charge(0),
             frames: accounts.objects.clone(),
             history: 0,
+            content: 0,
             cut: Arc::default(),
             states: States::new(&accounts.states),
             is_over: false,
@@ -84,9 +89,10 @@ impl Inner {
         let before = std::mem::replace(&mut self.objects, list.into_objects());
         self.lanes.reopen(self.next_seq);
         self.history += 1;
+        self.content += 1;
         self.leave_state();
         self.states.replaced(before.len());
-        self.cut = Arc::new(Cut::of_history(self.history));
+        self.cut = Arc::new(Cut::of_content(self.content));
         (self.base, self.floor) = (rv, rv);
         (self.progress, self.last_event) = (rv, rv);
         self.no_events();
@@ -101,7 +107,7 @@ impl Inner {
         self.leave_state();
         let objects = std::mem::take(&mut self.objects);
         self.states.replaced(objects.len());
-        self.cut = Arc::new(Cut::of_history(self.history + 1));
+        self.cut = Arc::new(Cut::of_content(self.content + 1));
         self.left_bytes += self.object_bytes as u64;
         self.object_bytes = 0;
         self.no_events();
@@ -186,7 +192,7 @@ impl Inner {
         // Whoever has it, has it for the state before.
         if self.cut.is_made() || Arc::strong_count(&self.cut) > 1 {
             self.leave_state();
-            self.cut = Arc::new(Cut::of_history(self.history));
+            self.cut = Arc::new(Cut::of_content(self.content));
         }
         self.states.changed(self.objects.len());
         self.next_seq = event.seq + 1;

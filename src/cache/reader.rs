@@ -264,6 +264,15 @@ impl CacheReader {
         }
     }
 
+    /// Completes when the version is whole of which more events may come now, if there is one: the state before it is
+    /// shown to nobody from then on.
+    pub async fn closed(&self) {
+        let newest = self.shared.inner.read().open.as_ref().map(Transaction::rv);
+        if let Some(newest) = newest {
+            self.reached(newest).await;
+        }
+    }
+
     /// The feed's state as soon as it is not being filled any more, or at the deadline.
     pub async fn synced(&self, deadline: Instant) -> State {
         let mut state = self.shared.state.subscribe();

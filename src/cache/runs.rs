@@ -26,7 +26,7 @@ pub struct Run {
 /// The runs of one state, cut when somebody lists it and shared by all who do.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
-    history: u64,
+    content: u64,
     runs: OnceCell<Arc<[Run]>>,
     /// Once it is not the present state any more.
     standing: OnceLock<Standing>,
@@ -35,8 +35,9 @@ pub(super) struct Cut {
 /// Puts runs together, object by object.
 #[derive(Debug)]
 pub struct Cutter {
-    /// Counts the feed's histories: versions of one stand for nothing in another.
-    history: u64,
+    /// Counts what the feed's versions have stood for: those of one history stand for nothing in another, and for other
+    /// bytes once upstream is of another release.
+    content: u64,
     run: Option<Run>,
     /// The run ends with what it has.
     ends: bool,
@@ -53,8 +54,8 @@ impl Run {
     /// At most, if it is more than one object.
     pub const BYTES_MAX: usize = 256 << 10;
 
-    fn new(first: ObjectKey, history: u64) -> Self {
-        let (name, written) = (u128::from(history), AtomicU8::new(0));
+    fn new(first: ObjectKey, content: u64) -> Self {
+        let (name, written) = (u128::from(content), AtomicU8::new(0));
         Self { first, lengths: Lengths::default(), name, is_full: false, written }
     }
 
@@ -102,7 +103,7 @@ impl Cutter {
             run.is_full = self.ends || run.lengths.bytes + len > Run::BYTES_MAX;
             run.is_full || run.first.namespace() != key.namespace()
         });
-        let run = self.run.get_or_insert_with(|| Run::new(key.clone(), self.history));
+        let run = self.run.get_or_insert_with(|| Run::new(key.clone(), self.content));
         run.lengths.add(len);
         // No step loses anything: contents that differ in one object have different names for certain.
         let part = u128::from(hash) << 64 | u128::from(object.rv.0);
@@ -119,8 +120,8 @@ impl Cutter {
 }
 
 impl Cut {
-    pub(super) fn of_history(history: u64) -> Self {
-        Self { history, runs: OnceCell::new(), standing: OnceLock::new() }
+    pub(super) fn of_content(content: u64) -> Self {
+        Self { content, runs: OnceCell::new(), standing: OnceLock::new() }
     }
 
     /// The state is left behind by the present one.
@@ -133,7 +134,7 @@ impl Cut {
     }
 
     pub(super) fn cutter(&self) -> Cutter {
-        Cutter { history: self.history, run: None, ends: false }
+        Cutter { content: self.content, run: None, ends: false }
     }
 
     /// The runs of these objects, which are all of the state's. Others are let in now and then.

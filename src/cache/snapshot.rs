@@ -28,6 +28,9 @@ pub(super) struct Taken {
     pub(super) bytes: usize,
 }
 
+/// Bytes that are compared between two looks at what else is to be done: a tenth of a millisecond.
+const COMPARED_AT_A_TIME: usize = 1 << 20;
+
 impl Snapshot {
     pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<Object>>) -> Self {
         Self { rv, objects, cut: Arc::default(), taken: Taken::default() }
@@ -73,6 +76,21 @@ impl Snapshot {
     /// Every object, in the apiserver's key order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.objects.values()
+    }
+
+    /// The objects of `other` that both have at one version, in other bytes. Others are let in now and then.
+    pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<Object>> {
+        let (mut found, mut compared) = (Vec::new(), 0);
+        for object in other.iter() {
+            let other = self.get(&object.key).filter(|ours| ours.rv == object.rv && ours.body() != object.body());
+            found.extend(other.map(|_| object.clone()));
+            compared += object.body().len();
+            if compared >= COMPARED_AT_A_TIME {
+                compared = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+        found
     }
 
     /// All objects, as runs: cut once, whoever asks.

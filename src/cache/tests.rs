@@ -17,6 +17,7 @@ mod paging;
 mod pinned;
 mod random;
 mod releases;
+mod renewals;
 mod runs;
 mod shelf;
 mod siblings;

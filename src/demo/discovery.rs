@@ -135,12 +135,14 @@ fn aggregated_resource(kind: &Kind) -> String {
 }
 
 /// Paths that are not resources.
-pub(crate) fn fixed(path: &str, style: &Style) -> Reply {
+pub(crate) fn fixed(path: &str, style: &Style, release: Option<u32>) -> Reply {
     match path {
         "" => style.json(StatusCode::OK, PATHS.into()),
         "version" => {
             // Indented whoever asks, and without a final newline.
-            style.typed("application/json", VERSION.trim_ascii_end())
+            let version = String::from_utf8_lossy(VERSION.trim_ascii_end());
+            let version = release.map_or(version.to_string(), |minor| version.replace("36", &minor.to_string()));
+            style.typed("application/json", version)
         }
         "openapi/v2" => style.typed(OPENAPI_V2, OPENAPI_V2_BODY),
         "openapi/v3" => style.json(StatusCode::OK, b"{\"paths\":{}}\n".to_vec()),

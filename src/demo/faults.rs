@@ -74,6 +74,8 @@ pub(crate) struct Switches {
     lists_outlast: AtomicU64,
     /// How often a streamed list of a selection ends with a version that is not the current one, and which.
     behind: Mutex<(usize, u64)>,
+    /// Minors of the releases that servers behind one address say they are of, in turn; empty for the demo's own.
+    releases: Mutex<VecDeque<u32>>,
     pub(crate) freeze: Freeze,
 }
 
@@ -88,6 +90,7 @@ impl Switches {
             lists_waiting: watch::Sender::new(0),
             lists_outlast: AtomicU64::new(0),
             behind: Mutex::default(),
+            releases: Mutex::default(),
             freeze: Freeze::default(),
         }
     }
@@ -128,6 +131,14 @@ impl Switches {
         }
         *left -= 1;
         *old
+    }
+
+    /// The minor that the next question for the version is answered with, if not the demo's own.
+    pub(crate) fn next_release(&self) -> Option<u32> {
+        let mut releases = self.releases.lock();
+        let next = releases.pop_front()?;
+        releases.push_back(next);
+        Some(next)
     }
 
     /// How many writes a LIST outlasts.
@@ -312,6 +323,20 @@ impl Faults {
     /// find the past in storage. Open watches are not touched.
     pub fn forget_window(&self) {
         self.shared.store.forget_window();
+    }
+
+    /// From now on it is a server of release `1.minor`, which writes all objects otherwise: with an annotation
+    /// `release`. Their versions stay, and nobody is told.
+    pub fn upgrade(&self, minor: u32) {
+        self.shared.store.rewrite(|meta| {
+            meta.annotations.insert("release".into(), format!("1.{minor}"));
+        });
+        self.say_releases(&[minor]);
+    }
+
+    /// Says that it is of these releases, in turn, as servers behind one address do while they are upgraded.
+    pub fn say_releases(&self, minors: &[u32]) {
+        *self.shared.faults.releases.lock() = minors.iter().copied().collect();
     }
 
     /// Lets LISTs wait until [`Faults::release_lists`].

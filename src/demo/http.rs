@@ -63,7 +63,10 @@ pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> R
             call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
         }
         Route::Discovery(what) => call.ordered(RequestKind::Any, None).map(|()| discovery::reply(&what, &call.style)),
-        Route::Fixed(path) => call.ordered(RequestKind::Any, None).map(|()| discovery::fixed(&path, &call.style)),
+        Route::Fixed(path) => call.ordered(RequestKind::Any, None).map(|()| {
+            let release = (path == "version").then(|| call.shared.faults.next_release()).flatten();
+            discovery::fixed(&path, &call.style, release)
+        }),
         Route::NoResource => Err(Status::no_resource()),
         Route::NoGroup => Ok(discovery::page_not_found(&call.style)),
         Route::Broken => {

@@ -257,6 +257,20 @@ impl Store {
         self.compact(self.revision());
     }
 
+    /// Writes all objects otherwise, at the versions that they have: as a server of another release reads them from
+    /// storage. Nobody is told, and the history stays what it was.
+    pub(crate) fn rewrite(&self, change: impl Fn(&mut Meta)) {
+        let mut state = self.state.write();
+        for (kind, table) in KINDS.iter().zip(&mut state.tables) {
+            for object in table.objects.values_mut() {
+                let (mut meta, rest) = (object.meta.clone(), object.rest());
+                change(&mut meta);
+                *object = Arc::new(Object::new(kind, meta, rest));
+            }
+            table.listed = OnceLock::new();
+        }
+    }
+
     /// Lets watches start from now on only, as after a restart; exact lists still find the past in storage.
     pub(crate) fn forget_window(&self) {
         let mut state = self.state.write();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cache::{CacheReader, FeedSpec, OverBudget, Snapshot, Staging};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
-use crate::upstream::{Client, Error, Question};
+use crate::upstream::{Client, Error, Question, Server};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
 
 use super::failure::refuses_watch_list;
@@ -17,6 +17,8 @@ use super::stream::{Ended, WatchStream, ask};
 pub(super) struct Initial {
     pub(super) snapshot: Snapshot,
     pub(super) stream: Option<Follow>,
+    /// Who wrote it.
+    pub(super) servers: Vec<Server>,
 }
 
 /// The watch behind a state.
@@ -66,8 +68,9 @@ impl Lister<'_> {
                 WatchItem::Bookmark { object, rv, initial_events_end: true } => {
                     let template =
                         BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
-                    let snapshot = staged.finish(rv);
-                    return Ok(Initial { snapshot, stream: Some(Follow { stream, template: Some(template) }) });
+                    let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
+                    let stream = Some(Follow { stream, template: Some(template) });
+                    return Ok(Initial { snapshot, stream, servers });
                 }
                 WatchItem::Bookmark { .. } => {}
                 WatchItem::Error { event } => {
@@ -124,7 +127,7 @@ impl Lister<'_> {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
                 let first = self.spec.key.url(&page_query(At::Current, Some(1), ""));
-                return Ok((self.page(&first, &mut self.cache.stage()).await?.resource_version, None));
+                return Ok((self.page(&first, &mut self.cache.stage()).await?.0.resource_version, None));
             }
             Err(error) => return Err(error.into()),
         };
@@ -169,10 +172,10 @@ impl Lister<'_> {
         let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.form).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
         let mut listing = pin!(self.list(At::Current));
-        let snapshot = loop {
+        let listed = loop {
             let item = tokio::select! {
                 biased;
-                listed = &mut listing => break listed?.snapshot,
+                listed = &mut listing => break listed?,
                 item = stream.next(self.reader) => item?,
             };
             match &item {
@@ -189,32 +192,35 @@ impl Lister<'_> {
         };
         // What the list has.
         ahead.retain(|item| match item {
-            WatchItem::Change { object, .. } => object.rv > snapshot.rv,
-            WatchItem::Bookmark { rv, .. } => *rv > snapshot.rv,
+            WatchItem::Change { object, .. } => object.rv > listed.snapshot.rv,
+            WatchItem::Bookmark { rv, .. } => *rv > listed.snapshot.rv,
             WatchItem::Error { .. } => true,
         });
         let stream = stream.behind(ahead);
-        Ok(Initial { snapshot, stream: Some(Follow { stream, template: None }) })
+        Ok(Initial { stream: Some(Follow { stream, template: None }), ..listed })
     }
 
     /// One object exactly as it was at `rv`, if it existed.
     pub(super) async fn object_at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
         let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
-        let page = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
+        let (page, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
         Ok(page.items.into_iter().find(|object| object.key == *key))
     }
 
     async fn pages(&self, at: At, limit: Option<usize>) -> Result<Initial, Error> {
         let mut staged = self.cache.stage();
-        let mut token = String::new();
+        let (mut token, mut servers) = (String::new(), Vec::<Server>::new());
         loop {
-            let page = self.page(&self.spec.key.url(&page_query(at, limit, &token)), &mut staged).await?;
+            let (page, server) = self.page(&self.spec.key.url(&page_query(at, limit, &token)), &mut staged).await?;
+            if !servers.iter().any(|known| known.is(&server)) {
+                servers.push(server);
+            }
             for object in page.items {
                 staged.push(object).map_err(over_budget)?;
             }
             if page.continue_token.is_empty() {
                 let snapshot = staged.finish(page.resource_version);
-                return Ok(Initial { snapshot, stream: None });
+                return Ok(Initial { snapshot, stream: None, servers });
             }
             if page.continue_token == token {
                 return Err(Error::Form("a LIST whose pages do not end".into()));
@@ -224,14 +230,15 @@ impl Lister<'_> {
     }
 
     /// A page counts beside the objects that are read of it.
-    async fn page(&self, path: &str, staged: &mut Staging) -> Result<ListPage, Error> {
+    async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server), Error> {
         let response = ask(self.client, Question::Short, path, self.spec.key.form).await?;
+        let server = response.body().server().clone();
         let body = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget)).await?;
         staged.page_is_read().map_err(over_budget)?;
         let page = self.reader.list(&body)?;
         drop(body);
         staged.page_is_over();
-        Ok(page)
+        Ok((page, server))
     }
 }
 

@@ -21,6 +21,8 @@ pub(super) enum Asked {
     Initial,
     /// A list after the history was lost.
     Relist,
+    /// A list because a server of another release is followed now.
+    Renewal,
     /// One object as it was, to mend a gap.
     Past,
     /// Which version is current.
@@ -114,6 +116,7 @@ impl Asked {
         match self {
             Self::Initial => "initial",
             Self::Relist => "relist",
+            Self::Renewal => "renewal",
             Self::Past => "past",
             Self::Position => "position",
             Self::Equality => "equality",

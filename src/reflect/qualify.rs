@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::cache::{Feed, Feeds, Reason, Snapshot, State};
 use crate::kube::ResourceVersion;
-use crate::upstream::{Client, Error, Question, form_of};
+use crate::upstream::{Build, Client, Error, Question, form_of};
 use crate::wire::{
     Form, Include, ListMeta, Object, ObjectReader, Refused, Renderer, Representation, same_items, same_rows,
 };
@@ -24,22 +23,25 @@ use super::continuity::is_same;
 use super::initial::Lister;
 use super::metrics;
 use super::words::Word;
+use super::written::Written;
 
 /// Qualifies and watches over the representations of one feed.
 pub(super) struct Qualifier {
-    client: Client,
-    feeds: Feeds,
-    feed: Arc<Feed>,
-    reader: Arc<ObjectReader>,
-    words: mpsc::Sender<Word>,
+    pub(super) client: Client,
+    pub(super) feeds: Feeds,
+    pub(super) feed: Arc<Feed>,
+    pub(super) reader: Arc<ObjectReader>,
+    pub(super) words: mpsc::Sender<Word>,
+    pub(super) written: Arc<Written>,
 }
 
 /// What is known of the derivations so far.
 #[derive(Debug, Default)]
 struct Known {
     /// Another release than before that upstream said it was, the last time it was asked.
-    other_minor: Option<u32>,
-    /// Objects that were compared.
+    other: Option<Build>,
+    /// The release that objects were compared with, and how many.
+    release: Option<u32>,
     compared: usize,
 }
 
@@ -73,16 +75,6 @@ const DERIVED_AT_A_TIME: usize = 64;
 const SHADOWED_MAX: usize = 1_000;
 
 impl Qualifier {
-    pub(super) fn new(
-        client: Client,
-        feeds: Feeds,
-        feed: Arc<Feed>,
-        reader: Arc<ObjectReader>,
-        words: mpsc::Sender<Word>,
-    ) -> Self {
-        Self { client, feeds, feed, reader, words }
-    }
-
     /// Qualifies what is wanted and samples what is derived, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         let mut known = Known::default();
@@ -90,13 +82,16 @@ impl Qualifier {
         loop {
             changes.borrow_and_update();
             self.complete().await;
+            if known.release != self.feed.renderings.release() {
+                (known.release, known.compared) = (self.feed.renderings.release(), 0);
+            }
             for wanted in self.feed.renderings.wanted() {
                 if !self.qualify(wanted, &mut known).await {
                     sleep(RETRY).await;
                 }
             }
             let derives = !self.feed.renderings.derived().is_empty();
-            let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other_minor.is_some();
+            let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other.is_some();
             let wait = if soon { SAMPLE_SOON } else { SAMPLE_EVERY };
             // Of what is refused nothing is compared, but upstream may become one of which it is not.
             let decided = !self.feed.renderings.all().is_empty();
@@ -107,8 +102,9 @@ impl Qualifier {
         }
     }
 
-    /// Completes when the feed has a state to derive from.
+    /// Completes when the feed has a state to derive from, and one release wrote all of it.
     async fn complete(&self) {
+        self.feed.vintage.becomes_present().await;
         let mut state = self.feed.reader.watch_state();
         if state.wait_for(|state| matches!(state, State::Live | State::Stale { .. })).await.is_err() {
             std::future::pending::<()>().await;
@@ -209,24 +205,25 @@ impl Qualifier {
         }
     }
 
-    /// Upstream's release; `None` while it may be another than the one that what is known was found with. Everything
-    /// starts over when it has said so twice in a row: behind one address there may be several servers while they are
-    /// upgraded.
+    /// The minor of upstream's release; `None` while it may be another than the one that what is known was found with.
+    ///
+    /// Who tells what happens is asked when its connection is met, and what that says is followed at once
+    /// ([`Written`]). Behind one address there may be others while they are upgraded, and balancers that do not keep to
+    /// connections: where it could not be asked by its own, it is taken for another when whoever answers has said so
+    /// twice in a row.
     async fn release(&self, known: &mut Known) -> Result<Option<u32>, Error> {
-        let (minor, was) = (self.minor().await?, self.feed.renderings.release());
-        if was.is_some_and(|was| was != minor) {
-            if known.other_minor.replace(minor) != Some(minor) {
-                return Ok(None);
+        let build = self.client.build().await?;
+        let was = self.feed.renderings.release();
+        if was.is_some_and(|was| was != build.minor) {
+            let said = known.other.replace(build.clone());
+            if said.as_ref() == Some(&build) && !self.written.is_certain() {
+                self.written.presume(&build);
             }
-            tracing::warn!(feed = %self.feed.spec.key, ?was, now = minor, "upstream is of another release");
-            known.compared = 0;
-            self.feed.renderings.start_over();
-            self.feed.reader.forget_derived();
-            self.feed.reader.nudge();
+            return Ok(None);
         }
-        known.other_minor = None;
-        self.feed.renderings.set_release(minor);
-        Ok(Some(minor))
+        known.other = None;
+        self.feed.renderings.set_release(build.minor);
+        Ok(self.feed.vintage.is_present().then_some(build.minor))
     }
 
     /// While both forms are held, each object that both have is compared: it costs upstream nothing.
@@ -324,11 +321,6 @@ impl Qualifier {
         })
     }
 
-    async fn minor(&self) -> Result<u32, Error> {
-        let (_, body) = self.client.fetch("/version", "application/json").await?;
-        parse_minor(&body).ok_or_else(|| Error::Form("/version has no minor".into()))
-    }
-
     fn count(&self, representation: Representation, verdict: Verdict) {
         let outcome = match verdict {
             Verdict::Equal => "equal",
@@ -359,31 +351,4 @@ const DIFFERENT: &str = "upstream writes an object otherwise";
 
 fn exact(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=Exact")
-}
-
-/// The minor of a `/version` document. Some distributions write `31+`.
-fn parse_minor(body: &[u8]) -> Option<u32> {
-    #[derive(Deserialize)]
-    struct Version<'a> {
-        minor: &'a str,
-    }
-    let Version { minor } = serde_json::from_slice(body).ok()?;
-    minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_minor_is_read_with_or_without_a_suffix() {
-        for (body, minor) in [
-            (r#"{"major":"1","minor":"37","gitVersion":"v1.37.1"}"#, Some(37)),
-            (r#"{"major":"1","minor":"31+","gitVersion":"v1.31.4-eks-1"}"#, Some(31)),
-            (r#"{"major":"1","minor":""}"#, None),
-            ("{}", None),
-        ] {
-            assert_eq!(parse_minor(body.as_bytes()), minor, "{body}");
-        }
-    }
 }

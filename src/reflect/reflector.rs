@@ -22,6 +22,7 @@ use super::inquiry::Inquiries;
 use super::metrics::{Asked, FeedMetrics};
 use super::stream::{Ended, WatchStream};
 use super::words::{Begun, Rewinds, Word};
+use super::written::Written;
 
 /// Keeps one feed in step with upstream; the only writer of its cache.
 pub(super) struct Reflector {
@@ -57,6 +58,7 @@ pub(super) struct Means {
     pub(super) feed: Arc<Feed>,
     pub(super) reader: Arc<ObjectReader>,
     pub(super) metrics: FeedMetrics,
+    pub(super) written: Arc<Written>,
     /// Whether upstream is known not to stream lists; shared by all feeds of one upstream.
     pub(super) lists_only: Arc<AtomicBool>,
     /// The same feeds tell each other here that upstream's storage went back.
@@ -154,6 +156,7 @@ impl Reflector {
             State::Listed { at } => match self.resume(at).await {
                 Ok((stream, witness)) => {
                     self.complete.opened(false);
+                    self.means.written.opened(stream.server());
                     // Upstream's stream is open again; on a quiet resource its first word may be a minute away.
                     self.writer.set_state(FeedState::Live);
                     (State::Watching { at, stream, witness }, None)
@@ -192,7 +195,7 @@ impl Reflector {
         let at = self.means.feed.oldest_resume()?;
         let (asked, lister) = (Instant::now(), self.lister());
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
-        let snapshot = listed.ok()?.snapshot;
+        let Initial { snapshot, servers, .. } = listed.ok()?;
         let (upstream, template) = told.unzip();
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
@@ -200,6 +203,7 @@ impl Reflector {
         let (feed, objects) = (&self.means.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
         self.writer.replace(snapshot);
+        self.means.written.listed(servers);
         self.means.feed.currency.forget();
         self.complete.begins_at(at, upstream);
         self.begins(asked, false);
@@ -237,9 +241,10 @@ impl Reflector {
 
     /// A history begins with the current state.
     fn starts_with(&mut self, initial: Initial, asked: Instant) -> State {
-        let Initial { snapshot, stream } = initial;
+        let Initial { snapshot, stream, servers } = initial;
         let at = snapshot.rv;
         self.writer.replace(snapshot);
+        self.means.written.listed(servers);
         self.means.feed.currency.forget();
         self.means.feed.currency.prove(asked);
         self.complete.listed(asked);
@@ -263,6 +268,7 @@ impl Reflector {
     fn behind(&mut self, at: ResourceVersion, stream: Option<Follow>) -> State {
         let Some(Follow { stream, template }) = stream else { return State::Listed { at } };
         self.complete.opened(template.is_some());
+        self.means.written.opened(stream.server());
         if let Some(template) = template {
             self.writer.set_bookmark(template);
         }

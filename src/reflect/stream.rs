@@ -5,7 +5,7 @@ use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use crate::upstream::{Client, Error, Question, ResponseBody};
+use crate::upstream::{Client, Error, Question, ResponseBody, Server};
 use crate::wire::{Form, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem};
 
 /// One open watch upstream: bytes in, decoded items out.
@@ -47,6 +47,11 @@ impl WatchStream {
             ahead: VecDeque::new(),
             last_item: Instant::now(),
         })
+    }
+
+    /// Who tells it.
+    pub(super) fn server(&self) -> &Server {
+        self.body.server()
     }
 
     /// The same stream, which tells these first: they came by it already.

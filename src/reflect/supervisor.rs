@@ -13,7 +13,9 @@ use super::currency;
 use super::metrics::FeedMetrics;
 use super::qualify::Qualifier;
 use super::reflector::{Means, Reflector};
+use super::renew::{Renewer, Turns};
 use super::words::Rewinds;
+use super::written::Written;
 
 /// When feeds are stopped, and how soon a broken one is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +41,7 @@ pub struct Supervisor {
     tasks: Tasks,
     lists_only: Arc<AtomicBool>,
     rewinds: Arc<Rewinds>,
+    turns: Turns,
 }
 
 /// How often idleness is looked at.
@@ -46,7 +49,8 @@ const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 impl Supervisor {
     pub fn new(client: Client, feeds: Feeds, config: Config, tasks: Tasks) -> Self {
-        Self { client, feeds, config, tasks, lists_only: Arc::default(), rewinds: Arc::default() }
+        let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), Turns::default());
+        Self { client, feeds, config, tasks, lists_only, rewinds, turns }
     }
 
     /// Serves demands until there can be no more.
@@ -63,14 +67,32 @@ impl Supervisor {
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
         let metrics = FeedMetrics::new(feed.counts.clone());
         let (words, heard) = mpsc::channel(1);
-        let qualifier =
-            Qualifier::new(self.client.clone(), self.feeds.clone(), feed.clone(), reader.clone(), words.clone());
+        let written = Arc::new(Written::new(feed.clone()));
+        let qualifier = Qualifier {
+            client: self.client.clone(),
+            feeds: self.feeds.clone(),
+            feed: feed.clone(),
+            reader: reader.clone(),
+            words: words.clone(),
+            written: written.clone(),
+        };
+        let renewer = Renewer {
+            client: self.client.clone(),
+            feed: feed.clone(),
+            reader: reader.clone(),
+            metrics: metrics.clone(),
+            lists_only: self.lists_only.clone(),
+            written: written.clone(),
+            turns: self.turns.clone(),
+            words: words.clone(),
+        };
         let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), words);
         let means = Means {
             client: self.client.clone(),
             feed: feed.clone(),
             reader,
             metrics,
+            written,
             lists_only: self.lists_only.clone(),
             rewinds: self.rewinds.clone(),
             waits: self.config.retry,
@@ -84,6 +106,7 @@ impl Supervisor {
                 end = reflector.run() => end,
                 never = prover.run() => match never {},
                 never = qualifier.run() => match never {},
+                never = renewer.run() => match never {},
                 () = idle(&feeds, &feed, idle_max) => End::Idle,
                 () = feed.retired() => End::Outdated,
                 () = feed.reader.outgrown() => End::OverBudget,

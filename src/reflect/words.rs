@@ -1,17 +1,21 @@
 //! What the parts of a feed tell its reflector, and what feeds of one upstream tell each other.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::cache::Change;
 use crate::kube::ResourceVersion;
+use crate::wire::Object;
 
-/// What a prover has found out.
+/// What those beside a reflector have found out.
 #[derive(Debug)]
 pub(super) enum Word {
     Proof(Proof),
+    /// What is held is written otherwise now.
+    Renewal(Renewal),
     /// Upstream has answered in a way that does not go with what the feed holds in this history.
     Doubt {
         history: u64,
@@ -25,6 +29,16 @@ pub(super) struct Proof {
     pub(super) history: u64,
     pub(super) changes: Vec<Change>,
     pub(super) until: ResourceVersion,
+}
+
+/// Objects that are written otherwise now.
+#[derive(Debug)]
+pub(super) struct Renewal {
+    pub(super) objects: Vec<Arc<Object>>,
+    /// As of when they are to be exchanged: [`By::count`](super::written::By::count).
+    pub(super) count: u64,
+    /// Is told that they were.
+    pub(super) done: oneshot::Sender<()>,
 }
 
 /// When a feed last found out, by itself, that upstream's storage had gone back: all feeds of one upstream look then.

@@ -235,6 +235,19 @@ impl Door {
         })
     }
 
+    /// Waits until states of the feed are as the server that it follows writes them. To be called right before a state
+    /// is taken: what was waited for before may have taken longer than an upgrade.
+    pub(super) async fn of_present(&self, source: &Source) -> Result<(), Unready> {
+        let lease = &source.lease;
+        let deadline = Instant::now() + self.config.sync_wait_max;
+        while_it_runs(&lease.reader, deadline, lease.vintage.present()).await.map_err(|in_vain| match in_vain {
+            InVain::Late => Unready::Forward(Reason::Syncing),
+            InVain::Over => Unready::Over,
+        })?;
+        // It would write new bodies as the old release did.
+        if source.renderer.is_revoked() { Err(Unready::Over) } else { Ok(()) }
+    }
+
     /// Seconds without upstream's stream, while that lasts.
     pub(super) fn stale_seconds(lease: &Lease) -> Option<u64> {
         match lease.reader.state() {

@@ -73,6 +73,9 @@ impl Door {
         if let Err(why) = self.fresh(lease, read.version, visit.received).await {
             return self.unready(visit, why).await;
         }
+        if let Err(why) = self.of_present(&source).await {
+            return self.unready(visit, why).await;
+        }
         // An object is told with its own version, and no other.
         let Some(current) = lease.reader.applied() else {
             return self.unready(visit, Unready::Over).await;
@@ -115,27 +118,22 @@ impl Door {
         let Some(cost) = cost::of_list(&read.view, resource.namespaced, &lease.reader.snapshot()) else {
             return self.too_dear(visit, permit).await;
         };
+        if let Err(why) = self.fit_to_show(&source, &read, visit.received).await {
+            return self.unready(visit, why).await;
+        }
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
                 None if permit.part().is_some() => return visit.manner.status(&Status::too_old_list()),
                 None => return self.pass(visit, Reason::Continue).await,
             },
-            VersionMatch::Exact(rv) => {
-                if lease.reader.is_open(rv) {
-                    lease.reader.settled().await;
-                }
-                match lease.reader.snapshot_at(rv) {
-                    Some(snapshot) => snapshot,
-                    None => return self.pass(visit, Reason::ExactVersion).await,
-                }
-            }
-            version => match self.fit_to_list(lease, version, visit.received).await {
-                Ok(()) => match lease.reader.current() {
-                    Some(snapshot) => snapshot,
-                    None => return self.unready(visit, Unready::Over).await,
-                },
-                Err(why) => return self.unready(visit, why).await,
+            VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
+                Some(snapshot) => snapshot,
+                None => return self.pass(visit, Reason::ExactVersion).await,
+            },
+            _ => match lease.reader.current() {
+                Some(snapshot) => snapshot,
+                None => return self.unready(visit, Unready::Over).await,
             },
         };
         let pin = lease.pin(&snapshot, visit.manner.cut.clone(), List::terms(self.config.body_max));
@@ -167,6 +165,19 @@ impl Door {
         metrics::served("list", &lease.spec.key, read.representation);
         let underway = |written| List::new(written, place, pin);
         visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, underway)
+    }
+
+    /// Waits until the state can be shown that a list asks for.
+    async fn fit_to_show(&self, source: &Source, read: &ListRead, received: Instant) -> Result<(), Unready> {
+        let lease = &source.lease;
+        match read.plan.version {
+            VersionMatch::Exact(rv) if read.plan.start.is_none() && lease.reader.is_open(rv) => {
+                lease.reader.settled().await;
+            }
+            VersionMatch::Exact(_) => {}
+            version => self.fit_to_list(lease, version, received).await?,
+        }
+        self.of_present(source).await
     }
 
     /// Upstream's to answer; but a part of a collection is not: it would deny all of it, and not say why.
@@ -230,10 +241,7 @@ impl Door {
             Ok(source) => source,
             // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
             // being filled (semantics.md §3.3).
-            Err(Unready::Forward(Reason::Syncing)) => {
-                let initializing = Unready::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS)));
-                return self.unready(visit, initializing).await;
-            }
+            Err(Unready::Forward(Reason::Syncing)) => return self.unready(visit, initializing()).await,
             Err(why) => return self.unready(visit, why).await,
         };
         let lease = &source.lease;
@@ -252,6 +260,13 @@ impl Door {
             Ok(failed) => failed,
             Err(why) => return self.unready(visit, why).await,
         };
+        if failed.is_none() && matches!(read.start, WatchStart::State { .. }) {
+            match self.of_present(&source).await {
+                Ok(()) => {}
+                Err(Unready::Forward(Reason::Syncing)) => return self.unready(visit, initializing()).await,
+                Err(why) => return self.unready(visit, why).await,
+            }
+        }
         let opened = open(&source.lease.reader, &read);
         let namespaces = match self.begins_with(&visit, &permit, &opened).await {
             Ok(namespaces) => namespaces,
@@ -418,6 +433,10 @@ fn protocol(request: &Request<Incoming>, websocket: bool) -> &'static str {
         (false, http::Version::HTTP_2) => "h2",
         _ => "h1",
     }
+}
+
+fn initializing() -> Unready {
+    Unready::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS)))
 }
 
 fn refusal(why: &str) -> Unready {

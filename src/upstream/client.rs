@@ -12,9 +12,9 @@ use tokio::time::timeout;
 use super::behalf::CredentialId;
 use super::credentials::put_all;
 use super::dress::{Nested, put_ours};
-use super::link::{CredentialChanges, Links};
+use super::link::{CredentialChanges, Link, Links};
 use super::pool::{Body, ResponseBody};
-use super::{BODY_BYTES_MAX, CredentialError, Error, Source, set_retry_after, status_from_code};
+use super::{BODY_BYTES_MAX, CredentialError, Error, Server, Source, set_retry_after, status_from_code};
 use crate::kube::{Payer, Status};
 use crate::wire::Form;
 
@@ -111,6 +111,43 @@ impl Client {
         request: http::request::Builder,
         body: Bytes,
     ) -> Result<Response<ResponseBody>, Error> {
+        let (request, link) = self.prepared(path_and_query, request, body).await?;
+        let pool = match kind {
+            Question::Watch => &link.watches,
+            Question::Short => &link.short,
+        };
+        self.taken(pool.send(request)).await
+    }
+
+    /// A GET of ours by the connection that a server was met on, as long as that is used.
+    pub(super) async fn open_beside(
+        &self,
+        server: &Server,
+        path_and_query: &str,
+        accept: &str,
+    ) -> Result<Response<ResponseBody>, Error> {
+        let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
+        let (request, link) = self.prepared(path_and_query, request, Bytes::new()).await?;
+        let sending = async {
+            match link.watches.send_beside(server, request).await {
+                Ok(sent) => sent,
+                Err(request) => match link.short.send_beside(server, request).await {
+                    Ok(sent) => sent,
+                    // There are other credentials since, and connections of theirs.
+                    Err(request) => link.short.send(request).await,
+                },
+            }
+        };
+        self.taken(sending).await
+    }
+
+    /// With our credentials, and the connections that they are for.
+    async fn prepared(
+        &self,
+        path_and_query: &str,
+        request: http::request::Builder,
+        body: Bytes,
+    ) -> Result<(Request<Body>, Arc<Link>), Error> {
         let mut request = request
             .uri(self.uri(path_and_query)?)
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
@@ -119,12 +156,15 @@ impl Client {
             .map_err(|error| Error::Form(error.to_string()))?;
         let link = self.shared.links.current();
         put_all(request.headers_mut(), link.credentials.headers().await?);
-        let pool = match kind {
-            Question::Watch => &link.watches,
-            Question::Short => &link.short,
-        };
-        let response =
-            timeout(ANSWER_TIMEOUT, pool.send(request)).await.map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
+        Ok((request, link))
+    }
+
+    /// The answer, unless it is a refusal.
+    async fn taken(
+        &self,
+        sending: impl Future<Output = Result<Response<ResponseBody>, Error>>,
+    ) -> Result<Response<ResponseBody>, Error> {
+        let response = timeout(ANSWER_TIMEOUT, sending).await.map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
         self.note_answer();
         if response.status().is_success() {
             return Ok(response);

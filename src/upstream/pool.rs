@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, Version};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
@@ -15,12 +15,13 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use parking_lot::Mutex;
 
 use super::credentials::Credentials;
+use super::peer::{Meeting, Peer, Server};
 use super::{CredentialError, Error};
 
 /// A request body on its way upstream.
 pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
-type Connections = legacy::Client<HttpsConnector<HttpConnector>, Body>;
+type Connections = legacy::Client<Meeting<HttpsConnector<HttpConnector>>, Body>;
 
 /// Which protocol a pool speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,9 +92,27 @@ impl Pool {
 
     /// Sends a request; its place on the connection is held until the response body has been dropped.
     pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
-        let (connections, slot) = self.place();
-        let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
-        Ok(response.map(|incoming| ResponseBody { incoming, _slot: slot }))
+        send_by(self.place(), request).await
+    }
+
+    /// The same on the connections that a server was met on; returns the request if they are not this pool's.
+    pub(super) async fn send_beside(
+        &self,
+        server: &Server,
+        request: Request<Body>,
+    ) -> Result<Result<Response<ResponseBody>, Error>, Request<Body>> {
+        match self.place_beside(server) {
+            Some(place) => Ok(send_by(place, request).await),
+            None => Err(request),
+        }
+    }
+
+    /// A place that streams leave free: the apiserver takes more of them than we have at most.
+    fn place_beside(&self, server: &Server) -> Option<(Connections, Slot)> {
+        let shards = self.shards.lock();
+        let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?.clone();
+        shard.streams.fetch_add(1, Ordering::Relaxed);
+        Some((shard.connections, Slot { streams: shard.streams }))
     }
 
     fn place(&self) -> (Connections, Slot) {
@@ -143,9 +162,19 @@ impl Pool {
             .http2_max_header_list_size(1 << 20)
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(self.idle_max)
-            .build(connector);
+            .build(Meeting(connector));
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)) })
     }
+}
+
+async fn send_by(
+    (connections, slot): (Connections, Slot),
+    request: Request<Body>,
+) -> Result<Response<ResponseBody>, Error> {
+    let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
+    let peer = response.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
+    let server = Server::new(peer, slot.streams.clone(), response.version() == Version::HTTP_2);
+    Ok(response.map(|incoming| ResponseBody { incoming, server, _slot: slot }))
 }
 
 impl Drop for Slot {
@@ -158,7 +187,15 @@ impl Drop for Slot {
 #[derive(Debug)]
 pub struct ResponseBody {
     incoming: Incoming,
+    server: Server,
     _slot: Slot,
+}
+
+impl ResponseBody {
+    /// Who answers.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
 }
 
 impl hyper::body::Body for ResponseBody {

@@ -88,6 +88,17 @@ pub async fn own_with(name: &str, flags: &[&str]) -> Option<Bed<Box<Plane>>> {
     Some(Bed { plane: Box::new(Plane::start(binary()?, name, flags).await), _turn: Box::new(()) })
 }
 
+/// One of the Kubernetes minor before, and the binary of the present one; `None` unless `make upgrade` has built it.
+pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
+    let Some(previous) = std::env::var_os("KUBE_TESTBED_PREVIOUS").map(PathBuf::from) else {
+        say("only with the control plane of the previous minor (run `make upgrade`)");
+        return None;
+    };
+    let present = binary()?;
+    let plane = Plane::start(previous, name, &[]).await;
+    Some((Bed { plane: Box::new(plane), _turn: Box::new(()) }, present))
+}
+
 /// One that writes nothing by itself once it is up: no lease is renewed, nothing is compacted, no event goes. Its
 /// version moves when somebody writes, and only then.
 pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {

@@ -40,5 +40,6 @@ mod rows;
 mod siege;
 mod tables;
 mod transactions;
+mod upgrade;
 mod watches;
 mod websocket;

@@ -13,14 +13,14 @@ const WATCH_LIST: &str =
 const WATCH_LIST_AT: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
 /// One that can be listed and watched.
-struct Resource {
+pub struct Resource {
     group: String,
     version: String,
     name: String,
 }
 
 impl Resource {
-    fn path(&self) -> String {
+    pub fn path(&self) -> String {
         match self.group.as_str() {
             "" => format!("/api/{}/{}", self.version, self.name),
             group => format!("/apis/{group}/{}/{}", self.version, self.name),
@@ -36,7 +36,7 @@ impl Resource {
 }
 
 /// What the apiserver defines itself, as it tells.
-async fn built_ins(plane: &Plane) -> Vec<Resource> {
+pub async fn built_ins(plane: &Plane) -> Vec<Resource> {
     let direct = plane.direct();
     let groups = direct.json("/apis").await;
     let listed = groups["groups"].as_array().cloned().unwrap_or_default();

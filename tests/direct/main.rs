@@ -55,3 +55,4 @@ mod tables;
 mod tls;
 mod transactions;
 mod unread;
+mod upgrade;

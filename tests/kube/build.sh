@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the test bed binary, target/testbed/kube-testbed (or $KUBE_TESTBED_OUT), or,
-# as "build.sh DIR OUT", the binary OUT of another Go module.
+# as "build.sh DIR OUT [MODFILE]", the binary OUT of another Go module, or of this one
+# with the versions of another file than go.mod.
 # Does nothing when the binary is up to date. A cold build compiles some 2,000
 # packages and takes minutes; later ones take seconds.
 #
@@ -11,6 +12,7 @@ script=$(realpath "${BASH_SOURCE[0]}")
 repo_dir=$(cd "$(dirname "$script")/../.." && pwd)
 source_dir=${1:-$(dirname "$script")}
 out=${2:-${KUBE_TESTBED_OUT:-$repo_dir/target/testbed/kube-testbed}}
+mod_file=${3:-go.mod}
 stamp=$out.stamp
 toolchain_dir=$repo_dir/target/toolchain
 
@@ -19,9 +21,10 @@ export GOTOOLCHAIN=local GOWORK=off GOFLAGS='' CGO_ENABLED=0
 
 say() { printf 'testbed: %s\n' "$*" >&2; }
 
-# go_mod_field prints the second word of the first go.mod line that starts with $1.
+# go_mod_field prints the second word of the first line of the module file that starts
+# with $1.
 go_mod_field() {
-  awk -v name="$1" '$1 == name { print $2; exit }' "$source_dir/go.mod"
+  awk -v name="$1" '$1 == name { print $2; exit }' "$source_dir/$mod_file"
 }
 
 # version_at_least A B: whether Go version A is B or newer.
@@ -65,7 +68,7 @@ source_hash() {
     printf '%s\n' "$goversion"
     sha256sum <"$script"
     cd "$source_dir"
-    find . -type f \( -name '*.go' ! -name '*_test.go' -o -name 'go.*' \) \
+    find . -type f \( -name '*.go' ! -name '*_test.go' -o -name "${mod_file%.mod}.*" \) \
       -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d ' ' -f 1
 }
@@ -101,7 +104,7 @@ started=$SECONDS
 say "building $out with $("$go" env GOVERSION) (minutes when nothing is cached)"
 cd "$source_dir"
 # The tags and flags of release builds. -p 2 bounds the memory the compilers take.
-if ! "$go" build -v -p 2 -mod=readonly -trimpath -buildvcs=false \
+if ! "$go" build -v -p 2 -mod=readonly -modfile="$mod_file" -trimpath -buildvcs=false \
   -tags=selinux,notest,grpcnotrace -ldflags="-s -w $(version_flags)" \
   -o "$out.new.$$" . 2>&1 | progress >&2; then
   say "the build failed"

@@ -12,7 +12,7 @@ use crate::reflect::failure::{Failure, over};
 use crate::reflect::inquiry::{Inquirer, Outcome, Why};
 use crate::reflect::session::{self, Broken, Step};
 use crate::reflect::stream::{Ended, WatchStream};
-use crate::reflect::words::{Proof, Word};
+use crate::reflect::words::{Proof, Renewal, Word};
 use crate::upstream::Error;
 use crate::wire::{WatchItem, WireError};
 
@@ -82,7 +82,7 @@ impl Reflector {
                     continue;
                 }
                 Some(word) = self.words.recv() => {
-                    match self.heard(word) {
+                    match self.heard(word).await {
                         Ok(reached) => at = at.max(reached),
                         Err(broken) => return (State::Listed { at }, Some(broken.into())),
                     }
@@ -177,10 +177,17 @@ impl Reflector {
         }
     }
 
-    /// What a prover has to say; how far that takes the feed.
-    fn heard(&mut self, word: Word) -> Result<ResourceVersion, Broken> {
+    /// What those beside it have to say; how far that takes the feed.
+    async fn heard(&mut self, word: Word) -> Result<ResourceVersion, Broken> {
         match word {
             Word::Proof(proof) => self.adopt(proof),
+            Word::Renewal(Renewal { objects, count, done }) => {
+                if self.means.written.is_at(count) {
+                    self.writer.renew(objects).await;
+                    let _ = done.send(());
+                }
+                Ok(ResourceVersion::default())
+            }
             Word::Doubt { history } => {
                 if history == self.means.feed.reader.history() {
                     self.inquiries.ask(Why::Doubt, Duration::ZERO, DOUBT_SPREAD);

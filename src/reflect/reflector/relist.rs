@@ -57,17 +57,22 @@ impl Reflector {
             self.give_up(at, "a list cannot have come of what was told before");
             return Ok(self.starts_with(initial, asked));
         }
-        let Initial { snapshot, stream } = initial;
+        let Initial { snapshot, stream, servers } = initial;
         let until = snapshot.rv;
         let mended = self.mend(recovered, until)?;
         self.means.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
         let (feed, took) = (&self.means.feed.spec.key, asked.elapsed());
         tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
-        if !mended {
+        if mended {
+            // The server that has started anew may be of another release.
+            let otherwise = self.means.feed.reader.snapshot().written_otherwise(&snapshot).await;
+            self.writer.renew(otherwise).await;
+        } else {
             self.means.feed.currency.forget();
             self.writer.replace(snapshot);
             self.begins(asked, false);
         }
+        self.means.written.listed(servers);
         self.continuity = Continuity::Sure;
         if window.is_none() {
             self.means.feed.currency.prove(asked);

@@ -185,9 +185,17 @@ impl Plane {
 
     /// Starts it again, and waits until it is ready.
     pub async fn start_apiserver(&self) {
+        self.start_apiserver_as(&self.binary, &[]).await;
+    }
+
+    /// The same with another binary, or with flags that win over those it had.
+    pub async fn start_apiserver_as(&self, binary: &Path, flags: &[&str]) {
         let log = || File::create(self.dir.join("apiserver-again.log")).expect("a log");
-        let mut command = Command::new(&self.binary);
+        let mut command = Command::new(binary);
         command.args(["apiserver", "--dir"]).arg(&self.dir).stdout(log()).stderr(log());
+        for flag in flags {
+            command.args(["--apiserver-flag", flag]);
+        }
         let process = Process::start("kube-testbed apiserver", &mut command);
         *self.again.lock().expect("not poisoned") = Some(process);
         let (target, probe) = (self.target(), "/readyz");

@@ -49,6 +49,16 @@ impl Watch {
         within("a frame of a watch", self.next_frame()).await
     }
 
+    /// Reads what has come, until nothing does for a while; how many frames, or `None` if it has ended.
+    pub async fn catch_up(&mut self, wait: Duration) -> Option<usize> {
+        let mut frames = 0;
+        while let Ok(frame) = timeout(wait, self.next_frame()).await {
+            frame?;
+            frames += 1;
+        }
+        Some(frames)
+    }
+
     async fn next_frame(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = self.frames.next() {

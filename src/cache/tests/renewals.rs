@@ -1,0 +1,124 @@
+//! Bodies that are exchanged at the same version: what is shown is new, what was made of the old ones is not used
+//! again, and what is counted is what is there.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use proptest::prelude::*;
+
+use super::fixture::{POD, Pod, added, listed, read_frame, ring, rv, snapshot};
+use crate::cache::{CacheReader, CacheWriter, Run, Snapshot, Start, View};
+use crate::kube::EventType;
+use crate::wire::Object;
+
+/// As another release writes it: with one field more.
+fn otherwise(pod: &Pod, at: u64) -> Object {
+    let frame = String::from_utf8(pod.frame(EventType::Added, at).to_vec()).expect("text");
+    read_frame(frame.replace(r#""spec":{"#, r#""spec":{"more":true,"#).into()).object
+}
+
+fn is_new(object: &Object) -> bool {
+    object.body().windows(11).any(|part| part == br#""more":true"#)
+}
+
+fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &Snapshot) -> usize {
+    let objects = reader.snapshot().written_otherwise(list).now_or_never().expect("few");
+    // Others are let in once for each part.
+    let mut renewing = Box::pin(writer.renew(objects));
+    (0..10).find_map(|_| renewing.as_mut().now_or_never()).expect("few")
+}
+
+fn names(state: &Snapshot) -> Vec<u128> {
+    state.runs().now_or_never().expect("few").iter().map(Run::name).collect()
+}
+
+const Q: Pod = Pod { name: "q", ..POD };
+const R: Pod = Pod { name: "r", ..POD };
+
+#[test]
+fn states_are_of_the_new_bodies_and_what_was_made_of_the_old_ones_has_other_names() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
+    let before = reader.snapshot();
+    let (old_names, progress, history) = (names(&before), reader.progress(), reader.history());
+    reader.hold(&before);
+    let mut watch = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let list = Snapshot::from_objects(rv(12), [otherwise(&POD, 5), otherwise(&Q, 6)]);
+    assert_eq!(renew(&mut writer, &reader, &list), 2);
+    let after = reader.snapshot();
+    assert!(after.iter().all(|object| is_new(object)), "{after:?}");
+    assert!(!before.iter().any(|object| is_new(object)), "who was being told a state goes on with it");
+    assert_eq!(after.iter().map(|object| object.rv.0).collect::<Vec<_>>(), [5, 6]);
+    assert_ne!(names(&after), old_names);
+    assert_eq!(names(&after), names(&reader.snapshot()), "from here on they are the same");
+    assert!(reader.held_at(rv(10)).is_none(), "pages go on upstream");
+    assert_eq!((reader.progress(), reader.history()), (progress, history), "nothing has happened");
+    let mut frames = Vec::new();
+    watch.pull(usize::MAX, None, &mut frames);
+    assert!(frames.is_empty(), "nobody is told");
+    assert_eq!(renew(&mut writer, &reader, &list), 0, "there is no more to do");
+    assert_eq!(names(&after), names(&reader.snapshot()));
+}
+
+#[test]
+fn only_the_same_version_of_what_is_held_is_renewed() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
+    writer.apply(added(&R, 11)).expect("in order");
+    // One has changed since, one is gone here, one is not here yet.
+    let list = Snapshot::from_objects(rv(12), [otherwise(&POD, 12), otherwise(&Q, 6), otherwise(&R, 9)]);
+    assert_eq!(renew(&mut writer, &reader, &list), 1);
+    let new: Vec<_> = reader.snapshot().iter().map(|object| is_new(object)).collect();
+    assert_eq!(new, [false, true, false]);
+    // What happens next begins with what is held now.
+    writer.apply(added(&Pod { note: 1, ..Q }, 13)).expect("in order");
+    let mut watch = reader.open(Start::After(rv(12)), View::everything()).expect("in the ring").cursor;
+    let mut frames = Vec::new();
+    watch.pull(usize::MAX, None, &mut frames);
+    assert_eq!(frames.len(), 1);
+}
+
+/// The state before a version that is not whole yet is shown until it is, and nobody takes it for renewed before.
+#[tokio::test]
+async fn what_is_shown_before_a_version_is_whole_goes_with_it() {
+    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
+    writer.take(added(&Pod { note: 1, ..POD }, 11)).expect("in order");
+    let list = [otherwise(&Q, 6), otherwise(&Pod { note: 1, ..POD }, 11)];
+    let objects = reader.applied().expect("it goes on").written_otherwise(&Snapshot::from_objects(rv(12), list)).await;
+    assert_eq!(writer.renew(objects).await, 2);
+    let mut closed = Box::pin(reader.closed());
+    let shown = || reader.snapshot().iter().all(|object| is_new(object));
+    assert!(closed.as_mut().now_or_never().is_none() && !shown());
+    writer.advance(rv(12), false);
+    assert!(closed.as_mut().now_or_never().is_some() && shown());
+}
+
+proptest! {
+    /// Whatever differs, counted is what is held, and a state that somebody has keeps what it had.
+    #[test]
+    fn what_is_counted_is_what_is_there(
+        held in prop::collection::vec((0usize..3, 1u64..9), 0..3),
+        listed_as in prop::collection::vec((0usize..3, 1u64..9, any::<bool>()), 0..6),
+    ) {
+        let pods = [POD, Q, R];
+        let held: Vec<_> = held.into_iter().map(|(pod, at)| (pods[pod], at)).collect();
+        let (mut writer, reader) = listed(ring(10), 10, &held);
+        let taken = reader.snapshot();
+        let before = reader.stats().object_bytes;
+        let list = listed_as.into_iter().map(|(pod, at, new)| {
+            if new { otherwise(&pods[pod], at) } else { pods[pod].object(at) }
+        });
+        let list = Snapshot::from_objects(rv(12), list);
+        let fit = |object: &&Arc<Object>| taken.get(&object.key).is_some_and(|held| held.rv == object.rv);
+        let expected = list.iter().filter(fit).filter(|object| is_new(object)).count();
+        prop_assert_eq!(renew(&mut writer, &reader, &list), expected);
+        let bytes = |state: &Snapshot| state.iter().map(|object| object.body().len()).sum::<usize>();
+        prop_assert_eq!(reader.stats().object_bytes, bytes(&reader.snapshot()));
+        prop_assert_eq!(bytes(&taken), before);
+        prop_assert_eq!(reader.snapshot().iter().filter(|object| is_new(object)).count(), expected);
+        let kept: usize = taken.iter().filter(|old| !Arc::ptr_eq(old, reader.snapshot().get(&old.key).expect("held")))
+            .map(|old| old.body().len()).sum();
+        prop_assert_eq!(reader.kept_by(taken.taken()), kept, "what the state keeps beyond the store");
+        // A history that begins anew counts what it has.
+        writer.replace(snapshot(20, &held));
+        prop_assert_eq!(reader.stats().object_bytes, before);
+    }
+}

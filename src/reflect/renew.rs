@@ -1,0 +1,198 @@
+//! Bodies that a server of another release wrote are exchanged for what the present one writes.
+//!
+//! A resume needs no list, so that a feed may outlive the release of its bodies. A server does not change what it runs
+//! while a connection to it lives: it is asked once for each connection, and never otherwise. Where the answer is
+//! another than that of who wrote the bodies, the current state is listed, and what is the same object at the same
+//! version takes the place of what is held. What is of another version the stream tells.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::{Instant, sleep};
+
+use crate::base::Backoff;
+use crate::cache::Feed;
+use crate::upstream::{Client, Server};
+use crate::wire::ObjectReader;
+
+use super::initial::Lister;
+use super::metrics::{Asked, FeedMetrics};
+use super::stream::Ended;
+use super::words::{Renewal, Word};
+use super::written::{By, Standing, Written};
+
+/// Feeds of one proxy are listed for that one after the other.
+pub(super) type Turns = Arc<Mutex<()>>;
+
+/// Keeps one feed's bodies as upstream writes them.
+pub(super) struct Renewer {
+    pub(super) client: Client,
+    pub(super) feed: Arc<Feed>,
+    pub(super) reader: Arc<ObjectReader>,
+    pub(super) metrics: FeedMetrics,
+    pub(super) lists_only: Arc<AtomicBool>,
+    pub(super) written: Arc<Written>,
+    pub(super) turns: Turns,
+    pub(super) words: mpsc::Sender<Word>,
+}
+
+/// How soon bodies are renewed.
+///
+/// Thousands of proxies see the same upgrade, and so do all feeds of one. Nobody needs new bodies but who asks for a
+/// state: whoever does is not kept waiting, unless the servers behind one address take turns.
+#[derive(Debug, Default)]
+struct Pace {
+    last: Option<Instant>,
+    doublings: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pause {
+    longest: Duration,
+    /// It is over when somebody needs a state.
+    may_be_cut: bool,
+}
+
+impl Pace {
+    const SPREAD: Duration = Duration::from_secs(60);
+    const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
+    /// Renewals that are further apart have nothing to do with each other.
+    const REST: Duration = Duration::from_secs(10 * 60);
+
+    fn next(&mut self, now: Instant) -> Pause {
+        let rested = self.last.is_none_or(|last| now.duration_since(last) >= Self::REST);
+        self.doublings = if rested { 0 } else { (self.doublings + 1).min(16) };
+        let longest = Self::SPREAD.saturating_mul(1 << self.doublings).min(Self::SPREAD_MAX);
+        // Once more at once: an upgrade may go on where it began.
+        Pause { longest, may_be_cut: self.doublings <= 1 }
+    }
+
+    fn renewed(&mut self, now: Instant) {
+        self.last = Some(now);
+    }
+}
+
+impl Renewer {
+    /// Renews for as long as the feed lives.
+    pub(super) async fn run(&self) -> Infallible {
+        if !Written::concerns(&self.feed) {
+            std::future::pending::<()>().await;
+        }
+        let mut changes = self.written.follow();
+        let mut pace = Pace::default();
+        loop {
+            let by = changes.borrow_and_update().clone();
+            let settled = async {
+                self.settle(&by, &mut pace).await;
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = settled => {}
+            }
+        }
+    }
+
+    /// Finds out who wrote what is held and who is followed, and renews if those are not the same.
+    async fn settle(&self, by: &By, pace: &mut Pace) {
+        let mut retries = Backoff::default();
+        loop {
+            let unknown = by.unknown();
+            for server in &unknown {
+                self.meet(server, by.is_followed(server)).await;
+            }
+            if unknown.is_empty() {
+                break;
+            }
+            // One that does not answer now may never do.
+            self.written.weigh(true);
+            if !by.unknown().is_empty() {
+                sleep(retries.failed(Instant::now())).await;
+            }
+        }
+        self.written.weigh(true);
+        while by.standing() == Standing::Other {
+            self.pause(pace.next(Instant::now())).await;
+            let renewed = self.renew(by.count).await;
+            pace.renewed(Instant::now());
+            match renewed {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::debug!(feed = %self.feed.spec.key, %error, "not renewed");
+                    sleep(retries.failed(Instant::now())).await;
+                }
+            }
+        }
+    }
+
+    async fn meet(&self, server: &Server, is_alive: bool) {
+        if let Err(error) = self.client.meet(server, is_alive).await {
+            tracing::debug!(feed = %self.feed.spec.key, %error, "upstream does not say what it is");
+        }
+    }
+
+    async fn pause(&self, Pause { longest, may_be_cut }: Pause) {
+        tokio::select! {
+            () = sleep(longest.mul_f64(fastrand::f64())) => {}
+            () = self.feed.vintage.wanted(), if may_be_cut => {}
+        }
+    }
+
+    /// Lists, and has what is written otherwise exchanged. The reflector takes it while a stream is open; if that is
+    /// lost, all begins again with the next one.
+    async fn renew(&self, count: u64) -> Result<(), Ended> {
+        let turn = self.turns.lock().await;
+        let (key, began) = (&self.feed.spec.key, Instant::now());
+        self.metrics.asked(Asked::Renewal);
+        let lister =
+            Lister { client: &self.client, spec: &self.feed.spec, reader: &self.reader, cache: &self.feed.reader };
+        let listed = lister.current(&self.lists_only).await?;
+        drop(turn);
+        for server in &listed.servers {
+            self.meet(server, true).await;
+        }
+        let Some(held) = self.feed.reader.applied() else { return Ok(()) };
+        let objects = held.written_otherwise(&listed.snapshot).await;
+        drop(held);
+        let (renewed, of) = (objects.len(), listed.snapshot.len());
+        let (done, is_done) = oneshot::channel();
+        let _ = self.words.send(Word::Renewal(Renewal { objects, count, done })).await;
+        if is_done.await.is_err() {
+            return Ok(());
+        }
+        // Until then a state is shown that is older than the exchange.
+        self.feed.reader.closed().await;
+        let took = began.elapsed();
+        tracing::info!(feed = %key, renewed, of, ?took, "bodies of another release renewed");
+        self.written.renewed(listed.servers);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_is_followed_at_once_and_servers_that_take_turns_ever_more_rarely() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        let minute = Duration::from_secs(60);
+        let mut next = |at: Instant| {
+            let pause = pace.next(at);
+            pace.renewed(at);
+            (pause.longest.as_secs() / 60, pause.may_be_cut)
+        };
+        assert_eq!(next(start), (1, true));
+        assert_eq!(next(start + minute), (2, true));
+        assert_eq!(next(start + 2 * minute), (4, false));
+        assert_eq!(next(start + 3 * minute), (8, false));
+        for n in 4..40 {
+            let (longest, may_be_cut) = next(start + n * minute);
+            assert!(longest <= 20 && !may_be_cut);
+        }
+        assert_eq!(next(start + 60 * minute), (1, true), "the next upgrade is another one");
+    }
+}

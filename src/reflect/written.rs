@@ -1,0 +1,307 @@
+//! Who wrote the bodies that a feed holds, and whom it follows: whether they write the same (reliability.md F10).
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::cache::Feed;
+use crate::upstream::{Build, Server};
+use crate::wire::Form;
+
+/// What is known of one feed's bodies. The reflector says what it reads from whom; the [`Renewer`](super::renew)
+/// finds out what those are.
+#[derive(Debug)]
+pub(super) struct Written {
+    feed: Arc<Feed>,
+    by: watch::Sender<By>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct By {
+    /// Whoever may have written one of the bodies.
+    bodies: Vec<Server>,
+    /// Who tells what happens, or did last.
+    stream: Option<Server>,
+    /// Moves on with each of the two.
+    pub(super) count: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// All bodies are as the server that is followed writes them.
+    Present,
+    /// That is not known yet.
+    Open,
+    /// They are not.
+    Other,
+}
+
+/// Servers that are told apart: there are a few while a control plane is upgraded.
+const SERVERS_MAX: usize = 16;
+
+impl Written {
+    pub(super) fn new(feed: Arc<Feed>) -> Self {
+        Self { feed, by: watch::Sender::default() }
+    }
+
+    /// No row of a Table is ever shown as a state, and an event is what it was.
+    pub(super) fn concerns(feed: &Feed) -> bool {
+        feed.spec.key.form != Form::Table
+    }
+
+    pub(super) fn follow(&self) -> watch::Receiver<By> {
+        self.by.subscribe()
+    }
+
+    /// All bodies are by these, and no stream is open.
+    pub(super) fn listed(&self, servers: Vec<Server>) {
+        self.by.send_modify(|by| *by = By { bodies: servers, stream: None, count: by.count + 1 });
+        self.weigh(false);
+    }
+
+    /// A stream is open: what comes from now on is by this one. No state is shown until it is known whether the others
+    /// write the same.
+    pub(super) fn opened(&self, server: &Server) {
+        self.by.send_modify(|by| {
+            by.add(server);
+            by.stream = Some(server.clone());
+            by.count += 1;
+        });
+        self.weigh(false);
+    }
+
+    /// Whether nothing was read from anybody else since.
+    pub(super) fn is_at(&self, count: u64) -> bool {
+        self.by.borrow().count == count
+    }
+
+    /// What was held was exchanged for what these wrote.
+    pub(super) fn renewed(&self, servers: Vec<Server>) {
+        self.by.send_modify(|by| {
+            by.bodies = servers;
+            if let Some(stream) = by.stream.clone() {
+                by.add(&stream);
+            }
+            by.count += 1;
+        });
+        self.weigh(false);
+    }
+
+    /// Whether whoever is followed is known to be what it is, whatever others at the same address say.
+    pub(super) fn is_certain(&self) -> bool {
+        self.by.borrow().stream.as_ref().is_some_and(Server::is_certain)
+    }
+
+    /// Whoever answers at the address of the server that is followed says that it is this, again and again.
+    pub(super) fn presume(&self, build: &Build) {
+        self.by.send_modify(|by| {
+            if let Some(stream) = &by.stream {
+                // What it wrote when it was thought to be another.
+                let before = stream.known();
+                stream.presume(build);
+                by.bodies.retain(|server| !server.is(stream));
+                by.bodies.push(before);
+            }
+            by.count += 1;
+        });
+        self.weigh(false);
+    }
+
+    /// Lets states be shown or not, by what is known now. `indulgent`: also if it is not known, for it may never be.
+    pub(super) fn weigh(&self, indulgent: bool) -> Standing {
+        if !Self::concerns(&self.feed) {
+            return Standing::Present;
+        }
+        let (standing, minor) = {
+            let by = self.by.borrow();
+            (by.standing(), by.stream.as_ref().and_then(Server::build).map(|build| build.minor))
+        };
+        let may_be_shown = standing == Standing::Present || indulgent && standing == Standing::Open;
+        if !may_be_shown {
+            self.feed.vintage.set_present(false);
+        }
+        // Behind the one and before the other: what is derived of new bodies is derived as of the new release, and of
+        // old ones nothing is while they are shown to nobody.
+        if let Some(minor) = minor {
+            self.is_of(minor);
+        }
+        if may_be_shown {
+            self.feed.vintage.set_present(true);
+        }
+        standing
+    }
+
+    /// What was proven of derivations, or refused, was so for another release.
+    fn is_of(&self, minor: u32) {
+        let was = self.feed.renderings.release();
+        if was == Some(minor) {
+            return;
+        }
+        if let Some(was) = was {
+            tracing::warn!(feed = %self.feed.spec.key, was, now = minor, "upstream is of another release");
+            self.feed.renderings.start_over();
+            self.feed.reader.forget_derived();
+            self.feed.reader.nudge();
+        }
+        self.feed.renderings.set_release(minor);
+    }
+}
+
+impl By {
+    pub(super) fn standing(&self) -> Standing {
+        // Of one that does not say what it is nobody can tell when it becomes another.
+        let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else { return Standing::Present };
+        let as_it: Vec<_> = self.bodies.iter().map(|server| server.writes_as(stream)).collect();
+        if as_it.contains(&Some(false)) {
+            Standing::Other
+        } else if as_it.contains(&None) {
+            Standing::Open
+        } else {
+            Standing::Present
+        }
+    }
+
+    /// Those of whom it is not known what they are.
+    pub(super) fn unknown(&self) -> Vec<Server> {
+        let mut unknown: Vec<Server> = Vec::new();
+        for server in self.bodies.iter().chain(&self.stream).filter(|server| !server.is_known()) {
+            if !unknown.iter().any(|known| known.is(server)) {
+                unknown.push(server.clone());
+            }
+        }
+        unknown
+    }
+
+    /// Whether the stream comes from it.
+    pub(super) fn is_followed(&self, server: &Server) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.is(server))
+    }
+
+    fn add(&mut self, server: &Server) {
+        if self.bodies.len() < SERVERS_MAX && !self.bodies.iter().any(|known| known.writes_as(server) == Some(true)) {
+            self.bodies.push(server.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{Config, Demand, FeedKey, FeedSpec, Feeds, Scope};
+    use crate::kube::Gvr;
+
+    fn server(minor: u32, patch: u32) -> Server {
+        let version = format!(r#"{{"major": "1", "minor": "{minor}", "gitVersion": "v1.{minor}.{patch}"}}"#);
+        Server::saying(Build::of(&version))
+    }
+
+    fn feed(form: Form) -> Arc<Feed> {
+        let (feeds, mut demands) = Feeds::new(Config::default());
+        let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, form };
+        let _lease = feeds.lease(&FeedSpec::like_pods(key), None).expect("there is room");
+        let Demand { feed, .. } = demands.try_recv().expect("it is demanded");
+        feed
+    }
+
+    fn written() -> (Written, Arc<Feed>) {
+        let feed = feed(Form::Protobuf);
+        (Written::new(feed.clone()), feed)
+    }
+
+    #[test]
+    fn states_are_shown_while_one_build_has_written_all_and_is_followed() {
+        let (written, feed) = written();
+        let shown = || feed.vintage.is_present();
+        let old = server(36, 1);
+        written.listed(vec![old.clone()]);
+        written.opened(&old);
+        assert_eq!((shown(), feed.renderings.release()), (true, Some(36)));
+        // Another connection, to a server of the same build.
+        written.opened(&server(36, 1));
+        assert!(shown());
+        let new = server(36, 2);
+        written.opened(&new);
+        assert!(!shown(), "a patch may write otherwise, too");
+        // What was told meanwhile is by the new one: back at the old one is not back where it was.
+        written.opened(&old);
+        assert!(!shown());
+        let count = written.follow().borrow().count;
+        assert!(written.is_at(count));
+        written.renewed(vec![server(36, 1)]);
+        assert!(shown() && !written.is_at(count));
+        written.opened(&new);
+        written.listed(vec![new.clone()]);
+        assert!(shown(), "all of it was listed anew");
+    }
+
+    #[test]
+    fn a_list_by_another_than_who_is_followed_does_not_make_states_whole() {
+        let (written, feed) = written();
+        let [old, new] = [server(36, 1), server(37, 1)];
+        written.listed(vec![old.clone()]);
+        written.opened(&new);
+        written.renewed(vec![old]);
+        assert!(!feed.vintage.is_present(), "a balancer had the old one list");
+        written.renewed(vec![new]);
+        assert!(feed.vintage.is_present());
+    }
+
+    #[test]
+    fn who_is_not_known_yet_is_waited_for_and_who_does_not_say_is_not() {
+        let (written, feed) = written();
+        let (list, stream) = (Server::silent(), Server::silent());
+        written.listed(vec![list.clone()]);
+        written.opened(&stream);
+        assert!(!feed.vintage.is_present());
+        assert_eq!(written.follow().borrow().unknown().len(), 2);
+        list.failed();
+        assert_eq!(written.weigh(true), Standing::Open);
+        assert!(feed.vintage.is_present(), "it was asked, and failed");
+        written.opened(&Server::saying(None));
+        assert_eq!((written.weigh(false), feed.renderings.release()), (Standing::Present, None));
+        assert!(feed.vintage.is_present());
+        written.opened(&server(36, 1));
+        written.listed(vec![Server::saying(None)]);
+        written.opened(&server(36, 1));
+        assert!(!feed.vintage.is_present(), "nobody knows who wrote the bodies");
+    }
+
+    #[test]
+    fn derivations_start_over_at_once_and_behind_the_state() {
+        let (written, feed) = written();
+        let old = server(36, 1);
+        written.listed(vec![old.clone()]);
+        written.opened(&old);
+        let json = crate::wire::Representation::Object(Form::Json);
+        let used = crate::wire::Renderer::derived(json, feed.reader.envelope(), 36).expect("pods are in the table");
+        feed.renderings.qualify(used.clone());
+        written.opened(&server(36, 2));
+        assert!(!used.is_revoked(), "the table is that of the minor");
+        written.opened(&server(37, 1));
+        assert!(used.is_revoked() && !feed.vintage.is_present());
+        assert_eq!((feed.renderings.derived().len(), feed.renderings.release()), (0, Some(37)));
+    }
+
+    #[test]
+    fn rows_of_tables_are_no_state_and_are_not_waited_for() {
+        let feed = feed(Form::Table);
+        let written = Written::new(feed.clone());
+        written.listed(vec![server(36, 1)]);
+        written.opened(&server(37, 1));
+        assert!(feed.vintage.is_present());
+    }
+
+    #[test]
+    fn who_is_only_presumed_to_be_something_may_be_taken_for_something_else() {
+        let (written, feed) = written();
+        let old = server(36, 1);
+        written.listed(vec![old.clone()]);
+        written.opened(&old);
+        assert!(written.is_certain());
+        let build = server(37, 1).build().expect("it says so");
+        written.presume(&build);
+        assert!(!feed.vintage.is_present() && !written.is_certain());
+        written.renewed(vec![server(37, 1)]);
+        assert!(feed.vintage.is_present());
+    }
+}

@@ -1,0 +1,289 @@
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tower::Service;
+
+use super::Build;
+
+/// The server at the other end of one connection. It is the same for as long as the connection is, and so is what it
+/// runs: a process does not change its release.
+#[derive(Debug, Clone)]
+pub struct Server {
+    peer: Arc<Peer>,
+    /// Of the connections that it was met on.
+    pub(super) streams: Arc<AtomicU32>,
+    /// It can be asked while it answers something else.
+    multiplexes: bool,
+}
+
+/// What is known of it, kept with the connection.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    told: Mutex<Told>,
+    /// One question at a time.
+    asking: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Clone, Default)]
+enum Told {
+    #[default]
+    NotYet,
+    /// It did not answer: since when, and how often.
+    Failed { since: Instant, times: u32, last: Instant },
+    /// `certain`: on this very connection, which is not passed on to another server with each request.
+    Build { build: Arc<Build>, certain: bool },
+    /// It does not say what it is.
+    Nothing,
+}
+
+/// A server that does not say what it is for so long is not asked again. One that has just started denies what its
+/// caches do not know yet.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// Between two questions, whoever asks: doubled with each.
+const REST: Duration = Duration::from_millis(250);
+
+impl Server {
+    pub(super) fn new(peer: Arc<Peer>, streams: Arc<AtomicU32>, multiplexes: bool) -> Self {
+        Self { peer, streams, multiplexes }
+    }
+
+    /// What it says that it is, if it was asked and did.
+    pub fn build(&self) -> Option<Arc<Build>> {
+        match &*self.peer.told.lock() {
+            Told::Build { build, .. } => Some(build.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether it is at the other end of the same connection.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.peer, &other.peer)
+    }
+
+    /// What is known of it now, whatever is learned later.
+    pub fn known(&self) -> Self {
+        let peer = Peer { told: Mutex::new(self.peer.told.lock().clone()), asking: tokio::sync::Mutex::default() };
+        Self { peer: Arc::new(peer), ..self.clone() }
+    }
+
+    /// Whether there is no more to be asked.
+    pub fn is_known(&self) -> bool {
+        matches!(*self.peer.told.lock(), Told::Build { .. } | Told::Nothing)
+    }
+
+    /// Whether it was asked on this very connection. A server that speaks HTTP/1.1 cannot be, while it streams, and has
+    /// a balancer before it more often than not: what is known of it comes from whoever answered at the same address.
+    pub fn is_certain(&self) -> bool {
+        matches!(*self.peer.told.lock(), Told::Build { certain: true, .. })
+    }
+
+    /// Whether it writes as another does; `None` while that is not known.
+    pub fn writes_as(&self, other: &Self) -> Option<bool> {
+        if self.is(other) {
+            return Some(true);
+        }
+        let (ours, theirs) = (self.peer.told.lock().clone(), other.peer.told.lock().clone());
+        match (ours, theirs) {
+            (Told::Build { build: ours, .. }, Told::Build { build: theirs, .. }) => Some(ours == theirs),
+            (Told::Nothing, Told::Nothing) => Some(true),
+            (Told::NotYet | Told::Failed { .. }, _) | (_, Told::NotYet | Told::Failed { .. }) => None,
+            (Told::Nothing, _) | (_, Told::Nothing) => Some(false),
+        }
+    }
+
+    /// Whoever answers at its address has come to say something else.
+    pub fn presume(&self, build: &Build) {
+        *self.peer.told.lock() = Told::Build { build: Arc::new(build.clone()), certain: false };
+    }
+
+    /// Whether it has been asked, and does not say.
+    pub fn is_mute(&self) -> bool {
+        matches!(*self.peer.told.lock(), Told::Nothing)
+    }
+
+    /// It does not answer.
+    pub fn failed(&self) {
+        let (mut told, now) = (self.peer.told.lock(), Instant::now());
+        *told = match *told {
+            Told::NotYet => Told::Failed { since: now, times: 1, last: now },
+            Told::Failed { since, .. } if now.duration_since(since) >= SILENCE_MAX => Told::Nothing,
+            Told::Failed { since, times, .. } => Told::Failed { since, times: times + 1, last: now },
+            Told::Build { .. } | Told::Nothing => return,
+        };
+    }
+
+    /// Whether it failed to answer a moment ago.
+    pub(super) fn rests(&self) -> bool {
+        match *self.peer.told.lock() {
+            Told::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
+            _ => false,
+        }
+    }
+
+    pub(super) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.peer.asking.lock().await
+    }
+
+    /// What came of a question about it, which `by` has answered. `is_alive`: its connection is.
+    pub(super) fn answered(&self, by: &Self, build: Option<Build>, is_alive: bool) {
+        let told = build.map_or(Told::Nothing, |build| Told::Build { build: Arc::new(build), certain: by.multiplexes });
+        *by.peer.told.lock() = told.clone();
+        if self.is(by) {
+            return;
+        }
+        // Streams share connections, but not always one.
+        let known = is_alive || !self.multiplexes;
+        *self.peer.told.lock() = match told {
+            Told::Build { build, .. } if known => Told::Build { build, certain: false },
+            // Who was at the other end of a connection that is gone cannot be told any more.
+            _ => Told::Nothing,
+        };
+    }
+
+    /// One that says that it is this, or nothing.
+    #[cfg(test)]
+    pub(crate) fn saying(build: Option<Build>) -> Self {
+        let told = build.map_or(Told::Nothing, |build| Told::Build { build: Arc::new(build), certain: true });
+        let server = Self::silent();
+        *server.peer.told.lock() = told;
+        server
+    }
+
+    /// One that was not asked yet.
+    #[cfg(test)]
+    pub(crate) fn silent() -> Self {
+        Self::new(Arc::default(), Arc::default(), true)
+    }
+}
+
+/// Makes connections that know their peers.
+#[derive(Debug, Clone)]
+pub(super) struct Meeting<C>(pub(super) C);
+
+/// A connection, and what is known of its other end: every answer that comes by it carries that.
+#[derive(Debug)]
+pub(super) struct Met<T> {
+    io: T,
+    peer: Arc<Peer>,
+}
+
+impl<C> Service<Uri> for Meeting<C>
+where
+    C: Service<Uri, Future: Send + 'static>,
+{
+    type Response = Met<C::Response>;
+    type Error = C::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), C::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connecting = self.0.call(uri);
+        Box::pin(async move { Ok(Met { io: connecting.await?, peer: Arc::default() }) })
+    }
+}
+
+impl<T: Connection> Connection for Met<T> {
+    fn connected(&self) -> Connected {
+        self.io.connected().extra(self.peer.clone())
+    }
+}
+
+impl<T: Read + Unpin> Read for Met<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buffer)
+    }
+}
+
+impl<T: Write + Unpin> Write for Met<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, slices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(text: &str) -> Build {
+        Build::parse(format!(r#"{{"major": "1", "minor": "36", "gitVersion": "{text}"}}"#).as_bytes()).expect("a build")
+    }
+
+    #[test]
+    fn servers_are_told_apart_by_what_they_say() {
+        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| Server::saying(Some(build(text))));
+        let (mute, unasked) = (Server::saying(None), Server::silent());
+        assert_eq!(a.writes_as(&Server::saying(Some(build("v1.36.1")))), Some(true));
+        assert_eq!(a.writes_as(&b), Some(false));
+        assert_eq!(mute.writes_as(&Server::saying(None)), Some(true));
+        assert_eq!((a.writes_as(&mute), mute.writes_as(&a)), (Some(false), Some(false)));
+        assert_eq!((a.writes_as(&unasked), unasked.writes_as(&mute)), (None, None));
+        assert_eq!(unasked.writes_as(&unasked.clone()), Some(true), "whatever it is");
+    }
+
+    #[test]
+    fn an_answer_that_came_by_another_connection_is_of_that_one_and_of_no_other_that_is_gone() {
+        let by = Server::silent();
+        let (alive, gone) = (Server::silent(), Server::silent());
+        alive.answered(&by, Some(build("v1.36.1")), true);
+        assert_eq!((by.is_certain(), alive.writes_as(&by), alive.is_certain()), (true, Some(true), false));
+        gone.answered(&by, Some(build("v1.36.1")), false);
+        assert_eq!((gone.writes_as(&by), gone.is_mute()), (Some(false), true), "nobody knows what it was");
+        // Without streams that share a connection there is no better way.
+        let single = || Server::new(Arc::default(), Arc::default(), false);
+        let (asked, other) = (single(), single());
+        asked.answered(&other, Some(build("v1.36.1")), false);
+        assert_eq!((asked.writes_as(&by), asked.is_certain()), (Some(true), false));
+        assert!(!other.is_certain(), "the next stream may come by it, and from another server");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_answer_is_asked_ever_more_rarely_and_given_up() {
+        let (server, began) = (Server::silent(), Instant::now());
+        let mut asked = 0;
+        while !server.is_known() {
+            if !server.rests() {
+                server.failed();
+                asked += 1;
+            }
+            tokio::time::advance(Duration::from_millis(10)).await;
+        }
+        assert!((SILENCE_MAX..2 * SILENCE_MAX).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!((4..10).contains(&asked), "{asked} questions, however many feeds ask");
+        assert!(server.is_mute());
+    }
+}

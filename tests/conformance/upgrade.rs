@@ -1,0 +1,175 @@
+//! The apiserver comes back as another release, behind feeds that outlive it (reliability.md F10).
+//!
+//! `make upgrade` builds the Kubernetes minor before; without it the present one comes back emulating that, which is
+//! another release as well, though it writes the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use kube_fanout::kube::FieldTable;
+use kube_fanout::wire::{Form, ObjectReader, Shape};
+use serde_json::json;
+
+use crate::bed::{self, Ask, Http, Plan, Plane, Proxy, Watch, eventually, kubectl, say};
+use crate::representations::built_ins;
+
+const JSON: &str = "application/json";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+/// What has not come by then has not been sent.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// Bodies by key and version.
+type State = BTreeMap<(String, u64), Bytes>;
+
+fn state(form: Form, list: &Bytes) -> State {
+    let reader = ObjectReader::new(form, Shape::BuiltIn, Arc::new(FieldTable::default()));
+    let page = reader.list(list).expect("a list");
+    page.items.iter().map(|object| ((object.key.as_str().to_owned(), object.rv.0), object.body().clone())).collect()
+}
+
+/// The state of every resource, in a form.
+async fn states(direct: &Http, paths: &[String], accept: &str, form: Form) -> BTreeMap<String, State> {
+    let mut states = BTreeMap::new();
+    for path in paths {
+        let list = direct.ask(Ask::get(path).accept(accept)).await;
+        assert_eq!(list.status, 200, "{path}: {}", list.text());
+        states.insert(path.clone(), state(form, &list.body));
+    }
+    states
+}
+
+/// Objects of the same version that are written otherwise.
+fn differing(before: &State, after: &State) -> usize {
+    before.iter().filter(|(key, body)| after.get(key).is_some_and(|now| now != *body)).count()
+}
+
+/// Objects of all kinds that have many fields, and those that every cluster has.
+fn make_objects(bed: &Plane) {
+    let objects = bed::repository().join("tests/conformance/world/objects");
+    let objects = objects.to_str().expect("a path");
+    let out = kubectl(bed, &bed.target(), &["apply", "--server-side", "--validate=false", "-f", objects]).output();
+    let out = out.expect("kubectl runs");
+    // What the release does not serve is left out.
+    say(&format!("{} objects made", String::from_utf8_lossy(&out.stdout).lines().count()));
+}
+
+/// What is served from memory in a form, as soon as the feed has its stream again.
+async fn from_memory(through: &Http, path: &str, (accept, form): (&str, Form)) -> State {
+    eventually(&format!("{path} is followed again"), async || {
+        let list = through.ask(Ask::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
+        let is_followed = list.status == 200 && list.is_cached() && list.header("kube-fanout-stale-seconds").is_empty();
+        is_followed.then(|| state(form, &list.body))
+    })
+    .await
+}
+
+async fn open(proxy: &Proxy, paths: &[String]) -> Vec<(String, Watch)> {
+    let opened = paths.iter().map(async |path| {
+        // A connection each: one has room for so many watches.
+        let ask = Ask::get(&format!("{path}?watch=1&resourceVersion=0")).accept(PROTOBUF);
+        let mut watch = proxy.client().watch(ask).await;
+        watch.catch_up(QUIET).await.expect("it goes on");
+        (path.clone(), watch)
+    });
+    join_all(opened).await
+}
+
+/// LISTs and streamed lists of whole collections that this apiserver has answered since it started.
+async fn lists(bed: &Plane) -> i64 {
+    let labels = [("verb", "LIST"), ("scope", "cluster"), ("code", "200")];
+    bed.metrics().await.sum("apiserver_request_total", &labels)
+}
+
+async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&Plane)) -> i64 {
+    make_objects(bed);
+    let proxy = Plan::tls().config("limits: {watches: 4000}").start(bed).await;
+    let (direct, through) = (bed.direct(), proxy.client());
+    let mut paths: Vec<_> = built_ins(bed).await.iter().map(|resource| resource.path()).collect();
+    let forms = [(JSON, Form::Json), (PROTOBUF, Form::Protobuf)];
+    let mut before = Vec::new();
+    for (accept, form) in forms {
+        before.push(states(&direct, &paths, accept, form).await);
+        for path in &paths {
+            from_memory(&through, path, (accept, form)).await;
+        }
+    }
+    let mut watches = open(&proxy, &paths).await;
+    let questions = async |what: &str| proxy.asked(what).await;
+    let asked = [questions("relist").await, questions("renewal").await];
+    bed.kill_apiserver().await;
+    upgrade(bed).await;
+    // What the new release does not serve any more ends by its own terms.
+    let served: Vec<_> = built_ins(bed).await.iter().map(|resource| resource.path()).collect();
+    paths.retain(|path| served.contains(path));
+    let (mut compared, mut otherwise) = (0, 0);
+    for (at, (accept, form)) in forms.into_iter().enumerate() {
+        for path in &paths {
+            let ours = from_memory(&through, path, (accept, form)).await;
+            let theirs = states(&direct, std::slice::from_ref(path), accept, form).await.remove(path).expect("a state");
+            // An apiserver that starts writes some objects itself: of those the versions may differ.
+            let of_theirs = ours.iter().filter(|(key, _)| theirs.contains_key(*key));
+            for (key, body) in of_theirs {
+                assert!(theirs[key] == *body, "{path} as {accept}: {key:?} is of the old release");
+                compared += 1;
+            }
+            otherwise += differing(&before[at][path], &theirs);
+        }
+    }
+    let (relists, renewals) = (questions("relist").await - asked[0], questions("renewal").await - asked[1]);
+    say(&format!(
+        "{} resources, {compared} objects compared in two forms: {otherwise} are written otherwise",
+        paths.len()
+    ));
+    say(&format!(
+        "feeds listed for a gap: {relists}, for the release: {renewals}; lists upstream: {}",
+        lists(bed).await
+    ));
+    let map = json!({"metadata": {"name": "after"}});
+    direct.create("/api/v1/namespaces/default/configmaps", map).await;
+    let (mut ended, mut told) = (Vec::new(), 0);
+    let watched = watches.iter_mut().filter(|(path, _)| paths.contains(path));
+    let caught_up = join_all(watched.map(async |(path, watch)| (path, watch.catch_up(QUIET).await))).await;
+    for (path, frames) in caught_up {
+        match frames {
+            Some(frames) if path == "/api/v1/configmaps" => {
+                assert!(frames >= 1, "it goes on");
+                told += frames;
+            }
+            Some(frames) => told += frames,
+            None => ended.push(path.clone()),
+        }
+    }
+    say(&format!("{} watches open, {told} events since; ended: {ended:?}", watches.len()));
+    assert!(ended.is_empty(), "{ended:?}");
+    assert!(relists + renewals <= i64::try_from(watches.len()).expect("few") + 4, "one list a feed");
+    assert_eq!(proxy.metrics().await.sum("kube_fanout_history_gaps_total", &[("outcome", "new_history")]), 0);
+    renewals
+}
+
+#[tokio::test]
+async fn an_apiserver_that_comes_back_emulating_its_predecessor_is_another_release() {
+    let Some(bed) = bed::own("emulation").await else { return };
+    let emulated = async |bed: &Plane| bed.direct().json("/version").await["emulationMinor"].clone();
+    let before = emulated(&bed).await;
+    let minor = before.as_str().and_then(|minor| minor.parse::<u32>().ok()).expect("a minor");
+    let flag = format!("--emulated-version=1.{}", minor - 1);
+    let renewed = no_state_is_of_the_old_release(&bed, async |bed| {
+        bed.start_apiserver_as(&bed.binary, &[&flag]).await;
+    })
+    .await;
+    assert_ne!(emulated(&bed).await, before);
+    assert!(renewed > 0, "some feeds resume, and are not listed for a gap");
+}
+
+#[tokio::test]
+async fn after_an_upgrade_from_the_previous_minor_no_state_is_of_the_old_release_and_no_watch_has_ended() {
+    let Some((bed, present)) = bed::previous("previous").await else { return };
+    let old = bed.direct().json("/version").await["gitVersion"].clone();
+    no_state_is_of_the_old_release(&bed, async |bed| bed.start_apiserver_as(&present, &[]).await).await;
+    let new = bed.direct().json("/version").await["gitVersion"].clone();
+    say(&format!("upgraded from {old} to {new}"));
+    assert_ne!(old, new);
+}

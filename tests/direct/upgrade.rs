@@ -1,0 +1,201 @@
+//! Upstream comes back as another release, which writes the same objects otherwise: what is of the present is as the
+//! new one writes it, what has happened is as it was told, and no watch ends (F10).
+
+use std::io::Read;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::Method;
+use kube_fanout::demo::{self, Running};
+
+use crate::direct::{self, Answer, App, History, PODS, Protocol, Watch, assert_alike, assert_same, straight};
+
+const CACHED: &str = "/api/v1/pods?resourceVersion=0";
+const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const NEW: u32 = 37;
+/// Annotation that the new release writes.
+const MARK: &str = r#""release":"1.37""#;
+
+/// Lists and watch-lists of all pods that proxies have asked for, and the same of one page.
+fn lists(up: &Running) -> usize {
+    let is_state = |query: &&String| !query.contains("watch=") || query.contains("sendInitialEvents");
+    let is_whole = |query: &&String| !query.contains("fieldSelector") && !query.contains("continue");
+    direct::asked_by_proxies(up, PODS).iter().filter(is_state).filter(is_whole).count()
+}
+
+async fn watches(app: &App, from: u64) -> Vec<Watch> {
+    join_all(Protocol::ALL.map(|protocol| app.watch(PODS).from(from).over(protocol).into_future())).await
+}
+
+/// What a list is made of that is not simply sent: derived, compressed, or both.
+const MADE: [(&str, &str); 4] =
+    [(METADATA, "gzip"), (METADATA, "identity"), ("application/json", "gzip"), ("application/json", "identity")];
+
+fn plain(answer: &Answer) -> String {
+    if answer.header("content-encoding") != Some("gzip") {
+        return answer.text();
+    }
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(&answer.body[..]).read_to_string(&mut text).expect("gzip");
+    text
+}
+
+/// How often that is in what was answered.
+fn marks(text: &str) -> usize {
+    text.matches(MARK).count()
+}
+
+/// The server goes, and comes back as the new release.
+async fn upgrade(up: &Running, app: &App, meanwhile: impl FnOnce()) {
+    up.faults().down().await;
+    app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    up.faults().upgrade(NEW);
+    meanwhile();
+    up.faults().up().await;
+    app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+}
+
+/// Every way to a state, from memory.
+async fn assert_all_are_new(up: &Running, app: &App, pods: usize) {
+    let (pod, _) = up.keys("pods").remove(0);
+    let (namespace, name) = pod.split_once('/').expect("a namespace");
+    let one = format!("/api/v1/namespaces/{namespace}/pods/{name}?resourceVersion=0");
+    let few = format!("/api/v1/namespaces/{namespace}/pods?resourceVersion=0&labelSelector=app");
+    for path in [CACHED, PODS, &one, &few, "/api/v1/pods?limit=7"] {
+        let (ours, theirs) = (app.get(path).await, straight(up).get(path).await);
+        assert_alike(path, &ours, &theirs);
+        assert!(ours.is_cached(), "{path}");
+        assert!(marks(&ours.text()) > 0, "{path}");
+    }
+    for (accept, encoding) in MADE {
+        let call = |client: &direct::Client| {
+            client.request(Method::GET, CACHED).header("accept", accept).header("accept-encoding", encoding).send()
+        };
+        let (ours, theirs) = (call(app).await, call(&straight(up)).await);
+        assert!(ours.is_cached(), "{accept} {encoding}");
+        let (ours, theirs) = (plain(&ours), plain(&theirs));
+        assert_eq!(marks(&ours), pods, "{accept} {encoding}");
+        assert!(ours == theirs, "{accept} {encoding}");
+    }
+    let (ours, theirs) = (app.watch(PODS).initial_events().from(0), straight(up).watch(PODS).initial_events());
+    let (ours, theirs) = (ours.await, theirs.await);
+    ours.listed().await;
+    theirs.listed().await;
+    assert_same("the state that a watch begins with", &ours.changes(), &theirs.changes());
+    assert!(ours.changes().iter().all(|event| marks(&String::from_utf8_lossy(&event.body)) == 1));
+}
+
+#[tokio::test]
+async fn after_a_resume_no_state_is_of_the_old_release_and_nobody_is_told_anything() {
+    let up = demo::upstream().pods(120).seed(61).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let open = watches(&app, history.from).await;
+    let last = up.churn(5).await;
+    join_all(open.iter().map(|watch| watch.reached(last))).await;
+    // Everything is made of the old bodies that can be.
+    for (accept, encoding) in MADE {
+        let call = app.request(Method::GET, CACHED).header("accept", accept).header("accept-encoding", encoding);
+        assert_eq!(marks(&plain(&call.send().await)), 0);
+    }
+    let (objects, before) = (up.keys("pods").len(), lists(&up));
+    upgrade(&up, &app, || {}).await;
+    assert_all_are_new(&up, &app, objects).await;
+    let renewals = app.admin("/metrics").await.text();
+    let renewals: Vec<_> = renewals.lines().filter(|line| line.contains("renewal")).collect();
+    assert!(matches!(&renewals[..], [line] if line.contains("pods") && line.ends_with(" 1")), "{renewals:?}");
+    assert!(lists(&up) > before);
+    let last = up.churn(5).await;
+    history.upto(last).await;
+    for watch in &open {
+        watch.reached(last).await;
+        assert_same("through the upgrade", &watch.events(), &history.all());
+        assert!(watch.is_open());
+    }
+}
+
+/// What is listed for a gap serves for that, too.
+#[tokio::test]
+async fn after_a_mended_gap_all_is_new_without_another_list() {
+    let up = demo::upstream().pods(40).seed(62).run().await;
+    let history = History::begin(&up, PODS).await;
+    let app = direct::app(&up).run().await;
+    let open = watches(&app, history.from).await;
+    assert_eq!(marks(&app.get(CACHED).await.text()), 0);
+    let (objects, before) = (up.keys("pods").len(), lists(&up));
+    let meanwhile = || {
+        up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
+        up.faults().forget_window();
+    };
+    upgrade(&up, &app, meanwhile).await;
+    let first = app.get(CACHED).await;
+    assert_eq!((first.is_cached(), marks(&first.text())), (true, objects));
+    assert_eq!(lists(&up) - before, 1, "the list that the gap was mended with");
+    assert_all_are_new(&up, &app, objects).await;
+    assert!(!app.admin("/metrics").await.text().contains("question=\"renewal\""));
+    for watch in &open {
+        assert!(watch.is_open() && watch.events().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_list_in_pages_that_began_before_goes_on_upstream() {
+    let up = demo::upstream().pods(40).seed(63).run().await;
+    let app = direct::app(&up).run().await;
+    assert_eq!(marks(&app.get(CACHED).await.text()), 0);
+    let first = app.get("/api/v1/pods?limit=7").await;
+    assert!(first.is_cached());
+    let next = format!("/api/v1/pods?limit=7&continue={}", first.continue_token().expect("there is more"));
+    upgrade(&up, &app, || {}).await;
+    assert_eq!(marks(&app.get(CACHED).await.text()), 40);
+    let page = app.get(&next).await;
+    assert_alike("the second page", &page, &straight(&up).get(&next).await);
+    assert_eq!((page.status, marks(&page.text())), (200, 7));
+}
+
+/// A restart of the same build is no upgrade.
+#[tokio::test]
+async fn a_server_that_comes_back_as_it_was_is_not_listed() {
+    let up = demo::upstream().pods(40).seed(64).run().await;
+    let app = direct::app(&up).run().await;
+    let open = watches(&app, up.revision()).await;
+    let before = lists(&up);
+    for _ in 0..3 {
+        up.faults().down().await;
+        app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+        up.faults().up().await;
+        app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+        assert!(app.get(CACHED).await.is_cached());
+    }
+    assert_eq!(lists(&up), before);
+    assert!(open.iter().all(Watch::is_open));
+}
+
+/// Behind one address, old and new in turn: each time that a stream is lost it may be the other one's.
+#[tokio::test]
+async fn servers_that_take_turns_are_not_listed_again_and_again() {
+    let up = demo::upstream().pods(20).seed(65).run().await;
+    let app = direct::app(&up).sync_wait(Duration::from_millis(500)).run().await;
+    assert!(app.get(CACHED).await.is_cached());
+    let open = watches(&app, up.revision()).await;
+    up.faults().say_releases(&[36, NEW]);
+    let renewals = async || {
+        let metrics = app.admin("/metrics").await.text();
+        let pods = metrics.lines().find(|line| line.contains("renewal") && line.contains("pods"));
+        pods.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    for _ in 0..12 {
+        let opened = up.counts().watches_opened.of("pods");
+        up.faults().drop_connections();
+        direct::within("a new stream", up.until(|counts| counts.watches_opened.of("pods") > opened)).await;
+        // From memory, or by upstream itself.
+        assert_eq!(app.get(CACHED).await.items().len(), 20);
+    }
+    let renewals = renewals().await;
+    assert!((1..=4).contains(&renewals), "{renewals} lists because of 12 streams");
+    let last = up.churn(3).await;
+    for watch in &open {
+        watch.reached(last).await;
+        assert!(watch.is_open());
+    }
+}
