@@ -147,10 +147,8 @@ impl Cursor {
         batch: &mut Vec<Bytes>,
         mut sift: impl FnMut(&Event, EventType) -> Sifted,
     ) -> Step {
-        let before = batch.len();
-        let mut bytes = 0;
-        let mut events = Vec::new();
-        let is_dear = self.view.is_dear();
+        let (before, is_dear) = (batch.len(), self.view.is_dear());
+        let (mut bytes, mut events) = (0, Vec::new());
         loop {
             // Read before the lane: whatever is published after this is also in the lane after this.
             let progress = self.shared.progress();
@@ -162,10 +160,7 @@ impl Cursor {
                 Read::CaughtUp => return Step::Pulled(Pull::CaughtUp { progress }),
                 Read::Some | Read::All | Read::Behind => {}
             }
-            let mut last = self.after;
-            let mut applied = None;
-            let mut stop = None;
-            let mut untold = 0;
+            let (mut last, mut applied, mut stop, mut untold) = (self.after, None, None, 0);
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until) {
                     stop = Some(Step::Reached);
