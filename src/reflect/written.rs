@@ -107,7 +107,8 @@ impl Written {
         self.weigh(false);
     }
 
-    /// Lets states be shown or not, by what is known now. `indulgent`: also if it is not known, for it may never be.
+    /// Lets states be shown or not, by what is known now. `indulgent`: also if it is not known, for it may never be; but
+    /// where servers have said what they are, one that has just started will, or is given up soon.
     pub(super) fn weigh(&self, indulgent: bool) -> Standing {
         if !Self::concerns(&self.feed) {
             return Standing::Present;
@@ -116,7 +117,8 @@ impl Written {
             let by = self.by.borrow();
             (by.standing(), by.stream.as_ref().and_then(Server::build).map(|build| build.minor))
         };
-        let may_be_shown = standing == Standing::Present || indulgent && standing == Standing::Open;
+        let indulgent = indulgent && standing == Standing::Open && !self.by.borrow().has_been_told();
+        let may_be_shown = standing == Standing::Present || indulgent;
         if !may_be_shown {
             self.feed.vintage.set_present(false);
         }
@@ -159,6 +161,11 @@ impl By {
         } else {
             Standing::Present
         }
+    }
+
+    /// Whether one of those who wrote the bodies has said what it is.
+    fn has_been_told(&self) -> bool {
+        self.bodies.iter().any(|server| server.build().is_some())
     }
 
     /// Those of whom it is not known what they are.
@@ -230,7 +237,7 @@ mod tests {
         written.renewed(vec![server(36, 1)]);
         assert!(shown() && !written.is_at(count));
         written.opened(&new);
-        written.listed(vec![new.clone()]);
+        written.listed(vec![new]);
         assert!(shown(), "all of it was listed anew");
     }
 
@@ -257,6 +264,11 @@ mod tests {
         list.failed();
         assert_eq!(written.weigh(true), Standing::Open);
         assert!(feed.vintage.is_present(), "it was asked, and failed");
+        written.listed(vec![server(36, 1)]);
+        written.opened(&stream);
+        assert_eq!(written.weigh(true), Standing::Open);
+        assert!(!feed.vintage.is_present(), "servers of this cluster do say it, if not when they start");
+        written.listed(vec![list]);
         written.opened(&Server::saying(None));
         assert_eq!((written.weigh(false), feed.renderings.release()), (Standing::Present, None));
         assert!(feed.vintage.is_present());

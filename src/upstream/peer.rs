@@ -69,6 +69,7 @@ impl Server {
     }
 
     /// What is known of it now, whatever is learned later.
+    #[must_use]
     pub fn known(&self) -> Self {
         let peer = Peer { told: Mutex::new(self.peer.told.lock().clone()), asking: tokio::sync::Mutex::default() };
         Self { peer: Arc::new(peer), ..self.clone() }

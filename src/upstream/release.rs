@@ -76,7 +76,7 @@ impl Build {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase", default)]
         #[derive(Default)]
-        struct Version {
+        struct Document {
             major: String,
             minor: String,
             emulation_major: String,
@@ -87,11 +87,11 @@ impl Build {
             git_commit: String,
         }
         let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
-        let version: Version = serde_json::from_slice(body).ok()?;
-        let (major, minor) = number(&version.major).zip(number(&version.minor))?;
-        let emulated = number(&version.emulation_major).zip(number(&version.emulation_minor));
+        let document: Document = serde_json::from_slice(body).ok()?;
+        let (major, minor) = number(&document.major).zip(number(&document.minor))?;
+        let emulated = number(&document.emulation_major).zip(number(&document.emulation_minor));
         let behaves_as = emulated.unwrap_or((major, minor));
-        let Version { min_compatibility_major, min_compatibility_minor, git_version, git_commit, .. } = version;
+        let Document { min_compatibility_major, min_compatibility_minor, git_version, git_commit, .. } = document;
         let name = [git_version, git_commit, min_compatibility_major, min_compatibility_minor].join(" ").into();
         Some(Self { release: Release { major: behaves_as.0, minor: behaves_as.1 }, minor, name })
     }
