@@ -165,7 +165,6 @@ impl Cursor {
             let mut last = self.after;
             let mut applied = None;
             let mut stop = None;
-            let mut untold = 0;
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until) {
                     stop = Some(Step::Reached);
@@ -183,20 +182,14 @@ impl Cursor {
                 if taken > 0 {
                     last = event.rv;
                     applied.get_or_insert(event.at);
-                } else {
-                    untold += 1;
                 }
                 bytes += taken;
-                if is_dear {
+                if is_dear || taken == 0 {
                     *looks = looks.saturating_sub(event.cost_for(&self.view));
                 }
                 if bytes >= room || (is_dear && *looks == 0) {
                     break;
                 }
-            }
-            if untold > 0 && !is_dear {
-                // The object before each is looked at, too.
-                *looks = looks.saturating_sub(2 * untold * self.view.usual_cost());
             }
             let is_at_end = read == Read::All && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {

@@ -36,8 +36,8 @@ const SYNC_RETRY_SECONDS: u32 = 1;
 const LIST_RETRY_SECONDS: u32 = 1;
 const WATCH_RETRY_SECONDS: u32 = 5;
 
-const TOO_DEAR: &str = "the selectors compare too much for a collection of which a part is shown: ask for less at once, \
-                        or for single namespaces";
+const TOO_DEAR: &str = "the selectors compare too much for a collection of which a part is shown: \
+                        ask for less at once, or for single namespaces";
 const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be proven to be current";
 
 /// A watch that may be opened: permission, a place, and the feed.
@@ -165,8 +165,7 @@ impl Door {
         };
         drop(pace);
         metrics::served("list", &lease.spec.key, read.representation);
-        let underway = |written| List::new(written, place, pin);
-        visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, underway)
+        visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, |it| List::new(it, place, pin))
     }
 
     /// Upstream's to answer; but a part of a collection is not: it would deny all of it, and not say why.
