@@ -147,8 +147,10 @@ impl Cursor {
         batch: &mut Vec<Bytes>,
         mut sift: impl FnMut(&Event, EventType) -> Sifted,
     ) -> Step {
-        let (before, is_dear) = (batch.len(), self.view.is_dear());
-        let (mut bytes, mut events) = (0, Vec::new());
+        let before = batch.len();
+        let mut bytes = 0;
+        let mut events = Vec::new();
+        let is_dear = self.view.is_dear();
         loop {
             // Read before the lane: whatever is published after this is also in the lane after this.
             let progress = self.shared.progress();
@@ -160,7 +162,9 @@ impl Cursor {
                 Read::CaughtUp => return Step::Pulled(Pull::CaughtUp { progress }),
                 Read::Some | Read::All | Read::Behind => {}
             }
-            let (mut last, mut applied, mut stop, mut untold) = (self.after, None, None, 0);
+            let mut last = self.after;
+            let mut applied = None;
+            let mut stop = None;
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until) {
                     stop = Some(Step::Reached);
@@ -178,20 +182,14 @@ impl Cursor {
                 if taken > 0 {
                     last = event.rv;
                     applied.get_or_insert(event.at);
-                } else {
-                    untold += 1;
                 }
                 bytes += taken;
-                if is_dear {
+                if is_dear || taken == 0 {
                     *looks = looks.saturating_sub(event.cost_for(&self.view));
                 }
                 if bytes >= room || (is_dear && *looks == 0) {
                     break;
                 }
-            }
-            if untold > 0 && !is_dear {
-                // The object before each is looked at, too.
-                *looks = looks.saturating_sub(2 * untold * self.view.usual_cost());
             }
             let is_at_end = read == Read::All && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {

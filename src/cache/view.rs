@@ -15,6 +15,7 @@ const ORDINARY: usize = 100;
 pub struct View {
     namespace: Option<Box<str>>,
     selector: Selector,
+    is_dear: bool,
 }
 
 impl View {
@@ -22,11 +23,12 @@ impl View {
     pub fn new(namespace: Option<&str>, selector: Selector) -> Self {
         // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (semantics.md §3.2).
         let namespace = namespace.or_else(|| selector.fields.required_namespace()).map(Into::into);
-        Self { namespace, selector }
+        let is_dear = selector.comparisons_at_most() > ORDINARY;
+        Self { namespace, selector, is_dear }
     }
 
     pub fn everything() -> Self {
-        Self { namespace: None, selector: Selector::everything() }
+        Self { namespace: None, selector: Selector::everything(), is_dear: false }
     }
 
     pub fn is_everything(&self) -> bool {
@@ -74,7 +76,7 @@ impl View {
     /// Whether the selector costs more than what a watch costs anyway: then every object that it is compared with
     /// counts, whether or not it is told.
     pub fn is_dear(&self) -> bool {
-        self.selector.comparisons_at_most() > ORDINARY
+        self.is_dear
     }
 
     fn cost(&self, labels: usize) -> usize {

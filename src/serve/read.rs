@@ -163,8 +163,7 @@ impl Door {
         };
         drop(pace);
         metrics::served("list", &lease.spec.key, read.representation);
-        let underway = |written| List::new(written, place, pin);
-        visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, underway)
+        visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, |it| List::new(it, place, pin))
     }
 
     /// Waits until the state can be shown that a list asks for.

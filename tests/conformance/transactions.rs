@@ -118,10 +118,8 @@ async fn whatever_is_listed_amid_transactions_is_the_state_of_its_version() {
         let again = all.iter().map(|(key, value)| json!({"request_put": {"key": key, "value": value}}));
         // What is gone for good is gone in one go as well.
         let goes = |n: usize| round == ROUNDS - 1 && n.is_multiple_of(2);
-        let requests = again.enumerate().map(|(n, put)| match goes(n) {
-            true => json!({"request_delete_range": {"key": all[n].0}}),
-            false => put,
-        });
+        let delete = |n: usize| json!({"request_delete_range": {"key": all[n].0}});
+        let requests = again.enumerate().map(|(n, put)| if goes(n) { delete(n) } else { put });
         together.insert(storage.transact(requests.collect()).await, all.len());
         // Something alone in between.
         let patch = json!({"data": {"k": round.to_string()}});
