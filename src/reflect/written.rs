@@ -107,8 +107,8 @@ impl Written {
         self.weigh(false);
     }
 
-    /// Lets states be shown or not, by what is known now. `indulgent`: also if it is not known, for it may never be; but
-    /// where servers have said what they are, one that has just started will, or is given up soon.
+    /// Lets states be shown or not, by what is known now. `indulgent`: also if it is not known, for it may never be;
+    /// but where servers have said what they are, one that has just started will, or is given up soon.
     pub(super) fn weigh(&self, indulgent: bool) -> Standing {
         if !Self::concerns(&self.feed) {
             return Standing::Present;

@@ -73,10 +73,9 @@ impl Build {
 
     /// Out of a `/version` document. Some distributions write `31+`.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
-        #[derive(Deserialize)]
+        #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
-        #[derive(Default)]
-        struct Document {
+        struct Said {
             major: String,
             minor: String,
             emulation_major: String,
@@ -87,11 +86,11 @@ impl Build {
             git_commit: String,
         }
         let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
-        let document: Document = serde_json::from_slice(body).ok()?;
-        let (major, minor) = number(&document.major).zip(number(&document.minor))?;
-        let emulated = number(&document.emulation_major).zip(number(&document.emulation_minor));
+        let said: Said = serde_json::from_slice(body).ok()?;
+        let (major, minor) = number(&said.major).zip(number(&said.minor))?;
+        let emulated = number(&said.emulation_major).zip(number(&said.emulation_minor));
         let behaves_as = emulated.unwrap_or((major, minor));
-        let Document { min_compatibility_major, min_compatibility_minor, git_version, git_commit, .. } = document;
+        let Said { min_compatibility_major, min_compatibility_minor, git_version, git_commit, .. } = said;
         let name = [git_version, git_commit, min_compatibility_major, min_compatibility_minor].join(" ").into();
         Some(Self { release: Release { major: behaves_as.0, minor: behaves_as.1 }, minor, name })
     }

@@ -14,7 +14,7 @@ use kube_fanout::wire::{Form, ObjectReader, Shape};
 use serde_json::json;
 
 use crate::bed::{self, Ask, Http, Plan, Plane, Proxy, Watch, eventually, kubectl, say};
-use crate::representations::built_ins;
+use crate::representations::{Resource, built_ins};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -87,7 +87,7 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     make_objects(bed);
     let proxy = Plan::tls().config("limits: {watches: 4000}").start(bed).await;
     let (direct, through) = (bed.direct(), proxy.client());
-    let mut paths: Vec<_> = built_ins(bed).await.iter().map(super::representations::Resource::path).collect();
+    let mut paths: Vec<_> = built_ins(bed).await.iter().map(Resource::path).collect();
     let forms = [(JSON, Form::Json), (PROTOBUF, Form::Protobuf)];
     let mut before = Vec::new();
     for (accept, form) in forms {
@@ -102,7 +102,7 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     bed.kill_apiserver().await;
     upgrade(bed).await;
     // What the new release does not serve any more ends by its own terms.
-    let served: Vec<_> = built_ins(bed).await.iter().map(super::representations::Resource::path).collect();
+    let served: Vec<_> = built_ins(bed).await.iter().map(Resource::path).collect();
     paths.retain(|path| served.contains(path));
     let (mut compared, mut otherwise) = (0, 0);
     for (at, (accept, form)) in forms.into_iter().enumerate() {
