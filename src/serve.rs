@@ -26,6 +26,7 @@ mod joined;
 mod list;
 mod look;
 mod metrics;
+mod object;
 mod overdue;
 mod pace;
 mod read;

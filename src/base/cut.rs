@@ -1,5 +1,6 @@
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 
@@ -12,6 +13,8 @@ pub struct Cut(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     why: OnceLock<&'static str>,
+    /// See [`Cut::within`].
+    within: OnceLock<(Duration, &'static str)>,
     runner: AtomicWaker,
 }
 
@@ -30,6 +33,17 @@ impl Cut {
 
     pub fn is_cut(&self) -> bool {
         self.0.why.get().is_some()
+    }
+
+    /// Whoever runs it is to end it if it is not over in `max` from now, and says why. It costs nothing before it turns
+    /// out that it is not over at once; who runs a whole connection need not look. Only the first counts.
+    pub fn within(&self, max: Duration, why: &'static str) {
+        let _ = self.0.within.set((max, why));
+    }
+
+    /// How long it may take, and why it ends then, once that is known.
+    pub fn limit(&self) -> Option<(Duration, &'static str)> {
+        self.0.within.get().copied()
     }
 
     /// Ready once it is over; until then the task of `cx` is woken when it is, and no other.

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 use tokio::io::AsyncWrite;
 use tokio::task::coop::unconstrained;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::board::{Bell, Board, Part};
 use super::cork::Corked;
@@ -29,6 +30,8 @@ pub(super) struct Driven<'a, C, I> {
     codec: Waker,
     /// An empty list, to be exchanged for that of the streams that were woken.
     spare: Vec<usize>,
+    /// The next look at those whose time is limited, while there are any.
+    look: Option<Pin<Box<Sleep>>>,
 }
 
 /// Where a codec puts the streams that it starts.
@@ -50,6 +53,8 @@ struct Running {
     /// The bell as the stream holds it.
     waker: Waker,
     cut: Cut,
+    /// It ends then, if it runs for so long.
+    until: Option<(Instant, &'static str)>,
 }
 
 /// What was first.
@@ -89,7 +94,7 @@ where
 {
     pub(super) fn new(connection: Pin<&'a mut C>, io: Corked<I>, started: Streams) -> Self {
         let (board, codec) = io.board();
-        Self { connection, io, started, running: Slab::new(), board, codec, spare: Vec::new() }
+        Self { connection, io, started, running: Slab::new(), board, codec, spare: Vec::new(), look: None }
     }
 
     pub(super) fn connection(&mut self) -> Pin<&mut C> {
@@ -143,15 +148,39 @@ where
         waker.wake_by_ref();
         // Once: it has the same waker for as long as it runs. If it is cut already, it is looked at in any case.
         let _ = cut.poll_cut(&Context::from_waker(&waker));
-        place.insert(Running { future, bell, waker, cut });
+        place.insert(Running { future, bell, waker, cut, until: None });
     }
 
     fn poll_stream(&mut self, stream: usize) {
         // Whoever rings for one that is over may mean one that has taken its place, which is then polled for nothing.
-        let Some(Running { future, bell, waker, cut }) = self.running.get_mut(stream) else { return };
+        let Some(Running { future, bell, waker, cut, until }) = self.running.get_mut(stream) else { return };
         bell.answer();
         if cut.is_cut() || future.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
             self.running.remove(stream);
+            return;
+        }
+        // Most have gone out at once, and need no timer.
+        if until.is_none()
+            && let Some((max, why)) = cut.limit()
+        {
+            let at = Instant::now() + max;
+            *until = Some((at, why));
+            self.look.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        }
+    }
+
+    /// Ends the streams whose time is up. One timer is for all of them, and there is none while there are none.
+    fn look(&mut self, cx: &mut Context<'_>) {
+        while self.look.as_mut().is_some_and(|look| look.as_mut().poll(cx).is_ready()) {
+            let (now, mut next) = (Instant::now(), None::<Instant>);
+            for (_, Running { cut, until, .. }) in &self.running {
+                match until {
+                    Some((at, why)) if *at <= now => cut.cut(why),
+                    Some((at, _)) => next = Some(next.map_or(*at, |next| next.min(*at))),
+                    None => {}
+                }
+            }
+            self.look = next.map(|at| Box::pin(sleep_until(at)));
         }
     }
 }
@@ -167,7 +196,10 @@ where
         let this = self.get_mut();
         this.board.begin_look(cx);
         this.io.cork();
+        this.look(cx);
         let ended = this.poll_all();
+        // One that was found to be slow has armed it.
+        this.look(cx);
         // Where the peer does not read, the rest goes out when it does. An error is for the codec, which meets it when
         // it next reads or writes. Of a connection that has ended the stream may go on as another protocol's, which
         // then flushes it.
@@ -186,6 +218,7 @@ mod tests {
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::sync::mpsc;
+    use tokio::time::Duration;
 
     use super::*;
 
@@ -251,6 +284,37 @@ mod tests {
         drop(event);
         run.await.expect("it ends when its streams have");
         assert_eq!(far.read(&mut bytes).await.expect("closed"), 0);
+    }
+
+    /// Nobody wakes it: its client has no window.
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_not_over_in_its_time_is_dropped() {
+        let (near, _far) = tokio::io::duplex(1 << 10);
+        let (io, started) = (Corked::new(near, Board::shared()), Streams::default());
+        let begun = Instant::now();
+        let mut ends = Vec::new();
+        for seconds in [Some(20), Some(10), None] {
+            let cut = started.next_cut();
+            let (tx, rx) = tokio::sync::oneshot::channel::<()>();
+            started.execute(async move {
+                let _held = tx;
+                // The answer is there behind the first turn only.
+                tokio::task::yield_now().await;
+                seconds.iter().for_each(|seconds| cut.within(Duration::from_secs(*seconds), "too_slow"));
+                std::future::pending::<()>().await;
+            });
+            ends.push(rx);
+        }
+        let last = ends.pop().expect("three");
+        let connection = async {
+            for (end, seconds) in ends.into_iter().rev().zip([10, 20]) {
+                assert!(end.await.is_err());
+                assert_eq!(begun.elapsed().as_secs(), seconds);
+            }
+            assert!(tokio::time::timeout(Duration::from_secs(3_600), last).await.is_err(), "it has no limit");
+        };
+        tokio::pin!(connection);
+        Driven::new(connection, io, started).await;
     }
 
     #[tokio::test]

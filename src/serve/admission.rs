@@ -11,8 +11,8 @@ pub struct Limits {
     /// Watches served from the cache; in all, and of one user.
     pub watches_max: usize,
     pub watches_per_caller_max: usize,
-    /// Bytes of LISTs on their way out, of which each is charged its length, a quarter MiB at most; one user has half
-    /// of them.
+    /// Bytes of answers on their way out: each LIST is charged its length, a quarter MiB at most, and large objects and
+    /// shared answers of upstream all of theirs; one user has half of them.
     pub lists_bytes_max: usize,
     /// Requests that are passed through and answered within seconds; in all, and of one user.
     pub forwards_max: usize,
@@ -109,6 +109,12 @@ impl Admission {
     /// A place for a LIST of so many bytes.
     pub(super) fn list(&self, payer: Option<&Payer>, bytes: usize) -> Result<Place, Shed> {
         self.lists.take_many(payer, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
+    }
+
+    /// A place among the LISTs for one answer that is all there: it may be the last that keeps its bytes, so it is
+    /// charged all of them.
+    pub(super) fn whole(&self, payer: Option<&Payer>, bytes: usize) -> Result<Place, Shed> {
+        self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| Shed("large answers"))
     }
 
     pub(super) fn forward(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
@@ -230,5 +236,18 @@ mod tests {
         drop(large);
         assert!(admission.list(Some(&ada), 1 << 20).is_ok());
         assert!(admission.list(Some(&ada), 0).is_ok(), "an empty list holds nothing");
+    }
+
+    /// A place does not hide what an answer of one piece keeps alive.
+    #[test]
+    fn an_answer_that_is_all_there_is_charged_its_length() {
+        let admission = Admission::new(&Limits { lists_bytes_max: 8 << 20, ..Limits::default() });
+        let (ada, bob) = (payer("ada"), payer("bob"));
+        let held: Vec<_> = std::iter::from_fn(|| admission.whole(Some(&ada), 1 << 20).ok()).collect();
+        assert_eq!(held.len(), 4, "half of it is one user's share");
+        assert_eq!(admission.list(Some(&ada), 1).err(), Some(Shed("lists")), "it is the share of its lists");
+        assert!(admission.whole(Some(&bob), 1 << 20).is_ok());
+        drop(held);
+        assert!(admission.whole(Some(&ada), 4 << 20).is_ok());
     }
 }

@@ -95,13 +95,9 @@ impl Manner {
         response
     }
 
-    /// A whole object, compressed if that is asked for and worth it.
-    pub(super) async fn object(&self, form: Form, stale_seconds: Option<u64>, document: Bytes) -> Response<ReplyBody> {
-        if self.gzip && document.len() > gzip::PLAIN_BYTES_MAX {
-            let body = ReplyBody::full(gzip::whole(document).await);
-            return gzipped(self.served(form, false, stale_seconds, body));
-        }
-        self.served(form, false, stale_seconds, ReplyBody::full(document))
+    /// Whether an answer of so many bytes is compressed.
+    pub(super) fn compresses(&self, bytes: usize) -> bool {
+        self.gzip && bytes > gzip::PLAIN_BYTES_MAX
     }
 
     /// A list, likewise.
@@ -126,7 +122,7 @@ impl Manner {
     }
 }
 
-fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> {
+pub(super) fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> {
     response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
     response

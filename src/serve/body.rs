@@ -24,7 +24,9 @@ enum Kind {
     Full(Option<Bytes>),
     /// A LIST, written as the client takes it.
     List(Box<List>),
-    /// An answer that was read whole, taken by the piece.
+    /// An answer that is all there and shares its bytes, taken by the piece.
+    Pieces(Box<Whole>),
+    /// One that has places, and a time to be taken in.
     Whole(Box<Underway<Whole>>),
     /// A watch.
     Watch(Box<WatchBody>),
@@ -69,9 +71,14 @@ impl ReplyBody {
         Self(Kind::Watch(Box::new(WatchBody::new(session, record))))
     }
 
-    /// Of an answer that was read whole: its place is held until it is taken, and no longer than `max`.
-    pub(super) fn whole(bytes: Bytes, place: Arc<Place>, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
-        Self(Kind::Whole(Box::new(Underway::new(Whole::new(bytes, place), max, tasks, cut))))
+    /// Of an answer that shares its bytes and has no place.
+    pub(super) fn pieces(pieces: [Bytes; 3]) -> Self {
+        Self(Kind::Pieces(Box::new(Whole::new(pieces, Vec::new()))))
+    }
+
+    /// Of an answer that is all there: its places are held until it is taken, and no longer than `max`.
+    pub(super) fn whole(whole: Whole, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
+        Self(Kind::Whole(Box::new(Underway::new(whole, max, tasks, cut))))
     }
 
     /// Of an answer that upstream gives at once, and that is taken within `max`.
@@ -93,6 +100,7 @@ impl Body for ReplyBody {
         match &mut self.get_mut().0 {
             Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Kind::List(list) => Pin::new(list).poll_frame(cx),
+            Kind::Pieces(whole) => Pin::new(whole).poll_frame(cx),
             Kind::Whole(whole) => Pin::new(whole).poll_frame(cx),
             Kind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
             Kind::Short(short) => Pin::new(short).poll_frame(cx),
@@ -106,6 +114,7 @@ impl Body for ReplyBody {
             Kind::Short(short) => short.is_end_stream(),
             Kind::Stream(stream) => stream.is_end_stream(),
             Kind::List(list) => list.is_end_stream(),
+            Kind::Pieces(whole) => whole.is_end_stream(),
             Kind::Whole(whole) => whole.is_end_stream(),
             Kind::Watch(_) => false,
         }
@@ -116,6 +125,7 @@ impl Body for ReplyBody {
             Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Kind::Short(short) => short.size_hint(),
             Kind::Stream(stream) => stream.size_hint(),
+            Kind::Pieces(whole) => whole.size_hint(),
             Kind::Whole(whole) => whole.size_hint(),
             Kind::List(_) | Kind::Watch(_) => SizeHint::default(),
         }

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::admission::Place;
 use crate::base::Tasks;
 use crate::upstream::{Behalf, Error};
 
@@ -19,6 +20,8 @@ pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
+    /// What its bytes hold of their user's share, as long as anybody has them.
+    pub(super) place: Arc<Place>,
 }
 
 /// Why there is none; the text of a 502 or 503.
@@ -154,6 +157,7 @@ mod tests {
     use tokio::task::JoinHandle;
 
     use super::*;
+    use crate::serve::admission::{Admission, Limits};
 
     fn key() -> Key {
         Key {
@@ -188,7 +192,8 @@ mod tests {
                 Box::pin(async move {
                     gate.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
-                    Ok(Answer { status: StatusCode::OK, headers: HeaderMap::new(), body })
+                    let place = Admission::new(&Limits::default()).forward(None).expect("a place").into();
+                    Ok(Answer { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
                 })
             };
             tokio::spawn(async move {

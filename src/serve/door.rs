@@ -78,7 +78,7 @@ pub struct Door {
     pub(super) client: Client,
     pub(super) catalog: Catalog,
     pub(super) feeds: Feeds,
-    pub(super) admission: Admission,
+    pub(super) admission: Arc<Admission>,
     pub(super) coalesced: Coalesced,
     pub(super) scans: Scans,
     pub(super) slices: Slices,
@@ -156,7 +156,7 @@ const REROUTES_MAX: u32 = 2;
 impl Door {
     pub fn new(config: Config, parts: Parts) -> Self {
         let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, tasks, drain } = parts;
-        let (admission, forwarder) = (Admission::new(&config.limits), Arc::new(forwarder));
+        let (admission, forwarder) = (Arc::new(Admission::new(&config.limits)), Arc::new(forwarder));
         let overdue = Overdue::new(config.unread);
         tasks.spawn("unread watches", overdue.clone().keep(drain.clone()));
         tasks.spawn("pinned states", feeds.pins().clone().keep());

@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
 
-use super::admission::{Place, Shed};
+use super::admission::{Admission, Place, Shed};
 use super::answer::{AUDIT_ID, Manner};
 use super::audit::Ours;
 use super::body::{BodyError, ReplyBody};
@@ -23,17 +23,17 @@ use super::door::Door;
 use super::feed::unavailable;
 use super::metrics;
 use super::route::Reason;
-use super::underway::Underway;
+use super::underway::{Underway, Whole};
 use super::websocket;
 use crate::auth::{Caller, Impersonation};
 use crate::base::Cut;
-use crate::kube::{Query, RequestInfo, Status, Verb};
+use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
 use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, ResponseBody, status_from_code};
 
 /// What came of asking together.
 enum Shared {
     Answered(Box<Response<ReplyBody>>),
-    /// Each has to ask for itself, and read as fast as it likes.
+    /// Each has to ask for itself, and read as fast as it likes: it is large, or its user has no room for it.
     TooLarge(Arc<Place>),
 }
 
@@ -92,7 +92,7 @@ impl Door {
         };
         let shared = alike && lane == Lane::Short && behalf != Behalf::Nobody && request.body().is_end_stream();
         let place = if shared {
-            match self.shared(&request, behalf.clone(), manner, place).await {
+            match self.shared(&request, (caller.payer(), behalf.clone()), manner, place).await {
                 Shared::Answered(response) => return *response,
                 Shared::TooLarge(place) => place,
             }
@@ -149,7 +149,13 @@ impl Door {
 
     /// A read that identical ones wait for too; read whole, so that it can be shared. Its place is held for as long as
     /// somebody waits or upstream is being asked, whichever is longer.
-    async fn shared(&self, request: &Request<Incoming>, behalf: Behalf, manner: &Manner, place: Place) -> Shared {
+    async fn shared(
+        &self,
+        request: &Request<Incoming>,
+        (payer, behalf): (Option<Payer>, Behalf),
+        manner: &Manner,
+        place: Place,
+    ) -> Shared {
         let place = Arc::new(place);
         let path_and_query = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
@@ -164,23 +170,23 @@ impl Door {
         if let Err(status) = self.make_outgoing(&mut headers, &behalf) {
             return Shared::answered(manner.status(&status));
         }
-        let (client, forwarder) = (self.client.clone(), self.forwarder.clone());
+        let (client, forwarder, admission) = (self.client.clone(), self.forwarder.clone(), self.admission.clone());
         let held = place.clone();
         let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
             let question = (path_and_query.clone(), headers.clone());
             let asking = ask(client.clone(), forwarder.clone(), behalf.clone(), question);
-            let held = held.clone();
+            let (held, admission, payer) = (held.clone(), admission.clone(), payer.clone());
             Box::pin(async move {
                 let answer = asking.await;
                 drop(held);
-                answer
+                in_place(answer?, &admission, payer.as_ref())
             })
         };
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
-            Some(Ok(Answer { status, headers, body })) => {
+            Some(Ok(Answer { status, headers, body, place: room })) => {
                 let end = (self.config.body_max, &self.tasks, manner.cut.clone());
-                let mut response = Response::new(ReplyBody::whole(body, place, end));
+                let mut response = Response::new(ReplyBody::whole(Whole::of(body, vec![place, room]), end));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's log has one question of all that share its answer.
@@ -332,16 +338,25 @@ async fn ask(
     forwarder: Arc<Forwarder>,
     behalf: Behalf,
     (path_and_query, headers): (String, HeaderMap),
-) -> Result<Answer, Error> {
+) -> Result<Response<Bytes>, Error> {
     let body: Body = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut request = Request::new(body);
     *request.uri_mut() = path_and_query.parse().map_err(|error| Error::Form(format!("{error}")))?;
     *request.headers_mut() = headers;
     let response = forwarder.forward(&behalf, Lane::Short, request).await?;
     let (status, mut headers) = (response.status(), response.headers().clone());
-    let body: Bytes = client.read_at_most(response, SHARED_BYTES_MAX).await?;
+    let mut whole = Response::new(client.read_at_most(response, SHARED_BYTES_MAX).await?);
     headers.remove(CONTENT_LENGTH);
-    Ok(Answer { status, headers, body })
+    (*whole.status_mut(), *whole.headers_mut()) = (status, headers);
+    Ok(whole)
+}
+
+/// The answer with a place for its bytes, which all who share it hold together: none of them need take it before its
+/// time is over.
+fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<Answer, Error> {
+    let (head, body) = answer.into_parts();
+    let place = admission.whole(payer, body.len()).map_err(|_| Error::TooLarge(body.len()))?;
+    Ok(Answer { status: head.status, headers: head.headers, body, place: place.into() })
 }
 
 /// One row, or a page of some: what is shared is read whole. kubectl asks for pages of 500.

@@ -33,7 +33,7 @@ use crate::wire::{Object, Representation};
 /// When a watch that found its feed still being filled may try again.
 const SYNC_RETRY_SECONDS: u32 = 1;
 /// When those may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
-const LIST_RETRY_SECONDS: u32 = 1;
+pub(super) const LIST_RETRY_SECONDS: u32 = 1;
 const WATCH_RETRY_SECONDS: u32 = 5;
 
 const TOO_DEAR: &str = "the selectors compare too much for a collection of which a part is shown: ask for less at \
@@ -88,10 +88,13 @@ impl Door {
         };
         match lease.reader.body(&object, &source.renderer) {
             Ok(body) => {
-                metrics::served("get", &lease.spec.key, read.representation);
-                let document = source.renderer.envelope().object(&body);
-                let stale = Self::stale_seconds(lease);
-                visit.manner.object(read.representation.form(), stale, document).await
+                let (form, envelope) = (read.representation.form(), source.renderer.envelope());
+                let shown = self.show(&visit, envelope, (form, body), Self::stale_seconds(lease)).await;
+                // A refusal is not an answer of the cache.
+                if shown.status().is_success() {
+                    metrics::served("get", &lease.spec.key, read.representation);
+                }
+                shown
             }
             Err(refused) => {
                 source.refuse(&refused);
@@ -442,6 +445,6 @@ fn refusal(why: &str) -> Unready {
     Unready::Refuse(Box::new(unavailable(why)))
 }
 
-fn too_many(shed: Shed, retry_seconds: u32) -> Status {
+pub(super) fn too_many(shed: Shed, retry_seconds: u32) -> Status {
     Status::too_many_requests(shed.to_string(), retry_seconds)
 }

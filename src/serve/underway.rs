@@ -1,3 +1,4 @@
+use std::mem::take;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
@@ -37,7 +38,7 @@ struct Going<B> {
 }
 
 /// Why an answer was cut.
-const TOO_SLOW: &str = "too_slow";
+pub(super) const TOO_SLOW: &str = "too_slow";
 
 /// It was not taken, or did not come, in time.
 #[derive(Debug, thiserror::Error)]
@@ -153,39 +154,52 @@ impl Body for List {
     }
 }
 
-/// An answer that was read whole and waits to be taken, a piece at a time: what has been taken is the connection's to
-/// hold. Its place is given back with the last one.
+/// An answer that is all there and waits to be taken, a piece at a time: what has been taken is the connection's to
+/// hold. Its places are given back with the last one.
 #[derive(Debug)]
 pub(super) struct Whole {
-    left: Bytes,
-    _place: Arc<Place>,
+    /// In this order. None of them is joined with the next: an end of a few bytes is not taken before what is large has
+    /// found room.
+    left: [Bytes; 3],
+    _places: Vec<Arc<Place>>,
 }
 
 impl Whole {
-    pub(super) fn new(left: Bytes, place: Arc<Place>) -> Self {
-        Self { left, _place: place }
+    pub(super) fn new(left: [Bytes; 3], places: Vec<Arc<Place>>) -> Self {
+        Self { left, _places: places }
+    }
+
+    /// Of bytes in one piece.
+    pub(super) fn of(mut bytes: Bytes, places: Vec<Arc<Place>>) -> Self {
+        // Copied: the end that a codec has taken and cannot send is not to keep all of it, without a place.
+        let end = Bytes::copy_from_slice(&bytes.split_off(bytes.len().saturating_sub(1)));
+        Self::new([Bytes::new(), bytes, end], places)
     }
 }
 
 /// As much as a TLS record has, and a frame of HTTP/2 by default.
-const PIECE_BYTES_MAX: usize = 16 << 10;
+pub(super) const PIECE_BYTES_MAX: usize = 16 << 10;
 
 impl Body for Whole {
     type Data = Bytes;
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let whole = self.get_mut();
-        let piece = whole.left.split_to(whole.left.len().min(PIECE_BYTES_MAX));
-        Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))))
+        let left = self.get_mut().left.iter_mut().find(|left| !left.is_empty());
+        Poll::Ready(left.map(|left| {
+            let len = left.len();
+            // What is taken whole is not kept here as an empty slice.
+            let piece = if len > PIECE_BYTES_MAX { left.split_to(PIECE_BYTES_MAX) } else { take(left) };
+            Ok(Frame::data(piece))
+        }))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left.is_empty()
+        self.left.iter().all(Bytes::is_empty)
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left.len() as u64)
+        SizeHint::with_exact(self.left.iter().map(|left| left.len() as u64).sum())
     }
 }
 
@@ -242,7 +256,7 @@ mod tests {
         let (tasks, admission) = (Tasks::new(), one_place());
         let place = Arc::new(admission.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
-        let mut body = Underway::new(Whole::new(text.clone(), place), MAX, &tasks, Cut::default());
+        let mut body = Underway::new(Whole::of(text.clone(), vec![place]), MAX, &tasks, Cut::default());
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
@@ -252,11 +266,32 @@ mod tests {
         assert!(admission.forward(None).is_ok());
     }
 
+    #[tokio::test]
+    async fn what_is_large_is_shared_and_the_end_of_an_answer_comes_by_itself() {
+        let (head, tail) = (Bytes::from_static(b"{"), Bytes::from_static(b"\n"));
+        let body = Bytes::from(vec![b'a'; PIECE_BYTES_MAX + 1]);
+        let mut whole = Whole::new([head, body.clone(), tail], Vec::new());
+        assert_eq!(whole.size_hint().exact(), Some(body.len() as u64 + 2));
+        let mut pieces = Vec::new();
+        while let Some(piece) = whole.frame().await {
+            pieces.push(piece.expect("sound").into_data().expect("data"));
+        }
+        assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [1, PIECE_BYTES_MAX, 1, 1]);
+        assert_eq!(pieces[1].as_ptr(), body.as_ptr(), "it is not copied");
+        assert!(whole.is_end_stream());
+        // What a codec has taken, and cannot send, keeps nothing else.
+        let mut read_whole = Whole::of(body.clone(), Vec::new());
+        let all = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
+        let end = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
+        assert!(all.len() == PIECE_BYTES_MAX && end.len() == 1 && read_whole.is_end_stream());
+        assert!(!body.as_ptr_range().contains(&end.as_ptr()));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_is_over_at_once_has_no_timer() {
         let (tasks, admission) = (Tasks::new(), one_place());
         let place = Arc::new(admission.forward(None).expect("a place"));
-        let mut body = Underway::new(Whole::new(Bytes::new(), place), MAX, &tasks, Cut::default());
+        let mut body = Underway::new(Whole::of(Bytes::new(), vec![place]), MAX, &tasks, Cut::default());
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
         assert_eq!(Arc::weak_count(&body.going), 0);
     }

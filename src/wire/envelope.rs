@@ -24,14 +24,14 @@ struct Parts {
     list_kind: String,
     /// Before an object's body outside lists. JSON: `{"kind":…,"apiVersion":…,` or nothing. Protobuf: `k8s\0` and the
     /// `TypeMeta` field of Unknown.
-    object_head: Vec<u8>,
+    object_head: Bytes,
 }
 
 impl Envelope {
     /// For objects of `kind` in `api_version` (`v1`, `apps/v1`), or for their rows. The list kind is `kind` followed by
     /// `List`, as it is for every built-in; see [`with_list_kind`](Self::with_list_kind).
     pub fn new(form: Form, api_version: &str, kind: &str, shape: Shape) -> Self {
-        let object_head = object_head(form, shape, api_version, kind);
+        let object_head = Bytes::from(object_head(form, shape, api_version, kind));
         let (api_version, list_kind, kind) = (api_version.to_owned(), format!("{kind}List"), kind.to_owned());
         Self { parts: Arc::new(Parts { form, shape, api_version, kind, list_kind, object_head }) }
     }
@@ -124,6 +124,22 @@ impl Envelope {
         out.freeze()
     }
 
+    /// The pieces of [`object`](Self::object), of which the middle one is the body itself: whoever is slow to take it
+    /// holds no copy of it.
+    pub fn object_pieces(&self, body: Bytes) -> [Bytes; 3] {
+        let head = &self.parts.object_head;
+        match self.parts.form {
+            Form::Json | Form::Table => [head.clone(), body, Bytes::from_static(b"\n")],
+            Form::Protobuf => {
+                let mut out = BytesMut::with_capacity(head.len() + field_len(body.len()) - body.len());
+                out.put_slice(head);
+                put_header(&mut out, UNKNOWN_RAW, body.len());
+                debug_assert_eq!(out.len(), out.capacity());
+                [out.freeze(), body, Bytes::from_static(&UNKNOWN_TAIL)]
+            }
+        }
+    }
+
     /// The pieces of a LIST answer with this metadata. Lists of Tables are never written here: their cells would be as
     /// old as the rows.
     pub fn list(&self, meta: &ListMeta) -> ListFrame {
@@ -156,7 +172,7 @@ impl Envelope {
     }
 
     /// Bytes of a GET answer: in protobuf that is also the document inside a watch event.
-    fn object_len(&self, body_len: usize) -> usize {
+    pub fn object_len(&self, body_len: usize) -> usize {
         let head = self.parts.object_head.len();
         match self.parts.form {
             Form::Json | Form::Table => head + body_len + 1,

@@ -1,5 +1,5 @@
-//! What passes through and is not a stream has an end, whether or not anybody reads or writes it: its place is given
-//! back, and what was cut never looks whole.
+//! What is not a stream has an end, whether or not anybody reads or writes it: its place is given back, and what was cut
+//! never looks whole. What is not read holds no more memory than is counted.
 
 use std::time::Duration;
 
@@ -9,9 +9,12 @@ use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use kube_fanout::auth::Mode;
+use kube_fanout::demo::{self, Running};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use crate::direct::{self, App, Client, Protocol, Reply, Stub, eventually, stub, within};
+use crate::direct::{self, App, CONFIGMAPS, Client, Dir, Protocol, Reply, Stub, eventually, stub, within};
+use crate::process::Process;
 
 /// How long anything may take here: long enough to see meanwhile that there is no place, on a busy machine too.
 const MAX: Duration = Duration::from_secs(3);
@@ -174,4 +177,140 @@ async fn the_answer_instead_of_a_tunnel_has_an_end() {
     assert_eq!(ask().await.status(), 429, "there is one place");
     eventually("the place is given back", || async { ask().await.status() == 200 }).await;
     is_cut(unread).await;
+}
+
+/// Objects of 1 MiB and of 60 KB.
+const LARGE: &str = "/api/v1/namespaces/default/configmaps/large?resourceVersion=0";
+const MIDDLING: &str = "/api/v1/namespaces/default/configmaps/middling?resourceVersion=0";
+const ROW: &str = "/api/v1/namespaces/default/configmaps/large?includeObject=Object";
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+const PER_CONNECTION: usize = 200;
+
+async fn with_objects() -> Running {
+    let up = demo::upstream().run().await;
+    up.put("configmaps", direct::configmap("default", "large", &"x".repeat(1 << 20)));
+    up.put("configmaps", direct::configmap("default", "middling", &"x".repeat(60_000)));
+    up
+}
+
+/// A connection whose windows stay shut, and what was asked for on it.
+struct Shut {
+    sender: h2::client::SendRequest<Bytes>,
+    host: String,
+    bodies: Vec<h2::RecvStream>,
+}
+
+impl Shut {
+    async fn to(client: &Client) -> Self {
+        let host = client.url().trim_start_matches("http://").to_owned();
+        let io = TcpStream::connect(&host).await.expect("a connection");
+        let mut builder = h2::client::Builder::new();
+        let (sender, connection) = builder.initial_window_size(0).handshake(io).await.expect("HTTP/2");
+        drop(tokio::spawn(connection));
+        Self { sender, host, bodies: Vec::new() }
+    }
+
+    /// What its head says; a body that there is, is not read.
+    async fn ask(&mut self, path: &str, accept: &str) -> u16 {
+        let request = Request::get(format!("http://{}{path}", self.host)).header("accept", accept);
+        let mut sender = self.sender.clone().ready().await.expect("open");
+        let (answer, _) = sender.send_request(request.body(()).expect("a request"), true).expect("open");
+        let answer = within("a head", answer).await.expect("an answer");
+        let status = answer.status().as_u16();
+        // One that is let go of is none that is not read.
+        if status == 200 {
+            self.bodies.push(answer.into_body());
+        }
+        status
+    }
+
+    /// All that was asked for is reset, and not ended.
+    async fn is_cut(&mut self) {
+        for body in &mut self.bodies {
+            let end = within("the end of what was cut", body.data()).await;
+            assert!(end.is_some_and(|end| end.is_err_and(|error| error.is_reset())), "a truncated body looks whole");
+        }
+    }
+}
+
+fn resident_mebibytes(process: &Process) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).expect("it runs");
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it says so");
+    resident.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") >> 10
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gets_that_nobody_reads_hold_no_memory_of_their_own() {
+    let (up, dir) = (with_objects().await, Dir::new());
+    let file = dir.file("config", "limits: {listMebibytes: 16}");
+    let process = Process::serve(&dir, &up.url(), &["--config", file.to_str().expect("a path")]).await;
+    let client = process.client();
+    let watch = client.watch(CONFIGMAPS).initial_events().await;
+    watch.listed().await;
+    assert!(client.get(LARGE).await.is_cached() && client.get(MIDDLING).await.is_cached());
+    for (path, let_in, most) in [(LARGE, 15, 24), (MIDDLING, 4 * PER_CONNECTION, 24)] {
+        let before = resident_mebibytes(&process);
+        let (mut shut, mut has) = (Vec::new(), 0);
+        for _ in 0..4 {
+            let mut connection = Shut::to(&client).await;
+            for _ in 0..PER_CONNECTION {
+                has += usize::from(connection.ask(path, "application/json").await == 200);
+            }
+            shut.push(connection);
+        }
+        assert_eq!(has, let_in, "{path}");
+        let grown = resident_mebibytes(&process).saturating_sub(before);
+        assert!(grown <= most, "{path}: {grown} MiB");
+        assert_eq!(client.get(MIDDLING).await.status, 200, "others are answered meanwhile");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
+    let up = with_objects().await;
+    let plan = direct::app(&up).with(|config| {
+        config.door.body_max = MAX;
+        config.door.limits.lists_bytes_max = 4 << 20;
+    });
+    let app = plan.run().await;
+    let client = app.over(Protocol::Http2);
+    let watch = client.watch(CONFIGMAPS).initial_events().await;
+    watch.listed().await;
+    let mut shut = Shut::to(&client).await;
+    for expected in [200, 200, 200, 429] {
+        assert_eq!(shut.ask(LARGE, "application/json").await, expected);
+    }
+    assert_eq!(shut.ask(MIDDLING, "application/json").await, 200, "it needs no place");
+    assert_eq!(client.get(LARGE).await.status, 429, "there is no place");
+    assert!(client.get(MIDDLING).await.is_cached(), "what is small goes on");
+    eventually("the places are given back", || async { client.get(LARGE).await.is_cached() }).await;
+    shut.is_cut().await;
+    assert_eq!(shut.bodies.len(), 4);
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let whole = client.over(protocol).get(LARGE).await;
+        assert!(whole.is_cached() && whole.text().len() > 1 << 20, "who reads gets everything");
+        let packed = client.over(protocol).request(Method::GET, LARGE).header("accept-encoding", "gzip").send().await;
+        assert_eq!((packed.status, packed.header("content-encoding")), (200, Some("gzip")));
+    }
+}
+
+/// Read whole, so that others could have shared it, and then not taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shared_answers_that_nobody_reads_are_counted_and_beyond_that_nothing_is_read_for_them() {
+    let up = with_objects().await;
+    let plan = direct::app(&up).with(|config| {
+        config.door.body_max = MAX;
+        config.door.limits.lists_bytes_max = 4 << 20;
+    });
+    let app = plan.run().await;
+    let watch = app.watch(CONFIGMAPS).initial_events().await;
+    watch.listed().await;
+    assert!(app.get(LARGE).await.is_cached());
+    let mut shut = Shut::to(&app).await;
+    for _ in 0..6 {
+        assert_eq!(shut.ask(ROW, TABLE).await, 200, "who finds no room has it from upstream, as fast as it reads");
+    }
+    assert_eq!(app.get(LARGE).await.status, 429, "three of them hold it");
+    eventually("the room is given back", || async { app.get(LARGE).await.is_cached() }).await;
+    shut.is_cut().await;
 }

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use crate::auth::{Readable, Verdict, Verdicts};
 use crate::cache::{CacheReader, Cursor, Event, Mark, Opened, Pin as Pinned, Sifted, Snapshot, Step, View};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
+use crate::serve::cost;
 use crate::wire::{Object, Refused};
 
 /// Which namespaces a watch shows, and which come or go.
@@ -257,6 +258,9 @@ impl Page<'_> {
                 continue;
             }
             if let Some(frame) = frame(self, object)? {
+                if !self.cursor.renderer().is_verbatim() {
+                    *self.looks = self.looks.saturating_sub(cost::DERIVED);
+                }
                 bytes += frame.len();
                 self.batch.push(frame);
             }

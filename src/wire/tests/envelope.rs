@@ -29,7 +29,12 @@ fn get_answers_are_reproduced_from_bodies() {
             document.push(b'\n');
         }
         let object = reader(form, shape).object(&document).expect("well-formed");
-        assert_eq!(pods(form, shape).object(object.body()), document);
+        let envelope = pods(form, shape);
+        assert_eq!(envelope.object(object.body()), document);
+        assert_eq!(envelope.object_len(object.body().len()), document.len());
+        let pieces = envelope.object_pieces(object.body().clone());
+        assert_eq!(pieces.concat(), document);
+        assert_eq!(pieces[1].as_ptr(), object.body().as_ptr(), "it is not copied");
     }
 }
 

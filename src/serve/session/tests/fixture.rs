@@ -17,7 +17,9 @@ use crate::cache::{
     CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Run, Scope, Snapshot, Start, State,
     View,
 };
-use crate::kube::{EventType, FieldTable, Gvr, LabelSelector, Pages, Query, RequestInfo, ResourceVersion, Selector};
+use crate::kube::{
+    EventType, FieldTable, Gvr, LabelSelector, MetaVersion, Pages, Query, RequestInfo, ResourceVersion, Selector,
+};
 use crate::serve::admission::{Admission, Limits, Place};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
@@ -120,7 +122,20 @@ impl Stage {
     /// A watch that shows what `readable` allows.
     pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: Terms) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
-        self.permitted(Permit::Part(readable.clone()), opened, None, terms)
+        self.permitted(
+            Permit::Part(readable.clone()),
+            opened,
+            (None, Renderer::verbatim(self.reader.envelope())),
+            terms,
+        )
+    }
+
+    /// The same of a state, of which it tells the metadata alone.
+    pub(super) fn watch_metadata_of_part(&self, readable: &Readable, terms: Terms) -> Client {
+        let opened = self.reader.open(Start::Current, View::everything()).expect("current");
+        let metadata = Representation::Metadata(Form::Json, MetaVersion::V1);
+        let renderer = Renderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
+        self.permitted(Permit::Part(readable.clone()), opened, (None, renderer), terms)
     }
 
     /// A watch whose sink takes runs of frames.
@@ -137,10 +152,21 @@ impl Stage {
     fn client_of(&self, opened: Opened, runs: Option<Arc<[Run]>>, terms: Terms) -> Client {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
         let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
-        self.permitted(Permit::Whole(grant.expect("whoever asks is us")), opened, runs, terms)
+        self.permitted(
+            Permit::Whole(grant.expect("whoever asks is us")),
+            opened,
+            (runs, Renderer::verbatim(self.reader.envelope())),
+            terms,
+        )
     }
 
-    fn permitted(&self, permit: Permit, opened: Opened, runs: Option<Arc<[Run]>>, terms: Terms) -> Client {
+    fn permitted(
+        &self,
+        permit: Permit,
+        opened: Opened,
+        (runs, renderer): (Option<Arc<[Run]>>, Renderer),
+        terms: Terms,
+    ) -> Client {
         let cut = Cut::default();
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
         let namespaces = state.namespaces(opened.cursor.view(), None).map(Arc::from).collect();
@@ -149,7 +175,7 @@ impl Stage {
             permit,
             place: self.place(),
             lease: self.lease.clone(),
-            renderer: Renderer::verbatim(self.lease.reader.envelope()),
+            renderer,
             opened,
             namespaces,
             runs,

@@ -7,6 +7,7 @@ use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x};
 use crate::auth::{Readable, Verdict};
 use crate::cache::{Config, Start, View};
 use crate::kube::ResourceVersion;
+use crate::serve::cost;
 
 const NOTHING: [String; 0] = [];
 
@@ -105,6 +106,22 @@ async fn a_namespace_that_nobody_knows_is_waited_for() {
     assert_eq!(client.told(), ["MODIFIED p 15"], "no answer does not hold up the others");
     readable.tell("f", Verdict::Allowed);
     assert_eq!(client.told(), ["ADDED f/p 14", "BOOKMARK 15"]);
+}
+
+/// As what all may see is charged.
+#[tokio::test(start_paused = true)]
+async fn what_is_derived_for_one_watch_alone_is_charged() {
+    let names: Vec<_> = (0..100).map(|n| format!("a/p{n:03}")).collect();
+    let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 1)).collect();
+    let stage = Stage::new(Config::default(), &pods);
+    let readable = readable();
+    let slice = stage.take_slice();
+    let mut client = stage.watch_metadata_of_part(&readable, WATCH_LIST);
+    assert_eq!(client.told().len(), cost::GLANCE / cost::DERIVED, "the rest waits for a slice");
+    drop(slice);
+    super::fixture::pass(1).await;
+    assert_eq!(client.told().len(), 100 - cost::GLANCE / cost::DERIVED + 1);
+    assert_eq!(watch_list(&stage, &readable).told().len(), 101, "what goes out as it came costs nothing");
 }
 
 /// A minute passes, and the bookmark that is due does not make a watch spin that waits.

@@ -1,0 +1,55 @@
+//! How an object from memory goes out to the client that asked for it.
+//!
+//! **Invariant.** What a client asks for and does not take holds no more memory than somebody has counted: an answer
+//! shares its object's bytes, a large one has a place among the LISTs of its user for all of its length, since it may
+//! be the last that keeps them, and each is over in time.
+
+use bytes::Bytes;
+use http::Response;
+
+use super::answer::gzipped;
+use super::body::ReplyBody;
+use super::door::{Door, Visit};
+use super::gzip;
+use super::read::{LIST_RETRY_SECONDS, too_many};
+use super::underway::{PIECE_BYTES_MAX, TOO_SLOW, Whole};
+use crate::wire::{Envelope, Form};
+
+/// Answers of no more than this have no place: a codec may hold back as much for any stream
+/// (`net::Limits::send_buffer_bytes_max`), and most answers are far smaller.
+const FREE_BYTES_MAX: usize = 64 << 10;
+
+impl Door {
+    /// The answer around an object's body, compressed if that is asked for and worth it.
+    pub(super) async fn show(
+        &self,
+        visit: &Visit,
+        envelope: &Envelope,
+        (form, body): (Form, Bytes),
+        stale_seconds: Option<u64>,
+    ) -> Response<ReplyBody> {
+        let (manner, bytes) = (&visit.manner, envelope.object_len(body.len()));
+        if bytes <= FREE_BYTES_MAX {
+            // A task for each would cost more than most of them.
+            manner.cut.within(self.config.body_max, TOO_SLOW);
+            // What is one piece in any case is copied as cheaply as shared.
+            let body = match bytes <= PIECE_BYTES_MAX {
+                true => ReplyBody::full(envelope.object(&body)),
+                false => ReplyBody::pieces(envelope.object_pieces(body)),
+            };
+            return manner.served(form, false, stale_seconds, body);
+        }
+        let place = match self.admission.whole(visit.caller.payer().as_ref(), bytes) {
+            Ok(place) => place.into(),
+            Err(shed) => return manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
+        };
+        let end = (self.config.body_max, &self.tasks, manner.cut.clone());
+        if manner.compresses(bytes) {
+            let compressed = gzip::whole(envelope.object(&body)).await;
+            let body = ReplyBody::whole(Whole::of(compressed, vec![place]), end);
+            return gzipped(manner.served(form, false, stale_seconds, body));
+        }
+        let body = ReplyBody::whole(Whole::new(envelope.object_pieces(body), vec![place]), end);
+        manner.served(form, false, stale_seconds, body)
+    }
+}
