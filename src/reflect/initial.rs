@@ -233,7 +233,10 @@ impl Lister<'_> {
     async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server), Error> {
         let response = ask(self.client, Question::Short, path, self.spec.key.form).await?;
         let server = response.body().server().clone();
-        let body = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget)).await?;
+        let reading = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
+        // While the connection is certainly there. What is not told now is asked again, by whoever needs it.
+        let (body, _) = tokio::join!(reading, self.client.meet(&server));
+        let body = body?;
         staged.page_is_read().map_err(over_budget)?;
         let page = self.reader.list(&body)?;
         drop(body);

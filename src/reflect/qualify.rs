@@ -104,10 +104,24 @@ impl Qualifier {
 
     /// Completes when the feed has a state to derive from, and one release wrote all of it.
     async fn complete(&self) {
-        self.feed.vintage.becomes_present().await;
+        self.present().await;
         let mut state = self.feed.reader.watch_state();
         if state.wait_for(|state| matches!(state, State::Live | State::Stale { .. })).await.is_err() {
             std::future::pending::<()>().await;
+        }
+    }
+
+    /// Completes when one release wrote all of the state. It is asked for by those who wait for a verdict.
+    async fn present(&self) {
+        let (vintage, mut changes) = (&self.feed.vintage, self.feed.renderings.changes());
+        loop {
+            changes.borrow_and_update();
+            let wanted = !self.feed.renderings.wanted().is_empty();
+            tokio::select! {
+                () = vintage.present(), if wanted => return,
+                () = vintage.becomes_present(), if !wanted => return,
+                _ = changes.changed() => {}
+            }
         }
     }
 

@@ -102,7 +102,7 @@ impl Renewer {
         loop {
             let unknown = by.unknown();
             for server in &unknown {
-                self.meet(server, by.is_followed(server)).await;
+                self.meet(server).await;
             }
             if unknown.is_empty() {
                 break;
@@ -128,8 +128,8 @@ impl Renewer {
         }
     }
 
-    async fn meet(&self, server: &Server, is_alive: bool) {
-        if let Err(error) = self.client.meet(server, is_alive).await {
+    async fn meet(&self, server: &Server) {
+        if let Err(error) = self.client.meet(server).await {
             tracing::debug!(feed = %self.feed.spec.key, %error, "upstream does not say what it is");
         }
     }
@@ -152,7 +152,7 @@ impl Renewer {
         let listed = lister.current(&self.lists_only).await?;
         drop(turn);
         for server in &listed.servers {
-            self.meet(server, true).await;
+            self.meet(server).await;
         }
         let Some(held) = self.feed.reader.applied() else { return Ok(()) };
         let objects = held.written_otherwise(&listed.snapshot).await;

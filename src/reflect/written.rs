@@ -179,11 +179,6 @@ impl By {
         unknown
     }
 
-    /// Whether the stream comes from it.
-    pub(super) fn is_followed(&self, server: &Server) -> bool {
-        self.stream.as_ref().is_some_and(|stream| stream.is(server))
-    }
-
     fn add(&mut self, server: &Server) {
         if self.bodies.len() < SERVERS_MAX && !self.bodies.iter().any(|known| known.writes_as(server) == Some(true)) {
             self.bodies.push(server.clone());

@@ -1,6 +1,6 @@
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,6 +30,8 @@ pub(super) struct Peer {
     told: Mutex<Told>,
     /// One question at a time.
     asking: tokio::sync::Mutex<()>,
+    /// Goes with the connection.
+    connection: Weak<()>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -71,8 +73,8 @@ impl Server {
     /// What is known of it now, whatever is learned later.
     #[must_use]
     pub fn known(&self) -> Self {
-        let peer = Peer { told: Mutex::new(self.peer.told.lock().clone()), asking: tokio::sync::Mutex::default() };
-        Self { peer: Arc::new(peer), ..self.clone() }
+        let told = Mutex::new(self.peer.told.lock().clone());
+        Self { peer: Arc::new(Peer { told, ..Peer::default() }), ..self.clone() }
     }
 
     /// Whether there is no more to be asked.
@@ -129,19 +131,24 @@ impl Server {
         }
     }
 
+    /// Whether its connection is still there.
+    fn is_connected(&self) -> bool {
+        self.peer.connection.strong_count() > 0
+    }
+
     pub(super) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.peer.asking.lock().await
     }
 
-    /// What came of a question about it, which `by` has answered. `is_alive`: its connection is.
-    pub(super) fn answered(&self, by: &Self, build: Option<Build>, is_alive: bool) {
+    /// What came of a question about it, which `by` has answered.
+    pub(super) fn answered(&self, by: &Self, build: Option<Build>) {
         let told = build.map_or(Told::Nothing, |build| Told::Build { build: Arc::new(build), certain: by.multiplexes });
         *by.peer.told.lock() = told.clone();
         if self.is(by) {
             return;
         }
-        // Streams share connections, but not always one.
-        let known = is_alive || !self.multiplexes;
+        // There may be two connections for a moment, and both are to whoever is there.
+        let known = self.is_connected() || !self.multiplexes;
         *self.peer.told.lock() = match told {
             Told::Build { build, .. } if known => Told::Build { build, certain: false },
             // Who was at the other end of a connection that is gone cannot be told any more.
@@ -174,6 +181,7 @@ pub(super) struct Meeting<C>(pub(super) C);
 pub(super) struct Met<T> {
     io: T,
     peer: Arc<Peer>,
+    _connection: Arc<()>,
 }
 
 impl<C> Service<Uri> for Meeting<C>
@@ -190,7 +198,11 @@ where
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         let connecting = self.0.call(uri);
-        Box::pin(async move { Ok(Met { io: connecting.await?, peer: Arc::default() }) })
+        Box::pin(async move {
+            let (io, connection) = (connecting.await?, Arc::new(()));
+            let peer = Peer { connection: Arc::downgrade(&connection), ..Peer::default() };
+            Ok(Met { io, peer: Arc::new(peer), _connection: connection })
+        })
     }
 }
 
@@ -259,15 +271,17 @@ mod tests {
     #[test]
     fn an_answer_that_came_by_another_connection_is_of_that_one_and_of_no_other_that_is_gone() {
         let by = Server::silent();
-        let (alive, gone) = (Server::silent(), Server::silent());
-        alive.answered(&by, Some(build("v1.36.1")), true);
+        let (connection, gone) = (Arc::new(()), Server::silent());
+        let peer = Peer { connection: Arc::downgrade(&connection), ..Peer::default() };
+        let alive = Server::new(Arc::new(peer), Arc::default(), true);
+        alive.answered(&by, Some(build("v1.36.1")));
         assert_eq!((by.is_certain(), alive.writes_as(&by), alive.is_certain()), (true, Some(true), false));
-        gone.answered(&by, Some(build("v1.36.1")), false);
+        gone.answered(&by, Some(build("v1.36.1")));
         assert_eq!((gone.writes_as(&by), gone.is_mute()), (Some(false), true), "nobody knows what it was");
         // Without streams that share a connection there is no better way.
         let single = || Server::new(Arc::default(), Arc::default(), false);
         let (asked, other) = (single(), single());
-        asked.answered(&other, Some(build("v1.36.1")), false);
+        asked.answered(&other, Some(build("v1.36.1")));
         assert_eq!((asked.writes_as(&by), asked.is_certain()), (Some(true), false));
         assert!(!other.is_certain(), "the next stream may come by it, and from another server");
     }

@@ -41,8 +41,8 @@ impl Client {
     }
 
     /// Has the server at the other end of a connection say what it is, unless it has. One that fails to do so for a
-    /// while is taken for one that does not say. `is_alive`: the connection is in use.
-    pub async fn meet(&self, server: &Server, is_alive: bool) -> Result<(), Error> {
+    /// while is taken for one that does not say.
+    pub async fn meet(&self, server: &Server) -> Result<(), Error> {
         let _turn = server.turn().await;
         if server.is_known() || server.rests() {
             return Ok(());
@@ -51,7 +51,7 @@ impl Client {
             let response = self.open_beside(server, VERSION, "application/json").await?;
             let by = response.body().server().clone();
             let body = self.read(response).await?;
-            server.answered(&by, Build::parse(&body), is_alive);
+            server.answered(&by, Build::parse(&body));
             Ok(())
         };
         match timeout(ANSWER_MAX, asking).await {
