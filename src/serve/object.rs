@@ -33,9 +33,10 @@ impl Door {
             // A task for each would cost more than most of them.
             manner.cut.within(self.config.body_max, TOO_SLOW);
             // What is one piece in any case is copied as cheaply as shared.
-            let body = match bytes <= PIECE_BYTES_MAX {
-                true => ReplyBody::full(envelope.object(&body)),
-                false => ReplyBody::pieces(envelope.object_pieces(body)),
+            let body = if bytes <= PIECE_BYTES_MAX {
+                ReplyBody::full(envelope.object(&body))
+            } else {
+                ReplyBody::pieces(envelope.object_pieces(body))
             };
             return manner.served(form, false, stale_seconds, body);
         }

@@ -1,5 +1,5 @@
-//! What is not a stream has an end, whether or not anybody reads or writes it: its place is given back, and what was cut
-//! never looks whole. What is not read holds no more memory than is counted.
+//! What is not a stream has an end, whether or not anybody reads or writes it: its place is given back, and what was
+//! cut never looks whole. What is not read holds no more memory than is counted.
 
 use std::time::Duration;
 
