@@ -172,13 +172,9 @@ impl Inner {
 
     pub(super) fn record(&mut self, event: &Arc<Event>, gvr: &Gvr) {
         match &mut self.open {
-            Some(open) if open.rv() == event.rv => open.goes_on(),
+            Some(open) if open.rv() == event.rv => open.goes_on(event),
             _ if event.rv == self.last_event => {}
-            open => {
-                *open = None;
-                let before = self.applied().at(ResourceVersion(event.rv.0 - 1));
-                self.open = Some(Transaction::new(event, gvr, before, self.last_event));
-            }
+            open => *open = Some(Transaction::new(event, gvr, self.last_event)),
         }
         let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
         self.object_bytes = self.object_bytes.saturating_sub(gone);
@@ -239,12 +235,19 @@ impl Inner {
 
     /// Everything up to here has been applied, and can be announced: no more events of it will come.
     pub(super) fn whole(&self) -> ResourceVersion {
-        self.open.as_ref().map_or(self.progress, |open| open.before().rv)
+        self.open.as_ref().map_or(self.progress, Transaction::whole)
     }
 
     /// The state of the newest version that is whole.
     pub(super) fn snapshot(&self) -> Snapshot {
-        self.open.as_ref().map_or_else(|| self.applied(), |open| open.before().clone())
+        let Some(open) = &self.open else { return self.applied() };
+        // Nobody has it as the present state, so it is left from the beginning.
+        let cut = || {
+            let cut = Cut::of_content(self.content);
+            cut.left(self.states.left());
+            Arc::new(cut)
+        };
+        open.before(|| self.applied().cut_by(cut())).clone()
     }
 
     /// The state with everything that has come. While its version is not whole it says the one before.

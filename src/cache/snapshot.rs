@@ -4,7 +4,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::runs::Cut;
-use super::{Cutter, Run, View};
+use super::{Cutter, Event, Run, View};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
@@ -39,6 +39,18 @@ impl Snapshot {
     /// The same state, which is also that of another version.
     pub(super) fn at(self, rv: ResourceVersion) -> Self {
         Self { rv, ..self }
+    }
+
+    /// The state before these events, which are the last that led to it.
+    pub(super) fn without(mut self, events: &[Arc<Event>]) -> Self {
+        for event in events.iter().rev() {
+            let key = &event.object.key;
+            match &event.previous {
+                Some(previous) => drop(self.objects.insert(key.clone(), previous.clone())),
+                None => drop(self.objects.remove(key)),
+            }
+        }
+        self
     }
 
     /// The same state, of which `cut` has the runs.

@@ -1,3 +1,4 @@
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::{Event, Snapshot};
@@ -16,9 +17,11 @@ use crate::kube::{EventType, Gvr, ResourceVersion};
 #[derive(Debug)]
 pub(super) struct Transaction {
     rv: ResourceVersion,
-    /// The state before it, at the version before its own.
-    before: Snapshot,
+    /// Those that have come.
+    events: Vec<Arc<Event>>,
     event_before: ResourceVersion,
+    /// The state before it, at the version before its own, once somebody has asked for it.
+    before: OnceLock<Snapshot>,
     has_more: bool,
 }
 
@@ -30,17 +33,24 @@ impl Transaction {
     pub(super) const SETTLING_MAX: Duration = Duration::from_millis(20);
 
     /// `event` is the first of it, behind one at `event_before`.
-    pub(super) fn new(event: &Event, gvr: &Gvr, before: Snapshot, event_before: ResourceVersion) -> Self {
+    pub(super) fn new(event: &Arc<Event>, gvr: &Gvr, event_before: ResourceVersion) -> Self {
         let runs_out = &*gvr.resource == "events" && event.event_type == EventType::Deleted;
-        Self { rv: event.rv, before, event_before, has_more: runs_out }
+        let (events, before) = (vec![event.clone()], OnceLock::new());
+        Self { rv: event.rv, events, event_before, before, has_more: runs_out }
     }
 
     pub(super) fn rv(&self) -> ResourceVersion {
         self.rv
     }
 
-    pub(super) fn before(&self) -> &Snapshot {
-        &self.before
+    /// The version before its own: everything up to there has come.
+    pub(super) fn whole(&self) -> ResourceVersion {
+        ResourceVersion(self.rv.0 - 1)
+    }
+
+    /// The state before it, of what is there now: put together for the first who asks, and the same for all who do.
+    pub(super) fn before(&self, now: impl FnOnce() -> Snapshot) -> &Snapshot {
+        self.before.get_or_init(|| now().without(&self.events).at(self.whole()))
     }
 
     pub(super) fn event_before(&self) -> ResourceVersion {
@@ -48,7 +58,8 @@ impl Transaction {
     }
 
     /// Another event of it came.
-    pub(super) fn goes_on(&mut self) {
+    pub(super) fn goes_on(&mut self, event: &Arc<Event>) {
+        self.events.push(event.clone());
         self.has_more = true;
     }
 
