@@ -1,8 +1,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -159,10 +160,21 @@ impl Http {
         self.get(path).await.ok(path)
     }
 
-    /// A watch that has been answered with 200.
+    /// A watch that has been answered with 200. Where a feed is still being filled it is asked for again, as every
+    /// client does: on a busy machine that may take longer than a watch is held for it.
     pub async fn watch(&self, ask: Ask) -> Watch {
         let path = ask.path.clone();
-        let response = self.send(ask).await;
+        let let_in = async {
+            loop {
+                let response = self.send(ask.clone()).await;
+                let comes_again = response.status() == StatusCode::TOO_MANY_REQUESTS;
+                match response.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok()) {
+                    Some(seconds) if comes_again => tokio::time::sleep(Duration::from_secs(seconds)).await,
+                    _ => return response,
+                }
+            }
+        };
+        let response = within("a watch is let in", let_in).await;
         assert_eq!(response.status(), StatusCode::OK, "{path}");
         Watch::new(response)
     }
