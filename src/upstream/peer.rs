@@ -93,7 +93,9 @@ impl Server {
         if self.is(other) {
             return Some(true);
         }
-        let (ours, theirs) = (self.peer.told.lock().clone(), other.peer.told.lock().clone());
+        // One lock after the other: whoever compares them the other way round would wait for us, and we for it.
+        let ours = self.peer.told.lock().clone();
+        let theirs = other.peer.told.lock().clone();
         match (ours, theirs) {
             (Told::Build { build: ours, .. }, Told::Build { build: theirs, .. }) => Some(ours == theirs),
             (Told::Nothing, Told::Nothing) => Some(true),
@@ -266,6 +268,19 @@ mod tests {
         assert_eq!((a.writes_as(&mute), mute.writes_as(&a)), (Some(false), Some(false)));
         assert_eq!((a.writes_as(&unasked), unasked.writes_as(&mute)), (None, None));
         assert_eq!(unasked.writes_as(&unasked.clone()), Some(true), "whatever it is");
+    }
+
+    /// Feeds on several threads compare the same two servers, each with the other.
+    #[test]
+    fn two_servers_may_be_compared_both_ways_at_once() {
+        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| Server::saying(Some(build(text))));
+        let compare = |one: &Server, other: &Server| {
+            (0..100_000).for_each(|_| assert_eq!(one.writes_as(other), Some(false)));
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| compare(&a, &b));
+            scope.spawn(|| compare(&b, &a));
+        });
     }
 
     #[test]
