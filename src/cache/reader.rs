@@ -255,22 +255,18 @@ impl CacheReader {
         }
     }
 
-    /// Completes when everything that has come by now is whole, and soon in any case: for who may be given an older
-    /// state as well.
-    pub async fn settled(&self) {
-        let newest = self.shared.inner.read().open.as_ref().map(Transaction::rv);
-        if let Some(newest) = newest {
-            let _ = timeout(Transaction::SETTLING_MAX, self.reached(newest)).await;
-        }
-    }
-
-    /// Completes when the version is whole of which more events may come now, if there is one: the state before it is
-    /// shown to nobody from then on.
+    /// Completes when everything that has come by now is whole, if it is not already: the state before it is shown to
+    /// nobody from then on.
     pub async fn closed(&self) {
         let newest = self.shared.inner.read().open.as_ref().map(Transaction::rv);
         if let Some(newest) = newest {
             self.reached(newest).await;
         }
+    }
+
+    /// The same, and soon in any case: for who may be given an older state as well.
+    pub async fn settled(&self) {
+        let _ = timeout(Transaction::SETTLING_MAX, self.closed()).await;
     }
 
     /// The feed's state as soon as it is not being filled any more, or at the deadline.
