@@ -23,25 +23,22 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{Change, Feed, Snapshot, State};
+use crate::cache::{Change, Snapshot, State};
 use crate::kube::{ObjectKey, ResourceVersion};
-use crate::upstream::{Client, Error, Question};
+use crate::upstream::{Error, Question};
 use crate::wire::{Form, ObjectReader, Shape, WatchItem};
 
 use super::continuity::{Finding, Reach, compare, places};
 use super::gap::Position;
-use super::initial::Lister;
-use super::metrics::{Asked, FeedMetrics};
+use super::initial::FeedClient;
+use super::metrics::Asked;
 use super::positions::{Chase, Positions};
 use super::stream::{Ended, WatchStream};
 use super::words::{Proof, Word};
 
 /// Answers the demand for currency of one feed.
 pub(super) struct Prover {
-    client: Client,
-    feed: Arc<Feed>,
-    reader: Arc<ObjectReader>,
-    metrics: FeedMetrics,
+    upstream: FeedClient,
     words: mpsc::Sender<Word>,
     last_equality: Mutex<Option<Instant>>,
     unanswered: Failures,
@@ -89,18 +86,9 @@ impl Failures {
 type Running<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
 impl Prover {
-    pub(super) fn new(
-        client: Client,
-        feed: Arc<Feed>,
-        reader: Arc<ObjectReader>,
-        metrics: FeedMetrics,
-        words: mpsc::Sender<Word>,
-    ) -> Self {
+    pub(super) fn new(upstream: FeedClient, words: mpsc::Sender<Word>) -> Self {
         Self {
-            client,
-            feed,
-            reader,
-            metrics,
+            upstream,
             words,
             last_equality: Mutex::new(None),
             unanswered: Failures::default(),
@@ -110,26 +98,28 @@ impl Prover {
 
     /// Proves for as long as anybody wants it: one question, one proof and one chase at a time, side by side.
     pub(super) async fn run(&self) -> Infallible {
-        let mut wanted = self.feed.currency.wanted();
-        let mut versions = self.feed.currency.wanted_version();
-        let mut progress = self.feed.reader.watch_progress();
+        let mut wanted = self.upstream.feed.currency.wanted();
+        let mut versions = self.upstream.feed.currency.wanted_version();
+        let mut progress = self.upstream.feed.reader.watch_progress();
         let (mut positions, mut chase) = (Positions::default(), Chase::default());
         let mut question: Running<'_, Option<Position>> = None.into();
         let mut proof: Running<'_, Option<Instant>> = None.into();
         let mut chasing: Running<'_, ()> = None.into();
         let (mut asks, mut proves, mut chases) = (false, false, false);
-        let mut history = self.feed.reader.history();
+        let mut history = self.upstream.feed.reader.history();
         loop {
             // What was asked of another history, and not answered yet, says nothing of this one.
-            if std::mem::replace(&mut history, self.feed.reader.history()) != history {
+            if std::mem::replace(&mut history, self.upstream.feed.reader.history()) != history {
                 positions = Positions::default();
                 (question, proof) = (None.into(), None.into());
                 (asks, proves) = (false, false);
             }
-            if let Some(asked) =
-                positions.settle(self.feed.reader.progress().rv, self.feed.currency.is_awaited(), Instant::now())
-            {
-                self.feed.currency.prove(asked);
+            if let Some(asked) = positions.settle(
+                self.upstream.feed.reader.progress().rv,
+                self.upstream.feed.currency.is_awaited(),
+                Instant::now(),
+            ) {
+                self.upstream.feed.currency.prove(asked);
             }
             let last = positions.last();
             if !asks && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
@@ -141,21 +131,21 @@ impl Prover {
                 proves = true;
             }
             chase.aim(*versions.borrow_and_update());
-            if !chases && self.live() && chase.goes_on(&self.feed) {
+            if !chases && self.live() && chase.goes_on(&self.upstream.feed) {
                 chasing = Some(self.chase().boxed()).into();
                 chases = true;
             }
             tokio::select! {
                 Some(answer) = &mut question, if asks => {
                     asks = false;
-                    positions.extend(answer.filter(|_| self.feed.reader.history() == history));
+                    positions.extend(answer.filter(|_| self.upstream.feed.reader.history() == history));
                 }
                 Some(proven) = &mut proof, if proves => {
                     proves = false;
                     if let Some(asked) = proven
-                        && self.feed.reader.history() == history
+                        && self.upstream.feed.reader.history() == history
                     {
-                        self.feed.currency.prove(asked);
+                        self.upstream.feed.currency.prove(asked);
                         positions.proven(asked);
                     }
                 }
@@ -171,43 +161,41 @@ impl Prover {
     /// Whether somebody waits whom neither a proof nor the last question covers.
     fn unasked(&self, wanted: Option<Instant>, last: Option<Position>) -> bool {
         wanted.is_some_and(|wanted| {
-            self.feed.currency.is_awaited()
-                && !self.feed.currency.covers(wanted)
+            self.upstream.feed.currency.is_awaited()
+                && !self.upstream.feed.currency.covers(wanted)
                 && last.is_none_or(|position| position.asked < wanted)
         })
     }
 
     fn live(&self) -> bool {
-        self.feed.reader.state() == State::Live
+        self.upstream.feed.reader.state() == State::Live
     }
 
     async fn became_live(&self) {
-        let mut state = self.feed.reader.watch_state();
+        let mut state = self.upstream.feed.reader.watch_state();
         if state.wait_for(|state| *state == State::Live).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    fn lister(&self) -> Lister<'_> {
-        Lister { client: &self.client, spec: &self.feed.spec, reader: &self.reader, cache: &self.feed.reader }
-    }
-
     /// Learns X.
     async fn position(&self) -> Option<Position> {
-        let (asked, progress) = (Instant::now(), self.feed.reader.progress().rv);
-        self.metrics.asked(Asked::Position);
-        match timeout(QUESTION_MAX, self.lister().position()).await {
+        let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
+        self.upstream.metrics.asked(Asked::Position);
+        match timeout(QUESTION_MAX, self.upstream.lister().position()).await {
             Ok(Ok(at)) if at >= progress => {
                 self.unanswered.succeeded();
                 return Some(Position { asked, at });
             }
             // Not older than what we have seen, unless one server lags or the storage went back: that proves nothing.
             Ok(Ok(at)) => {
-                tracing::debug!(feed = %self.feed.spec.key, %at, %progress, "upstream is behind our cache");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %at, %progress, "upstream is behind our cache");
                 self.doubt();
             }
-            Ok(Err(error)) => tracing::debug!(feed = %self.feed.spec.key, %error, "position could not be asked"),
-            Err(_) => tracing::debug!(feed = %self.feed.spec.key, "position was not answered"),
+            Ok(Err(error)) => {
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "position could not be asked");
+            }
+            Err(_) => tracing::debug!(feed = %self.upstream.feed.spec.key, "position was not answered"),
         }
         self.unanswered.rest().await;
         None
@@ -215,7 +203,7 @@ impl Prover {
 
     /// Proves that the cache is current as of the position's question; the instant of that question if so.
     async fn prove(&self, position: Position) -> Option<Instant> {
-        if timeout(STREAM_HEAD_START, self.feed.reader.reached(position.at)).await.is_ok() {
+        if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(position.at)).await.is_ok() {
             return Some(position.asked);
         }
         timeout(PROOF_MAX, self.prove_by_asking()).await.unwrap_or_default()
@@ -223,7 +211,7 @@ impl Prover {
 
     async fn prove_by_asking(&self) -> Option<Instant> {
         // What is held is no version's state while more of its newest one may come: the stream behind it tells.
-        let proven = if self.feed.reader.is_whole() && self.affords_equality() {
+        let proven = if self.upstream.feed.reader.is_whole() && self.affords_equality() {
             self.by_equality().await
         } else if self.live() {
             self.by_catching_up().await.map(|()| None)
@@ -238,7 +226,7 @@ impl Prover {
                 proven
             }
             Err(error) => {
-                tracing::debug!(feed = %self.feed.spec.key, %error, "proof failed");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "proof failed");
                 self.unproven.rest().await;
                 None
             }
@@ -250,15 +238,15 @@ impl Prover {
         match timeout(PROOF_MAX, self.by_catching_up()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::debug!(feed = %self.feed.spec.key, %error, "catching up failed");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "catching up failed");
                 tokio::time::sleep(RETRY).await;
             }
-            Err(_) => tracing::debug!(feed = %self.feed.spec.key, "catching up took too long"),
+            Err(_) => tracing::debug!(feed = %self.upstream.feed.spec.key, "catching up took too long"),
         }
     }
 
     fn affords_equality(&self) -> bool {
-        let objects = self.feed.reader.stats().objects;
+        let objects = self.upstream.feed.reader.stats().objects;
         let rest = EQUALITY_REST_PER_OBJECT.saturating_mul(u32::try_from(objects).unwrap_or(u32::MAX));
         let mut last = self.last_equality.lock();
         let rested = last.is_none_or(|last| last.elapsed() >= rest);
@@ -271,9 +259,9 @@ impl Prover {
 
     /// The versions of a small collection, listed once; proven when the cache has the same, now or soon.
     async fn by_equality(&self) -> Result<Option<Instant>, Ended> {
-        self.metrics.asked(Asked::Equality);
-        let (asked, before) = (Instant::now(), self.feed.reader.snapshot());
-        let reach = Reach::of(&self.feed.reader, before.rv);
+        self.upstream.metrics.asked(Asked::Equality);
+        let (asked, before) = (Instant::now(), self.upstream.feed.reader.snapshot());
+        let reach = Reach::of(&self.upstream.feed.reader, before.rv);
         let (rv, versions) = self.list("").await?;
         let listed = || versions.iter().map(|(key, rv)| (key, *rv));
         if compare(places(&before), reach, listed(), rv) == Finding::Other {
@@ -281,14 +269,14 @@ impl Prover {
             self.unproven.rest().await;
             return Ok(None);
         }
-        let mut progress = self.feed.reader.watch_progress();
+        let mut progress = self.upstream.feed.reader.watch_progress();
         let equal = async {
             loop {
-                let snapshot = self.feed.reader.snapshot();
+                let snapshot = self.upstream.feed.reader.snapshot();
                 let same = snapshot.len() == versions.len()
                     && snapshot.iter().all(|object| versions.get(&object.key) == Some(&object.rv));
                 if same || snapshot.rv >= rv {
-                    let reach = Reach::of(&self.feed.reader, snapshot.rv);
+                    let reach = Reach::of(&self.upstream.feed.reader, snapshot.rv);
                     return same || !outlived(&snapshot, reach, &versions, rv);
                 }
                 if progress.changed().await.is_err() {
@@ -310,21 +298,21 @@ impl Prover {
     /// Tells the reflector that upstream's answer does not go with what the feed holds. It decides; whoever asks rests.
     fn doubt(&self) {
         // One that waits to be heard is as good.
-        let _ = self.words.try_send(Word::Doubt { history: self.feed.reader.history() });
+        let _ = self.words.try_send(Word::Doubt { history: self.upstream.feed.reader.history() });
     }
 
     /// Current versions, as metadata only where upstream can.
     async fn list(&self, query: &str) -> Result<(ResourceVersion, BTreeMap<ObjectKey, ResourceVersion>), Error> {
         const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                                 application/json";
-        let path = self.feed.spec.key.url(query);
-        let response = self.client.open(Question::Short, &path, METADATA).await?;
+        let path = self.upstream.feed.spec.key.url(query);
+        let response = self.upstream.client.open(Question::Short, &path, METADATA).await?;
         let form = crate::upstream::form_of(&response).unwrap_or(Form::Json);
-        let body = self.client.read(response).await?;
+        let body = self.upstream.client.read(response).await?;
         // Metadata as protobuf is laid out alike for every resource; JSON is the resource's own.
         let reader = match form {
             Form::Protobuf => ObjectReader::new(form, Shape::BuiltIn, Arc::default()),
-            Form::Json | Form::Table => ObjectReader::new(form, self.feed.spec.shape, Arc::default()),
+            Form::Json | Form::Table => ObjectReader::new(form, self.upstream.feed.spec.shape, Arc::default()),
         };
         let page = reader.list(&body)?;
         let versions = page.items.into_iter().map(|object| (object.key, object.rv)).collect();
@@ -333,16 +321,16 @@ impl Prover {
 
     /// A watch from our own version until upstream says how far it goes; what it yields is handed to the reflector.
     async fn by_catching_up(&self) -> Result<(), Ended> {
-        self.metrics.asked(Asked::CatchUp);
-        let spec = &self.feed.spec;
-        let (history, from) = (self.feed.reader.history(), self.feed.reader.progress().rv);
+        self.upstream.metrics.asked(Asked::CatchUp);
+        let spec = &self.upstream.feed.spec;
+        let (history, from) = (self.upstream.feed.reader.history(), self.upstream.feed.reader.progress().rv);
         let path = spec.key.url(&format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}"
         ));
-        let mut stream = WatchStream::open(&self.client, &path, spec.key.form).await?;
+        let mut stream = WatchStream::open(&self.upstream.client, &path, spec.key.form).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         let until = loop {
-            match stream.next(&self.reader).await? {
+            match stream.next(&self.upstream.reader).await? {
                 WatchItem::Change { .. } if bytes > CATCH_UP_BYTES_MAX => {
                     return Err(Error::TooLarge(CATCH_UP_BYTES_MAX).into());
                 }
@@ -359,7 +347,7 @@ impl Prover {
         // If the reflector is not watching now, the proof is worth nothing to it.
         if self.words.try_send(Word::Proof(Proof { history, changes, until })).is_ok() {
             // A moment for it to be taken in, or the same would be asked again.
-            let _ = timeout(STREAM_HEAD_START, self.feed.reader.reached(until)).await;
+            let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }
         Ok(())
     }

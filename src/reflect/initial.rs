@@ -2,14 +2,16 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cache::{CacheReader, FeedSpec, OverBudget, Snapshot, Staging};
+use crate::cache::{CacheReader, Feed, FeedSpec, OverBudget, Snapshot, Staging};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question, Server};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
 
 use super::failure::refuses_watch_list;
+use super::metrics::FeedMetrics;
 use super::stream::{Ended, WatchStream, ask};
 
 /// A complete state, and the stream that continues it if it came by one.
@@ -42,6 +44,23 @@ const PAGE_LIMIT: usize = 500;
 const AHEAD_BYTES_MAX: usize = 64 << 20;
 /// How often a LIST starts over because its continue token expired, before it is asked for in one piece.
 const PAGED_TRIES_MAX: usize = 2;
+
+/// What it takes to ask upstream about one feed. Cloning shares.
+#[derive(Clone)]
+pub(super) struct FeedClient {
+    pub(super) client: Client,
+    pub(super) feed: Arc<Feed>,
+    pub(super) reader: Arc<ObjectReader>,
+    pub(super) metrics: FeedMetrics,
+    /// Whether upstream is known not to stream lists; shared by all feeds of one upstream.
+    pub(super) lists_only: Arc<AtomicBool>,
+}
+
+impl FeedClient {
+    pub(super) fn lister(&self) -> Lister<'_> {
+        Lister { client: &self.client, spec: &self.feed.spec, reader: &self.reader, cache: &self.feed.reader }
+    }
+}
 
 /// Fetches states of one feed.
 pub(super) struct Lister<'a> {

@@ -5,8 +5,6 @@
 //! later one is compared with what the feed held when it was asked for.
 
 use std::future::pending;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -14,13 +12,9 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::cache::Feed;
-use crate::upstream::Client;
-use crate::wire::ObjectReader;
-
 use super::continuity::{Finding, Reach, compare, places};
-use super::initial::{At, Initial, Lister};
-use super::metrics::{Asked, FeedMetrics};
+use super::initial::{At, FeedClient, Initial};
+use super::metrics::Asked;
 
 /// Why it is asked, in the order of urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,7 +112,7 @@ impl Inquiries {
     }
 
     /// The next outcome. Cancel-safe.
-    pub(super) async fn next(&mut self, inquirer: impl Fn() -> Inquirer) -> Outcome {
+    pub(super) async fn next(&mut self, upstream: &FeedClient) -> Outcome {
         loop {
             if let Some(running) = self.running.get_mut() {
                 let outcome = running.await;
@@ -131,29 +125,27 @@ impl Inquiries {
             let Some((when, why)) = self.due else { return pending().await };
             sleep_until(when).await;
             self.due = None;
-            let inquirer = inquirer();
+            let inquirer = Inquirer { upstream: upstream.clone() };
             *self.running.get_mut() = Some(async move { inquirer.ask(why).await }.boxed());
         }
     }
 }
 
 /// Asks upstream for one feed.
-pub(super) struct Inquirer {
-    pub(super) client: Client,
-    pub(super) feed: Arc<Feed>,
-    pub(super) reader: Arc<ObjectReader>,
-    pub(super) metrics: FeedMetrics,
-    pub(super) lists_only: Arc<AtomicBool>,
+struct Inquirer {
+    upstream: FeedClient,
 }
 
 impl Inquirer {
     async fn ask(&self, why: Why) -> Outcome {
         if why == Why::Reopened {
-            let reached = self.feed.reader.progress().rv;
-            self.metrics.asked(Asked::Position);
-            match timeout(QUESTION_MAX, self.lister().position()).await {
+            let reached = self.upstream.feed.reader.progress().rv;
+            self.upstream.metrics.asked(Asked::Position);
+            match timeout(QUESTION_MAX, self.upstream.lister().position()).await {
                 Ok(Ok(at)) if at >= reached => return Outcome::Reached,
-                Ok(Ok(at)) => tracing::info!(feed = %self.feed.spec.key, %at, %reached, "upstream seems to be behind"),
+                Ok(Ok(at)) => {
+                    tracing::info!(feed = %self.upstream.feed.spec.key, %at, %reached, "upstream seems to be behind");
+                }
                 Ok(Err(_)) | Err(_) => return Outcome::Failed(why),
             }
         }
@@ -161,27 +153,28 @@ impl Inquirer {
     }
 
     async fn list(&self, why: Why) -> Outcome {
-        self.metrics.asked(Asked::Doubt);
-        let known = self.feed.reader.snapshot();
-        let reach = Reach::of(&self.feed.reader, known.rv);
+        self.upstream.metrics.asked(Asked::Doubt);
+        let known = self.upstream.feed.reader.snapshot();
+        let reach = Reach::of(&self.upstream.feed.reader, known.rv);
         let asked = Instant::now();
-        let initial = match self.lister().current(&self.lists_only).await {
+        let initial = match self.upstream.lister().current(&self.upstream.lists_only).await {
             Ok(initial) => initial,
             Err(error) => {
-                tracing::info!(feed = %self.feed.spec.key, %error, "whether upstream's history is ours is not known");
+                let feed = &self.upstream.feed.spec.key;
+                tracing::info!(%feed, %error, "whether upstream's history is ours is not known");
                 return Outcome::Failed(why);
             }
         };
         let listed = &initial.snapshot;
         let finding = match compare(places(&known), reach, places(listed), listed.rv) {
             // What came later hides what was before: upstream may still know the state that we had.
-            Finding::Later => match self.lister().list(At::Exact(known.rv)).await {
+            Finding::Later => match self.upstream.lister().list(At::Exact(known.rv)).await {
                 Ok(then) => compare(places(&known), reach, places(&then.snapshot), then.snapshot.rv),
                 Err(_) => Finding::Later,
             },
             finding => finding,
         };
-        let (feed, at, reached) = (&self.feed.spec.key, listed.rv, known.rv);
+        let (feed, at, reached) = (&self.upstream.feed.spec.key, listed.rv, known.rv);
         tracing::info!(%feed, ?why, ?finding, %at, %reached, "listed on a doubt");
         let listed = Box::new(Listed { asked, initial });
         match finding {
@@ -189,10 +182,6 @@ impl Inquirer {
             Finding::Other => Outcome::Other(listed),
             Finding::Later => Outcome::Unproven(why, listed),
         }
-    }
-
-    fn lister(&self) -> Lister<'_> {
-        Lister { client: &self.client, spec: &self.feed.spec, reader: &self.reader, cache: &self.feed.reader }
     }
 }
 

@@ -12,25 +12,21 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::cache::{Feed, Feeds, Reason, Snapshot, State};
+use crate::cache::{Feeds, Reason, Snapshot, State};
 use crate::kube::ResourceVersion;
-use crate::upstream::{Build, Client, Error, Question, form_of};
-use crate::wire::{
-    Form, Include, ListMeta, Object, ObjectReader, Refused, Renderer, Representation, same_items, same_rows,
-};
+use crate::upstream::{Build, Error, Question, form_of};
+use crate::wire::{Form, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
 
 use super::continuity::is_same;
-use super::initial::Lister;
+use super::initial::FeedClient;
 use super::metrics;
 use super::words::Word;
 use super::written::Written;
 
 /// Qualifies and watches over the representations of one feed.
 pub(super) struct Qualifier {
-    pub(super) client: Client,
+    pub(super) upstream: FeedClient,
     pub(super) feeds: Feeds,
-    pub(super) feed: Arc<Feed>,
-    pub(super) reader: Arc<ObjectReader>,
     pub(super) words: mpsc::Sender<Word>,
     pub(super) written: Arc<Written>,
 }
@@ -78,23 +74,23 @@ impl Qualifier {
     /// Qualifies what is wanted and samples what is derived, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         let mut known = Known::default();
-        let mut changes = self.feed.renderings.changes();
+        let mut changes = self.upstream.feed.renderings.changes();
         loop {
             changes.borrow_and_update();
             self.complete().await;
-            if known.release != self.feed.renderings.release() {
-                (known.release, known.compared) = (self.feed.renderings.release(), 0);
+            if known.release != self.upstream.feed.renderings.release() {
+                (known.release, known.compared) = (self.upstream.feed.renderings.release(), 0);
             }
-            for wanted in self.feed.renderings.wanted() {
+            for wanted in self.upstream.feed.renderings.wanted() {
                 if !self.qualify(wanted, &mut known).await {
                     sleep(RETRY).await;
                 }
             }
-            let derives = !self.feed.renderings.derived().is_empty();
+            let derives = !self.upstream.feed.renderings.derived().is_empty();
             let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other.is_some();
             let wait = if soon { SAMPLE_SOON } else { SAMPLE_EVERY };
             // Of what is refused nothing is compared, but upstream may become one of which it is not.
-            let decided = !self.feed.renderings.all().is_empty();
+            let decided = !self.upstream.feed.renderings.all().is_empty();
             tokio::select! {
                 _ = changes.changed() => {}
                 () = sleep_until(Instant::now() + wait), if decided => self.sample(&mut known).await,
@@ -105,7 +101,7 @@ impl Qualifier {
     /// Completes when the feed has a state to derive from, and one release wrote all of it.
     async fn complete(&self) {
         self.present().await;
-        let mut state = self.feed.reader.watch_state();
+        let mut state = self.upstream.feed.reader.watch_state();
         if state.wait_for(|state| matches!(state, State::Live | State::Stale { .. })).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -113,10 +109,10 @@ impl Qualifier {
 
     /// Completes when one release wrote all of the state. It is asked for by those who wait for a verdict.
     async fn present(&self) {
-        let (vintage, mut changes) = (&self.feed.vintage, self.feed.renderings.changes());
+        let (vintage, mut changes) = (&self.upstream.feed.vintage, self.upstream.feed.renderings.changes());
         loop {
             changes.borrow_and_update();
-            let wanted = !self.feed.renderings.wanted().is_empty();
+            let wanted = !self.upstream.feed.renderings.wanted().is_empty();
             tokio::select! {
                 () = vintage.present(), if wanted => return,
                 () = vintage.becomes_present(), if !wanted => return,
@@ -132,31 +128,31 @@ impl Qualifier {
             Ok(None) => return false,
             // Without it nothing can be derived, and asking again would not help.
             Err(error) if matches!(error, Error::Form(_)) || matches!(error.code(), Some(403 | 404)) => {
-                self.feed.refuse(wanted, Reason::NotComparable, &error);
+                self.upstream.feed.refuse(wanted, Reason::NotComparable, &error);
                 return true;
             }
             Err(error) => {
-                tracing::debug!(feed = %self.feed.spec.key, %error, "upstream's release could not be asked");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "upstream's release could not be asked");
                 return false;
             }
         };
-        let Some(renderer) = Renderer::derived(wanted, self.feed.reader.envelope(), minor) else {
-            let kind = &self.feed.spec.kind;
-            self.feed.refuse(wanted, Reason::NotInTable, &format_args!("{kind} of release 1.{minor}"));
+        let Some(renderer) = Renderer::derived(wanted, self.upstream.feed.reader.envelope(), minor) else {
+            let kind = &self.upstream.feed.spec.kind;
+            self.upstream.feed.refuse(wanted, Reason::NotInTable, &format_args!("{kind} of release 1.{minor}"));
             return true;
         };
         if wanted == Representation::Table(Include::None) {
             // Cells as they came: nothing is derived that could differ.
-            self.feed.renderings.qualify(renderer);
+            self.upstream.feed.renderings.qualify(renderer);
             return true;
         }
-        let snapshot = self.feed.reader.snapshot();
+        let snapshot = self.upstream.feed.reader.snapshot();
         if let Err(refused) = self.derive_all(&snapshot, &renderer).await {
-            self.feed.refuse(wanted, Reason::Unrenderable, &refused);
+            self.upstream.feed.refuse(wanted, Reason::Unrenderable, &refused);
             return true;
         }
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
-        let (key, first) = (&self.feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
+        let (key, first) = (&self.upstream.feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
         let then = key.url(&format!("{first}&{}", exact(snapshot.rv)));
         let verdict = match self.compare(&renderer, &then, &objects).await {
             // Compacted: nothing has happened here for long, or nothing was told. Then the most recent state may do.
@@ -169,13 +165,15 @@ impl Qualifier {
         match self.confirmed(verdict, &objects, snapshot.rv).await {
             Verdict::Equal => {
                 known.compared += objects.len();
-                let (feed, compared) = (&self.feed.spec.key, objects.len());
+                let (feed, compared) = (&self.upstream.feed.spec.key, objects.len());
                 tracing::info!(%feed, representation = %wanted, compared, "derived from now on");
-                self.feed.renderings.qualify(renderer);
+                self.upstream.feed.renderings.qualify(renderer);
             }
-            Verdict::Different => self.feed.refuse(wanted, Reason::Mismatch, &DIFFERENT),
-            Verdict::Refused => self.feed.refuse(wanted, Reason::Unrenderable, &"one object"),
-            Verdict::NotOffered => self.feed.refuse(wanted, Reason::NotComparable, &"upstream does not write it"),
+            Verdict::Different => self.upstream.feed.refuse(wanted, Reason::Mismatch, &DIFFERENT),
+            Verdict::Refused => self.upstream.feed.refuse(wanted, Reason::Unrenderable, &"one object"),
+            Verdict::NotOffered => {
+                self.upstream.feed.refuse(wanted, Reason::NotComparable, &"upstream does not write it");
+            }
             Verdict::Unanswered | Verdict::Forgotten => return false,
         }
         true
@@ -184,7 +182,7 @@ impl Qualifier {
     /// Derives each object once, so that none is found later, with half a list sent, that cannot be.
     async fn derive_all(&self, snapshot: &Snapshot, renderer: &Renderer) -> Result<(), Refused> {
         for (index, object) in snapshot.iter().enumerate() {
-            self.feed.reader.body(object, renderer)?;
+            self.upstream.feed.reader.body(object, renderer)?;
             if index % DERIVED_AT_A_TIME == 0 {
                 tokio::task::yield_now().await;
             }
@@ -194,26 +192,30 @@ impl Qualifier {
 
     /// Compares one object of each derivation, picked at random; and asks whether upstream is still what it was.
     async fn sample(&self, known: &mut Known) {
-        if self.feed.readers() == 0 {
+        if self.upstream.feed.readers() == 0 {
             return;
         }
         // One that may be another is not compared with.
         let Ok(Some(_)) = self.release(known).await else { return };
         self.shadow();
         let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
-        for renderer in self.feed.renderings.derived().into_iter().filter(includes_objects) {
-            let snapshot = self.feed.reader.snapshot();
+        for renderer in self.upstream.feed.renderings.derived().into_iter().filter(includes_objects) {
+            let snapshot = self.upstream.feed.reader.snapshot();
             if snapshot.is_empty() {
                 continue;
             }
             let Some(object) = snapshot.iter().nth(fastrand::usize(..snapshot.len())) else { continue };
             // The list of one object, as it is at that version.
-            let path = self.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
+            let path = self.upstream.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
             let verdict = self.compare(&renderer, &path, &[object]).await;
             match self.confirmed(verdict, &[object], snapshot.rv).await {
                 Verdict::Equal => known.compared += 1,
-                Verdict::Different => self.feed.refuse(renderer.representation(), Reason::Mismatch, &DIFFERENT),
-                Verdict::Refused => self.feed.refuse(renderer.representation(), Reason::Unrenderable, &"one object"),
+                Verdict::Different => {
+                    self.upstream.feed.refuse(renderer.representation(), Reason::Mismatch, &DIFFERENT);
+                }
+                Verdict::Refused => {
+                    self.upstream.feed.refuse(renderer.representation(), Reason::Unrenderable, &"one object");
+                }
                 Verdict::Unanswered | Verdict::Forgotten | Verdict::NotOffered => {}
             }
         }
@@ -226,8 +228,8 @@ impl Qualifier {
     /// connections: where it could not be asked by its own, it is taken for another when whoever answers has said so
     /// twice in a row.
     async fn release(&self, known: &mut Known) -> Result<Option<u32>, Error> {
-        let build = self.client.build().await?;
-        let was = self.feed.renderings.release();
+        let build = self.upstream.client.build().await?;
+        let was = self.upstream.feed.renderings.release();
         if was.is_some_and(|was| was != build.minor) {
             let said = known.other.replace(build.clone());
             if said.as_ref() == Some(&build) && !self.written.is_certain() {
@@ -236,31 +238,32 @@ impl Qualifier {
             return Ok(None);
         }
         known.other = None;
-        self.feed.renderings.set_release(build.minor);
-        Ok(self.feed.vintage.is_present().then_some(build.minor))
+        self.upstream.feed.renderings.set_release(build.minor);
+        Ok(self.upstream.feed.vintage.is_present().then_some(build.minor))
     }
 
     /// While both forms are held, each object that both have is compared: it costs upstream nothing.
     fn shadow(&self) {
         let json = Representation::Object(Form::Json);
-        let (ours, wanted) = (&self.feed.spec.key, (Form::Protobuf, Form::Json));
+        let (ours, wanted) = (&self.upstream.feed.spec.key, (Form::Protobuf, Form::Json));
         let twin = self.feeds.all().into_iter().find(|feed| {
             let key = &feed.spec.key;
             (ours.form, key.form) == wanted && key.gvr == ours.gvr && key.scope == ours.scope
         });
-        let derived = self.feed.renderings.derived().into_iter().find(|renderer| renderer.representation() == json);
+        let derived =
+            self.upstream.feed.renderings.derived().into_iter().find(|renderer| renderer.representation() == json);
         let (Some(twin), Some(renderer)) = (twin, derived) else { return };
-        let (ours, theirs) = (self.feed.reader.snapshot(), twin.reader.snapshot());
+        let (ours, theirs) = (self.upstream.feed.reader.snapshot(), twin.reader.snapshot());
         for object in ours.iter().take(SHADOWED_MAX) {
             let Some(other) = theirs.get(&object.key).filter(|other| other.rv == object.rv) else { continue };
-            let verdict = match self.feed.reader.body(object, &renderer) {
+            let verdict = match self.upstream.feed.reader.body(object, &renderer) {
                 Ok(body) if body == *other.body() => Verdict::Equal,
                 Ok(_) => Verdict::Different,
                 Err(_) => Verdict::Refused,
             };
             self.count(json, verdict);
             if verdict != Verdict::Equal {
-                return self.feed.refuse(json, Reason::Mismatch, &DIFFERENT);
+                return self.upstream.feed.refuse(json, Reason::Mismatch, &DIFFERENT);
             }
         }
     }
@@ -278,7 +281,7 @@ impl Qualifier {
             Err(error) if matches!(error.code(), Some(406 | 415)) => Verdict::NotOffered,
             Err(error) if error.is_expired() => Verdict::Forgotten,
             Err(error) => {
-                tracing::debug!(feed = %self.feed.spec.key, %error, "nothing to compare with");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "nothing to compare with");
                 Verdict::Unanswered
             }
         };
@@ -292,9 +295,7 @@ impl Qualifier {
         if verdict != Verdict::Different {
             return verdict;
         }
-        let Feed { spec, reader: cache, .. } = &*self.feed;
-        let history = cache.history();
-        let lister = Lister { client: &self.client, spec, reader: &self.reader, cache };
+        let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister());
         for object in objects {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
@@ -316,17 +317,17 @@ impl Qualifier {
             _ => String::new(),
         };
         let path = format!("{path}{include}");
-        let response = self.client.open(Question::Short, &path, &representation.accept(true)).await?;
+        let response = self.upstream.client.open(Question::Short, &path, &representation.accept(true)).await?;
         if form_of(&response) != Some(representation.form()) {
             return Err(Error::Form(format!("asked for {representation}, got another form")));
         }
-        self.client.read(response).await
+        self.upstream.client.read(response).await
     }
 
     /// Whether `theirs` is the list of `objects` that we would write.
     fn is_same(&self, renderer: &Renderer, objects: &[&Arc<Object>], theirs: &[u8]) -> Result<bool, Refused> {
         let bodies: Vec<_> =
-            objects.iter().map(|object| self.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
+            objects.iter().map(|object| self.upstream.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
         let representation = renderer.representation();
         Ok(match representation {
             // Cells rot.
@@ -344,7 +345,7 @@ impl Qualifier {
             Verdict::Forgotten => "forgotten",
             Verdict::NotOffered => "not_offered",
         };
-        metrics::compared(&self.feed.spec.key, representation, outcome);
+        metrics::compared(&self.upstream.feed.spec.key, representation, outcome);
     }
 }
 

@@ -2,24 +2,22 @@ mod follow;
 mod relist;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::{Backoff, Waits};
-use crate::cache::{CacheWriter, End, Feed, State as FeedState, Witness};
+use crate::cache::{CacheWriter, End, State as FeedState, Witness};
 use crate::kube::ResourceVersion;
-use crate::upstream::Client;
-use crate::wire::{BookmarkTemplate, ObjectReader};
+use crate::wire::BookmarkTemplate;
 
 use super::continuity::Continuity;
 use super::failure::{Failure, over};
 use super::gap::{Completeness, Position, Relists};
-use super::initial::{At, Follow, Initial, Lister};
+use super::initial::{At, FeedClient, Follow, Initial, Lister};
 use super::inquiry::Inquiries;
-use super::metrics::{Asked, FeedMetrics};
+use super::metrics::Asked;
 use super::stream::{Ended, WatchStream};
 use super::words::{Begun, Rewinds, Word};
 use super::written::Written;
@@ -54,14 +52,9 @@ pub(super) struct Reflector {
 
 /// What a reflector works with.
 pub(super) struct Means {
-    pub(super) client: Client,
-    pub(super) feed: Arc<Feed>,
-    pub(super) reader: Arc<ObjectReader>,
-    pub(super) metrics: FeedMetrics,
+    pub(super) upstream: FeedClient,
     pub(super) written: Arc<Written>,
-    /// Whether upstream is known not to stream lists; shared by all feeds of one upstream.
-    pub(super) lists_only: Arc<AtomicBool>,
-    /// The same feeds tell each other here that upstream's storage went back.
+    /// Feeds of one upstream tell each other here that upstream's storage went back.
     pub(super) rewinds: Arc<Rewinds>,
     pub(super) waits: Waits,
 }
@@ -129,7 +122,7 @@ impl Reflector {
                 return end;
             }
             let wait = self.pause_after(&failure, &mut state);
-            tracing::info!(feed = %self.means.feed.spec.key, %failure, ?wait, "upstream stream interrupted");
+            tracing::info!(feed = %self.means.upstream.feed.spec.key, %failure, ?wait, "upstream stream interrupted");
             self.pause(wait, &failure).await;
         }
     }
@@ -185,14 +178,14 @@ impl Reflector {
     /// The state that the oldest of the waiting clients wants to go on from, if upstream still has it: a restart of the
     /// proxy then costs none of them a list.
     async fn resumed(&mut self) -> Option<State> {
-        self.means.feed.oldest_resume()?;
+        self.means.upstream.feed.oldest_resume()?;
         // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6),
         // and versions of a history that is given up mean nothing in the next.
-        if self.means.feed.reader.progress().rv > ResourceVersion::default() {
+        if self.means.upstream.feed.reader.progress().rv > ResourceVersion::default() {
             return None;
         }
         sleep(RESUME_GATHER).await;
-        let at = self.means.feed.oldest_resume()?;
+        let at = self.means.upstream.feed.oldest_resume()?;
         let (asked, lister) = (Instant::now(), self.lister());
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
         let Initial { snapshot, servers, .. } = listed.ok()?;
@@ -200,11 +193,11 @@ impl Reflector {
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
         }
-        let (feed, objects) = (&self.means.feed.spec.key, snapshot.len());
+        let (feed, objects) = (&self.means.upstream.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
-        self.means.feed.currency.forget();
+        self.means.upstream.feed.currency.forget();
         self.complete.begins_at(at, upstream);
         self.begins(asked, false);
         self.signed_of_life();
@@ -216,9 +209,10 @@ impl Reflector {
     /// within a minute.
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
-        self.means.metrics.asked(Asked::Position);
+        self.means.upstream.metrics.asked(Asked::Position);
         let told = timeout(POSITION_MAX, self.lister().position_and_bookmark()).await.ok()?;
-        let failed = |error: &Ended| tracing::debug!(feed = %self.means.feed.spec.key, %error, "no position was told");
+        let failed =
+            |error: &Ended| tracing::debug!(feed = %self.means.upstream.feed.spec.key, %error, "no position was told");
         let (at, template) = told.inspect_err(failed).ok()?;
         Some((Position { asked, at }, template))
     }
@@ -228,13 +222,13 @@ impl Reflector {
             return Ok(resumed);
         }
         let asked = Instant::now();
-        self.means.metrics.asked(Asked::Initial);
-        let initial = self.lister().current(&self.means.lists_only).await.map_err(ended)?;
-        let (served, at) = (self.means.feed.reader.progress().rv, initial.snapshot.rv);
+        self.means.upstream.metrics.asked(Asked::Initial);
+        let initial = self.lister().current(&self.means.upstream.lists_only).await.map_err(ended)?;
+        let (served, at) = (self.means.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.give_up(served, "a list is older than what was served");
         }
-        let (feed, objects, took) = (&self.means.feed.spec.key, initial.snapshot.len(), asked.elapsed());
+        let (feed, objects, took) = (&self.means.upstream.feed.spec.key, initial.snapshot.len(), asked.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed listed");
         Ok(self.starts_with(initial, asked))
     }
@@ -245,8 +239,8 @@ impl Reflector {
         let at = snapshot.rv;
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
-        self.means.feed.currency.forget();
-        self.means.feed.currency.prove(asked);
+        self.means.upstream.feed.currency.forget();
+        self.means.upstream.feed.currency.prove(asked);
         self.complete.listed(asked);
         self.begins(asked, self.rewinding);
         self.signed_of_life();
@@ -276,12 +270,7 @@ impl Reflector {
     }
 
     fn lister(&self) -> Lister<'_> {
-        Lister {
-            client: &self.means.client,
-            spec: &self.means.feed.spec,
-            reader: &self.means.reader,
-            cache: &self.means.feed.reader,
-        }
+        self.means.upstream.lister()
     }
 
     fn signed_of_life(&mut self) {
@@ -297,7 +286,7 @@ impl Reflector {
             if !failure.is_connection() || self.woken_early {
                 std::future::pending::<()>().await;
             }
-            self.means.client.answers().await;
+            self.means.upstream.client.answers().await;
             // Not all feeds in the same instant.
             sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
@@ -310,9 +299,9 @@ impl Reflector {
 
     /// How long to wait after a failure; may send a stream that cannot be read back to the start.
     fn pause_after(&mut self, failure: &Failure, state: &mut State) -> Duration {
-        self.means.metrics.failed(failure.word());
+        self.means.upstream.metrics.failed(failure.word());
         // A stream that never tells how far it has come is silent whenever nothing happens.
-        if failure.word() != "silent" || self.means.feed.spec.key.gvr.has_watch_cache() {
+        if failure.word() != "silent" || self.means.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.lost();
         }
         if let State::Listed { .. } | State::Expired { .. } = state {
@@ -325,7 +314,7 @@ impl Reflector {
             *times = if *rv == *at { *times + 1 } else { 1 };
             *rv = *at;
             if *times >= UNREADABLE_MAX {
-                tracing::error!(feed = %self.means.feed.spec.key, %at, "unreadable stream; listing anew");
+                tracing::error!(feed = %self.means.upstream.feed.spec.key, %at, "unreadable stream; listing anew");
                 *state = State::Empty;
             }
         }

@@ -7,19 +7,16 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
 use crate::base::Backoff;
-use crate::cache::Feed;
-use crate::upstream::{Client, Server};
-use crate::wire::ObjectReader;
+use crate::upstream::Server;
 
-use super::initial::Lister;
-use super::metrics::{Asked, FeedMetrics};
+use super::initial::FeedClient;
+use super::metrics::Asked;
 use super::stream::Ended;
 use super::words::{Renewal, Word};
 use super::written::{By, Standing, Written};
@@ -29,11 +26,7 @@ pub(super) type Turns = Arc<Mutex<()>>;
 
 /// Keeps one feed's bodies as upstream writes them.
 pub(super) struct Renewer {
-    pub(super) client: Client,
-    pub(super) feed: Arc<Feed>,
-    pub(super) reader: Arc<ObjectReader>,
-    pub(super) metrics: FeedMetrics,
-    pub(super) lists_only: Arc<AtomicBool>,
+    pub(super) upstream: FeedClient,
     pub(super) written: Arc<Written>,
     pub(super) turns: Turns,
     pub(super) words: mpsc::Sender<Word>,
@@ -78,7 +71,7 @@ impl Pace {
 impl Renewer {
     /// Renews for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        if !Written::concerns(&self.feed) {
+        if !Written::concerns(&self.upstream.feed) {
             std::future::pending::<()>().await;
         }
         let mut changes = self.written.follow();
@@ -121,7 +114,7 @@ impl Renewer {
             match renewed {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::debug!(feed = %self.feed.spec.key, %error, "not renewed");
+                    tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "not renewed");
                     sleep(retries.failed(Instant::now())).await;
                 }
             }
@@ -129,15 +122,15 @@ impl Renewer {
     }
 
     async fn meet(&self, server: &Server) {
-        if let Err(error) = self.client.meet(server).await {
-            tracing::debug!(feed = %self.feed.spec.key, %error, "upstream does not say what it is");
+        if let Err(error) = self.upstream.client.meet(server).await {
+            tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "upstream does not say what it is");
         }
     }
 
     async fn pause(&self, Pause { longest, may_be_cut }: Pause) {
         tokio::select! {
             () = sleep(longest.mul_f64(fastrand::f64())) => {}
-            () = self.feed.vintage.wanted(), if may_be_cut => {}
+            () = self.upstream.feed.vintage.wanted(), if may_be_cut => {}
         }
     }
 
@@ -145,16 +138,14 @@ impl Renewer {
     /// lost, all begins again with the next one.
     async fn renew(&self, count: u64) -> Result<(), Ended> {
         let turn = self.turns.lock().await;
-        let (key, began) = (&self.feed.spec.key, Instant::now());
-        self.metrics.asked(Asked::Renewal);
-        let lister =
-            Lister { client: &self.client, spec: &self.feed.spec, reader: &self.reader, cache: &self.feed.reader };
-        let listed = lister.current(&self.lists_only).await?;
+        let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
+        self.upstream.metrics.asked(Asked::Renewal);
+        let listed = self.upstream.lister().current(&self.upstream.lists_only).await?;
         drop(turn);
         for server in &listed.servers {
             self.meet(server).await;
         }
-        let Some(held) = self.feed.reader.applied() else { return Ok(()) };
+        let Some(held) = self.upstream.feed.reader.applied() else { return Ok(()) };
         let objects = held.written_otherwise(&listed.snapshot).await;
         drop(held);
         let (renewed, of) = (objects.len(), listed.snapshot.len());
@@ -164,7 +155,7 @@ impl Renewer {
             return Ok(());
         }
         // Until then a state is shown that is older than the exchange.
-        self.feed.reader.closed().await;
+        self.upstream.feed.reader.closed().await;
         let took = began.elapsed();
         tracing::info!(feed = %key, renewed, of, ?took, "bodies of another release renewed");
         self.written.renewed(listed.servers);

@@ -10,6 +10,7 @@ use crate::upstream::Client;
 use crate::wire::ObjectReader;
 
 use super::currency;
+use super::initial::FeedClient;
 use super::metrics::FeedMetrics;
 use super::qualify::Qualifier;
 use super::reflector::{Means, Reflector};
@@ -65,38 +66,29 @@ impl Supervisor {
         let key = feed.spec.key.clone();
         let reader = ObjectReader::new(key.form, feed.spec.shape, feed.spec.fields.clone());
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
-        let metrics = FeedMetrics::new(feed.counts.clone());
+        let upstream = FeedClient {
+            client: self.client.clone(),
+            feed: feed.clone(),
+            reader,
+            metrics: FeedMetrics::new(feed.counts.clone()),
+            lists_only: self.lists_only.clone(),
+        };
         let (words, heard) = mpsc::channel(1);
         let written = Arc::new(Written::new(feed.clone()));
         let qualifier = Qualifier {
-            client: self.client.clone(),
+            upstream: upstream.clone(),
             feeds: self.feeds.clone(),
-            feed: feed.clone(),
-            reader: reader.clone(),
             words: words.clone(),
             written: written.clone(),
         };
         let renewer = Renewer {
-            client: self.client.clone(),
-            feed: feed.clone(),
-            reader: reader.clone(),
-            metrics: metrics.clone(),
-            lists_only: self.lists_only.clone(),
+            upstream: upstream.clone(),
             written: written.clone(),
             turns: self.turns.clone(),
             words: words.clone(),
         };
-        let prover = currency::Prover::new(self.client.clone(), feed.clone(), reader.clone(), metrics.clone(), words);
-        let means = Means {
-            client: self.client.clone(),
-            feed: feed.clone(),
-            reader,
-            metrics,
-            written,
-            lists_only: self.lists_only.clone(),
-            rewinds: self.rewinds.clone(),
-            waits: self.config.retry,
-        };
+        let prover = currency::Prover::new(upstream.clone(), words);
+        let means = Means { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.retry };
         let mut reflector = Reflector::new(means, writer, heard);
         let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);
         self.tasks.spawn("feed", async move {

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Means, Reflector, State};
+use super::{Reflector, State};
 use crate::cache::{End, State as FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Testimony, testimony};
 use crate::reflect::failure::{Failure, over};
-use crate::reflect::inquiry::{Inquirer, Outcome, Why};
+use crate::reflect::inquiry::{Outcome, Why};
 use crate::reflect::session::{self, Broken, Step};
 use crate::reflect::stream::{Ended, WatchStream};
 use crate::reflect::words::{Proof, Renewal, Word};
@@ -35,16 +35,16 @@ impl Reflector {
         &self,
         at: ResourceVersion,
     ) -> Result<(WatchStream, Option<Witness>), (Failure, Option<Witness>)> {
-        let spec = &self.means.feed.spec;
-        let witness = self.continuity.witness(&self.means.feed.reader);
+        let spec = &self.means.upstream.feed.spec;
+        let witness = self.continuity.witness(&self.means.upstream.feed.reader);
         let from = match &witness {
             Some(witness) => witness.before(),
             // The stream may have broken between two events of one version. What came is known again.
-            None if self.means.feed.reader.is_open(at) => self.means.feed.reader.progress().rv,
+            None if self.means.upstream.feed.reader.is_open(at) => self.means.upstream.feed.reader.progress().rv,
             None => at,
         };
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        match WatchStream::open(&self.means.client, &path, spec.key.form).await {
+        match WatchStream::open(&self.means.upstream.client, &path, spec.key.form).await {
             Ok(stream) => Ok((stream, witness)),
             Err(error) => Err((over(error), witness)),
         }
@@ -63,7 +63,7 @@ impl Reflector {
         mut stream: WatchStream,
         mut witness: Option<Witness>,
     ) -> (State, Option<Failure>) {
-        let _open = self.means.metrics.watch_open();
+        let _open = self.means.upstream.metrics.watch_open();
         let opened = Instant::now();
         if witness.is_some() {
             self.inquiries.ask(Why::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
@@ -75,7 +75,7 @@ impl Reflector {
         loop {
             let item = tokio::select! {
                 biased;
-                item = stream.next(&self.means.reader) => item,
+                item = stream.next(&self.means.upstream.reader) => item,
                 () = sleep(silence.unwrap_or_default()), if silence.is_some() => {
                     self.writer.settle();
                     silence = None;
@@ -88,7 +88,7 @@ impl Reflector {
                     }
                     continue;
                 }
-                outcome = self.inquiries.next(|| inquirer(&self.means)) => {
+                outcome = self.inquiries.next(&self.means.upstream) => {
                     if let (Outcome::Reached, Some(_)) = (&outcome, &witness) {
                         self.inquiries.ask(Why::Untold, Duration::ZERO, REOPENED_SPREAD);
                     } else if let Some(anew) = self.found(at, outcome) {
@@ -144,7 +144,7 @@ impl Reflector {
         let listed = |failure: Failure| (State::Listed { at }, Some(failure));
         let is_bookmark = matches!(item, Ok(WatchItem::Bookmark { .. }));
         let step = match item {
-            Ok(item) => session::apply(item, &mut self.writer, &self.means.metrics),
+            Ok(item) => session::apply(item, &mut self.writer, &self.means.upstream.metrics),
             Err(Ended::Clean) => return Err((State::Listed { at }, self.clean_end(at, opened))),
             Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
             Err(ended) => return Err(listed(ended.into())),
@@ -169,7 +169,8 @@ impl Reflector {
             }
             // It contradicts the history: what we hold may be wrong, so nothing of it is kept.
             Err(Broken::OutOfOrder(error)) => {
-                tracing::error!(feed = %self.means.feed.spec.key, %error, "upstream contradicts itself; listing anew");
+                let feed = &self.means.upstream.feed.spec.key;
+                tracing::error!(%feed, %error, "upstream contradicts itself; listing anew");
                 self.writer.set_state(FeedState::Syncing);
                 Err((State::Empty, Some(Broken::OutOfOrder(error).into())))
             }
@@ -189,7 +190,7 @@ impl Reflector {
                 Ok(ResourceVersion::default())
             }
             Word::Doubt { history } => {
-                if history == self.means.feed.reader.history() {
+                if history == self.means.upstream.feed.reader.history() {
                     self.inquiries.ask(Why::Doubt, Duration::ZERO, DOUBT_SPREAD);
                 }
                 Ok(ResourceVersion::default())
@@ -230,9 +231,9 @@ impl Reflector {
     /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
     /// nothing: then upstream is turning us away (reliability.md U5; client-go calls it a very short watch).
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<Failure> {
-        tracing::debug!(feed = %self.means.feed.spec.key, rv = %at, "upstream ended the watch");
+        tracing::debug!(feed = %self.means.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
         // Upstream ends the watches of a definition that it has just heard of: what it told us was by the old one.
-        if self.means.feed.is_settling() {
+        if self.means.upstream.feed.is_settling() {
             return Some(Failure::Over(End::Outdated));
         }
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
@@ -241,7 +242,7 @@ impl Reflector {
 
     /// Takes in what a proof has read beside our own stream; that stream's copies will be duplicates.
     fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, Broken> {
-        if proof.history != self.means.feed.reader.history() {
+        if proof.history != self.means.upstream.feed.reader.history() {
             return Ok(ResourceVersion::default());
         }
         for change in proof.changes {
@@ -249,15 +250,5 @@ impl Reflector {
         }
         self.writer.advance(proof.until, false);
         Ok(proof.until)
-    }
-}
-
-fn inquirer(means: &Means) -> Inquirer {
-    Inquirer {
-        client: means.client.clone(),
-        feed: means.feed.clone(),
-        reader: means.reader.clone(),
-        metrics: means.metrics.clone(),
-        lists_only: means.lists_only.clone(),
     }
 }

@@ -32,7 +32,7 @@ impl Reflector {
 
     /// Whether a gap is young enough. One of which nobody knows how old it is may hide anything.
     fn may_be_mended(&self) -> bool {
-        let proven = self.means.feed.currency.proven();
+        let proven = self.means.upstream.feed.currency.proven();
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
     }
 
@@ -43,13 +43,13 @@ impl Reflector {
         window: Option<ResourceVersion>,
     ) -> Result<State, Failure> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.means.metrics.asked(Asked::Relist);
+        self.means.upstream.metrics.asked(Asked::Relist);
         let asked = Instant::now();
-        let is_small = self.means.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
+        let is_small = self.means.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
         let initial = match window.map(At::Exact) {
             Some(exact) if is_small => self.lister().list_whole(exact).await.map_err(over)?,
             Some(exact) => self.lister().list(exact).await.map_err(over)?,
-            None => self.lister().current_and_watch(&self.means.lists_only).await.map_err(ended)?,
+            None => self.lister().current_and_watch(&self.means.upstream.lists_only).await.map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
         if matches!(recovered, Recovered::OtherHistory) {
@@ -60,22 +60,22 @@ impl Reflector {
         let Initial { snapshot, stream, servers } = initial;
         let until = snapshot.rv;
         let mended = self.mend(recovered, until)?;
-        self.means.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
-        let (feed, took) = (&self.means.feed.spec.key, asked.elapsed());
+        self.means.upstream.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
+        let (feed, took) = (&self.means.upstream.feed.spec.key, asked.elapsed());
         tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
         if mended {
             // The server that has started anew may be of another release.
-            let otherwise = self.means.feed.reader.snapshot().written_otherwise(&snapshot).await;
+            let otherwise = self.means.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
             self.writer.renew(otherwise).await;
         } else {
-            self.means.feed.currency.forget();
+            self.means.upstream.feed.currency.forget();
             self.writer.replace(snapshot);
             self.begins(asked, false);
         }
         self.means.written.listed(servers);
         self.continuity = Continuity::Sure;
         if window.is_none() {
-            self.means.feed.currency.prove(asked);
+            self.means.upstream.feed.currency.prove(asked);
             self.complete.listed(asked);
         }
         self.signed_of_life();
@@ -86,12 +86,12 @@ impl Reflector {
 
     /// What happened up to `list`, if that can be proven.
     async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, Failure> {
-        let known = self.means.feed.reader.snapshot();
-        let reach = Reach::of(&self.means.feed.reader, known.rv);
+        let known = self.means.upstream.feed.reader.snapshot();
+        let reach = Reach::of(&self.means.upstream.feed.reader, known.rv);
         if list.rv < at || compare(places(&known), reach, places(list), list.rv) == Finding::Other {
             return Ok(Recovered::OtherHistory);
         }
-        let Some(applied) = self.means.feed.reader.applied() else { return Ok(Recovered::Unknown) };
+        let Some(applied) = self.means.upstream.feed.reader.applied() else { return Ok(Recovered::Unknown) };
         let differences = mend::differences(&applied, list);
         // Between a version and itself nothing can have happened, however long ago.
         let may_be_mended = list.rv == at || self.may_be_mended();
@@ -106,7 +106,7 @@ impl Reflector {
             Err(error @ (Error::Unreachable(_) | Error::Broken(_) | Error::Timeout(_))) => Err(error.into()),
             // Compacted, or not to be read in this way: nobody can tell any more.
             Err(error) => {
-                tracing::info!(feed = %self.means.feed.spec.key, %error, "the gap cannot be read back");
+                tracing::info!(feed = %self.means.upstream.feed.spec.key, %error, "the gap cannot be read back");
                 Ok(Recovered::Unknown)
             }
         }
@@ -128,13 +128,13 @@ impl Reflector {
         if std::mem::replace(&mut self.rewinding, true) {
             return;
         }
-        let feed = &self.means.feed;
+        let feed = &self.means.upstream.feed;
         tracing::error!(
             feed = %feed.spec.key, reached = %at, evidence,
             "upstream's storage went back to an earlier state, as by a restored backup: what was written in between is \
              lost. Watches end with 410; clients of the apiserver itself have to be restarted"
         );
-        self.means.metrics.gap(Gap::Rewound);
+        self.means.upstream.metrics.gap(Gap::Rewound);
         self.writer.set_state(FeedState::Syncing);
         feed.currency.forget();
         feed.forget_shown();
@@ -142,6 +142,6 @@ impl Reflector {
     }
 
     fn metrics_past(&self, objects: usize) {
-        (0..objects).for_each(|_| self.means.metrics.asked(Asked::Past));
+        (0..objects).for_each(|_| self.means.upstream.metrics.asked(Asked::Past));
     }
 }
