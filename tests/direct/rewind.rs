@@ -73,6 +73,16 @@ async fn assert_restored(up: &Running, app: &App, path: &str) {
     assert_same("listed from us", &listed.changes(), &theirs.changes());
 }
 
+/// A proxy that begins with a state of which the backup knows nothing, and has seen nothing happen since.
+async fn begun_with_a_ghost(seed: u64) -> (Running, App, Vec<Watch>, Backup, u64) {
+    let up = demo::upstream().pods(10).seed(seed).run().await;
+    let backup = up.faults().backup();
+    let last = up.create_pod("default", "ghost");
+    let app = direct::app(&up).run().await;
+    let watches = watches(&app, PODS).await;
+    (up, app, watches, backup, last)
+}
+
 /// An upstream with a few pods, its backup, and a version that the storage will not have reached when it is restored.
 async fn begun(seed: u64) -> (Running, App, Vec<Watch>, Backup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
@@ -152,11 +162,7 @@ async fn a_restored_backup_ends_every_watch_and_takes_the_place_of_what_was_lost
 /// The feed has no event to be told again: it began with this state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_feed_that_nothing_has_happened_to_finds_it_by_its_newest_object() {
-    let up = demo::upstream().pods(10).seed(220).run().await;
-    let backup = up.faults().backup();
-    let last = up.create_pod("default", "ghost");
-    let app = direct::app(&up).run().await;
-    let watches = watches(&app, PODS).await;
+    let (up, app, watches, backup, last) = begun_with_a_ghost(220).await;
     restored(&up, &app, &backup, |up| {
         pass(up, last);
         up.create_pod("default", "new");
@@ -194,11 +200,7 @@ async fn a_feed_that_begins_anew_does_not_begin_where_its_clients_were() {
 /// The gap looks as if it could be mended: an object is gone, and everything else is as it was.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_object_that_was_never_there_is_not_taken_for_one_that_went_in_a_gap() {
-    let up = demo::upstream().pods(10).seed(229).run().await;
-    let backup = up.faults().backup();
-    let last = up.create_pod("default", "ghost");
-    let app = direct::app(&up).run().await;
-    let watches = watches(&app, PODS).await;
+    let (up, app, watches, backup, last) = begun_with_a_ghost(229).await;
     restored(&up, &app, &backup, |up| {
         pass(up, last);
         up.faults().forget_window();

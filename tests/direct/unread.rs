@@ -265,14 +265,19 @@ async fn gets_that_nobody_reads_hold_no_memory_of_their_own() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
-    let up = with_objects().await;
-    let plan = direct::app(&up).with(|config| {
+/// A proxy with room for four MiB of answers, which soon gives up on those who do not read.
+async fn with_little_room(up: &Running) -> App {
+    let plan = direct::app(up).with(|config| {
         config.door.body_max = MAX;
         config.door.limits.lists_bytes_max = 4 << 20;
     });
-    let app = plan.run().await;
+    plan.run().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
+    let up = with_objects().await;
+    let app = with_little_room(&up).await;
     let client = app.over(Protocol::Http2);
     let watch = client.watch(CONFIGMAPS).initial_events().await;
     watch.listed().await;
@@ -298,11 +303,7 @@ async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shared_answers_that_nobody_reads_are_counted_and_beyond_that_nothing_is_read_for_them() {
     let up = with_objects().await;
-    let plan = direct::app(&up).with(|config| {
-        config.door.body_max = MAX;
-        config.door.limits.lists_bytes_max = 4 << 20;
-    });
-    let app = plan.run().await;
+    let app = with_little_room(&up).await;
     let watch = app.watch(CONFIGMAPS).initial_events().await;
     watch.listed().await;
     assert!(app.get(LARGE).await.is_cached());
