@@ -56,7 +56,7 @@ pub use feed_key::{FeedKey, Scope};
 pub use feeds::{Demand, FEEDS_MAX, Feed, FeedSpec, Feeds, Lease, Unavailable};
 pub use lifecycle::{End, State};
 pub use pinned::{Pin, PinTerms, Pins};
-pub use reader::{CacheReader, CacheStats, Opened, Progress, Start, TooOld, Whole};
+pub use reader::{CacheReader, CacheStats, Opened, Progress, Settling, Start, TooOld};
 pub use renderings::{Mode, Reason, Renderings};
 pub use runs::{Cutter, Run};
 pub use snapshot::Snapshot;

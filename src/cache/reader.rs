@@ -118,7 +118,7 @@ pub struct Progress {
 
 /// When no more events of a version will come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whole {
+pub enum Settling {
     Already,
     /// Upstream has only to be silent.
     Soon,
@@ -230,14 +230,14 @@ impl CacheReader {
     }
 
     /// The same for a reader who is to be woken when `rv` is whole: all readers are. They may be woken before as well.
-    pub fn waits_for_whole(&self, rv: ResourceVersion) -> Whole {
+    pub fn waits_for_whole(&self, rv: ResourceVersion) -> Settling {
         // First: whoever closes it under the lock looks at this behind.
         self.shared.waits_for_whole.store(true, Ordering::Release);
         let inner = self.shared.inner.read();
         match inner.open.as_ref().filter(|open| open.rv() == rv) {
-            None => Whole::Already,
-            Some(open) if open.settles_after().is_some() => Whole::Soon,
-            Some(_) => Whole::WhenToldSo,
+            None => Settling::Already,
+            Some(open) if open.settles_after().is_some() => Settling::Soon,
+            Some(_) => Settling::WhenToldSo,
         }
     }
 

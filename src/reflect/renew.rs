@@ -19,7 +19,7 @@ use super::initial::FeedClient;
 use super::metrics::Asked;
 use super::stream::Ended;
 use super::words::{Renewal, Word};
-use super::written::{By, Standing, Written};
+use super::written::{Authorship, By, Written};
 
 /// Feeds of one proxy are listed for that one after the other.
 pub(super) type Turns = Arc<Mutex<()>>;
@@ -107,7 +107,7 @@ impl Renewer {
             }
         }
         self.written.weigh(true);
-        while by.standing() == Standing::Other {
+        while by.standing() == Authorship::Other {
             self.pause(pace.next(Instant::now())).await;
             let renewed = self.renew(by.count).await;
             pace.renewed(Instant::now());

@@ -26,8 +26,9 @@ pub(super) struct By {
     pub(super) count: u64,
 }
 
+/// Whether those who wrote the bodies and the one who is followed write the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum Authorship {
     /// All bodies are as the server that is followed writes them.
     Present,
     /// That is not known yet.
@@ -109,16 +110,16 @@ impl Written {
 
     /// Lets states be shown or not, by what is known now. `indulgent`: also if it is not known, for it may never be;
     /// but where servers have said what they are, one that has just started will, or is given up soon.
-    pub(super) fn weigh(&self, indulgent: bool) -> Standing {
+    pub(super) fn weigh(&self, indulgent: bool) -> Authorship {
         if !Self::concerns(&self.feed) {
-            return Standing::Present;
+            return Authorship::Present;
         }
         let (standing, minor) = {
             let by = self.by.borrow();
             (by.standing(), by.stream.as_ref().and_then(Server::build).map(|build| build.minor))
         };
-        let indulgent = indulgent && standing == Standing::Open && !self.by.borrow().has_been_told();
-        let may_be_shown = standing == Standing::Present || indulgent;
+        let indulgent = indulgent && standing == Authorship::Open && !self.by.borrow().has_been_told();
+        let may_be_shown = standing == Authorship::Present || indulgent;
         if !may_be_shown {
             self.feed.vintage.set_present(false);
         }
@@ -150,16 +151,16 @@ impl Written {
 }
 
 impl By {
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> Authorship {
         // Of one that does not say what it is nobody can tell when it becomes another.
-        let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else { return Standing::Present };
+        let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else { return Authorship::Present };
         let as_it: Vec<_> = self.bodies.iter().map(|server| server.writes_as(stream)).collect();
         if as_it.contains(&Some(false)) {
-            Standing::Other
+            Authorship::Other
         } else if as_it.contains(&None) {
-            Standing::Open
+            Authorship::Open
         } else {
-            Standing::Present
+            Authorship::Present
         }
     }
 
@@ -257,15 +258,15 @@ mod tests {
         assert!(!feed.vintage.is_present());
         assert_eq!(written.follow().borrow().unknown().len(), 2);
         list.failed();
-        assert_eq!(written.weigh(true), Standing::Open);
+        assert_eq!(written.weigh(true), Authorship::Open);
         assert!(feed.vintage.is_present(), "it was asked, and failed");
         written.listed(vec![server(36, 1)]);
         written.opened(&stream);
-        assert_eq!(written.weigh(true), Standing::Open);
+        assert_eq!(written.weigh(true), Authorship::Open);
         assert!(!feed.vintage.is_present(), "servers of this cluster do say it, if not when they start");
         written.listed(vec![list]);
         written.opened(&Server::saying(None));
-        assert_eq!((written.weigh(false), feed.renderings.release()), (Standing::Present, None));
+        assert_eq!((written.weigh(false), feed.renderings.release()), (Authorship::Present, None));
         assert!(feed.vintage.is_present());
         written.opened(&server(36, 1));
         written.listed(vec![Server::saying(None)]);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::fixture::{Bell, POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
-use crate::cache::{Applied, CacheReader, CacheWriter, Pull, Snapshot, Start, View, Whole};
+use crate::cache::{Applied, CacheReader, CacheWriter, Pull, Settling, Snapshot, Start, View};
 use crate::kube::EventType::{Added, Deleted};
 use crate::kube::{Gvr, ResourceVersion};
 
@@ -115,11 +115,11 @@ fn silence_tells_of_one_event_and_of_several_it_does_not() {
     assert_eq!(writer.settles_after(), None, "nothing is open");
     revoke(&mut writer, &NAMES[..1]);
     assert!(writer.settles_after().is_some());
-    assert_eq!(reader.waits_for_whole(rv(20)), Whole::Soon);
+    assert_eq!(reader.waits_for_whole(rv(20)), Settling::Soon);
     revoke(&mut writer, &NAMES[1..2]);
-    assert_eq!((writer.settles_after(), reader.waits_for_whole(rv(20))), (None, Whole::WhenToldSo));
+    assert_eq!((writer.settles_after(), reader.waits_for_whole(rv(20))), (None, Settling::WhenToldSo));
     writer.settle();
-    assert_eq!(reader.waits_for_whole(rv(20)), Whole::Already);
+    assert_eq!(reader.waits_for_whole(rv(20)), Settling::Already);
 }
 
 /// Whoever says that it waits before it parks is woken, whichever way the version becomes whole.
@@ -134,7 +134,7 @@ fn whoever_waits_is_woken_when_it_is_whole() {
             let mut cursor = reader.open(Start::After(rv(10)), view("b", "", "")).expect("in the ring").cursor;
             revoke(&mut writer, &NAMES[..2]);
             if waits {
-                assert_eq!(reader.waits_for_whole(rv(20)), Whole::WhenToldSo);
+                assert_eq!(reader.waits_for_whole(rv(20)), Settling::WhenToldSo);
             }
             let bell = Arc::<Bell>::default();
             let pull = cursor.pull(1, Some(&bell.waker()), &mut Vec::new());

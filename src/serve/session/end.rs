@@ -5,7 +5,7 @@ use bytes::Bytes;
 use tokio::time::sleep;
 
 use super::{Phase, WatchSession};
-use crate::cache::{Pull, Step, Whole};
+use crate::cache::{Pull, Settling, Step};
 use crate::kube::Status;
 
 /// Why a watch is over.
@@ -59,12 +59,12 @@ impl WatchSession {
             return true;
         }
         match self.lease.reader.waits_for_whole(self.told) {
-            Whole::Already => {
+            Settling::Already => {
                 self.rest = None;
                 return false;
             }
-            Whole::Soon => {}
-            Whole::WhenToldSo => self.lease.currency.want_version(self.told),
+            Settling::Soon => {}
+            Settling::WhenToldSo => self.lease.currency.want_version(self.told),
         }
         let rest = self.rest.get_or_insert_with(|| Box::pin(sleep(REST_MAX)));
         rest.as_mut().poll(cx).is_pending()
