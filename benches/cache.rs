@@ -6,9 +6,9 @@ use std::task::Waker;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kube_fanout::cache::{CacheReader, CacheWriter, Change, Config, Cursor, Pull, Snapshot, Start, View};
+use kube_fanout::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, Snapshot, Start, View};
 use kube_fanout::kube::{MetaVersion, ResourceVersion};
-use kube_fanout::wire::{Form, Renderer, Representation};
+use kube_fanout::wire::{Encoding, Renderer, Representation};
 use pods::{MINOR, Pods, view};
 
 #[allow(dead_code, reason = "each file uses a part of it")]
@@ -35,8 +35,9 @@ struct Changes {
 
 impl Bench {
     fn new() -> Self {
-        let pods = Pods::new(Form::Protobuf);
-        let config = Config { window_events_max: usize::try_from(EVENTS).expect("a few"), ..Config::default() };
+        let pods = Pods::new(Encoding::Protobuf);
+        let config =
+            CacheConfig { window_events_max: usize::try_from(EVENTS).expect("a few"), ..CacheConfig::default() };
         let (mut writer, cache) = CacheWriter::new(config, Pods::gvr(), pods.envelope.clone(), true);
         writer.replace(Snapshot::from_objects(ResourceVersion(1), Vec::new()));
         Self { writer, cache, changes: Changes { pods, rv: 0 } }
@@ -140,7 +141,8 @@ fn pull(c: &mut Criterion) {
     let renderer = |cache: &CacheReader, representation| {
         Renderer::derived(representation, cache.envelope(), MINOR).expect("derived from protobuf")
     };
-    let (json, metadata) = (Representation::Object(Form::Json), Representation::Metadata(Form::Json, MetaVersion::V1));
+    let (json, metadata) =
+        (Representation::Object(Encoding::Json), Representation::Metadata(Encoding::Json, MetaVersion::V1));
     let mut group = c.benchmark_group("pull the ring");
     group.throughput(Throughput::Elements(EVENTS));
     for (name, view, representation) in [

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kube_fanout::cache::{Snapshot, View};
-use kube_fanout::wire::{Form, ListMeta};
+use kube_fanout::wire::{Encoding, ListMeta};
 use pods::{Pods, selector, view};
 
 #[allow(dead_code, reason = "each file uses a part of it")]
@@ -22,7 +22,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 /// Whether an object is meant, per object: a few comparisons in one piece of memory, and no allocation.
 fn matches(c: &mut Criterion) {
-    let pods = Pods::new(Form::Protobuf);
+    let pods = Pods::new(Encoding::Protobuf);
     let objects: Vec<_> = (0..MATCHED).map(|n| pods.object(n, n)).collect();
     let many = |each: fn(usize) -> String| (0..1_000).map(each).collect::<Vec<_>>().join(",");
     let (again, keys) = (many(|_| "!aa".to_owned()), many(|n| format!("!key-{n}")));
@@ -68,7 +68,7 @@ fn select(c: &mut Criterion) {
             ("a node", view(None, "", "spec.nodeName=node-3")),
         ] {
             group.bench_function(BenchmarkId::new(name, objects), |b| {
-                let snapshot = snapshot.get_or_init(|| Pods::new(Form::Protobuf).snapshot(objects));
+                let snapshot = snapshot.get_or_init(|| Pods::new(Encoding::Protobuf).snapshot(objects));
                 b.iter(|| black_box(snapshot.select(&view, true, None).count()));
             });
         }
@@ -80,7 +80,7 @@ fn select(c: &mut Criterion) {
 fn list(c: &mut Criterion) {
     let mut group = c.benchmark_group("list");
     for (form, objects) in
-        [(Form::Json, 3_000), (Form::Protobuf, 3_000), (Form::Json, 100_000), (Form::Protobuf, 100_000)]
+        [(Encoding::Json, 3_000), (Encoding::Protobuf, 3_000), (Encoding::Json, 100_000), (Encoding::Protobuf, 100_000)]
     {
         if objects > 3_000 {
             group.sample_size(10);

@@ -6,14 +6,14 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kube_fanout::kube::{EventType, MetaVersion, ResourceVersion};
-use kube_fanout::wire::{BookmarkTemplate, Form, FrameSplitter, Include, ListMeta, Renderer, Representation};
+use kube_fanout::wire::{BookmarkTemplate, Encoding, FrameSplitter, Include, ListMeta, Renderer, Representation};
 use pods::{MINOR, Pods};
 
 #[allow(dead_code, reason = "each file uses a part of it")]
 #[path = "common/pods.rs"]
 mod pods;
 
-const FORMS: [Form; 3] = [Form::Json, Form::Protobuf, Form::Table];
+const FORMS: [Encoding; 3] = [Encoding::Json, Encoding::Protobuf, Encoding::Table];
 
 /// What a connection gives at once.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -33,7 +33,7 @@ fn reference(c: &mut Criterion) {
 /// A stream cut into frames, per byte: little more than a copy, however the chunks fall.
 fn split(c: &mut Criterion) {
     let mut group = c.benchmark_group("split");
-    for form in [Form::Json, Form::Protobuf] {
+    for form in [Encoding::Json, Encoding::Protobuf] {
         let pods = Pods::new(form);
         let stream: Vec<u8> = (0..100).flat_map(|n| pods.frame(n, n).to_vec()).collect();
         group.throughput(Throughput::Bytes(stream.len() as u64));
@@ -64,7 +64,7 @@ fn decode(c: &mut Criterion) {
             b.iter(|| pods.reader.watch_event(black_box(frame.clone())));
         });
     }
-    for form in [Form::Json, Form::Protobuf] {
+    for form in [Encoding::Json, Encoding::Protobuf] {
         let pods = Pods::new(form);
         let page = page(&pods, 500);
         assert_eq!(pods.reader.list(&page).expect("a page").items.len(), 500);
@@ -76,16 +76,17 @@ fn decode(c: &mut Criterion) {
 
 /// Another representation of a body, per byte of it. Once for each event or object that somebody wants so.
 fn transcode(c: &mut Criterion) {
-    let (json, metadata) = (Representation::Object(Form::Json), |form| Representation::Metadata(form, MetaVersion::V1));
+    let (json, metadata) =
+        (Representation::Object(Encoding::Json), |form| Representation::Metadata(form, MetaVersion::V1));
     let mut group = c.benchmark_group("transcode");
     for (form, name, representation) in [
-        (Form::Protobuf, "protobuf to JSON", json),
-        (Form::Protobuf, "protobuf to metadata in JSON", metadata(Form::Json)),
-        (Form::Protobuf, "protobuf to metadata in protobuf", metadata(Form::Protobuf)),
-        (Form::Json, "JSON to metadata in JSON", metadata(Form::Json)),
-        (Form::Json, "JSON to metadata in protobuf", metadata(Form::Protobuf)),
-        (Form::Table, "row without object", Representation::Table(Include::None)),
-        (Form::Table, "row with metadata", Representation::Table(Include::Metadata)),
+        (Encoding::Protobuf, "protobuf to JSON", json),
+        (Encoding::Protobuf, "protobuf to metadata in JSON", metadata(Encoding::Json)),
+        (Encoding::Protobuf, "protobuf to metadata in protobuf", metadata(Encoding::Protobuf)),
+        (Encoding::Json, "JSON to metadata in JSON", metadata(Encoding::Json)),
+        (Encoding::Json, "JSON to metadata in protobuf", metadata(Encoding::Protobuf)),
+        (Encoding::Table, "row without object", Representation::Table(Include::None)),
+        (Encoding::Table, "row with metadata", Representation::Table(Include::Metadata)),
     ] {
         let pods = Pods::new(form);
         let renderer = Renderer::derived(representation, &pods.envelope, MINOR).expect("it is derived");
@@ -116,7 +117,7 @@ fn build(c: &mut Criterion) {
             b.iter(|| bookmarks.frame(black_box(later), false));
         });
     }
-    let rows = Pods::new(Form::Table);
+    let rows = Pods::new(Encoding::Table);
     let frame = rows.frame(7, 7);
     group.bench_function("columns", |b| b.iter(|| rows.columns.put(black_box(&frame)).expect("they are known")));
     group.finish();

@@ -19,17 +19,17 @@ use axum::routing::get;
 
 use crate::auth::BrowserGuard;
 use crate::base::Ready;
-use crate::cache::{Feeds, State as FeedState};
+use crate::cache::{FeedState, Feeds};
 
 /// What the admin pages show.
 #[derive(Clone)]
-pub struct Pages {
+pub struct AdminPages {
     pub ready: Ready,
     pub feeds: Feeds,
     pub exporter: Exporter,
 }
 
-impl Pages {
+impl AdminPages {
     /// `/metrics`, `/livez`, `/readyz`, `/debug/feeds`.
     pub fn router(self) -> Router {
         Router::new()
@@ -55,7 +55,7 @@ async fn turn_away_pages(State(browsers): State<Arc<BrowserGuard>>, request: Req
     }
 }
 
-async fn metrics(State(pages): State<Arc<Pages>>) -> Response {
+async fn metrics(State(pages): State<Arc<AdminPages>>) -> Response {
     let text = pages.exporter.render(&pages.feeds);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
@@ -66,7 +66,7 @@ async fn livez() -> &'static str {
 }
 
 /// A line for whatever must be there before clients are sent here, and one per feed.
-async fn readyz(State(pages): State<Arc<Pages>>) -> Response {
+async fn readyz(State(pages): State<Arc<AdminPages>>) -> Response {
     let pending = pages.ready.pending();
     let mut text = String::new();
     for what in &pending {

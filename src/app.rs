@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::open_files::raise_open_files;
-use crate::admin::{self, Pages};
+use crate::admin::{self, AdminPages};
 use crate::auth::{self, BrowserGuard, Gate, Hosts};
 use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
 use crate::cache::Feeds;
@@ -27,14 +27,14 @@ use crate::config::{Serve, TlsSource};
 pub use crate::net::Inherited;
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
 use crate::reflect::Supervisor;
-use crate::serve::{self, Audit, Door};
+use crate::serve::{self, Audit, Frontend};
 use crate::upstream::{Catalog, Client, CredentialError, Insistence};
 
 /// The application, listening but not yet accepting.
 pub struct Bound {
     listeners: Listeners,
     admin: Option<ops::Admin>,
-    door: Arc<Door>,
+    door: Arc<Frontend>,
     gate: Gate,
     feeds: Feeds,
     rights: rights::Rights,
@@ -95,7 +95,7 @@ impl Bound {
         let admin = match (&config.admin, exporter) {
             (Some(address), Some(exporter)) => {
                 let bind = |source| StartError::Bind { address: address.clone(), source };
-                let pages = Pages { ready: ready.clone(), feeds: feeds.clone(), exporter };
+                let pages = AdminPages { ready: ready.clone(), feeds: feeds.clone(), exporter };
                 let browsers = BrowserGuard::new(false, hosts.clone().or_any_address(), config.allowed_origins.clone());
                 Some(ops::Admin::bind(address, config.reuse_port, pages, browsers).map_err(bind)?)
             }
@@ -115,7 +115,7 @@ impl Bound {
         let gate = identity::gate(&config, &client, &tasks)?;
         let forwarder = identity::forwarder(&config, &client, &tasks)?;
         let (audit, records) = audit(&config)?;
-        let door = Door::new(
+        let door = Frontend::new(
             config.door.clone(),
             serve::Parts {
                 client,
@@ -170,7 +170,7 @@ impl Bound {
         } = self;
         let starting = ready.register("discovery");
         let again = config.cache.refused.first;
-        let known = discovery::Discovery { rights, tasks: tasks.clone(), again };
+        let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again };
         let (preload, coverage, waits) = (config.preload.clone(), config.door.coverage.clone(), ready.clone());
         tasks.spawn("discovery", async move {
             known.learn().await;

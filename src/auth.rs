@@ -44,26 +44,26 @@ mod tokens;
 
 use std::time::{Duration, SystemTime};
 
-pub use affected::{Affected, Reach, Subjects};
-pub use browsers::{BrowserGuard, Foreign, NoOrigin, Origin};
+pub use affected::{Affected, AffectedScope, Subjects};
+pub use browsers::{BrowserGuard, Foreign, NoOrigin, PageOrigin};
 pub use certificate::{Authorities, AuthoritiesError};
 pub use credential::{BEARER_PROTOCOL, Chain};
-pub use gate::{Caller, Delegated, Gate, Known, Sender};
+pub use gate::{Caller, Delegation, Gate, Known, RequestSender};
 pub use grant::Grant;
 pub use hosts::Hosts;
 pub use impersonation::{Impeded, Impersonation, NobodyNamed};
 pub use judge::{FrontProxy, Trusted};
 pub use metrics::describe;
-pub use policy::{Change, Policy, PolicyKind};
-pub use readable::{Permit, Readable, Standing, Verdicts};
-pub use refused::Refused;
-pub use separation::{Mixed, Role, Separation};
+pub use policy::{Policy, PolicyChange, PolicyKind};
+pub use readable::{GrantStatus, Permit, Readable, VerdictChanges};
+pub use refused::NotGranted;
+pub use separation::{AuthorityRole, Mixed, Separation};
 pub use shown::Shown;
 pub use sight::Verdict;
 
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum AuthMode {
     /// The caller is the proxy's own identity, as with `kubectl proxy`: for sockets that only this machine can reach.
     None,
     /// Upstream is asked: who the caller is, and whether it may.
@@ -72,7 +72,7 @@ pub enum Mode {
 
 /// How upstream is asked about callers (reliability.md §3.3, §3.4).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct AuthConfig {
     /// What tokens must be meant for; empty: whatever upstream takes.
     pub audiences: Vec<String>,
     /// How long an answer about a token is remembered.
@@ -106,7 +106,7 @@ pub struct Config {
     pub namespaces_per_user: u32,
 }
 
-impl Default for Config {
+impl Default for AuthConfig {
     fn default() -> Self {
         Self {
             audiences: Vec::new(),

@@ -14,7 +14,7 @@ mod tasks;
 
 pub use account::{Account, Charge};
 pub use backoff::{Backoff, Waits};
-pub use bell::Bell;
+pub use bell::WakeFlag;
 pub use clock::now_ns;
 pub use cut::Cut;
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};

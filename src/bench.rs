@@ -40,17 +40,17 @@ mod writer;
 
 pub use compare::{Cell, Ratio, Results};
 pub use fleet::Fleet;
-pub use order::{Order, Side, run};
-pub use outcome::{Figures, Outcome};
-pub use plan::{Group, Plan, Problems};
+pub use order::{BenchOrder, Side, run};
+pub use outcome::{Figures, RunOutcome};
+pub use plan::{Group, Plan, PlanProblems};
 pub use process::Machine;
-pub use progress::Progress;
+pub use progress::ProgressLine;
 pub use report::html;
 pub use scenario::{SCENARIOS, Scenario, Variant};
-pub use tally::Counts;
-pub use target::{Credentials, Target, TargetError};
+pub use tally::WatchCounts;
+pub use target::{Target, TargetCredentials, TargetError};
 pub use text::render;
-pub use words::{Encoding, Protocol, Rate, Select, Shape, Storm, WriteWith};
+pub use words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WatchProtocol, WriteWith};
 
 /// Why nothing could be measured.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    fn write(error: &link::Failed) -> Self {
+    fn write(error: &link::LinkError) -> Self {
         Self::Write(error.to_string())
     }
 }

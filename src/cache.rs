@@ -46,19 +46,19 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use budget::{Gone, Kind, Memory};
-pub use counts::{Counts, Word};
-pub use currency::Currency;
-pub use cursor::{Cursor, Mark, Pull, Sifted, Step};
-pub use encodings::{Deflated, Encoding, Encodings, Part, Plain};
+pub use budget::{Gone, MemoryKind, MemoryUse};
+pub use counts::{CountedMetric, FeedCounts};
+pub use currency::Freshness;
+pub use cursor::{Cursor, Mark, Pull, SiftStep, Sifted};
+pub use encodings::{ChunkCache, ChunkFormat, ChunkPart, DeflatedChunk, PlainChunk};
 pub use event::{Event, seen_as};
 pub use feed_key::{FeedKey, Scope};
-pub use feeds::{Demand, FEEDS_MAX, Feed, FeedSpec, Feeds, Lease, Unavailable};
-pub use lifecycle::{End, State};
+pub use feeds::{Demand, FEEDS_MAX, Feed, FeedHandle, FeedSpec, Feeds, Unavailable};
+pub use lifecycle::{FeedEnd, FeedState};
 pub use pinned::{Pin, PinTerms, Pins};
-pub use reader::{CacheReader, CacheStats, Opened, Progress, Settling, Start, TooOld};
-pub use renderings::{Mode, Reason, Renderings};
-pub use runs::{Cutter, Run};
+pub use reader::{CacheReader, CacheStats, OpenedWatch, Progress, Settling, Start, TooOld};
+pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
+pub use runs::{Chunk, Chunker};
 pub use snapshot::Snapshot;
 pub use staging::{OverBudget, Staging};
 pub use view::View;
@@ -72,7 +72,7 @@ use crate::base::Waits;
 
 /// How much history a feed keeps. Whichever bound is reached first evicts the oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct CacheConfig {
     /// Bytes that all feeds may hold together, of everything. A resource that does not fit passes through.
     pub memory_bytes_max: usize,
     /// Bytes of event frames in the ring; a quarter of the memory at most.
@@ -91,7 +91,7 @@ pub struct Config {
     pub counts_age_max: Duration,
 }
 
-impl Default for Config {
+impl Default for CacheConfig {
     /// Eight GiB in all; a quarter GiB of events a feed, the apiserver's own largest ring (102 400 events, semantics.md
     /// §4.5), fifteen minutes.
     fn default() -> Self {

@@ -15,39 +15,39 @@ mod tests;
 
 pub use arguments::{Arguments, Command, ServeArguments};
 pub use bench::{BenchArguments, LoadArguments};
-pub use delegated::Delegated;
-pub use memory::Memory;
+pub use delegated::DelegatedKeys;
+pub use memory::MemoryLimit;
 pub use problems::Problems;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::auth::{Mode, Origin};
+use crate::auth::{AuthMode, PageOrigin};
 use crate::base::LOOK_EVERY;
 use crate::cache;
-use crate::net::{Address, Limits as ConnectionLimits};
+use crate::net::{Address, ConnectionLimits};
 use crate::reflect;
 use crate::serve;
-use crate::upstream::Source;
+use crate::upstream::CredentialSource;
 
 /// Everything that `serve` runs with.
 #[derive(Debug, Clone)]
 pub struct Serve {
-    pub upstream: Source,
+    pub upstream: CredentialSource,
     pub listen: Vec<Address>,
     pub admin: Option<Address>,
     pub tls: Option<TlsSource>,
-    pub auth: Mode,
-    pub delegated: Delegated,
+    pub auth: AuthMode,
+    pub delegated: DelegatedKeys,
     pub allowed_hosts: Vec<String>,
     /// Of web pages that may send requests where they are not told from the proxy's own or its callers'.
-    pub allowed_origins: Vec<Origin>,
+    pub allowed_origins: Vec<PageOrigin>,
     pub preload: Vec<String>,
-    pub door: serve::Config,
-    pub cache: cache::Config,
+    pub door: serve::ServeConfig,
+    pub cache: cache::CacheConfig,
     /// Where the feeds' budget comes from; not known where nobody asked.
-    pub memory: Option<Memory>,
-    pub reflect: reflect::Config,
+    pub memory: Option<MemoryLimit>,
+    pub reflect: reflect::ReflectConfig,
     pub connections: ConnectionLimits,
     /// How often certificates, keys and credentials in files are looked at.
     pub look_every: Duration,
@@ -92,22 +92,22 @@ pub(crate) const DEFAULT_ADMIN: &str = "127.0.0.1:9090";
 
 impl Serve {
     /// Every default, in front of `upstream`, on free loopback ports.
-    pub fn in_front_of(upstream: Source) -> Self {
+    pub fn in_front_of(upstream: CredentialSource) -> Self {
         let anywhere = Address::Tcp(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         Self {
             upstream,
             listen: vec![anywhere.clone()],
             admin: Some(anywhere),
             tls: None,
-            auth: Mode::None,
-            delegated: Delegated::default(),
+            auth: AuthMode::None,
+            delegated: DelegatedKeys::default(),
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             preload: Vec::new(),
-            door: serve::Config::default(),
-            cache: cache::Config::default(),
+            door: serve::ServeConfig::default(),
+            cache: cache::CacheConfig::default(),
             memory: None,
-            reflect: reflect::Config::default(),
+            reflect: reflect::ReflectConfig::default(),
             connections: ConnectionLimits::default(),
             look_every: LOOK_EVERY,
             drain: Duration::from_secs(20),

@@ -1,8 +1,8 @@
 //! The demo: an embedded upstream, and a live view of what becomes of its events.
 //!
 //! Two parts that know nothing of each other. [`upstream()`] starts a small apiserver-alike over an in-memory store;
-//! tests use it too, for it can be told to misbehave. [`View`] shows numbers that it is given. Who watches, and through
-//! what, is the caller's affair.
+//! tests use it too, for it can be told to misbehave. [`LiveView`] shows numbers that it is given. Who watches, and
+//! through what, is the caller's affair.
 //!
 //! Invariant: nothing here imports the cache, the serving side or the reflector. The oracle shares no logic with what
 //! it judges.
@@ -43,14 +43,14 @@ mod write;
 mod tests;
 
 pub use churn::Churning;
-pub use counts::{Counts, Tally};
+pub use counts::{CountPerResource, RequestCounts};
 pub use faults::{Backup, Faults, RequestKind};
 pub use options::Options;
 pub use pods::Pod;
-pub use reviews::{Asked, Reviews};
-pub use shared::Seen;
-pub use upstream::{Running, Upstream, upstream};
-pub use view::{Snapshot, Summary, View};
+pub use reviews::{ReviewAnswers, ReviewCounts};
+pub use shared::ReceivedRequest;
+pub use upstream::{RunningUpstream, Upstream, upstream};
+pub use view::{LiveFigures, LiveView, Summary};
 
 /// A random identifier in the form of a version 4 UUID.
 fn uid() -> String {

@@ -31,13 +31,13 @@ mod version;
 mod written_at;
 
 pub use accept::{Choice, Conversion, MediaType, MetaVersion, Offers, negotiate, pretty, router_accepts};
-pub use access::{Access, ResourceTarget, Target};
+pub use access::{Access, AccessTarget, ResourceTarget};
 pub use attributes::Attributes;
-pub use continue_token::{ContinueAt, ContinueError, ContinueToken, Pages};
+pub use continue_token::{ContinueAt, ContinueError, ContinueToken, PageStore};
 pub use event_type::EventType;
 pub use field_selector::{FieldMatcher, FieldSelector, NAME_KEY};
 pub use field_term::FieldTerm;
-pub use fields::{Field, FieldKind, FieldTable};
+pub use fields::{FieldKind, FieldRule, FieldTable};
 pub use go_text::quote as go_quote;
 pub use gvr::Gvr;
 pub use key::ObjectKey;

@@ -22,5 +22,5 @@ pub use connection::Connection;
 pub use inherited::Inherited;
 pub use listener::{Listener, bind_tcp_beside_peers, bind_unix};
 pub use peer::{Peer, PeerAddress};
-pub use serve::{Limits, serve};
+pub use serve::{ConnectionLimits, serve};
 pub use tls::{ClientCertificates, Tls, TlsError};

@@ -27,4 +27,4 @@ mod supervisor;
 mod words;
 mod written;
 
-pub use supervisor::{Config, Supervisor};
+pub use supervisor::{ReflectConfig, Supervisor};

@@ -42,11 +42,11 @@ mod underway;
 mod watch;
 mod websocket;
 
-pub use admission::Limits;
-pub use audit::{Audit, Destination as AuditDestination, Writer as AuditWriter};
+pub use admission::AdmissionLimits;
+pub use audit::{Audit, AuditWriter, Destination as AuditDestination};
 pub use body::ReplyBody;
 pub use coverage::{Coverage, Sensitive, Uncovered};
-pub use door::{Config, Consistency, Door, Parts};
+pub use door::{Consistency, Frontend, Parts, ServeConfig};
 pub use feed::spec as feed_spec;
 pub use metrics::describe;
 pub use overdue::Unread;

@@ -45,10 +45,10 @@ mod tests;
 
 pub use bookmark::BookmarkTemplate;
 pub use compare::same_items;
-pub use derive::{Metadata, Refused, Transcoder, Why};
+pub use derive::{MetadataRenderer, RefusalReason, Refused, Transcoder};
 pub use envelope::{Envelope, websocket_payload};
 pub use error::WireError;
-pub use form::{Form, Shape};
+pub use form::{Encoding, JsonLayout};
 pub use list_frame::{Lengths, ListFrame, ListMeta};
 pub use object::Object;
 pub use reader::{ErrorEvent, ListPage, ObjectReader, WatchItem};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kube_fanout::cache::{Change, Snapshot, View};
 use kube_fanout::kube::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
-use kube_fanout::wire::{Columns, Envelope, Form, Object, ObjectReader, Shape, WatchItem};
+use kube_fanout::wire::{Columns, Encoding, Envelope, JsonLayout, Object, ObjectReader, WatchItem};
 
 /// The release that wrote the frames.
 pub const MINOR: u32 = 37;
@@ -38,15 +38,15 @@ enum Digits {
 }
 
 impl Pods {
-    pub fn new(form: Form) -> Self {
+    pub fn new(form: Encoding) -> Self {
         let captured: &'static [u8] = match form {
-            Form::Json => include_bytes!("pod.json"),
-            Form::Protobuf => include_bytes!("pod.pb"),
-            Form::Table => include_bytes!("pod.table"),
+            Encoding::Json => include_bytes!("pod.json"),
+            Encoding::Protobuf => include_bytes!("pod.pb"),
+            Encoding::Table => include_bytes!("pod.table"),
         };
         let columns = Columns::default();
-        let reader = ObjectReader::new(form, Shape::BuiltIn, Arc::new(Self::fields())).noting(&columns);
-        let envelope = Envelope::new(form, "v1", "Pod", Shape::BuiltIn);
+        let reader = ObjectReader::new(form, JsonLayout::BuiltIn, Arc::new(Self::fields())).noting(&columns);
+        let envelope = Envelope::new(form, "v1", "Pod", JsonLayout::BuiltIn);
         let object = object(reader.watch_event(Bytes::from_static(captured)));
         let body = object.restamped(ResourceVersion(VERSIONS_AFTER));
         let frame = envelope.frame(EventType::Modified, &body).to_vec();

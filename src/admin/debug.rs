@@ -4,8 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
 
-use super::Pages;
-use crate::cache::State as FeedState;
+use super::AdminPages;
+use crate::cache::FeedState;
 
 /// One feed, for people and scripts.
 #[derive(Serialize)]
@@ -31,7 +31,7 @@ pub(super) struct FeedPage {
     pinned: usize,
 }
 
-pub(super) async fn feeds(State(pages): State<Arc<Pages>>) -> Json<Vec<FeedPage>> {
+pub(super) async fn feeds(State(pages): State<Arc<AdminPages>>) -> Json<Vec<FeedPage>> {
     let page = |feed: Arc<crate::cache::Feed>| {
         let stats = feed.reader.stats();
         let key = &feed.spec.key;

@@ -8,7 +8,9 @@ use std::fmt::{Display, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cache::{CacheStats, Counts, Feed, FeedKey, Feeds, Memory, Mode, Reason, State};
+use crate::cache::{
+    CacheStats, Feed, FeedCounts, FeedKey, FeedState, Feeds, MemoryUse, RenderingMode, RenderingRefusal,
+};
 
 /// A gauge of a feed: its name, what it means, and where it is read.
 type Of<T> = (&'static str, &'static str, fn(&T) -> f64);
@@ -16,7 +18,7 @@ type Of<T> = (&'static str, &'static str, fn(&T) -> f64);
 /// What is known of a running feed at one moment.
 struct Reading {
     labels: String,
-    state: State,
+    state: FeedState,
     stats: CacheStats,
     feed: Arc<Feed>,
 }
@@ -36,7 +38,7 @@ const GAUGES: [Of<Reading>; 10] = [
     ("kube_fanout_derived_bytes", "bytes of other representations that are kept", |of| of.stats.derived_bytes as f64),
 ];
 
-const COUNTERS: [Of<Counts>; 4] = [
+const COUNTERS: [Of<FeedCounts>; 4] = [
     ("kube_fanout_upstream_events_total", "changes received from upstream", |of| read(&of.events)),
     ("kube_fanout_upstream_bytes_total", "bytes of those changes' frames", |of| read(&of.bytes)),
     ("kube_fanout_upstream_bookmarks_total", "bookmarks received from upstream", |of| read(&of.bookmarks)),
@@ -63,7 +65,7 @@ pub(super) fn write(feeds: &Feeds, out: &mut String) {
     write_feeds(feeds, out);
 }
 
-fn write_memory(memory: &Memory, out: &mut String) {
+fn write_memory(memory: &MemoryUse, out: &mut String) {
     let [(budget, of_budget), (held, of_held), (gone, of_gone)] = MEMORY;
     head(out, budget, "gauge", of_budget);
     let _ = writeln!(out, "{budget} {}", memory.bytes_max);
@@ -134,25 +136,25 @@ fn read(counter: &AtomicU64) -> f64 {
 
 fn stale(of: &Reading) -> f64 {
     match of.state {
-        State::Stale { since } => since.elapsed().as_secs_f64(),
+        FeedState::Stale { since } => since.elapsed().as_secs_f64(),
         _ => 0.0,
     }
 }
 
-fn word(state: State) -> &'static str {
+fn word(state: FeedState) -> &'static str {
     match state {
-        State::Syncing => "syncing",
-        State::Live => "live",
-        State::Stale { .. } => "stale",
-        State::Ended(_) => "ended",
+        FeedState::Syncing => "syncing",
+        FeedState::Live => "live",
+        FeedState::Stale { .. } => "stale",
+        FeedState::Ended(_) => "ended",
     }
 }
 
-fn how(mode: &Mode) -> &'static str {
+fn how(mode: &RenderingMode) -> &'static str {
     match mode {
-        Mode::Wanted => "wanted",
-        Mode::Derived(_) => "derived",
-        Mode::Refused(reason) => Reason::as_str(*reason),
+        RenderingMode::Wanted => "wanted",
+        RenderingMode::Derived(_) => "derived",
+        RenderingMode::Refused(reason) => RenderingRefusal::as_str(*reason),
     }
 }
 

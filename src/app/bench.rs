@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::raise_open_files;
-use crate::bench::{BenchError, Credentials, Order, Problems, Progress, SCENARIOS, Scenario, Side, html, render, run};
+use crate::bench::{
+    BenchError, BenchOrder, PlanProblems, ProgressLine, SCENARIOS, Scenario, Side, TargetCredentials, html, render, run,
+};
 use crate::config::BenchArguments;
 
 /// An order, and where its results go.
 #[derive(Debug)]
 pub struct Bench {
-    order: Order,
+    order: BenchOrder,
     json: Option<PathBuf>,
     report: Option<PathBuf>,
 }
@@ -42,7 +44,7 @@ impl Bench {
     ///
     /// # Errors
     /// Everything that is wrong, at once.
-    pub fn of(arguments: BenchArguments, command: Vec<String>) -> Result<Self, Problems> {
+    pub fn of(arguments: BenchArguments, command: Vec<String>) -> Result<Self, PlanProblems> {
         let mut problems = Vec::new();
         let scenario = scenario(arguments.scenario.as_deref()).unwrap_or_else(|wrong| {
             problems.extend(wrong.0);
@@ -53,7 +55,7 @@ impl Bench {
             Vec::new()
         });
         let sides = sides(&arguments, &mut problems);
-        let credentials = Credentials {
+        let credentials = TargetCredentials {
             kubeconfig: arguments.kubeconfig,
             ca: arguments.ca,
             insecure: arguments.insecure_skip_tls_verify,
@@ -74,12 +76,12 @@ impl Bench {
             problems.push("rounds is 0; it may be 1 or more".to_owned());
         }
         if !problems.is_empty() {
-            return Err(Problems(problems));
+            return Err(PlanProblems(problems));
         }
         let about = scenario.about().to_owned();
         let name = if scenario.name.is_empty() { "bench".to_owned() } else { scenario.name };
         let (rounds, keep) = (arguments.rounds, arguments.keep);
-        let order = Order { scenario: name, about, variants, sides, write, credentials, rounds, keep, command };
+        let order = BenchOrder { scenario: name, about, variants, sides, write, credentials, rounds, keep, command };
         Ok(Self { order, json: arguments.json, report: arguments.report })
     }
 
@@ -89,7 +91,7 @@ impl Bench {
     /// See [`BenchFailure`].
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), BenchFailure> {
         raise_open_files();
-        let (progress, stop) = (Progress::open(), CancellationToken::new());
+        let (progress, stop) = (ProgressLine::open(), CancellationToken::new());
         let results = {
             let running = run(&self.order, &progress, &stop);
             let stopping = async {
@@ -120,13 +122,13 @@ fn write(path: &Path, text: io::Result<String>) -> Result<(), BenchFailure> {
     written.map_err(|source| BenchFailure::Write { path: path.to_owned(), source })
 }
 
-fn scenario(named: Option<&str>) -> Result<Scenario, Problems> {
+fn scenario(named: Option<&str>) -> Result<Scenario, PlanProblems> {
     let Some(named) = named else { return Ok(Scenario::default()) };
     if let Some(embedded) = Scenario::embedded(named) {
         return embedded;
     }
     let text = std::fs::read_to_string(named).map_err(|error| {
-        Problems(vec![format!("scenario {named}: no such name (--list-scenarios), and as a file: {error}")])
+        PlanProblems(vec![format!("scenario {named}: no such name (--list-scenarios), and as a file: {error}")])
     })?;
     let name =
         Path::new(named).file_stem().map_or_else(|| named.to_owned(), |stem| stem.to_string_lossy().into_owned());

@@ -10,10 +10,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::{Bound, StartError};
-use crate::bench::{Counts, Credentials, Fleet, Plan, TargetError};
+use crate::bench::{Fleet, Plan, TargetCredentials, TargetError, WatchCounts};
 use crate::config::Serve;
-use crate::demo::{Running, Snapshot, Summary, View, upstream};
-use crate::upstream::Source;
+use crate::demo::{LiveFigures, LiveView, RunningUpstream, Summary, upstream};
+use crate::upstream::CredentialSource;
 
 pub use crate::demo::Options;
 
@@ -41,7 +41,7 @@ const PODS: &str = "pods";
 
 /// What is looked at while the demo runs.
 struct Scene {
-    up: Running,
+    up: RunningUpstream,
     fleet: Fleet,
     options: Options,
     started: Instant,
@@ -49,7 +49,7 @@ struct Scene {
     is_whole: bool,
     /// What had happened by then: joining is not part of the show.
     first_events: u64,
-    joined: Counts,
+    joined: WatchCounts,
 }
 
 /// Runs the demo until its time is up or `shutdown` completes, and sums up.
@@ -62,7 +62,7 @@ struct Scene {
 pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> Result<(), DemoError> {
     let up = upstream().pods(options.pods as usize).rate(options.rate).try_run().await.map_err(DemoError::Upstream)?;
     let uri = up.url().parse().expect("the demo upstream's address is a URL");
-    let config = Serve { drain: Duration::from_secs(2), ..Serve::in_front_of(Source::Anonymous(uri)) };
+    let config = Serve { drain: Duration::from_secs(2), ..Serve::in_front_of(CredentialSource::Anonymous(uri)) };
     let bound = Bound::bind(config).await?;
     let address = bound.addresses().into_iter().next().expect("one listener was asked for");
     let admin = bound.admin_address().unwrap_or_default();
@@ -78,7 +78,7 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> Result
 }
 
 async fn show(
-    up: Running,
+    up: RunningUpstream,
     options: Options,
     address: &str,
     admin: &str,
@@ -99,7 +99,7 @@ async fn show(
     };
     let (started, first_events, joined) = (Instant::now(), up.events(PODS), fleet.counts());
     let scene = Scene { up, fleet, options, started, is_whole, first_events, joined };
-    let mut view = View::open();
+    let mut view = LiveView::open();
     let summary = scene.play(&mut view, shutdown).await;
     scene.fleet.stop().await;
     scene.up.stop().await;
@@ -111,7 +111,7 @@ async fn fleet(options: Options, address: &str) -> Result<Fleet, TargetError> {
     let watches = options.watches as usize;
     let connections = watches.div_ceil(WATCHES_PER_CONNECTION);
     let plan = Plan { watches, connections, watch_list: true, ..Plan::default() };
-    let fleet = Fleet::start(&plan, &Credentials::default().target(address).await?);
+    let fleet = Fleet::start(&plan, &TargetCredentials::default().target(address).await?);
     fleet.set_out();
     Ok(fleet)
 }
@@ -130,7 +130,7 @@ fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()
 
 impl Scene {
     /// Lets the pods change and redraws once a second, until the time is up or somebody stops it; sums up.
-    async fn play(&self, view: &mut View, shutdown: impl Future<Output = ()> + Unpin) -> Summary {
+    async fn play(&self, view: &mut LiveView, shutdown: impl Future<Output = ()> + Unpin) -> Summary {
         self.fleet.open_window();
         let churning = self.up.churning();
         self.redraw(view, shutdown).await;
@@ -138,12 +138,12 @@ impl Scene {
         churning.stop().await;
         let events = self.events();
         // The last ones are still on their way.
-        let wanted = |_: &Counts| self.fleet.missed(events) == 0;
+        let wanted = |_: &WatchCounts| self.fleet.missed(events) == 0;
         let _ = self.is_whole && self.fleet.until(CATCH_UP_MAX, wanted).await;
         self.summary(elapsed, events)
     }
 
-    async fn redraw(&self, view: &mut View, mut shutdown: impl Future<Output = ()> + Unpin) {
+    async fn redraw(&self, view: &mut LiveView, mut shutdown: impl Future<Output = ()> + Unpin) {
         let end = self.options.seconds.map(|seconds| self.started + Duration::from_secs(seconds));
         let mut ticks = interval(REDRAW);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -164,9 +164,9 @@ impl Scene {
         }
     }
 
-    fn snapshot(&self, end: Option<Instant>, recent: &Histogram<u64>) -> Snapshot {
+    fn snapshot(&self, end: Option<Instant>, recent: &Histogram<u64>) -> LiveFigures {
         let counts = self.fleet.counts();
-        Snapshot {
+        LiveFigures {
             elapsed: self.started.elapsed(),
             remaining: end.map(|end| end.saturating_duration_since(Instant::now())),
             upstream_watches: self.upstream_watches(),
@@ -208,7 +208,7 @@ impl Scene {
     }
 }
 
-fn errors(counts: &Counts) -> u64 {
+fn errors(counts: &WatchCounts) -> u64 {
     counts.refused + counts.broken
 }
 

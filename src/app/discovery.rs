@@ -8,17 +8,17 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use self::listener::{Listener, News};
-use self::schedule::{Schedule, Told};
+use self::listener::{ChangeListener, News};
+use self::schedule::{ChangesHeard, Schedule};
 use super::rights::Rights;
 use crate::base::{Backoff, NotReady, Tasks};
 use crate::kube::Gvr;
 use crate::serve::feed_spec;
-use crate::wire::Shape;
+use crate::wire::JsonLayout;
 
 /// Keeps the catalog in step with upstream, and the feeds in step with the catalog.
 #[derive(Debug, Clone)]
-pub(super) struct Discovery {
+pub(super) struct DiscoveryLoop {
     pub(super) rights: Rights,
     pub(super) tasks: Tasks,
     /// When what tells of changes is looked for again where there is none.
@@ -33,7 +33,7 @@ const NEWS_MAX: usize = 16;
 /// How long the start waits for the feeds that tell of changes.
 const LISTENING_MAX: Duration = Duration::from_secs(5);
 
-impl Discovery {
+impl DiscoveryLoop {
     /// Asks until upstream has answered once.
     pub(super) async fn learn(&self) {
         let mut backoff = Backoff::default();
@@ -49,7 +49,7 @@ impl Discovery {
         let (told, mut news) = mpsc::channel(NEWS_MAX);
         for (number, (group, version, resource)) in TELLING.into_iter().enumerate() {
             let (gvr, told) = (Gvr::new(group, version, resource), told.clone());
-            let listener = Listener { gvr, rights: self.rights.clone(), number, told, again: self.again };
+            let listener = ChangeListener { gvr, rights: self.rights.clone(), number, told, again: self.again };
             self.tasks.spawn("definitions", listener.run());
         }
         let mut heard = [None; TELLING.len()];
@@ -106,13 +106,13 @@ impl Discovery {
     }
 
     /// What will be heard of changes, behind the last question.
-    fn told(&self, is_answered: bool, heard: &[Option<News>]) -> Told {
+    fn told(&self, is_answered: bool, heard: &[Option<News>]) -> ChangesHeard {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();
         match (is_answered, is_told(heard), reads.definitions || reads.services) {
-            (false, ..) | (true, false, true) => Told::Part,
-            (true, true, _) => Told::All,
-            (true, false, false) => Told::Nothing { again: catalog.refused_until() },
+            (false, ..) | (true, false, true) => ChangesHeard::Part,
+            (true, true, _) => ChangesHeard::All,
+            (true, false, false) => ChangesHeard::Nothing { again: catalog.refused_until() },
         }
     }
 
@@ -127,7 +127,7 @@ impl Discovery {
                 None => !catalog.is_gone(&spec.key.gvr),
             };
             // The types of the apiserver itself change with the apiserver, which its watches do not outlive.
-            if spec.shape == Shape::Custom && !fits {
+            if spec.shape == JsonLayout::Custom && !fits {
                 feeds.retire(&feed);
             }
         }

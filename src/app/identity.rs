@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use super::StartError;
-use crate::auth::{Authorities, Delegated, FrontProxy, Gate, Mode, Role, Separation, Trusted};
+use crate::auth::{AuthMode, Authorities, AuthorityRole, Delegation, FrontProxy, Gate, Separation, Trusted};
 use crate::base::{Reloaded, Tasks};
 use crate::config::Serve;
-use crate::upstream::{Client, Forwarder, Source};
+use crate::upstream::{Client, CredentialSource, Forwarder};
 
 /// Who decides about callers.
 pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gate, StartError> {
-    if config.auth == Mode::None {
+    if config.auth == AuthMode::None {
         return Ok(Gate::open());
     }
     let delegated = &config.delegated;
@@ -20,22 +20,22 @@ pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gat
         tasks.spawn(what, trusted.clone().keep_up(config.look_every));
         Ok::<_, StartError>(trusted)
     };
-    let clients = delegated.client_ca.as_deref().map(|path| trusted("client_ca", Role::Client, path));
+    let clients = delegated.client_ca.as_deref().map(|path| trusted("client_ca", AuthorityRole::Client, path));
     let client_authorities = clients.transpose()?;
     let front_proxy = match &delegated.front_proxy_ca {
         Some(path) => {
-            let authorities = trusted("front_proxy_ca", Role::FrontProxy, path)?;
+            let authorities = trusted("front_proxy_ca", AuthorityRole::FrontProxy, path)?;
             Some(FrontProxy { authorities, names: delegated.front_proxy_names.clone() })
         }
         None => None,
     };
-    let parts = Delegated { client: client.clone(), client_authorities, front_proxy, tasks: tasks.clone() };
+    let parts = Delegation { client: client.clone(), client_authorities, front_proxy, tasks: tasks.clone() };
     Ok(Gate::delegated(delegated.auth.clone(), parts))
 }
 
 /// Who passes requests on.
 pub(super) fn forwarder(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Forwarder, StartError> {
-    let connect = |path: &PathBuf| Client::connect(&Source::File(path.clone()));
+    let connect = |path: &PathBuf| Client::connect(&CredentialSource::File(path.clone()));
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {
         tasks.spawn("impersonator credentials", impersonator.clone().keep_up(config.look_every));
@@ -44,7 +44,7 @@ pub(super) fn forwarder(config: &Serve, client: &Client, tasks: &Tasks) -> Resul
 }
 
 /// Authorities out of a file; as it is now, and whenever it changes, none of them is one of the other role.
-fn trusted(what: &'static str, path: &Path, role: Role, apart: Separation) -> Result<Trusted, StartError> {
+fn trusted(what: &'static str, path: &Path, role: AuthorityRole, apart: Separation) -> Result<Trusted, StartError> {
     let read = move |contents: &[Vec<u8>]| {
         let authorities = Authorities::from_pem(&contents.concat()).map_err(|error| error.to_string())?;
         apart.admit(role, &authorities).map_err(|error| error.to_string())?;

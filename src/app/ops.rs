@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{Pages, guarded};
+use crate::admin::{AdminPages, guarded};
 use crate::auth::BrowserGuard;
 use crate::net::{Address, bind_tcp_beside_peers, bind_unix};
 
 /// The admin listener: bound with the others, served on a thread and a runtime of its own.
 pub(super) struct Admin {
     listener: AdminListener,
-    pages: Pages,
+    pages: AdminPages,
     browsers: BrowserGuard,
 }
 
@@ -25,7 +25,7 @@ enum AdminListener {
 }
 
 /// The running admin server.
-pub(super) struct Running {
+pub(super) struct RunningAdmin {
     stop: CancellationToken,
     thread: JoinHandle<()>,
 }
@@ -34,7 +34,12 @@ pub(super) struct Running {
 const UPKEEP: Duration = Duration::from_secs(1);
 
 impl Admin {
-    pub(super) fn bind(address: &Address, reuse_port: bool, pages: Pages, browsers: BrowserGuard) -> io::Result<Self> {
+    pub(super) fn bind(
+        address: &Address,
+        reuse_port: bool,
+        pages: AdminPages,
+        browsers: BrowserGuard,
+    ) -> io::Result<Self> {
         let listener = match address {
             Address::Tcp(tcp) if reuse_port => AdminListener::Tcp(bind_tcp_beside_peers(*tcp)?),
             Address::Tcp(tcp) => {
@@ -57,12 +62,12 @@ impl Admin {
     }
 
     /// Has its descriptors when it returns: whoever connects afterwards cannot take them.
-    pub(super) fn start(self) -> io::Result<Running> {
+    pub(super) fn start(self) -> io::Result<RunningAdmin> {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("ops").build()?;
         let thread = std::thread::spawn(move || runtime.block_on(self.serve(stopped)));
-        Ok(Running { stop, thread })
+        Ok(RunningAdmin { stop, thread })
     }
 
     async fn serve(self, stop: CancellationToken) {
@@ -109,7 +114,7 @@ impl Drop for RemoveOnDrop {
     }
 }
 
-impl Running {
+impl RunningAdmin {
     pub(super) fn stop(self) {
         self.stop.cancel();
         if self.thread.join().is_err() {

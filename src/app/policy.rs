@@ -8,12 +8,12 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::rights::Rights;
-use crate::auth::{Affected, Change, Gate, Policy, PolicyKind};
+use crate::auth::{Affected, Gate, Policy, PolicyChange, PolicyKind};
 use crate::base::Tasks;
-use crate::cache::{Cursor, Lease, Pull, Scope, Start, State, View};
+use crate::cache::{Cursor, FeedHandle, FeedState, Pull, Scope, Start, View};
 use crate::kube::{EventType, Gvr};
 use crate::serve::feed_spec;
-use crate::wire::{Form, Representation};
+use crate::wire::{Encoding, Representation};
 
 /// Listens to one kind of RBAC's objects. Its feed is one like any other.
 struct Listener {
@@ -61,7 +61,7 @@ impl Listener {
         }
     }
 
-    fn lease(&self) -> Option<Lease> {
+    fn lease(&self) -> Option<FeedHandle> {
         if !self.rights.follow_cluster() {
             return None;
         }
@@ -71,11 +71,13 @@ impl Listener {
     }
 
     /// Returns when the feed has ended.
-    async fn listen(&self, lease: &Lease) {
+    async fn listen(&self, lease: &FeedHandle) {
         let mut state = lease.reader.watch_state();
         loop {
-            let Ok(now) = state.wait_for(|state| *state != State::Syncing).await.map(|state| *state) else { return };
-            if matches!(now, State::Ended(_)) {
+            let Ok(now) = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state) else {
+                return;
+            };
+            if matches!(now, FeedState::Ended(_)) {
                 return;
             }
             let Some(mut cursor) = self.begin(lease).await else { return };
@@ -89,9 +91,9 @@ impl Listener {
     }
 
     /// Takes in what there is. `None`: it cannot be read as JSON.
-    async fn begin(&self, lease: &Lease) -> Option<Cursor> {
-        let json = Representation::Object(Form::Json);
-        let renderer = if lease.spec.key.form == Form::Json {
+    async fn begin(&self, lease: &FeedHandle) -> Option<Cursor> {
+        let json = Representation::Object(Encoding::Json);
+        let renderer = if lease.spec.key.form == Encoding::Json {
             lease.reader.verbatim().clone()
         } else {
             lease.renderings.settled(json).await.ok()?
@@ -103,7 +105,7 @@ impl Listener {
         for object in snapshot.select(&View::everything(), lease.reader.namespaced(), None) {
             let body = lease.reader.body(object, cursor.renderer()).ok()?;
             let frame = cursor.renderer().envelope().frame(EventType::Added, &body);
-            if let Ok(change) = serde_json::from_slice::<Change>(&frame) {
+            if let Ok(change) = serde_json::from_slice::<PolicyChange>(&frame) {
                 self.heard.policy.lock().apply(self.kind, change);
             }
         }
@@ -113,7 +115,7 @@ impl Listener {
     }
 
     fn take(&self, frame: &Bytes) {
-        let affected = match serde_json::from_slice::<Change>(frame) {
+        let affected = match serde_json::from_slice::<PolicyChange>(frame) {
             Ok(change) => self.heard.policy.lock().apply(self.kind, change),
             Err(error) => {
                 tracing::warn!(%error, resource = self.kind.resource(), "an object of RBAC cannot be read");

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::discovery::Discovery;
+use super::discovery::DiscoveryLoop;
 use super::rights::Rights;
 use crate::base::{NotReady, Ready};
-use crate::cache::{Feeds, Lease, State};
+use crate::cache::{FeedHandle, FeedState, Feeds};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
 
@@ -13,8 +13,8 @@ use crate::upstream::Catalog;
 const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
 /// Starts a feed for each of these names; not ready until all of them are complete.
-pub(super) fn start(names: Vec<String>, coverage: &Coverage, known: &Discovery, ready: &Ready) {
-    let Discovery { rights: Rights { catalog, feeds, .. }, tasks, .. } = known;
+pub(super) fn start(names: Vec<String>, coverage: &Coverage, known: &DiscoveryLoop, ready: &Ready) {
+    let DiscoveryLoop { rights: Rights { catalog, feeds, .. }, tasks, .. } = known;
     for name in coverage.resources.iter().filter(|name| catalog.find_by_name(name).is_none()) {
         tracing::warn!(resource = name, "feeds.resources: upstream serves no such resource");
     }
@@ -31,10 +31,10 @@ async fn keep(name: String, coverage: Coverage, catalog: Catalog, feeds: Feeds, 
         match preloaded(&name, &coverage, &catalog, &feeds) {
             Ok(lease) => {
                 let mut state = lease.reader.watch_state();
-                let settled = state.wait_for(|state| *state != State::Syncing).await.map(|state| *state);
-                if matches!(settled, Ok(State::Live | State::Stale { .. })) {
+                let settled = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state);
+                if matches!(settled, Ok(FeedState::Live | FeedState::Stale { .. })) {
                     drop(guard.take());
-                    let _ = state.wait_for(|state| matches!(state, State::Ended(_))).await;
+                    let _ = state.wait_for(|state| matches!(state, FeedState::Ended(_))).await;
                 }
             }
             Err(why) => tracing::warn!(resource = name, %why, "preload: no feed; trying again"),
@@ -43,7 +43,7 @@ async fn keep(name: String, coverage: Coverage, catalog: Catalog, feeds: Feeds, 
     }
 }
 
-fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) -> Result<Lease, String> {
+fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) -> Result<FeedHandle, String> {
     let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
     let scope = coverage.scope(&resource).map_err(|why| why.to_string())?;
     feeds.lease(&feed_spec(&resource, scope, resource.form), None).map_err(|why| format!("{why:?}"))

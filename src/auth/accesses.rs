@@ -6,10 +6,10 @@ use moka::Expiry;
 use moka::future::Cache;
 use tokio::time::{Instant, sleep_until};
 
-use super::pace::Pace;
-use super::question::{ANSWER_MAX, Asker, Dated, Questions, Topic, quota, remembered};
+use super::pace::QuestionPace;
+use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
 use super::reviews::Reviews;
-use super::{Affected, Config, Refused};
+use super::{Affected, AuthConfig, NotGranted};
 use crate::kube::{Access, Payer, User};
 
 /// Asks who may do what, and remembers the answer for seconds.
@@ -19,7 +19,7 @@ use crate::kube::{Access, Payer, User};
 ///
 /// Nobody waits for a question that waits in a longer queue: leases do not wait for those of requests, nor for those
 /// about the namespaces of readable watches.
-pub(super) struct Accesses {
+pub(super) struct AccessReviewer {
     reviews: Arc<dyn Reviews>,
     questions: Questions,
     /// By what they were asked for: requests, leases, namespaces of leases.
@@ -28,18 +28,18 @@ pub(super) struct Accesses {
     of_sights: Decisions,
     /// Questions that one user's requests may cost, and those of all.
     budget: DefaultKeyedRateLimiter<Payer>,
-    requests_pace: Pace<()>,
+    requests_pace: QuestionPace<()>,
     /// Questions of leases: of all, and of one user's.
-    leases_pace: Pace<()>,
-    leases_pace_per_user: Pace<Payer>,
+    leases_pace: QuestionPace<()>,
+    leases_pace_per_user: QuestionPace<Payer>,
     /// Questions about namespaces, of all readable watches and of one user's.
-    sights_pace: Pace<()>,
-    sights_pace_per_user: Pace<Payer>,
+    sights_pace: QuestionPace<()>,
+    sights_pace_per_user: QuestionPace<Payer>,
 }
 
 /// What it is asked for, and how old the answer may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asks {
+pub(super) enum AccessPurpose {
     /// A request: paid by its user, and answered with what is remembered.
     Request,
     /// A lease: an answer to a question from before that moment will not do.
@@ -83,8 +83,8 @@ const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Users are forgotten by and by: whenever there are so many of them.
 const USERS_MAX: usize = 100_000;
 
-impl Accesses {
-    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &Config) -> Self {
+impl AccessReviewer {
+    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
         Self {
             reviews,
             questions: Questions::new(Topic::Access),
@@ -92,31 +92,36 @@ impl Accesses {
             of_leases: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
             of_sights: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
-            requests_pace: Pace::new(config.accesses, config.accesses),
-            leases_pace: Pace::new(config.lease_reviews, config.lease_reviews / 4),
-            leases_pace_per_user: Pace::new(config.lease_reviews / 2, config.lease_reviews / 8),
-            sights_pace: Pace::new(config.namespaces, config.namespaces / 4),
-            sights_pace_per_user: Pace::new(config.namespaces_per_user, config.namespaces_per_user / 4),
+            requests_pace: QuestionPace::new(config.accesses, config.accesses),
+            leases_pace: QuestionPace::new(config.lease_reviews, config.lease_reviews / 4),
+            leases_pace_per_user: QuestionPace::new(config.lease_reviews / 2, config.lease_reviews / 8),
+            sights_pace: QuestionPace::new(config.namespaces, config.namespaces / 4),
+            sights_pace_per_user: QuestionPace::new(config.namespaces_per_user, config.namespaces_per_user / 4),
         }
     }
 
     /// Whether the user may, and why.
-    pub(super) async fn decide(&self, user: &Arc<User>, access: &Arc<Access>, asks: Asks) -> Result<Arc<str>, Refused> {
+    pub(super) async fn decide(
+        &self,
+        user: &Arc<User>,
+        access: &Arc<Access>,
+        asks: AccessPurpose,
+    ) -> Result<Arc<str>, NotGranted> {
         let question = Question { user: user.clone(), access: access.clone() };
         let ask = || self.ask(&question, asks);
         if access.len_bytes() > QUESTION_TEXT_MAX {
             return ask().await?.into_result();
         }
         let decision = match asks {
-            Asks::Request => remembered(&self.of_requests, &question, None, ask).await,
-            Asks::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
-            Asks::Sight { since } => remembered(&self.of_sights, &question, Some(since), ask).await,
+            AccessPurpose::Request => remembered(&self.of_requests, &question, None, ask).await,
+            AccessPurpose::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
+            AccessPurpose::Sight { since } => remembered(&self.of_sights, &question, Some(since), ask).await,
         };
         decision?.into_result()
     }
 
     /// There is more to ask about than is asked.
-    pub(super) fn over_budget(&self) -> Refused {
+    pub(super) fn over_budget(&self) -> NotGranted {
         self.questions.over_budget()
     }
 
@@ -132,7 +137,7 @@ impl Accesses {
         }
     }
 
-    async fn ask(&self, question: &Question, asks: Asks) -> Result<Decision, Refused> {
+    async fn ask(&self, question: &Question, asks: AccessPurpose) -> Result<Decision, NotGranted> {
         let payer = Payer::of(&question.user);
         let asker = self.turn(&question.user, &payer, asks).await?;
         let reviewing = self.reviews.access(&question.user, &question.access);
@@ -143,39 +148,39 @@ impl Accesses {
         let decision = Decision { asked, allowed };
         // What a lease has found out, requests need not find out later; but what they have learned since counts.
         let is_older = |known: Decision| known.asked <= decision.asked;
-        if asks != Asks::Request && self.of_requests.get(question).await.is_some_and(is_older) {
+        if asks != AccessPurpose::Request && self.of_requests.get(question).await.is_some_and(is_older) {
             self.of_requests.insert(question.clone(), decision.clone()).await;
         }
         Ok(decision)
     }
 
     /// Waits until the question may be put, or says that it may not.
-    async fn turn(&self, user: &User, payer: &Payer, asks: Asks) -> Result<Asker, Refused> {
+    async fn turn(&self, user: &User, payer: &Payer, asks: AccessPurpose) -> Result<QuestionClass, NotGranted> {
         let by = Instant::now() + ANSWER_MAX;
         match asks {
-            Asks::Request => {
+            AccessPurpose::Request => {
                 self.spend(payer)?;
                 let turn = self.requests_pace.turn(&(), Instant::now() + REQUEST_WAIT_MAX);
                 sleep_until(turn.ok_or_else(|| self.questions.over_budget())?).await;
-                Ok(if user.is_anonymous() { Asker::Guess } else { Asker::Known })
+                Ok(if user.is_anonymous() { QuestionClass::Guess } else { QuestionClass::Known })
             }
-            Asks::Lease { .. } => {
+            AccessPurpose::Lease { .. } => {
                 let late = || self.questions.late();
                 sleep_until(self.leases_pace_per_user.turn(payer, by).ok_or_else(late)?).await;
                 sleep_until(self.leases_pace.turn(&(), by).ok_or_else(late)?).await;
-                Ok(Asker::Lease)
+                Ok(QuestionClass::Lease)
             }
-            Asks::Sight { .. } => {
+            AccessPurpose::Sight { .. } => {
                 let over_budget = || self.questions.over_budget();
                 sleep_until(self.sights_pace_per_user.turn(payer, by).ok_or_else(over_budget)?).await;
                 sleep_until(self.sights_pace.turn(&(), by).ok_or_else(over_budget)?).await;
-                Ok(Asker::Sight)
+                Ok(QuestionClass::Sight)
             }
         }
     }
 
     /// Different things cost upstream a question each: so many a second for one user.
-    fn spend(&self, payer: &Payer) -> Result<(), Refused> {
+    fn spend(&self, payer: &Payer) -> Result<(), NotGranted> {
         if self.budget.len() > USERS_MAX {
             self.budget.retain_recent();
         }
@@ -183,7 +188,7 @@ impl Accesses {
     }
 }
 
-fn decisions(config: &Config, bytes_max: u64) -> Decisions {
+fn decisions(config: &AuthConfig, bytes_max: u64) -> Decisions {
     let weight = |question: &Question, _: &Decision| {
         let texts = question.access.len_bytes() + question.user.len_bytes();
         u32::try_from(QUESTION_BYTES + texts).unwrap_or(u32::MAX)
@@ -197,8 +202,8 @@ fn decisions(config: &Config, bytes_max: u64) -> Decisions {
 }
 
 impl Decision {
-    fn into_result(self) -> Result<Arc<str>, Refused> {
-        self.allowed.map_err(Refused::Denied)
+    fn into_result(self) -> Result<Arc<str>, NotGranted> {
+        self.allowed.map_err(NotGranted::Denied)
     }
 }
 

@@ -1,7 +1,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::kube::{Access, Target, User};
+use crate::kube::{Access, AccessTarget, User};
 
 /// Whose rights may have changed, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,13 +13,13 @@ pub enum Affected {
 /// The subjects of bindings, and where the rights that these give may have changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subjects {
-    users: HashMap<String, Reach>,
-    groups: HashMap<String, Reach>,
+    users: HashMap<String, AffectedScope>,
+    groups: HashMap<String, AffectedScope>,
 }
 
 /// Where rights may have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reach {
+pub enum AffectedScope {
     Everywhere,
     /// In these namespaces, and in nothing outside of them.
     Within(BTreeSet<Arc<str>>),
@@ -55,8 +55,8 @@ impl Affected {
     }
 
     /// Where the user's rights may have changed; `None`: nowhere.
-    pub fn reach(&self, user: &User) -> Option<Reach> {
-        let Self::Only(subjects) = self else { return Some(Reach::Everywhere) };
+    pub fn reach(&self, user: &User) -> Option<AffectedScope> {
+        let Self::Only(subjects) = self else { return Some(AffectedScope::Everywhere) };
         let of_groups = user.groups.iter().filter_map(|group| subjects.groups.get(group));
         let mut reaches = subjects.users.get(&user.name).into_iter().chain(of_groups);
         let mut reach = reaches.next()?.clone();
@@ -72,12 +72,12 @@ impl Affected {
 
 impl Subjects {
     /// A user whose rights may have changed there.
-    pub(super) fn add_user(&mut self, name: String, reach: &Reach) {
+    pub(super) fn add_user(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.users, name, reach);
     }
 
     /// The same of whoever is in a group.
-    pub(super) fn add_group(&mut self, name: String, reach: &Reach) {
+    pub(super) fn add_group(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.groups, name, reach);
     }
 
@@ -99,15 +99,15 @@ impl Subjects {
     }
 
     fn pairs(&self) -> usize {
-        let pairs = |reach: &Reach| match reach {
-            Reach::Everywhere => 1,
-            Reach::Within(namespaces) => namespaces.len(),
+        let pairs = |reach: &AffectedScope| match reach {
+            AffectedScope::Everywhere => 1,
+            AffectedScope::Within(namespaces) => namespaces.len(),
         };
         self.users.values().chain(self.groups.values()).map(pairs).sum()
     }
 }
 
-impl Reach {
+impl AffectedScope {
     /// That of an object of RBAC: its own namespace, or everywhere if it has none.
     pub(super) fn of(namespace: &str) -> Self {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
@@ -116,8 +116,8 @@ impl Reach {
     /// What is for no namespace in particular is given for all, and by nothing inside of one.
     fn contains(&self, access: &Access) -> bool {
         let namespace = match &access.target {
-            Target::Resource(target) => target.namespace.as_str(),
-            Target::Path(_) => "",
+            AccessTarget::Resource(target) => target.namespace.as_str(),
+            AccessTarget::Path(_) => "",
         };
         match self {
             Self::Everywhere => true,
@@ -134,7 +134,7 @@ impl Reach {
     }
 }
 
-fn add(subjects: &mut HashMap<String, Reach>, name: String, reach: &Reach) {
+fn add(subjects: &mut HashMap<String, AffectedScope>, name: String, reach: &AffectedScope) {
     subjects.entry(name).and_modify(|known| known.add(reach)).or_insert_with(|| reach.clone());
 }
 
@@ -153,21 +153,21 @@ mod tests {
 
     fn access(namespace: &str) -> Access {
         let target = ResourceTarget { namespace: namespace.to_owned(), ..ResourceTarget::default() };
-        Access { verb: "list".to_owned(), target: Target::Resource(Box::new(target)) }
+        Access { verb: "list".to_owned(), target: AccessTarget::Resource(Box::new(target)) }
     }
 
     fn of_user(name: &str, namespace: &str) -> Affected {
         let mut subjects = Subjects::default();
-        subjects.add_user(name.to_owned(), &Reach::of(namespace));
+        subjects.add_user(name.to_owned(), &AffectedScope::of(namespace));
         Affected::Only(Arc::new(subjects))
     }
 
     #[test]
     fn a_change_touches_its_subjects_in_its_namespace() {
         let mut subjects = Subjects::default();
-        subjects.add_user("ada".to_owned(), &Reach::of("t1"));
-        subjects.add_group("dev".to_owned(), &Reach::of("t2"));
-        subjects.add_group("ops".to_owned(), &Reach::of(""));
+        subjects.add_user("ada".to_owned(), &AffectedScope::of("t1"));
+        subjects.add_group("dev".to_owned(), &AffectedScope::of("t2"));
+        subjects.add_group("ops".to_owned(), &AffectedScope::of(""));
         let affected = Affected::Only(Arc::new(subjects));
         for (user, namespaces) in [
             (user("ada", &[]), vec!["t1"]),
@@ -187,8 +187,8 @@ mod tests {
     fn changes_add_up_until_there_are_too_many_to_tell_apart() {
         let both = of_user("ada", "t1").and(&of_user("ada", "t2"));
         let namespaces = ["t1", "t2"].map(Arc::from).into();
-        assert_eq!(both.reach(&user("ada", &[])), Some(Reach::Within(namespaces)));
-        assert_eq!(both.and(&of_user("ada", "")).reach(&user("ada", &[])), Some(Reach::Everywhere));
+        assert_eq!(both.reach(&user("ada", &[])), Some(AffectedScope::Within(namespaces)));
+        assert_eq!(both.and(&of_user("ada", "")).reach(&user("ada", &[])), Some(AffectedScope::Everywhere));
         let many = |count: usize| {
             (0..count).fold(Affected::nobody(), |all, n| all.and(&of_user(&format!("u{}", n % 8), &format!("t{n}"))))
         };

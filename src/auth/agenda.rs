@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Reach;
+use super::AffectedScope;
 
 /// When each namespace of a readable watch is to be asked about again: each in its own time, spread over the period,
 /// and earlier where policy has changed.
@@ -87,10 +87,12 @@ impl Agenda {
     }
 
     /// Policy has changed there. True if that is about a namespace that is known.
-    pub(super) fn change(&mut self, reach: &Reach, at: Instant) -> bool {
+    pub(super) fn change(&mut self, reach: &AffectedScope, at: Instant) -> bool {
         let touched: Vec<_> = match reach {
-            Reach::Everywhere => self.items.keys().cloned().collect(),
-            Reach::Within(namespaces) => namespaces.iter().filter(|of| self.items.contains_key(*of)).cloned().collect(),
+            AffectedScope::Everywhere => self.items.keys().cloned().collect(),
+            AffectedScope::Within(namespaces) => {
+                namespaces.iter().filter(|of| self.items.contains_key(*of)).cloned().collect()
+            }
         };
         for namespace in &touched {
             if let Some(item) = self.items.get(namespace).cloned() {
@@ -159,8 +161,8 @@ mod tests {
     const PERIOD: Duration = Duration::from_secs(60);
     const SLACK: Duration = Duration::from_secs(5);
 
-    fn within(namespaces: &[&str]) -> Reach {
-        Reach::Within(namespaces.iter().map(|&namespace| Arc::from(namespace)).collect())
+    fn within(namespaces: &[&str]) -> AffectedScope {
+        AffectedScope::Within(namespaces.iter().map(|&namespace| Arc::from(namespace)).collect())
     }
 
     fn agenda(count: usize, now: Instant) -> Agenda {
@@ -213,7 +215,7 @@ mod tests {
         assert_eq!(agenda.take(again, SLACK, usize::MAX), [(Arc::from("t10"), again)]);
         agenda.answered(&Arc::from("t10"), again);
         assert!(agenda.take(again, SLACK, usize::MAX).is_empty());
-        agenda.change(&Reach::Everywhere, again);
+        agenda.change(&AffectedScope::Everywhere, again);
         assert_eq!(agenda.take(again, SLACK, usize::MAX).len(), 20);
     }
 

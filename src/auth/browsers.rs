@@ -22,12 +22,12 @@ pub struct BrowserGuard {
     scheme: &'static str,
     hosts: Hosts,
     /// Pages that may.
-    allowed: Vec<Origin>,
+    allowed: Vec<PageOrigin>,
 }
 
 /// Where a page comes from, as browsers say it (RFC 6454 §6.2): scheme, host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Origin {
+pub struct PageOrigin {
     scheme: String,
     host: Host,
     /// Of `http` and `https` never `None`.
@@ -61,7 +61,7 @@ const SHOWN_CHARS_MAX: usize = 100;
 
 impl BrowserGuard {
     /// `tls` says what the sockets in question speak, and so what scheme a page of their own would have.
-    pub fn new(tls: bool, hosts: Hosts, allowed: Vec<Origin>) -> Self {
+    pub fn new(tls: bool, hosts: Hosts, allowed: Vec<PageOrigin>) -> Self {
         Self { scheme: if tls { "https" } else { "http" }, hosts, allowed }
     }
 
@@ -118,8 +118,8 @@ impl BrowserGuard {
     }
 
     /// The origin of a page that was loaded from this host.
-    fn own(&self, host: &str) -> Option<Origin> {
-        Authority::parse(host).map(|authority| Origin::new(self.scheme, authority))
+    fn own(&self, host: &str) -> Option<PageOrigin> {
+        Authority::parse(host).map(|authority| PageOrigin::new(self.scheme, authority))
     }
 }
 
@@ -138,7 +138,7 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a Head
     }
 }
 
-fn origin(value: &HeaderValue) -> Option<Origin> {
+fn origin(value: &HeaderValue) -> Option<PageOrigin> {
     value.to_str().ok()?.parse().ok()
 }
 
@@ -158,7 +158,7 @@ impl Foreign {
     }
 }
 
-impl Origin {
+impl PageOrigin {
     fn new(scheme: &str, authority: Authority) -> Self {
         let scheme = scheme.to_ascii_lowercase();
         let default = match scheme.as_str() {
@@ -170,7 +170,7 @@ impl Origin {
     }
 }
 
-impl FromStr for Origin {
+impl FromStr for PageOrigin {
     type Err = NoOrigin;
 
     fn from_str(text: &str) -> Result<Self, NoOrigin> {

@@ -80,12 +80,12 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::auth::{Reach, Subjects};
+    use crate::auth::{AffectedScope, Subjects};
     use crate::kube::User;
 
     fn change(user: usize) -> Affected {
         let mut subjects = Subjects::default();
-        subjects.add_user(user.to_string(), &Reach::Everywhere);
+        subjects.add_user(user.to_string(), &AffectedScope::Everywhere);
         Affected::of(subjects)
     }
 

@@ -8,15 +8,15 @@ use tokio::time::timeout;
 use super::changes::{Changes, Rounds};
 use super::credential::{Credential, asserted, token_of};
 use super::impersonation::{Impeded, Impersonation};
-use super::judge::{FrontProxy, Identity, Judge, Trusted};
-use super::lease::{Claim, Lease, Leases, Terms};
+use super::judge::{Authenticator, FrontProxy, Identity, Trusted};
+use super::lease::{Claim, GrantLease, LeaseTerms, Leases};
 use super::reviews::Reviews;
-use super::sight::{IN_FLIGHT_MAX, Sight};
-use super::standing::Standings;
-use super::{Affected, Config, Grant, Permit, Readable, Refused, Shown, accesses, metrics, tokens};
+use super::sight::{IN_FLIGHT_MAX, NamespaceVerdicts};
+use super::standing::NamespaceQuota;
+use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, accesses, metrics, tokens};
 use crate::base::{Shares, Tasks};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
-use crate::upstream::{Behalf, Client, CredentialId, Release};
+use crate::upstream::{ActingAs, Client, CredentialId, Release};
 
 /// Decides who somebody is and what they may.
 #[derive(Clone)]
@@ -25,13 +25,13 @@ pub struct Gate {
 }
 
 struct Shared {
-    config: Config,
-    judge: Arc<Judge>,
+    config: AuthConfig,
+    judge: Arc<Authenticator>,
     leases: Arc<Leases>,
     /// Questions about namespaces that one user may have under way.
     slots: Shares<Payer>,
     /// Namespaces that open watches stand on.
-    standings: Arc<Standings>,
+    standings: Arc<NamespaceQuota>,
     changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
@@ -42,7 +42,7 @@ struct Shared {
 }
 
 /// What delegation needs besides its configuration.
-pub struct Delegated {
+pub struct Delegation {
     /// With our own identity: it may create reviews of tokens and accesses.
     pub client: Client,
     pub client_authorities: Option<Trusted>,
@@ -52,7 +52,7 @@ pub struct Delegated {
 
 /// Where a request comes from.
 #[derive(Debug, Clone)]
-pub struct Sender {
+pub struct RequestSender {
     /// Its key is the sender's; who issued it is for us to see, once for a connection.
     pub certificates: Option<Arc<Shown>>,
     /// Who pays for questions about it.
@@ -96,15 +96,15 @@ impl Gate {
     }
 
     /// Upstream is asked about everybody.
-    pub fn delegated(config: Config, parts: Delegated) -> Self {
+    pub fn delegated(config: AuthConfig, parts: Delegation) -> Self {
         let reviews = Arc::new(parts.client.clone());
         Self::asking(reviews, config, parts)
     }
 
     /// The same, where somebody else answers questions about callers.
-    pub(super) fn asking(reviews: Arc<dyn Reviews>, config: Config, parts: Delegated) -> Self {
-        let Delegated { client, client_authorities, front_proxy, tasks } = parts;
-        let judge = Arc::new(Judge::new(reviews, &config, client_authorities, front_proxy));
+    pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
+        let Delegation { client, client_authorities, front_proxy, tasks } = parts;
+        let judge = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy));
         let (leases, slots) = (Arc::<Leases>::default(), Shares::new(IN_FLIGHT_MAX));
         let (changes, standings) = (Arc::new(Changes::new()), Arc::new(standings(&config)));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
@@ -132,7 +132,7 @@ impl Gate {
     ///
     /// # Errors
     /// It carries credentials, and none of them is somebody's; or that cannot be found out.
-    pub async fn authenticate(&self, sender: Sender, headers: &HeaderMap) -> Result<Caller, Refused> {
+    pub async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
         let Some(shared) = &self.delegated else { return Ok(Caller::Ourselves) };
         let caller = shared.authenticate(sender, headers).await;
         if let Err(refused) = &caller {
@@ -145,7 +145,7 @@ impl Gate {
     ///
     /// # Errors
     /// It has none, or that cannot be found out.
-    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<Grant, Refused> {
+    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<Grant, NotGranted> {
         let access = Arc::new(Access::of(info));
         let Some(shared) = &self.delegated else { return Ok(Grant::new(access, None)) };
         let grant = shared.grant(caller, info, access).await;
@@ -160,11 +160,11 @@ impl Gate {
     ///
     /// # Errors
     /// Who it is, or what it may, cannot be found out.
-    pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, Refused> {
+    pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, NotGranted> {
         let access = Arc::new(Access::of(info));
         let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access, None))) };
         let permit = match shared.grant(caller, info, access.clone()).await {
-            Err(Refused::Denied(_)) => shared.readable(caller, info, access).map(Permit::Part),
+            Err(NotGranted::Denied(_)) => shared.readable(caller, info, access).map(Permit::Part),
             grant => grant.map(Permit::Whole),
         };
         if let Err(refused) = &permit {
@@ -174,16 +174,16 @@ impl Gate {
     }
 
     /// With whose rights the caller's requests go upstream.
-    pub async fn behalf(&self, caller: &Caller) -> Behalf {
+    pub async fn behalf(&self, caller: &Caller) -> ActingAs {
         match (caller, &self.delegated) {
-            (Caller::Ourselves, _) | (_, None) => Behalf::Ours,
-            (Caller::Anonymous, Some(_)) => Behalf::Nobody,
+            (Caller::Ourselves, _) | (_, None) => ActingAs::Ours,
+            (Caller::Anonymous, Some(_)) => ActingAs::Nobody,
             (Caller::Known(known), Some(shared)) => match &known.credential {
-                Credential::Nobody => Behalf::Nobody,
-                Credential::Token(_) => Behalf::Bearer(known.id, known.payer.clone()),
+                Credential::Nobody => ActingAs::Nobody,
+                Credential::Token(_) => ActingAs::Bearer(known.id, known.payer.clone()),
                 // Who has our certificate has our rights as it is.
-                Credential::Certificate(_) if shared.is_us(&known.user).await => Behalf::Ours,
-                Credential::Certificate(_) | Credential::Asserted(..) => Behalf::User(known.user.clone()),
+                Credential::Certificate(_) if shared.is_us(&known.user).await => ActingAs::Ours,
+                Credential::Certificate(_) | Credential::Asserted(..) => ActingAs::User(known.user.clone()),
             },
         }
     }
@@ -225,12 +225,12 @@ impl Gate {
 }
 
 impl Shared {
-    async fn authenticate(&self, sender: Sender, headers: &HeaderMap) -> Result<Caller, Refused> {
+    async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
         let mut refused = None;
         let address = sender.address;
         for credential in shown(sender, headers)? {
             let id = self.judge.id(&credential);
-            match self.judge.identify(id, &credential, tokens::Asks::Request { source: address }).await {
+            match self.judge.identify(id, &credential, tokens::TokenPurpose::Request { source: address }).await {
                 Ok(None) => {}
                 // A proxy's word that nobody in particular asks makes nobody somebody.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
@@ -243,17 +243,18 @@ impl Shared {
         refused.map_or(Ok(Caller::Anonymous), Err)
     }
 
-    async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, Refused> {
+    async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let lease = self.lease(&known, info, &access, None);
-        let reason = self.judge.accesses.decide(&known.user, &access, accesses::Asks::Request).await?;
+        let reason = self.judge.accesses.decide(&known.user, &access, accesses::AccessPurpose::Request).await?;
         Ok(Grant::new(access, lease).because(reason))
     }
 
-    fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, Refused> {
-        let known = self.known(caller)?.ok_or_else(Refused::denied)?;
+    fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {
+        let known = self.known(caller)?.ok_or_else(NotGranted::denied)?;
         let payer = known.payer.clone();
-        let sight = Sight::new(self.judge.clone(), known.user.clone(), access.clone(), self.slots.of(&payer));
+        let sight =
+            NamespaceVerdicts::new(self.judge.clone(), known.user.clone(), access.clone(), self.slots.of(&payer));
         let sight = Arc::new(match info.verb {
             Verb::Watch => sight.of_watch(self.standings.ground(payer), self.config.recheck),
             _ => sight,
@@ -263,10 +264,10 @@ impl Shared {
     }
 
     /// Who is to be asked about; `None` for ourselves.
-    fn known(&self, caller: &Caller) -> Result<Option<Arc<Known>>, Refused> {
+    fn known(&self, caller: &Caller) -> Result<Option<Arc<Known>>, NotGranted> {
         match caller {
             Caller::Ourselves => Ok(None),
-            Caller::Anonymous if !self.config.anonymous => Err(Refused::Unauthenticated),
+            Caller::Anonymous if !self.config.anonymous => Err(NotGranted::Unauthenticated),
             Caller::Anonymous => {
                 let credential = Credential::Nobody;
                 let user = Arc::new(super::judge::anonymous());
@@ -282,8 +283,8 @@ impl Shared {
         known: &Known,
         info: &RequestInfo,
         access: &Arc<Access>,
-        sight: Option<Arc<Sight>>,
-    ) -> Option<Arc<Lease>> {
+        sight: Option<Arc<NamespaceVerdicts>>,
+    ) -> Option<Arc<GrantLease>> {
         (info.verb == Verb::Watch).then(|| {
             let claim = Claim {
                 id: known.id,
@@ -294,7 +295,7 @@ impl Shared {
                 info: info.clone(),
                 sight,
             };
-            let terms = Terms { period: self.config.recheck, grace: self.config.outage_grace };
+            let terms = LeaseTerms { period: self.config.recheck, grace: self.config.outage_grace };
             self.leases.hold(claim, &self.judge, terms, &self.tasks)
         })
     }
@@ -316,7 +317,7 @@ impl Shared {
 }
 
 /// Acts on changes of policy as they are heard of.
-async fn follow(changes: Arc<Changes>, judge: Arc<Judge>, leases: Arc<Leases>) {
+async fn follow(changes: Arc<Changes>, judge: Arc<Authenticator>, leases: Arc<Leases>) {
     let mut rounds = Rounds::new();
     loop {
         let affected = changes.next(&mut rounds).await;
@@ -325,13 +326,13 @@ async fn follow(changes: Arc<Changes>, judge: Arc<Judge>, leases: Arc<Leases>) {
     }
 }
 
-fn standings(config: &Config) -> Standings {
+fn standings(config: &AuthConfig) -> NamespaceQuota {
     let in_time = |per_second: u32| per_second.saturating_mul(ASSERTED_WITHIN_SECONDS) as usize;
-    Standings::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
+    NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
 }
 
 /// What a request shows, in the order in which it is believed.
-fn shown(sender: Sender, headers: &HeaderMap) -> Result<Vec<Credential>, Refused> {
+fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
         let user = asserted(headers).map(Arc::new);
@@ -343,7 +344,7 @@ fn shown(sender: Sender, headers: &HeaderMap) -> Result<Vec<Credential>, Refused
         Err(_) if !shown.is_empty() => {}
         Err(why) => {
             tracing::debug!(%why, "a malformed credential");
-            return Err(Refused::Unauthenticated);
+            return Err(NotGranted::Unauthenticated);
         }
     }
     Ok(shown)

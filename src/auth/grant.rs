@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use super::lease::Lease;
-use crate::kube::{Access, Gvr, Target};
+use super::lease::GrantLease;
+use crate::kube::{Access, AccessTarget, Gvr};
 
 /// Permission to read what one request asks for: verb, resource, namespace, name and selectors.
 ///
@@ -10,12 +10,12 @@ use crate::kube::{Access, Gvr, Target};
 #[derive(Debug, Clone)]
 pub struct Grant {
     access: Arc<Access>,
-    lease: Option<Arc<Lease>>,
+    lease: Option<Arc<GrantLease>>,
     reason: Arc<str>,
 }
 
 impl Grant {
-    pub(super) fn new(access: Arc<Access>, lease: Option<Arc<Lease>>) -> Self {
+    pub(super) fn new(access: Arc<Access>, lease: Option<Arc<GrantLease>>) -> Self {
         Self { access, lease, reason: Arc::default() }
     }
 
@@ -31,7 +31,7 @@ impl Grant {
 
     /// Whether it is for this collection: that of a namespace is for no other, and for no more.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
-        let Target::Resource(target) = &self.access.target else { return false };
+        let AccessTarget::Resource(target) = &self.access.target else { return false };
         let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
         let within = !namespaced || target.namespace == namespace.unwrap_or_default();
         same && within && target.subresource.is_empty()
@@ -39,11 +39,11 @@ impl Grant {
 
     /// Whether what is read may have that name: a permission for one name is for no other, and for nothing without one.
     pub(super) fn names(&self, name: Option<&str>) -> bool {
-        let Target::Resource(target) = &self.access.target else { return false };
+        let AccessTarget::Resource(target) = &self.access.target else { return false };
         target.name.is_empty() || name == Some(&*target.name)
     }
 
-    pub(super) fn lease(&self) -> Option<&Arc<Lease>> {
+    pub(super) fn lease(&self) -> Option<&Arc<GrantLease>> {
         self.lease.as_ref()
     }
 }

@@ -1,12 +1,12 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::accesses::Accesses;
+use super::accesses::AccessReviewer;
 use super::certificate::{Authorities, Holder, Untrusted};
 use super::credential::Credential;
 use super::reviews::Reviews;
-use super::tokens::{self, Tokens};
-use super::{Config, Refused, Role, Shown, now};
+use super::tokens::{self, TokenReviewer};
+use super::{AuthConfig, AuthorityRole, NotGranted, Shown, now};
 use crate::base::Reloaded;
 use crate::kube::User;
 use crate::upstream::CredentialId;
@@ -23,10 +23,10 @@ pub struct FrontProxy {
 }
 
 /// Knows who somebody is, and what they may: both as of an instant, to be asked again.
-pub(super) struct Judge {
+pub(super) struct Authenticator {
     key: ring::hmac::Key,
-    tokens: Tokens,
-    pub(super) accesses: Accesses,
+    tokens: TokenReviewer,
+    pub(super) accesses: AccessReviewer,
     client_authorities: Option<Trusted>,
     front_proxy: Option<FrontProxy>,
 }
@@ -38,10 +38,10 @@ pub(super) struct Identity {
     pub(super) until: Option<SystemTime>,
 }
 
-impl Judge {
+impl Authenticator {
     pub(super) fn new(
         reviews: Arc<dyn Reviews>,
-        config: &Config,
+        config: &AuthConfig,
         client_authorities: Option<Trusted>,
         front_proxy: Option<FrontProxy>,
     ) -> Self {
@@ -50,8 +50,8 @@ impl Judge {
         ring::rand::SecureRandom::fill(&random, &mut secret).expect("the system has randomness");
         Self {
             key: ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret),
-            tokens: Tokens::new(reviews.clone(), config),
-            accesses: Accesses::new(reviews, config),
+            tokens: TokenReviewer::new(reviews.clone(), config),
+            accesses: AccessReviewer::new(reviews, config),
             client_authorities,
             front_proxy,
         }
@@ -91,7 +91,8 @@ impl Judge {
     /// When the word of whoever has shown this chain is to be taken no more; `None`: it is no proxy whose word we take.
     fn front_proxy(&self, shown: &Shown) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
-        let Holder { user, until } = shown.holder(Role::FrontProxy, &front.authorities.current(), now()).ok()?;
+        let Holder { user, until } =
+            shown.holder(AuthorityRole::FrontProxy, &front.authorities.current(), now()).ok()?;
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
 
@@ -100,8 +101,8 @@ impl Judge {
         &self,
         id: CredentialId,
         credential: &Credential,
-        asks: tokens::Asks<'_>,
-    ) -> Result<Option<Identity>, Refused> {
+        asks: tokens::TokenPurpose<'_>,
+    ) -> Result<Option<Identity>, NotGranted> {
         let identity = match credential {
             Credential::Nobody => Identity { user: Arc::new(anonymous()), until: None },
             Credential::Token(token) => {
@@ -122,12 +123,12 @@ impl Judge {
     }
 
     /// `None`: it is trusted, and names nobody.
-    fn holder(&self, shown: &Shown) -> Result<Option<Holder>, Refused> {
-        let authorities = self.client_authorities.as_ref().ok_or(Refused::Unauthenticated)?.current();
-        match shown.holder(Role::Client, &authorities, now()) {
+    fn holder(&self, shown: &Shown) -> Result<Option<Holder>, NotGranted> {
+        let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
+        match shown.holder(AuthorityRole::Client, &authorities, now()) {
             Ok(holder) => Ok(Some(holder)),
             Err(Untrusted::Nameless) => Ok(None),
-            Err(_) => Err(Refused::Unauthenticated),
+            Err(_) => Err(NotGranted::Unauthenticated),
         }
     }
 

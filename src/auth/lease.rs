@@ -14,16 +14,16 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::credential::Credential;
-use super::judge::{Identity, Judge, Trusted};
-use super::sight::Sight;
-use super::{Affected, Refused, accesses, metrics, now, tokens};
+use super::judge::{Authenticator, Identity, Trusted};
+use super::sight::NamespaceVerdicts;
+use super::{Affected, NotGranted, accesses, metrics, now, tokens};
 use crate::base::Tasks;
 use crate::kube::{Access, Payer, RequestInfo, Status, User};
 use crate::upstream::CredentialId;
 
 /// What an open watch stands on.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct GrantLease {
     /// Why it is over.
     revoked: OnceLock<Box<Status>>,
     over: CancellationToken,
@@ -42,7 +42,7 @@ struct Standing {
     /// For the words of a refusal.
     info: RequestInfo,
     /// Of a watch that may show some namespaces: it stands on them, and not on the whole.
-    sight: Option<Arc<Sight>>,
+    sight: Option<Arc<NamespaceVerdicts>>,
     doubt: Mutex<Option<Doubt>>,
     doubted: Notify,
 }
@@ -59,7 +59,7 @@ struct Doubt {
 /// The leases there are.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
-    held: Mutex<HashMap<LeaseKey, Weak<Lease>>>,
+    held: Mutex<HashMap<LeaseKey, Weak<GrantLease>>>,
     /// How many go on although nobody can tell whether they may.
     in_doubt: Mutex<usize>,
 }
@@ -75,17 +75,17 @@ type LeaseKey = (CredentialId, Arc<Access>, bool);
 
 /// Asserts a lease again and again.
 struct Keeper {
-    judge: Arc<Judge>,
+    judge: Arc<Authenticator>,
     leases: Arc<Leases>,
-    lease: Weak<Lease>,
+    lease: Weak<GrantLease>,
     standing: Arc<Standing>,
-    terms: Terms,
+    terms: LeaseTerms,
     until: Option<SystemTime>,
 }
 
 /// How long a lease stands without being asserted.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct LeaseTerms {
     /// At most; less up to a fifth, so that leases that began together are not asserted together.
     pub(super) period: Duration,
     /// When nobody can tell.
@@ -101,7 +101,7 @@ pub(super) struct Claim {
     pub(super) until: Option<SystemTime>,
     pub(super) access: Arc<Access>,
     pub(super) info: RequestInfo,
-    pub(super) sight: Option<Arc<Sight>>,
+    pub(super) sight: Option<Arc<NamespaceVerdicts>>,
 }
 
 /// How long all of a lease's questions may take together.
@@ -119,7 +119,13 @@ const LOOKED_AT: usize = 1_024;
 
 impl Leases {
     /// The lease for a claim: one that is there, or a new one with its keeper.
-    pub(super) fn hold(self: &Arc<Self>, claim: Claim, judge: &Arc<Judge>, terms: Terms, tasks: &Tasks) -> Arc<Lease> {
+    pub(super) fn hold(
+        self: &Arc<Self>,
+        claim: Claim,
+        judge: &Arc<Authenticator>,
+        terms: LeaseTerms,
+        tasks: &Tasks,
+    ) -> Arc<GrantLease> {
         let key = (claim.id, claim.access.clone(), claim.sight.is_some());
         let mut held = self.held.lock();
         if let Some(lease) = held.get(&key).and_then(Weak::upgrade).filter(|lease| lease.revoked.get().is_none()) {
@@ -129,7 +135,7 @@ impl Leases {
         let (user, doubt, doubted) = (Mutex::new(user), Mutex::default(), Notify::new());
         let standing = Arc::new(Standing { id, credential, access, user, info, sight, doubt, doubted });
         let ended = CancellationToken::new();
-        let lease = Arc::new(Lease {
+        let lease = Arc::new(GrantLease {
             revoked: OnceLock::new(),
             over: CancellationToken::new(),
             shared: standing.clone(),
@@ -186,7 +192,7 @@ impl Leases {
     fn forget(&self, key: &LeaseKey) {
         let mut held = self.held.lock();
         // Another lease may have taken the place of one that was revoked.
-        let is_over = |lease: Arc<Lease>| lease.revoked.get().is_some();
+        let is_over = |lease: Arc<GrantLease>| lease.revoked.get().is_some();
         if held.get(key).is_some_and(|lease| lease.upgrade().is_none_or(is_over)) {
             held.remove(key);
         }
@@ -200,7 +206,7 @@ impl Leases {
     }
 }
 
-impl Lease {
+impl GrantLease {
     /// Why the watch must end, once it must. One atomic load.
     pub(super) fn revoked(&self) -> Option<&Status> {
         self.revoked.get().map(AsRef::as_ref)
@@ -212,12 +218,12 @@ impl Lease {
     }
 
     /// Which namespaces it is for, if not for all.
-    pub(super) fn sight(&self) -> Option<&Arc<Sight>> {
+    pub(super) fn sight(&self) -> Option<&Arc<NamespaceVerdicts>> {
         self.shared.sight.as_ref()
     }
 
     /// Ends it, because the caller may not what it would come to.
-    pub(super) fn refuse(&self, why: &Refused) {
+    pub(super) fn refuse(&self, why: &NotGranted) {
         metrics::revoked(why.as_str());
         self.revoke(why.status(&self.shared.user.lock().name, &self.shared.info));
     }
@@ -278,7 +284,7 @@ impl Keeper {
     }
 
     /// Returns why the caller may not go on, once it may not.
-    async fn run(&mut self, judge: &Judge) -> Refused {
+    async fn run(&mut self, judge: &Authenticator) -> NotGranted {
         let leases = self.leases.clone();
         let (unsure, slack) = (Unsure::new(&leases), SLACK.min(self.terms.period / 12));
         let mut good = Instant::now();
@@ -302,7 +308,7 @@ impl Keeper {
                 }
                 // What the credential says itself, nobody has to be asked about.
                 Err(why) if why.is_doubt() && self.until.is_some_and(|until| until <= now()) => {
-                    return Refused::Unauthenticated;
+                    return NotGranted::Unauthenticated;
                 }
                 Err(why) if why.is_doubt() => {
                     unsure.set(true);
@@ -319,15 +325,16 @@ impl Keeper {
 
     /// Whether the caller is still who it was, and may still what it may, as far as that can be found out in time:
     /// since when that is known, and when its credential ends.
-    async fn assert(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), Refused> {
+    async fn assert(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), NotGranted> {
         timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
     }
 
-    async fn ask(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), Refused> {
+    async fn ask(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), NotGranted> {
         let Standing { id, credential, user, sight, .. } = &*self.standing;
         let payer = Payer::of(&user.lock());
-        let identity = self.judge.identify(*id, credential, tokens::Asks::Lease { since, payer: &payer }).await?;
-        let Identity { user: now, until } = identity.ok_or(Refused::Unauthenticated)?;
+        let identity =
+            self.judge.identify(*id, credential, tokens::TokenPurpose::Lease { since, payer: &payer }).await?;
+        let Identity { user: now, until } = identity.ok_or(NotGranted::Unauthenticated)?;
         user.lock().clone_from(&now);
         match sight {
             Some(sight) => sight.is_of(&now),
@@ -337,13 +344,13 @@ impl Keeper {
     }
 
     /// Whether the caller, as last seen, may still what it may.
-    async fn assert_right(&self, since: Instant) -> Result<(), Refused> {
+    async fn assert_right(&self, since: Instant) -> Result<(), NotGranted> {
         timeout(ASSERT_MAX, self.decide(since)).await.map_err(|_| late())?
     }
 
-    async fn decide(&self, since: Instant) -> Result<(), Refused> {
+    async fn decide(&self, since: Instant) -> Result<(), NotGranted> {
         let user = self.standing.user.lock().clone();
-        let asks = accesses::Asks::Lease { since };
+        let asks = accesses::AccessPurpose::Lease { since };
         self.judge.accesses.decide(&user, &self.standing.access, asks).await.map(drop)
     }
 
@@ -352,7 +359,7 @@ impl Keeper {
         self.until.map_or(due, |until| due.min(Instant::now() + remaining(until)))
     }
 
-    fn revoke(&self, why: &Refused) {
+    fn revoke(&self, why: &NotGranted) {
         if let Some(lease) = self.lease.upgrade() {
             lease.refuse(why);
         }
@@ -363,7 +370,7 @@ impl Drop for Keeper {
     /// A lease without a keeper would be good for ever, so it ends with it, whatever ended the keeper.
     fn drop(&mut self) {
         if let Some(lease) = self.lease.upgrade().filter(|lease| lease.revoked().is_none()) {
-            let why = Refused::Unavailable("nobody asks any more whether this is allowed".to_owned());
+            let why = NotGranted::Unavailable("nobody asks any more whether this is allowed".to_owned());
             let status = why.status(&self.standing.user.lock().name, &self.standing.info);
             lease.revoke(status);
         }
@@ -394,8 +401,8 @@ fn lately(slack: Duration) -> Instant {
     now.checked_sub(slack).unwrap_or(now)
 }
 
-fn late() -> Refused {
-    Refused::Unavailable("whether this is still allowed could not be found out in time".to_owned())
+fn late() -> NotGranted {
+    NotGranted::Unavailable("whether this is still allowed could not be found out in time".to_owned())
 }
 
 /// Completes when other certificates are accepted than before; never, if that does not matter or cannot happen.
@@ -406,7 +413,7 @@ async fn replaced(authorities: &mut Option<Trusted>) {
     }
 }
 
-impl Terms {
+impl LeaseTerms {
     fn period(&self) -> Duration {
         self.period.mul_f64(0.8 + 0.2 * fastrand::f64())
     }

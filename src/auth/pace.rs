@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// So many questions a second for each holder, and so many of them at once. Whoever asks is told when its turn is; the
 /// turns of a holder are in the order in which they were asked for.
 #[derive(Debug)]
-pub(super) struct Pace<K> {
+pub(super) struct QuestionPace<K> {
     /// From one turn to the next, in the long run.
     interval: Duration,
     /// How far ahead of that a holder may be.
@@ -27,7 +27,7 @@ struct Holders<K> {
 /// Holders that are remembered whether or not they ask.
 const KEPT_MAX: usize = 1_024;
 
-impl<K: Eq + Hash + Clone> Pace<K> {
+impl<K: Eq + Hash + Clone> QuestionPace<K> {
     pub(super) fn new(per_second: u32, at_once: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second.max(1);
         let holders = Holders { next: HashMap::new(), kept_max: KEPT_MAX };
@@ -60,7 +60,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn turns_come_at_once_and_then_one_by_one() {
-        let pace = Pace::new(10, 3);
+        let pace = QuestionPace::new(10, 3);
         let began = Instant::now();
         let late = began + Duration::from_secs(60);
         let turn = |holder| pace.turn(&holder, late).map(|turn| turn - began);
@@ -75,7 +75,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn holders_whose_time_is_over_are_forgotten() {
-        let pace = Pace::new(1_000, 1);
+        let pace = QuestionPace::new(1_000, 1);
         for holder in 0..10 * KEPT_MAX {
             pace.turn(&holder, Instant::now());
             advance(Duration::from_millis(1)).await;

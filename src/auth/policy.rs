@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::{Affected, Reach, Subjects};
+use super::{Affected, AffectedScope, Subjects};
 
 /// The kinds of RBAC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ struct Binding {
 
 /// One event of a watch.
 #[derive(Debug, Deserialize)]
-pub struct Change {
+pub struct PolicyChange {
     #[serde(rename = "type")]
     kind: String,
     object: Object,
@@ -85,8 +85,8 @@ impl PolicyKind {
 
 impl Policy {
     /// Takes a change in, and tells whose rights it may touch. `None`: it is about nobody.
-    pub fn apply(&mut self, kind: PolicyKind, change: Change) -> Option<Affected> {
-        let Change { kind: event, object } = change;
+    pub fn apply(&mut self, kind: PolicyKind, change: PolicyChange) -> Option<Affected> {
+        let PolicyChange { kind: event, object } = change;
         let key = (kind, format!("{}/{}", object.metadata.namespace, object.metadata.name));
         let mut subjects = Subjects::default();
         match kind {
@@ -120,7 +120,7 @@ impl Binding {
             _ => (PolicyKind::Role, format!("{}/{}", object.metadata.namespace, object.role.name)),
         };
         // What is bound in a namespace is about nothing outside of it, whatever role it is.
-        let (mut subjects, reach) = (Subjects::default(), Reach::of(&object.metadata.namespace));
+        let (mut subjects, reach) = (Subjects::default(), AffectedScope::of(&object.metadata.namespace));
         for Subject { kind, name, namespace } in &object.subjects {
             match kind.as_str() {
                 "Group" => subjects.add_group(name.clone(), &reach),
@@ -142,7 +142,7 @@ mod tests {
     use super::PolicyKind::{ClusterRole, Role, RoleBinding};
     use super::*;
 
-    fn change(event: &str, object: &Value) -> Change {
+    fn change(event: &str, object: &Value) -> PolicyChange {
         serde_json::from_value(json!({"type": event, "object": object})).expect("a change")
     }
 

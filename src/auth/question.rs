@@ -8,8 +8,8 @@ use moka::future::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use super::reviews::Answer;
-use super::{Refused, metrics};
+use super::reviews::ReviewFuture;
+use super::{NotGranted, metrics};
 use crate::base::Shares;
 use crate::kube::Payer;
 
@@ -23,7 +23,7 @@ pub(super) enum Topic {
 /// What a question is asked for. Each of these has places of its own, and waits for none of the others: however many
 /// requests there are, guessed tokens or namespaces of readable watches, a right that is gone is gone in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Asker {
+pub(super) enum QuestionClass {
     /// The decision that an open watch stands on.
     Lease,
     /// The namespaces that a readable watch stands on, of which there may be thousands.
@@ -80,15 +80,15 @@ impl Questions {
     /// of, if somebody is known.
     pub(super) async fn put<T>(
         &self,
-        asker: Asker,
+        asker: QuestionClass,
         payer: Option<&Payer>,
-        question: Answer<T>,
-    ) -> Result<(Instant, T), Refused> {
+        question: ReviewFuture<T>,
+    ) -> Result<(Instant, T), NotGranted> {
         let (places, share) = match asker {
-            Asker::Lease => (&self.leases, Some(&self.shares[0])),
-            Asker::Sight => (&self.sights, Some(&self.shares[1])),
-            Asker::Known => (&self.known, Some(&self.shares[2])),
-            Asker::Guess => (&self.guesses, None),
+            QuestionClass::Lease => (&self.leases, Some(&self.shares[0])),
+            QuestionClass::Sight => (&self.sights, Some(&self.shares[1])),
+            QuestionClass::Known => (&self.known, Some(&self.shares[2])),
+            QuestionClass::Guess => (&self.guesses, None),
         };
         let share = share.zip(payer).map(|(shares, payer)| shares.of(payer));
         let asking = async {
@@ -102,12 +102,12 @@ impl Questions {
         };
         let (asked, answer) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
             self.came_to("timeout");
-            Refused::Unavailable(format!("{} could not be found out in time", self.topic.sought()))
+            NotGranted::Unavailable(format!("{} could not be found out in time", self.topic.sought()))
         })?;
         let answer = answer.map_err(|error| {
             self.came_to("error");
             tracing::warn!(%error, "{} could not be reviewed", self.topic.reviewed());
-            Refused::unanswered(&error, self.topic.sought())
+            NotGranted::unanswered(&error, self.topic.sought())
         })?;
         Ok((asked, answer))
     }
@@ -118,15 +118,15 @@ impl Questions {
     }
 
     /// The question is not put, for its turn comes too late.
-    pub(super) fn late(&self) -> Refused {
+    pub(super) fn late(&self) -> NotGranted {
         self.came_to("timeout");
-        Refused::Unavailable(format!("{} cannot be found out in time", self.topic.sought()))
+        NotGranted::Unavailable(format!("{} cannot be found out in time", self.topic.sought()))
     }
 
     /// The question is not put: whoever causes it has caused too many.
-    pub(super) fn over_budget(&self) -> Refused {
+    pub(super) fn over_budget(&self) -> NotGranted {
         self.came_to("over_budget");
-        Refused::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
+        NotGranted::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
     }
 }
 
@@ -162,11 +162,11 @@ pub(super) async fn remembered<K, V, F>(
     key: &K,
     since: Option<Instant>,
     ask: impl Fn() -> F,
-) -> Result<V, Refused>
+) -> Result<V, NotGranted>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
     V: Dated + Clone + Send + Sync + 'static,
-    F: Future<Output = Result<V, Refused>>,
+    F: Future<Output = Result<V, NotGranted>>,
 {
     let will_do = |answer: &V| since.is_none_or(|since| answer.asked() >= since);
     loop {
@@ -177,7 +177,7 @@ where
         }
         // A question is large, and rarely asked: no request holds room for it beside its own.
         let answer = Box::pin(answers.try_get_with_by_ref(key, ask())).await;
-        let answer = answer.map_err(|refused: Arc<Refused>| Refused::clone(&refused))?;
+        let answer = answer.map_err(|refused: Arc<NotGranted>| NotGranted::clone(&refused))?;
         // Else somebody's question was under way that began too early.
         if will_do(&answer) {
             return Ok(answer);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::lease::Lease;
-use super::sight::{self, Sight, Verdict};
-use super::{Grant, Refused};
+use super::lease::GrantLease;
+use super::sight::{self, NamespaceVerdicts, Verdict};
+use super::{Grant, NotGranted};
 use crate::kube::{Access, Gvr, Status};
 
 /// Permission for a collection: for what one request asks for, or for some namespaces of it.
@@ -23,17 +23,17 @@ pub enum Permit {
 #[derive(Debug, Clone)]
 pub struct Readable {
     access: Arc<Access>,
-    sight: Arc<Sight>,
-    lease: Option<Arc<Lease>>,
+    sight: Arc<NamespaceVerdicts>,
+    lease: Option<Arc<GrantLease>>,
 }
 
 /// How long a permission lasts, without what it is for: that is asked again by whoever keeps it standing.
 #[derive(Debug, Clone)]
-pub struct Standing(Option<Arc<Lease>>);
+pub struct GrantStatus(Option<Arc<GrantLease>>);
 
 /// What is known of namespaces, as it changes.
 #[derive(Debug)]
-pub struct Verdicts(watch::Receiver<sight::Verdicts>);
+pub struct VerdictChanges(watch::Receiver<sight::VerdictMap>);
 
 impl Permit {
     /// Whether it is for this collection, or for a part of it.
@@ -80,15 +80,15 @@ impl Permit {
     }
 
     /// What a watch keeps of it.
-    pub fn standing(&self) -> Standing {
-        Standing(match self {
+    pub fn standing(&self) -> GrantStatus {
+        GrantStatus(match self {
             Self::Whole(grant) => grant.lease().cloned(),
             Self::Part(readable) => readable.lease.clone(),
         })
     }
 }
 
-impl Standing {
+impl GrantStatus {
     /// Why it is over, once it is: nothing may be sent any more but this.
     pub fn revoked(&self) -> Option<&Status> {
         self.0.as_ref()?.revoked()
@@ -104,7 +104,7 @@ impl Readable {
     /// More namespaces need not be looked for: they would be too many to ask about.
     pub const ASKED_MAX: usize = sight::NAMESPACES_MAX + 1;
 
-    pub(super) fn new(access: Arc<Access>, sight: Arc<Sight>, lease: Option<Arc<Lease>>) -> Self {
+    pub(super) fn new(access: Arc<Access>, sight: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
         // All watches that stand on one lease see the same.
         let sight = lease.as_ref().and_then(|lease| lease.sight().cloned()).unwrap_or(sight);
         Self { access, sight, lease }
@@ -114,7 +114,7 @@ impl Readable {
     ///
     /// # Errors
     /// There are too many, or it cannot be found out.
-    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), Refused> {
+    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
         // One more is enough to tell that there are too many.
         let namespaces: BTreeSet<Arc<str>> =
             namespaces.into_iter().take(sight::NAMESPACES_MAX + 1).map(Into::into).collect();
@@ -136,12 +136,12 @@ impl Readable {
     }
 
     /// Follows what is known.
-    pub fn verdicts(&self) -> Verdicts {
-        Verdicts(self.sight.changes())
+    pub fn verdicts(&self) -> VerdictChanges {
+        VerdictChanges(self.sight.changes())
     }
 }
 
-impl Verdicts {
+impl VerdictChanges {
     /// Completes when something else is known than when this was made or has last completed.
     pub async fn changed(mut self) -> Self {
         if self.0.changed().await.is_err() {
@@ -157,12 +157,12 @@ impl Readable {
     /// # Panics
     /// Never: nothing is asked.
     pub fn told(verdicts: &[(&str, Verdict)]) -> Self {
-        let nowhere = crate::upstream::Source::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
+        let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::Client::connect(&nowhere).expect("nothing is asked");
-        let judge = super::judge::Judge::new(Arc::new(client), &super::Config::default(), None, None);
-        let access = Access { verb: "watch".to_owned(), target: crate::kube::Target::Path(String::new()) };
+        let judge = super::judge::Authenticator::new(Arc::new(client), &super::AuthConfig::default(), None, None);
+        let access = Access { verb: "watch".to_owned(), target: crate::kube::AccessTarget::Path(String::new()) };
         let (access, slots) = (Arc::new(access), Arc::new(tokio::sync::Semaphore::new(1)));
-        let sight = Arc::new(Sight::new(Arc::new(judge), Arc::default(), access.clone(), slots));
+        let sight = Arc::new(NamespaceVerdicts::new(Arc::new(judge), Arc::default(), access.clone(), slots));
         let readable = Self { access, sight, lease: None };
         verdicts.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
         readable
@@ -172,8 +172,8 @@ impl Readable {
         self.sight.put(namespace.into(), verdict);
     }
 
-    pub(super) fn standing(&self) -> Standing {
-        Standing(self.lease.clone())
+    pub(super) fn standing(&self) -> GrantStatus {
+        GrantStatus(self.lease.clone())
     }
 
     pub fn is_asked(&self, namespace: &str) -> bool {

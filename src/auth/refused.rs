@@ -6,7 +6,7 @@ use crate::upstream::{Error, set_retry_after};
 
 /// Why somebody gets nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum NotGranted {
     /// The credential is nobody's, or there is none: 401.
     #[error("unauthenticated")]
     Unauthenticated,
@@ -29,7 +29,7 @@ const RETRY_AFTER_SECONDS: u32 = 1;
 /// How long watches go on once upstream refuses us the questions.
 const DISOWNED_GRACE: Duration = Duration::from_secs(30);
 
-impl Refused {
+impl NotGranted {
     /// There is no answer.
     pub(super) fn unanswered(error: &Error, what: &str) -> Self {
         match error.code() {

@@ -6,7 +6,7 @@ use super::Authorities;
 
 /// Whose authorities a chain is verified by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum AuthorityRole {
     Client,
     FrontProxy,
 }
@@ -31,12 +31,12 @@ impl Separation {
     ///
     /// # Errors
     /// It has; what was before stays.
-    pub fn admit(&self, role: Role, authorities: &Authorities) -> Result<(), Mixed> {
+    pub fn admit(&self, role: AuthorityRole, authorities: &Authorities) -> Result<(), Mixed> {
         let mut sides = self.0.lock();
         let Sides { clients, proxies } = &mut *sides;
         let (own, others) = match role {
-            Role::Client => (clients, proxies),
-            Role::FrontProxy => (proxies, clients),
+            AuthorityRole::Client => (clients, proxies),
+            AuthorityRole::FrontProxy => (proxies, clients),
         };
         let keys: Vec<_> = authorities.keys().map(<[u8]>::to_vec).collect();
         if keys.iter().any(|key| others.contains(key)) {
@@ -57,13 +57,13 @@ mod tests {
         let [one, other, third] = ["one", "other", "third"].map(|name| Authority::new(name).trusted());
         let apart = Separation::default();
         for (what, role, authorities, admitted) in [
-            ("clients of one", Role::Client, &one, true),
-            ("proxies of the same", Role::FrontProxy, &one, false),
-            ("proxies of another", Role::FrontProxy, &other, true),
-            ("clients of what proxies have", Role::Client, &other, false),
-            ("the first ones again, which stayed", Role::Client, &one, true),
-            ("proxies of a third", Role::FrontProxy, &third, true),
-            ("clients of what proxies had", Role::Client, &other, true),
+            ("clients of one", AuthorityRole::Client, &one, true),
+            ("proxies of the same", AuthorityRole::FrontProxy, &one, false),
+            ("proxies of another", AuthorityRole::FrontProxy, &other, true),
+            ("clients of what proxies have", AuthorityRole::Client, &other, false),
+            ("the first ones again, which stayed", AuthorityRole::Client, &one, true),
+            ("proxies of a third", AuthorityRole::FrontProxy, &third, true),
+            ("clients of what proxies had", AuthorityRole::Client, &other, true),
         ] {
             assert_eq!(apart.admit(role, authorities).is_ok(), admitted, "{what}");
         }

@@ -3,7 +3,7 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
-use super::Role;
+use super::AuthorityRole;
 use super::certificate::{Authorities, Edition, Holder, Untrusted};
 use super::credential::Chain;
 use crate::upstream::CredentialId;
@@ -41,10 +41,15 @@ impl Shown {
     }
 
     /// Whose chain it is by these authorities, now.
-    pub(super) fn holder(&self, role: Role, authorities: &Authorities, now: SystemTime) -> Result<Holder, Untrusted> {
+    pub(super) fn holder(
+        &self,
+        role: AuthorityRole,
+        authorities: &Authorities,
+        now: SystemTime,
+    ) -> Result<Holder, Untrusted> {
         let mut kept = match role {
-            Role::Client => self.as_client.lock(),
-            Role::FrontProxy => self.as_proxy.lock(),
+            AuthorityRole::Client => self.as_client.lock(),
+            AuthorityRole::FrontProxy => self.as_proxy.lock(),
         };
         if let Some(verdict) = kept.as_ref().filter(|verdict| verdict.stands(authorities, now)) {
             return verdict.holder.clone();

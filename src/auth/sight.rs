@@ -9,21 +9,21 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::accesses::Asks;
+use super::accesses::AccessPurpose;
 use super::agenda::Agenda;
-use super::judge::Judge;
-use super::standing::Ground;
-use super::{Reach, Refused};
+use super::judge::Authenticator;
+use super::standing::NamespaceShare;
+use super::{AffectedScope, NotGranted};
 use crate::kube::{Access, User};
 
 /// Which namespaces of a collection somebody may read, as far as that has been found out.
-pub(super) struct Sight {
-    judge: Arc<Judge>,
+pub(super) struct NamespaceVerdicts {
+    judge: Arc<Authenticator>,
     /// What is wanted of each namespace.
     access: Arc<Access>,
     /// As last seen: groups may change while a watch is open.
     user: Mutex<Arc<User>>,
-    verdicts: watch::Sender<Verdicts>,
+    verdicts: watch::Sender<VerdictMap>,
     /// Namespaces that came up in an open watch.
     wanted: Mutex<BTreeSet<Arc<str>>>,
     asked: Notify,
@@ -36,7 +36,7 @@ pub(super) struct Sight {
 /// What the sight of an open watch has besides.
 struct Kept {
     period: Duration,
-    ground: Ground,
+    ground: NamespaceShare,
     agenda: Mutex<Agenda>,
     /// Something is due earlier than it was.
     changed: Notify,
@@ -51,7 +51,7 @@ pub enum Verdict {
     Unclear,
 }
 
-pub(super) type Verdicts = OrdMap<Arc<str>, Verdict>;
+pub(super) type VerdictMap = OrdMap<Arc<str>, Verdict>;
 
 /// Who pays for a question about a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +78,8 @@ const SLACK: Duration = Duration::from_secs(5);
 /// cannot be asserted in time is not shown any more.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
-impl Sight {
-    pub(super) fn new(judge: Arc<Judge>, user: Arc<User>, access: Arc<Access>, slots: Arc<Semaphore>) -> Self {
+impl NamespaceVerdicts {
+    pub(super) fn new(judge: Arc<Authenticator>, user: Arc<User>, access: Arc<Access>, slots: Arc<Semaphore>) -> Self {
         Self {
             judge,
             access,
@@ -94,7 +94,7 @@ impl Sight {
 
     /// That of a watch, whose namespaces are asserted again within each `period` by [`keep`](Self::keep).
     #[must_use]
-    pub(super) fn of_watch(self, ground: Ground, period: Duration) -> Self {
+    pub(super) fn of_watch(self, ground: NamespaceShare, period: Duration) -> Self {
         let kept = Kept { period, ground, agenda: Mutex::new(Agenda::new(period)), changed: Notify::new() };
         Self { kept: Some(kept), ..self }
     }
@@ -103,7 +103,7 @@ impl Sight {
         self.verdicts.borrow().get(namespace).copied()
     }
 
-    pub(super) fn changes(&self) -> watch::Receiver<Verdicts> {
+    pub(super) fn changes(&self) -> watch::Receiver<VerdictMap> {
         self.verdicts.subscribe()
     }
 
@@ -111,7 +111,7 @@ impl Sight {
     ///
     /// # Errors
     /// Upstream did not say, or there are too many.
-    pub(super) async fn find_out(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), Refused> {
+    pub(super) async fn find_out(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), NotGranted> {
         if namespaces.len() > NAMESPACES_MAX {
             return Err(too_many());
         }
@@ -132,12 +132,12 @@ impl Sight {
     pub(super) fn is_of(&self, user: &Arc<User>) {
         let before = std::mem::replace(&mut *self.user.lock(), user.clone());
         if before != *user {
-            self.doubt(&Reach::Everywhere, Instant::now());
+            self.doubt(&AffectedScope::Everywhere, Instant::now());
         }
     }
 
     /// Policy has changed at that moment: what it touches is asked about again, and nothing else.
-    pub(super) fn doubt(&self, reach: &Reach, at: Instant) {
+    pub(super) fn doubt(&self, reach: &AffectedScope, at: Instant) {
         if let Some(kept) = &self.kept
             && kept.agenda.lock().change(reach, at)
         {
@@ -148,7 +148,7 @@ impl Sight {
     /// Asks again about what is known, each namespace in its time. Completes when nothing may be shown any more:
     /// upstream has said nothing for longer than `grace`, or there is too much to be asked about. `in_doubt` is told
     /// whether upstream answers.
-    pub(super) async fn keep(&self, grace: Duration, in_doubt: impl Fn(bool)) -> Refused {
+    pub(super) async fn keep(&self, grace: Duration, in_doubt: impl Fn(bool)) -> NotGranted {
         let Some(kept) = &self.kept else { return std::future::pending().await };
         let mut busy_since = None;
         loop {
@@ -166,7 +166,7 @@ impl Sight {
             }
             match self.assert_due(kept, now).await {
                 Ok(()) => in_doubt(false),
-                Err(why @ Refused::TooMany { .. }) => return why,
+                Err(why @ NotGranted::TooMany { .. }) => return why,
                 Err(why) => {
                     in_doubt(true);
                     // It is upstream that was waited for.
@@ -181,7 +181,7 @@ impl Sight {
     }
 
     /// Asks about those that are due, or the first of them; an error if one could not be told.
-    async fn assert_due(&self, kept: &Kept, now: Instant) -> Result<(), Refused> {
+    async fn assert_due(&self, kept: &Kept, now: Instant) -> Result<(), NotGranted> {
         let taken = kept.agenda.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
         let again = now + AGAIN;
@@ -209,7 +209,7 @@ impl Sight {
     }
 
     /// Makes room for namespaces that are about to be asked about.
-    fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), Refused> {
+    fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), NotGranted> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let mut agenda = kept.agenda.lock();
         let more = namespaces.iter().filter(|namespace| !agenda.contains(namespace)).count();
@@ -231,7 +231,7 @@ impl Sight {
     ///
     /// # Errors
     /// There are too many.
-    pub(super) fn want(&self, namespace: &str) -> Result<(), Refused> {
+    pub(super) fn want(&self, namespace: &str) -> Result<(), NotGranted> {
         let mut wanted = self.wanted.lock();
         let count = self.verdicts.borrow().len() + wanted.len() + 1;
         if count > NAMESPACES_MAX {
@@ -296,8 +296,8 @@ impl Sight {
         user: &Arc<User>,
         namespaces: Vec<(Arc<str>, Instant)>,
         pays: Pays,
-        mut take: impl FnMut(Arc<str>, Instant, Result<Verdict, Refused>) -> Result<(), Refused>,
-    ) -> Result<(), Refused> {
+        mut take: impl FnMut(Arc<str>, Instant, Result<Verdict, NotGranted>) -> Result<(), NotGranted>,
+    ) -> Result<(), NotGranted> {
         let mut asking = FuturesUnordered::new();
         for (namespace, since) in namespaces {
             if asking.len() >= IN_FLIGHT_MAX
@@ -319,16 +319,16 @@ impl Sight {
         namespace: Arc<str>,
         since: Instant,
         pays: Pays,
-    ) -> (Arc<str>, Instant, Result<Verdict, Refused>) {
+    ) -> (Arc<str>, Instant, Result<Verdict, NotGranted>) {
         // A lease does not wait for the caller's own requests.
         let (_slot, asks) = match pays {
-            Pays::Caller => (self.slots.acquire().await.ok(), Asks::Request),
-            Pays::Lease => (None, Asks::Sight { since }),
+            Pays::Caller => (self.slots.acquire().await.ok(), AccessPurpose::Request),
+            Pays::Lease => (None, AccessPurpose::Sight { since }),
         };
         let access = Arc::new(self.access.within(&namespace));
         let outcome = match self.judge.accesses.decide(user, &access, asks).await {
             Ok(_) => Ok(Verdict::Allowed),
-            Err(Refused::Denied(_)) => Ok(Verdict::Denied),
+            Err(NotGranted::Denied(_)) => Ok(Verdict::Denied),
             Err(why) => Err(why),
         };
         (namespace, since, outcome)
@@ -371,15 +371,17 @@ async fn until(due: Option<Instant>) {
     }
 }
 
-fn is_known(verdicts: &Verdicts, namespace: &str) -> bool {
+fn is_known(verdicts: &VerdictMap, namespace: &str) -> bool {
     !matches!(verdicts.get(namespace), None | Some(Verdict::Unclear))
 }
 
-fn too_many() -> Refused {
-    Refused::Denied(format!("its objects are in more than {NAMESPACES_MAX} namespaces, too many to ask about").into())
+fn too_many() -> NotGranted {
+    NotGranted::Denied(
+        format!("its objects are in more than {NAMESPACES_MAX} namespaces, too many to ask about").into(),
+    )
 }
 
-impl std::fmt::Debug for Sight {
+impl std::fmt::Debug for NamespaceVerdicts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sight").field("namespaces", &self.verdicts.borrow().len()).finish_non_exhaustive()
     }

@@ -8,7 +8,7 @@ use crate::kube::Payer;
 /// How many namespaces open readable watches stand on, in all and of each user. Each is asked about again whenever a
 /// right may have changed, so there are no more than can be asked about in time.
 #[derive(Debug)]
-pub(super) struct Standings {
+pub(super) struct NamespaceQuota {
     all_max: usize,
     each_max: usize,
     held: Mutex<Held>,
@@ -22,24 +22,24 @@ struct Held {
 
 /// What one watch stands on; given back on drop.
 #[derive(Debug)]
-pub(super) struct Ground {
-    of: Arc<Standings>,
+pub(super) struct NamespaceShare {
+    of: Arc<NamespaceQuota>,
     payer: Payer,
     count: Mutex<usize>,
 }
 
-impl Standings {
+impl NamespaceQuota {
     pub(super) fn new(all_max: usize, each_max: usize) -> Self {
         Self { all_max, each_max, held: Mutex::default() }
     }
 
     /// No namespace yet, of this user's.
-    pub(super) fn ground(self: &Arc<Self>, payer: Payer) -> Ground {
-        Ground { of: self.clone(), payer, count: Mutex::new(0) }
+    pub(super) fn ground(self: &Arc<Self>, payer: Payer) -> NamespaceShare {
+        NamespaceShare { of: self.clone(), payer, count: Mutex::new(0) }
     }
 }
 
-impl Ground {
+impl NamespaceShare {
     /// Makes it so many namespaces in all. False, and nothing changes, if that are too many.
     pub(super) fn reach(&self, count: usize) -> bool {
         let mut own = self.count.lock();
@@ -59,7 +59,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for NamespaceShare {
     fn drop(&mut self) {
         let count = *self.count.get_mut();
         let mut held = self.of.held.lock();
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn nobody_stands_on_more_namespaces_than_can_be_asked_about() {
-        let standings = Arc::new(Standings::new(10, 6));
+        let standings = Arc::new(NamespaceQuota::new(10, 6));
         let of = |name: &str| standings.ground(Payer::of(&User { name: name.to_owned(), ..User::default() }));
         let (first, second, bob) = (of("ada"), of("ada"), of("bob"));
         assert!(first.reach(4) && first.reach(4), "what is there is counted once");

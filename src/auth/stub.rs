@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::credential::Token;
-use super::reviews::{Answer, Reviews};
-use super::{Caller, Config, Delegated, Gate, Refused, Sender};
+use super::reviews::{ReviewFuture, Reviews};
+use super::{AuthConfig, Caller, Delegation, Gate, NotGranted, RequestSender};
 use crate::base::Tasks;
-use crate::kube::{Access, Query, RequestInfo, Target, User};
-use crate::upstream::{AccessVerdict, Client, Error, Source, TokenVerdict};
+use crate::kube::{Access, AccessTarget, Query, RequestInfo, User};
+use crate::upstream::{AccessVerdict, Client, CredentialSource, Error, TokenVerdict};
 
 /// Tokens are their holders' names. Everybody may everything, but for what is denied.
 #[derive(Default)]
@@ -31,12 +31,12 @@ struct Rules {
     silent: bool,
     /// A namespace about which nobody answers.
     mute: Option<String>,
-    asked: Vec<Asked>,
+    asked: Vec<AskedQuestion>,
 }
 
 /// A question that was put.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct AskedQuestion {
     pub(super) at: Instant,
     pub(super) user: String,
     /// `None`: whose the token is.
@@ -73,13 +73,14 @@ impl Stub {
     }
 
     /// What has been asked, and no more so that it is forgotten.
-    pub(super) fn asked(&self) -> Vec<Asked> {
+    pub(super) fn asked(&self) -> Vec<AskedQuestion> {
         std::mem::take(&mut self.rules.lock().asked)
     }
 
     fn ask(&self, user: &str, namespace: Option<&str>) -> (Duration, bool) {
         let mut rules = self.rules.lock();
-        let asked = Asked { at: Instant::now(), user: user.to_owned(), namespace: namespace.map(str::to_owned) };
+        let asked =
+            AskedQuestion { at: Instant::now(), user: user.to_owned(), namespace: namespace.map(str::to_owned) };
         rules.asked.push(asked);
         let group = user.split('-').next().unwrap_or_default();
         let mute = namespace.is_some() && rules.mute.as_deref() == namespace;
@@ -88,7 +89,7 @@ impl Stub {
 }
 
 impl Reviews for Arc<Stub> {
-    fn token(&self, token: &Token, _: &Arc<[String]>) -> Answer<TokenVerdict> {
+    fn token(&self, token: &Token, _: &Arc<[String]>) -> ReviewFuture<TokenVerdict> {
         let (stub, name) = (self.clone(), token.reveal().to_owned());
         Box::pin(async move {
             let (slow, silent) = stub.ask(&name, None);
@@ -102,10 +103,10 @@ impl Reviews for Arc<Stub> {
         })
     }
 
-    fn access(&self, user: &Arc<User>, access: &Arc<Access>) -> Answer<AccessVerdict> {
+    fn access(&self, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict> {
         let (stub, user, access) = (self.clone(), user.name.clone(), access.clone());
         Box::pin(async move {
-            let Target::Resource(target) = &access.target else { panic!("{access:?}") };
+            let AccessTarget::Resource(target) = &access.target else { panic!("{access:?}") };
             let (slow, silent) = stub.ask(&user, Some(&target.namespace));
             sleep(slow).await;
             if silent {
@@ -119,20 +120,20 @@ impl Reviews for Arc<Stub> {
 }
 
 /// A gate whose questions the stub answers.
-pub(super) fn gate(config: Config) -> (Gate, Arc<Stub>, Tasks) {
+pub(super) fn gate(config: AuthConfig) -> (Gate, Arc<Stub>, Tasks) {
     let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
-    let nowhere = Source::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
+    let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
     let client = Client::connect(&nowhere).expect("nothing is sent");
-    let parts = Delegated { client, client_authorities: None, front_proxy: None, tasks: tasks.clone() };
+    let parts = Delegation { client, client_authorities: None, front_proxy: None, tasks: tasks.clone() };
     (Gate::asking(Arc::new(stub.clone()), config, parts), stub, tasks)
 }
 
 impl Gate {
     /// Who has a token.
-    pub(super) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, Refused> {
+    pub(super) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, NotGranted> {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
-        self.authenticate(Sender { certificates: None, address: Some(IpAddr::from(from)) }, &headers).await
+        self.authenticate(RequestSender { certificates: None, address: Some(IpAddr::from(from)) }, &headers).await
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::stub::{Stub, gate, info};
-use super::{Affected, Config, Gate, Grant, Reach, Readable, Refused, Subjects};
+use super::{Affected, AffectedScope, AuthConfig, Gate, Grant, NotGranted, Readable, Subjects};
 use crate::base::Tasks;
 
 /// A gate, with those who ask through it.
@@ -22,10 +22,10 @@ struct Scene {
 }
 
 fn scene() -> Scene {
-    scene_with(Config::default())
+    scene_with(AuthConfig::default())
 }
 
-fn scene_with(config: Config) -> Scene {
+fn scene_with(config: AuthConfig) -> Scene {
     let (gate, stub, tasks) = gate(config);
     Scene { gate, stub, _tasks: tasks }
 }
@@ -38,11 +38,11 @@ impl Scene {
     }
 
     /// Opens a watch of what somebody may read of these namespaces.
-    async fn readable(&self, token: &str, namespaces: &[String]) -> Result<Readable, Refused> {
+    async fn readable(&self, token: &str, namespaces: &[String]) -> Result<Readable, NotGranted> {
         self.readable_of(token, "/api/v1/pods?watch=1", namespaces).await
     }
 
-    async fn readable_of(&self, token: &str, uri: &str, namespaces: &[String]) -> Result<Readable, Refused> {
+    async fn readable_of(&self, token: &str, uri: &str, namespaces: &[String]) -> Result<Readable, NotGranted> {
         self.stub.deny(token, "");
         let caller = self.gate.known(token, [127, 0, 0, 1]).await.expect("somebody");
         let permit = self.gate.readable(&caller, &info(uri)).await?;
@@ -59,7 +59,7 @@ fn named(count: usize) -> Vec<String> {
 /// A change of rights of one user, in one namespace or everywhere.
 fn change(user: &str, namespace: &str) -> Affected {
     let mut subjects = Subjects::default();
-    subjects.add_user(user.to_owned(), &Reach::of(namespace));
+    subjects.add_user(user.to_owned(), &AffectedScope::of(namespace));
     Affected::of(subjects)
 }
 

@@ -6,10 +6,10 @@ use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, RateLimiter};
 use tokio::time::{Instant, sleep_until};
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
-use super::pace::Pace;
-use super::question::{ANSWER_MAX, Asker, Dated, Questions, Topic, quota, remembered};
+use super::pace::QuestionPace;
+use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
 use super::reviews::Reviews;
-use super::{Config, Refused, now};
+use super::{AuthConfig, NotGranted, now};
 use crate::kube::{Payer, User};
 use crate::upstream::CredentialId;
 
@@ -19,7 +19,7 @@ use crate::upstream::CredentialId;
 /// kept: an answer is found by the token's HMAC.
 ///
 /// Leases ask apart from requests: they do not wait for a question that waits behind those of others.
-pub(super) struct Tokens {
+pub(super) struct TokenReviewer {
     reviews: Arc<dyn Reviews>,
     audiences: Arc<[String]>,
     of_requests: Answers,
@@ -34,13 +34,13 @@ pub(super) struct Tokens {
     /// What one user's tokens may take of that: it may have many of them.
     shares_of_regulars: DefaultKeyedRateLimiter<Payer>,
     /// Questions of leases: of all, and of one user's.
-    leases_pace: Pace<()>,
-    leases_pace_per_user: Pace<Payer>,
+    leases_pace: QuestionPace<()>,
+    leases_pace_per_user: QuestionPace<Payer>,
 }
 
 /// What it is asked for, and how old the answer may be.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Asks<'a> {
+pub(super) enum TokenPurpose<'a> {
     /// A request from that address, which pays; `None`: one of our own.
     Request { source: Option<IpAddr> },
     /// A lease of that user: an answer to a question from before that moment will not do.
@@ -72,8 +72,8 @@ const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
 /// Sources and users are forgotten by and by: whenever there are so many of them.
 const SOURCES_MAX: usize = 100_000;
 
-impl Tokens {
-    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &Config) -> Self {
+impl TokenReviewer {
+    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
         let answers = || Answers::builder().max_capacity(ANSWERS_MAX).time_to_live(config.token_ttl).build();
         let per_source = quota(config.reviews_per_source, config.reviews_burst_per_source);
         let in_all = quota(config.reviews, config.reviews);
@@ -91,37 +91,42 @@ impl Tokens {
             budget: RateLimiter::direct(in_all),
             budget_of_regulars: RateLimiter::direct(in_all),
             shares_of_regulars: RateLimiter::keyed(share),
-            leases_pace: Pace::new(config.lease_reviews, config.lease_reviews / 4),
-            leases_pace_per_user: Pace::new(config.lease_reviews / 2, config.lease_reviews / 8),
+            leases_pace: QuestionPace::new(config.lease_reviews, config.lease_reviews / 4),
+            leases_pace_per_user: QuestionPace::new(config.lease_reviews / 2, config.lease_reviews / 8),
         }
     }
 
     /// Whose token this is.
-    pub(super) async fn bearer(&self, id: CredentialId, token: &Token, asks: Asks<'_>) -> Result<Bearer, Refused> {
+    pub(super) async fn bearer(
+        &self,
+        id: CredentialId,
+        token: &Token,
+        asks: TokenPurpose<'_>,
+    ) -> Result<Bearer, NotGranted> {
         if token.reveal().len() > TOKEN_BYTES_MAX {
-            return Err(Refused::Unauthenticated);
+            return Err(NotGranted::Unauthenticated);
         }
         let ask = || self.ask(id, token, asks);
         let answer = match asks {
-            Asks::Request { .. } => remembered(&self.of_requests, &id, None, ask).await?,
-            Asks::Lease { since, .. } => remembered(&self.of_leases, &id, Some(since), ask).await?,
+            TokenPurpose::Request { .. } => remembered(&self.of_requests, &id, None, ask).await?,
+            TokenPurpose::Lease { since, .. } => remembered(&self.of_leases, &id, Some(since), ask).await?,
         };
-        let user = answer.user.ok_or(Refused::Unauthenticated)?;
+        let user = answer.user.ok_or(NotGranted::Unauthenticated)?;
         // Upstream grants a token some time beyond its own word; here it ends with that.
         if answer.until.is_some_and(|until| until <= now()) {
-            return Err(Refused::Unauthenticated);
+            return Err(NotGranted::Unauthenticated);
         }
         Ok(Bearer { user, until: answer.until })
     }
 
-    async fn ask(&self, id: CredentialId, token: &Token, asks: Asks<'_>) -> Result<Answer, Refused> {
+    async fn ask(&self, id: CredentialId, token: &Token, asks: TokenPurpose<'_>) -> Result<Answer, NotGranted> {
         let (asker, payer) = match asks {
-            Asks::Request { source } => (self.spend(id, source)?, None),
-            Asks::Lease { payer, .. } => {
+            TokenPurpose::Request { source } => (self.spend(id, source)?, None),
+            TokenPurpose::Lease { payer, .. } => {
                 let (late, by) = (|| self.questions.late(), Instant::now() + ANSWER_MAX);
                 sleep_until(self.leases_pace_per_user.turn(payer, by).ok_or_else(late)?).await;
                 sleep_until(self.leases_pace.turn(&(), by).ok_or_else(late)?).await;
-                (Asker::Lease, Some(payer))
+                (QuestionClass::Lease, Some(payer))
             }
         };
         let reviewing = self.reviews.token(token, &self.audiences);
@@ -138,14 +143,14 @@ impl Tokens {
         let answer = Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
         // What a lease has found out, requests need not find out later; but what they have learned since counts.
         let is_older = |known: Answer| known.asked <= answer.asked;
-        if asker == Asker::Lease && self.of_requests.get(&id).await.is_some_and(is_older) {
+        if asker == QuestionClass::Lease && self.of_requests.get(&id).await.is_some_and(is_older) {
             self.of_requests.insert(id, answer.clone()).await;
         }
         Ok(answer)
     }
 
     /// Unknown tokens cost upstream a question each: so many a second, from one source and from all.
-    fn spend(&self, id: CredentialId, source: Option<IpAddr>) -> Result<Asker, Refused> {
+    fn spend(&self, id: CredentialId, source: Option<IpAddr>) -> Result<QuestionClass, NotGranted> {
         if self.sources.len() > SOURCES_MAX {
             self.sources.retain_recent();
         }
@@ -155,10 +160,10 @@ impl Tokens {
         // What one user's tokens cost beyond its share is paid for as those are that nobody knows.
         let payer = self.regulars.get(&id).filter(|payer| self.shares_of_regulars.check_key(payer).is_ok());
         let (asker, pays) = if payer.is_some() {
-            (Asker::Known, self.budget_of_regulars.check().is_ok())
+            (QuestionClass::Known, self.budget_of_regulars.check().is_ok())
         } else {
             let pays = |source| self.sources.check_key(&network(source)).is_ok() && self.budget.check().is_ok();
-            (Asker::Guess, source.is_none_or(pays))
+            (QuestionClass::Guess, source.is_none_or(pays))
         };
         if pays { Ok(asker) } else { Err(self.questions.over_budget()) }
     }

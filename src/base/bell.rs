@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 /// Wakes a task, and knows that it has: of all that a task waits for, it looks at what has called.
 #[derive(Debug)]
-pub struct Bell {
+pub struct WakeFlag {
     line: Arc<Line>,
     waker: Waker,
     /// As the line has it: mostly the same with each look, which then writes nothing.
@@ -19,7 +19,7 @@ struct Line {
     rung: AtomicBool,
 }
 
-impl Bell {
+impl WakeFlag {
     /// A bell that has rung, for nobody has looked yet.
     pub fn rung() -> Self {
         let line = Line { task: Mutex::new(Waker::noop().clone()), rung: AtomicBool::new(true) };
@@ -75,7 +75,7 @@ mod tests {
         let tasks: [Arc<Woken>; 2] = Default::default();
         let wakers = tasks.clone().map(Waker::from);
         let woken = || tasks.each_ref().map(|task| task.0.load(Ordering::Relaxed));
-        let mut bell = Bell::rung();
+        let mut bell = WakeFlag::rung();
         assert!(bell.has_rung(&Context::from_waker(&wakers[0])));
         assert!(!bell.has_rung(&Context::from_waker(&wakers[0])));
         bell.waker().wake_by_ref();

@@ -5,9 +5,9 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use tokio::sync::Mutex;
 
-use super::link::{self, Failed, Opened, Sender, Windows};
+use super::link::{self, LinkError, OpenedLink, Sender, Windows};
 use super::target::{Ask, Target};
-use super::words::Protocol;
+use super::words::WatchProtocol;
 use crate::base::Tasks;
 
 /// Answers of which more is not looked at.
@@ -15,9 +15,9 @@ const BODY_BYTES_MAX: usize = 4 << 20;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None };
 
 /// Short requests to one server over one connection, which is dialled again when it breaks.
-pub(super) struct Caller {
+pub(super) struct ShortClient {
     target: Target,
-    protocol: Protocol,
+    protocol: WatchProtocol,
     tasks: Tasks,
     connection: Mutex<Option<Connection>>,
 }
@@ -30,32 +30,38 @@ struct Connection {
 
 /// An answer, read.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct ShortReply {
     pub(super) status: StatusCode,
     pub(super) body: Vec<u8>,
 }
 
-impl Caller {
-    pub(super) fn new(target: &Target, protocol: Protocol, tasks: &Tasks) -> Self {
+impl ShortClient {
+    pub(super) fn new(target: &Target, protocol: WatchProtocol, tasks: &Tasks) -> Self {
         // What opens WebSockets answers over HTTP/1.1.
-        let protocol = if protocol == Protocol::H2 { Protocol::H2 } else { Protocol::H1 };
+        let protocol = if protocol == WatchProtocol::H2 { WatchProtocol::H2 } else { WatchProtocol::H1 };
         Self { target: target.clone(), protocol, tasks: tasks.clone(), connection: Mutex::new(None) }
     }
 
-    pub(super) async fn get(&self, path: &str, accept: &str) -> Result<Reply, Failed> {
+    pub(super) async fn get(&self, path: &str, accept: &str) -> Result<ShortReply, LinkError> {
         self.call(&Ask::get(path, accept), Bytes::new()).await
     }
 
-    pub(super) async fn send(&self, method: Method, path: &str, media: &str, body: Bytes) -> Result<Reply, Failed> {
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        media: &str,
+        body: Bytes,
+    ) -> Result<ShortReply, LinkError> {
         self.call(&Ask { method, path, accept: "application/json", content_type: media }, body).await
     }
 
-    async fn call(&self, ask: &Ask<'_>, body: Bytes) -> Result<Reply, Failed> {
+    async fn call(&self, ask: &Ask<'_>, body: Bytes) -> Result<ShortReply, LinkError> {
         let sender = self.sender().await?;
         let called = async {
             let mut answer = sender.send(&self.target, ask, body).await?;
             let (body, _) = answer.body.read(BODY_BYTES_MAX).await?;
-            Ok(Reply { status: answer.status, body })
+            Ok(ShortReply { status: answer.status, body })
         };
         let called = called.await;
         if called.is_err() {
@@ -64,14 +70,14 @@ impl Caller {
         called
     }
 
-    async fn sender(&self) -> Result<Sender, Failed> {
+    async fn sender(&self) -> Result<Sender, LinkError> {
         let mut kept = self.connection.lock().await;
         if let Some(Connection { sender, is_over }) = &*kept
             && !is_over.load(Ordering::Relaxed)
         {
             return Ok(sender.clone());
         }
-        let Opened { sender, driver } = link::open(&self.target, self.protocol, WINDOWS).await?;
+        let OpenedLink { sender, driver } = link::open(&self.target, self.protocol, WINDOWS).await?;
         let is_over = Arc::new(AtomicBool::new(false));
         let ended = is_over.clone();
         self.tasks.spawn("bench caller", async move {
@@ -83,7 +89,7 @@ impl Caller {
     }
 }
 
-impl Reply {
+impl ShortReply {
     /// The answer, if it is what was asked for.
     pub(super) fn success(self, what: &str) -> Result<Self, String> {
         if self.status.is_success() {
@@ -106,7 +112,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::bench::target::Credentials;
+    use crate::bench::target::TargetCredentials;
 
     #[tokio::test]
     async fn a_connection_that_its_server_has_closed_is_dialled_again() {
@@ -123,8 +129,8 @@ mod tests {
                 stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.expect("it reads");
             }
         });
-        let target = Credentials::default().target(&url).await.expect("a URL");
-        let caller = Caller::new(&target, Protocol::H1, &tasks);
+        let target = TargetCredentials::default().target(&url).await.expect("a URL");
+        let caller = ShortClient::new(&target, WatchProtocol::H1, &tasks);
         for _ in 0..3 {
             assert_eq!(caller.get("/", "*/*").await.expect("answered").body, b"ok");
             while !caller.connection.lock().await.as_ref().expect("kept").is_over.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
 use serde::Serialize;
 
-use super::order::Order;
-use super::outcome::{Better, CATALOGUE, Figures, Outcome};
+use super::order::BenchOrder;
+use super::outcome::{Better, CATALOGUE, Figures, RunOutcome};
 use super::process::Machine;
 use super::scenario::Variant;
 
@@ -13,7 +13,7 @@ pub struct Results {
     pub command: Vec<String>,
     pub machine: Machine,
     pub plans: Vec<Variant>,
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<RunOutcome>,
     /// Medians of the rounds.
     pub cells: Vec<Cell>,
     pub ratios: Vec<Ratio>,
@@ -47,7 +47,7 @@ impl Cell {
 }
 
 impl Results {
-    pub(super) fn of(order: &Order, outcomes: Vec<Outcome>) -> Self {
+    pub(super) fn of(order: &BenchOrder, outcomes: Vec<RunOutcome>) -> Self {
         let cells = cells(order, &outcomes);
         let ratios = ratios(&cells);
         Self {
@@ -68,11 +68,11 @@ impl Results {
     }
 }
 
-fn cells(order: &Order, outcomes: &[Outcome]) -> Vec<Cell> {
+fn cells(order: &BenchOrder, outcomes: &[RunOutcome]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for variant in &order.variants {
         for side in &order.sides {
-            let of_cell = |outcome: &&Outcome| outcome.variant == variant.name && outcome.side == side.name;
+            let of_cell = |outcome: &&RunOutcome| outcome.variant == variant.name && outcome.side == side.name;
             let runs: Vec<_> = outcomes.iter().filter(of_cell).collect();
             if runs.is_empty() {
                 continue;

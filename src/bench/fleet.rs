@@ -5,12 +5,12 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use tokio::time::{Instant, sleep};
 
-use super::lane::{Lane, companion};
-use super::plan::{Kind, Plan};
-use super::shared::Shared;
-use super::tally::{Counts, Seen};
+use super::lane::{LoadConnection, companion};
+use super::plan::{ObjectGroup, Plan};
+use super::shared::FleetState;
+use super::tally::{SeenByWatch, WatchCounts};
 use super::target::Target;
-use super::watcher::{Role, Watcher};
+use super::watcher::{Watcher, WatcherRole};
 use crate::base::{Tasks, now_ns};
 
 /// Between two looks at counts that tell nobody when they change.
@@ -18,7 +18,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Many watches of one server, in the background, and what has happened to them.
 pub struct Fleet {
-    shared: Arc<Shared>,
+    shared: Arc<FleetState>,
     watches: usize,
     lanes: usize,
     tasks: Tasks,
@@ -32,7 +32,7 @@ impl Fleet {
 
     /// The same, with the version where watches begin that begin now, so that it is not asked for once for each.
     pub(super) fn start_at(plan: &Plan, target: &Target, version: Option<u64>) -> Self {
-        let (tasks, shared) = (Tasks::new(), Shared::new(plan, target, version));
+        let (tasks, shared) = (Tasks::new(), FleetState::new(plan, target, version));
         let kinds = shared.kinds.iter().enumerate();
         let all: Vec<_> = kinds.flat_map(|(kind, of)| (0..of.kind.watches).map(move |nth| (kind, nth))).collect();
         let lanes = plan.connection_count().max(1);
@@ -43,7 +43,7 @@ impl Fleet {
             watchers[lane].push(Watcher::new(&shared, index, *place, lane, role(lane)));
         }
         for (lane, watchers) in watchers.into_iter().enumerate().filter(|(_, watchers)| !watchers.is_empty()) {
-            tasks.spawn("bench connection", Lane::new(&shared, watchers, role(lane)).run());
+            tasks.spawn("bench connection", LoadConnection::new(&shared, watchers, role(lane)).run());
         }
         let every = (plan.companion_reconnect_ms > 0).then(|| Duration::from_millis(plan.companion_reconnect_ms));
         for _ in 0..plan.companions {
@@ -82,7 +82,7 @@ impl Fleet {
         self.shared.tally.window.close(now_ns());
     }
 
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> WatchCounts {
         self.shared.tally.counts()
     }
 
@@ -121,7 +121,11 @@ impl Fleet {
     }
 
     /// Events that watches lack of what was expected of the n-th of a kind, and that they had beyond.
-    pub(super) fn balance(&self, expected: impl Fn(&Kind, usize) -> u64, had: fn(&Seen) -> &AtomicU64) -> (u64, u64) {
+    pub(super) fn balance(
+        &self,
+        expected: impl Fn(&ObjectGroup, usize) -> u64,
+        had: fn(&SeenByWatch) -> &AtomicU64,
+    ) -> (u64, u64) {
         let (mut missed, mut unexpected) = (0, 0);
         let kinds = self.shared.kinds.iter().map(|watched| &watched.kind);
         let places = kinds.flat_map(|kind| (0..kind.watches).map(move |nth| (kind, nth)));
@@ -139,7 +143,7 @@ impl Fleet {
     }
 
     /// Waits until the counts are as wanted; says whether they came to be.
-    pub async fn until(&self, patience: Duration, wanted: impl Fn(&Counts) -> bool) -> bool {
+    pub async fn until(&self, patience: Duration, wanted: impl Fn(&WatchCounts) -> bool) -> bool {
         let deadline = Instant::now() + patience;
         while !wanted(&self.counts()) {
             if Instant::now() >= deadline {
@@ -157,15 +161,15 @@ impl Fleet {
 }
 
 /// Spreads the stuck and the slow evenly among the connections.
-fn role(lane: usize, plan: &Plan) -> Role {
+fn role(lane: usize, plan: &Plan) -> WatcherRole {
     let (stuck, odd) = (plan.stuck as usize, (plan.stuck + plan.slow) as usize);
     let (before, after) = (lane * odd / 100, (lane + 1) * odd / 100);
     if after == before {
-        Role::Reads
+        WatcherRole::Reads
     } else if (before + 1) * stuck / odd > before * stuck / odd {
-        Role::Stuck
+        WatcherRole::Stuck
     } else {
-        Role::Slow(plan.slow_kib_per_s << 10)
+        WatcherRole::Slow(plan.slow_kib_per_s << 10)
     }
 }
 
@@ -177,8 +181,11 @@ mod tests {
     fn the_stuck_and_the_slow_are_as_many_as_was_said() {
         let plan = Plan { stuck: 30, slow: 10, ..Plan::default() };
         let roles: Vec<_> = (0..1000).map(|lane| role(lane, &plan)).collect();
-        let count = |wanted: Role| roles.iter().filter(|role| **role == wanted).count();
-        assert_eq!((count(Role::Stuck), count(Role::Slow(64 << 10)), count(Role::Reads)), (300, 100, 600));
-        assert!((0..1000).all(|lane| role(lane, &Plan::default()) == Role::Reads));
+        let count = |wanted: WatcherRole| roles.iter().filter(|role| **role == wanted).count();
+        assert_eq!(
+            (count(WatcherRole::Stuck), count(WatcherRole::Slow(64 << 10)), count(WatcherRole::Reads)),
+            (300, 100, 600)
+        );
+        assert!((0..1000).all(|lane| role(lane, &Plan::default()) == WatcherRole::Reads));
     }
 }

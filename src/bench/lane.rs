@@ -7,23 +7,23 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::{sleep, timeout};
 
-use super::link::{self, Driver, Opened, Sender, Windows};
-use super::shared::Shared;
-use super::watcher::{Open, Role, Watcher};
-use super::words::Protocol;
+use super::link::{self, Driver, OpenedLink, Sender, Windows};
+use super::shared::FleetState;
+use super::watcher::{OpenWatchGuard, Watcher, WatcherRole};
+use super::words::WatchProtocol;
 
 /// What a stuck or slow reader takes in unread: so little that its server notices at once.
 const NARROW_BYTES: u32 = 16 << 10;
 
 /// One connection with its watches, in one task: whoever wakes it reads the socket and all its streams.
-pub(super) struct Lane {
-    shared: Arc<Shared>,
+pub(super) struct LoadConnection {
+    shared: Arc<FleetState>,
     watchers: Vec<Watcher>,
-    role: Role,
+    role: WatcherRole,
 }
 
-impl Lane {
-    pub(super) fn new(shared: &Arc<Shared>, watchers: Vec<Watcher>, role: Role) -> Self {
+impl LoadConnection {
+    pub(super) fn new(shared: &Arc<FleetState>, watchers: Vec<Watcher>, role: WatcherRole) -> Self {
         Self { shared: shared.clone(), watchers, role }
     }
 
@@ -48,7 +48,7 @@ impl Lane {
             let _permit = shared.opening.acquire().await;
             link::open(&shared.target, shared.protocol, windows(&shared, self.role)).await
         };
-        let Opened { sender, mut driver } = match opened {
+        let OpenedLink { sender, mut driver } = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 if let Some(watcher) = self.watchers.first() {
@@ -61,7 +61,7 @@ impl Lane {
         if let Some(watcher) = self.watchers.first() {
             shared.tally.shard(watcher.lane()).counts.connected += 1;
         }
-        if self.role == Role::Stuck {
+        if self.role == WatcherRole::Stuck {
             return hold(&mut self.watchers, &sender, driver).await;
         }
         if let [watcher] = &mut self.watchers[..] {
@@ -92,7 +92,7 @@ async fn hold(watchers: &mut [Watcher], sender: &Sender, mut driver: Driver) {
         () = &mut driver => return,
         opened = opening => opened,
     };
-    let of = |watcher: &Watcher| Open::new(watcher.shared(), watcher.lane());
+    let of = |watcher: &Watcher| OpenWatchGuard::new(watcher.shared(), watcher.lane());
     let held: Vec<_> =
         watchers.iter().zip(opened).filter_map(|(watcher, answer)| Some((of(watcher), answer.ok()?))).collect();
     if held.is_empty() {
@@ -105,10 +105,10 @@ async fn hold(watchers: &mut [Watcher], sender: &Sender, mut driver: Driver) {
     drop(held);
 }
 
-fn windows(shared: &Shared, role: Role) -> Windows {
+fn windows(shared: &FleetState, role: WatcherRole) -> Windows {
     match role {
-        Role::Reads => shared.windows,
-        Role::Slow(_) | Role::Stuck => {
+        WatcherRole::Reads => shared.windows,
+        WatcherRole::Slow(_) | WatcherRole::Stuck => {
             // A connection's own window cannot be less than what HTTP/2 begins with.
             Windows { stream: NARROW_BYTES, connection: 65_535, socket: Some(NARROW_BYTES) }
         }
@@ -116,7 +116,7 @@ fn windows(shared: &Shared, role: Role) -> Windows {
 }
 
 /// A watch beside the measured ones, on a connection of its own that it gives up and makes anew every so often.
-pub(super) async fn companion(shared: Arc<Shared>, every: Option<Duration>, reads: bool) {
+pub(super) async fn companion(shared: Arc<FleetState>, every: Option<Duration>, reads: bool) {
     // 0 is wherever the server likes to begin.
     let mut version = shared.version.unwrap_or(0);
     loop {
@@ -131,9 +131,10 @@ pub(super) async fn companion(shared: Arc<Shared>, every: Option<Duration>, read
     }
 }
 
-async fn companion_once(shared: &Shared, version: &mut u64, reads: bool) {
-    let role = if reads { Role::Reads } else { Role::Stuck };
-    let Ok(Opened { sender, mut driver }) = link::open(&shared.target, shared.protocol, windows(shared, role)).await
+async fn companion_once(shared: &FleetState, version: &mut u64, reads: bool) {
+    let role = if reads { WatcherRole::Reads } else { WatcherRole::Stuck };
+    let Ok(OpenedLink { sender, mut driver }) =
+        link::open(&shared.target, shared.protocol, windows(shared, role)).await
     else {
         return sleep(Duration::from_millis(100)).await;
     };
@@ -143,7 +144,7 @@ async fn companion_once(shared: &Shared, version: &mut u64, reads: bool) {
         () = &mut driver => return,
         () = follow => {}
     }
-    if !reads && shared.protocol == Protocol::H2 {
+    if !reads && shared.protocol == WatchProtocol::H2 {
         driver.await;
     }
 }

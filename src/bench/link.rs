@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use super::plan::Plan;
 use super::target::{Ask, Target};
-use super::words::Protocol;
+use super::words::WatchProtocol;
 
 /// A connection may take so long to be there; a server that takes thousands of handshakes at once is slow.
 const CONNECT: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
+pub(super) enum LinkError {
     #[error("cannot connect: {0}")]
     Connect(#[from] std::io::Error),
     #[error("nothing within {0:?}")]
@@ -63,7 +63,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 type Io = Box<dyn Socket>;
 
 /// A connection that is there. Nothing moves on it unless its driver is polled.
-pub(super) struct Opened {
+pub(super) struct OpenedLink {
     pub(super) sender: Sender,
     pub(super) driver: Driver,
 }
@@ -74,36 +74,36 @@ pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// What requests are sent with. A clone shares the connection.
 #[derive(Clone)]
 pub(super) enum Sender {
-    H1(h1::Sender),
-    H2(h2::Sender),
-    Ws(ws::Sender),
+    H1(h1::H1Sender),
+    H2(h2::H2Sender),
+    Ws(ws::WebSocketSender),
 }
 
 /// An answer whose body is still to come.
-pub(super) struct Answer {
+pub(super) struct PendingAnswer {
     pub(super) status: StatusCode,
-    pub(super) body: Body,
+    pub(super) body: AnswerBody,
 }
 
-pub(super) enum Body {
+pub(super) enum AnswerBody {
     H1(hyper::body::Incoming),
     H2(::h2::RecvStream),
     Ws(Box<ws::Messages>),
 }
 
 /// Dials and shakes hands.
-pub(super) async fn open(target: &Target, protocol: Protocol, windows: Windows) -> Result<Opened, Failed> {
+pub(super) async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) -> Result<OpenedLink, LinkError> {
     let opening = async {
         match protocol {
-            Protocol::H1 => h1::open(dial(target, b"http/1.1", windows).await?, target).await,
-            Protocol::H2 => h2::open(dial(target, b"h2", windows).await?, target, windows).await,
-            Protocol::Ws => Ok(ws::open(dial(target, b"http/1.1", windows).await?, target)),
+            WatchProtocol::H1 => h1::open(dial(target, b"http/1.1", windows).await?, target).await,
+            WatchProtocol::H2 => h2::open(dial(target, b"h2", windows).await?, target, windows).await,
+            WatchProtocol::Ws => Ok(ws::open(dial(target, b"http/1.1", windows).await?, target)),
         }
     };
-    timeout(CONNECT, opening).await.map_err(|_| Failed::Late(CONNECT))?
+    timeout(CONNECT, opening).await.map_err(|_| LinkError::Late(CONNECT))?
 }
 
-async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<Io, Failed> {
+async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<Io, LinkError> {
     let address = lookup_host(target.authority()).await?.next();
     let address = address.ok_or_else(|| std::io::Error::other(format!("{}: no address", target.authority())))?;
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
@@ -120,7 +120,7 @@ async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<Io, Fail
 
 impl Sender {
     /// Sends a request with a body; the answer's body is still to come. The driver must be polled meanwhile.
-    pub(super) async fn send(&self, target: &Target, ask: &Ask<'_>, body: Bytes) -> Result<Answer, Failed> {
+    pub(super) async fn send(&self, target: &Target, ask: &Ask<'_>, body: Bytes) -> Result<PendingAnswer, LinkError> {
         let answered = async {
             match self {
                 Self::H1(sender) => sender.send(target.request(ask, false)?, body).await,
@@ -128,11 +128,11 @@ impl Sender {
                 Self::Ws(sender) => sender.send(target.request(ask, false)?).await,
             }
         };
-        timeout(ANSWER, answered).await.map_err(|_| Failed::Late(ANSWER))?
+        timeout(ANSWER, answered).await.map_err(|_| LinkError::Late(ANSWER))?
     }
 
     /// Sends a request without one.
-    pub(super) async fn get(&self, target: &Target, ask: &Ask<'_>) -> Result<Answer, Failed> {
+    pub(super) async fn get(&self, target: &Target, ask: &Ask<'_>) -> Result<PendingAnswer, LinkError> {
         self.send(target, ask, Bytes::new()).await
     }
 
@@ -147,9 +147,9 @@ impl Sender {
     }
 }
 
-impl Body {
+impl AnswerBody {
     /// The next bytes; `None` is the end.
-    pub(super) async fn chunk(&mut self) -> Option<Result<Bytes, Failed>> {
+    pub(super) async fn chunk(&mut self) -> Option<Result<Bytes, LinkError>> {
         match self {
             Self::H1(body) => h1::chunk(body).await,
             Self::H2(body) => h2::chunk(body).await,
@@ -163,7 +163,7 @@ impl Body {
     }
 
     /// All of it that fits into `bytes_max`, and how many bytes there were.
-    pub(super) async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), Failed> {
+    pub(super) async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), LinkError> {
         let (mut kept, mut bytes) = (Vec::new(), 0);
         while let Some(chunk) = self.chunk().await {
             let chunk = chunk?;

@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 
-use super::plan::{Kind, Plan};
-use super::words::{Select, Shape};
+use super::plan::{ObjectGroup, Plan};
+use super::words::{ObjectShape, Select};
 use crate::kube::WRITTEN_AT;
 
 /// The label that is spread over the objects, and the annotation that makes them as large as they are to be.
@@ -10,15 +10,15 @@ const PADDING: &str = "kube-fanout.io/padding";
 
 /// The objects that are written: which there are, where, and what they look like. All of it follows from an index.
 #[derive(Clone, Debug)]
-pub(super) struct Objects {
-    pub(super) shape: Shape,
+pub(super) struct WorkloadObjects {
+    pub(super) shape: ObjectShape,
     pub(super) count: usize,
     namespace: String,
     namespaces: usize,
     spread: usize,
 }
 
-impl Objects {
+impl WorkloadObjects {
     /// Objects of another size or another spread are others, in namespaces of their own.
     pub(super) fn of(plan: &Plan) -> Self {
         let Plan { namespace, shape, objects, object_bytes, namespaces, spread, .. } = plan;
@@ -75,10 +75,10 @@ impl Objects {
         let labels = format!(r#"{{"app":"bench","{SLOT}":"{slot}"}}"#);
         let meta = format!(r#""metadata":{{"name":"{name}","labels":{labels},"annotations":{annotations}}}"#);
         match self.shape {
-            Shape::Configmap => {
+            ObjectShape::Configmap => {
                 format!(r#"{{"apiVersion":"v1","kind":"ConfigMap",{meta},"data":{{"slot":"{slot}"}}}}"#)
             }
-            Shape::Pod => {
+            ObjectShape::Pod => {
                 let container = r#"{"name":"main","image":"registry.example/bench:1","args":["serve"]}"#;
                 let spec = format!(
                     r#"{{"nodeName":"{node}","automountServiceAccountToken":false,"containers":[{container}]}}"#
@@ -89,7 +89,7 @@ impl Objects {
     }
 
     /// What the `n`-th watch of a kind asks for, with the query that selects it.
-    pub(super) fn question(&self, kind: &Kind, n: usize) -> String {
+    pub(super) fn question(&self, kind: &ObjectGroup, n: usize) -> String {
         let path = kind.path.replace("{i}", &n.to_string());
         let value = |value: fn(usize) -> String, of: usize| {
             if kind.non_matching { format!("nobody-{n}") } else { value(n % of) }
@@ -110,7 +110,7 @@ impl Objects {
         }
     }
 
-    fn watched_namespace(&self, kind: &Kind, n: usize) -> String {
+    fn watched_namespace(&self, kind: &ObjectGroup, n: usize) -> String {
         if kind.non_matching { format!("nobody-{n}") } else { self.nth_namespace(n % self.namespaces) }
     }
 }
@@ -139,16 +139,16 @@ pub(super) fn with(path: &str, parameter: &str) -> String {
 
 /// How often objects were written, by what watches select.
 #[derive(Debug)]
-pub(super) struct Written<'a> {
-    objects: &'a Objects,
+pub(super) struct WriteCounts<'a> {
+    objects: &'a WorkloadObjects,
     by_object: Vec<u64>,
     by_namespace: Vec<u64>,
     by_slot: Vec<u64>,
     total: u64,
 }
 
-impl<'a> Written<'a> {
-    pub(super) fn new(objects: &'a Objects, by_object: Vec<u64>) -> Self {
+impl<'a> WriteCounts<'a> {
+    pub(super) fn new(objects: &'a WorkloadObjects, by_object: Vec<u64>) -> Self {
         let (mut by_namespace, mut by_slot) = (vec![0; objects.namespaces], vec![0; objects.spread]);
         for (n, writes) in by_object.iter().enumerate() {
             by_namespace[n % objects.namespaces] += writes;
@@ -159,7 +159,7 @@ impl<'a> Written<'a> {
     }
 
     /// Events that the `n`-th watch of a kind is to see.
-    pub(super) fn expected(&self, kind: &Kind, n: usize) -> u64 {
+    pub(super) fn expected(&self, kind: &ObjectGroup, n: usize) -> u64 {
         match kind.select {
             _ if kind.non_matching || !kind.hears_writes => 0,
             Select::All => self.total,
@@ -182,8 +182,8 @@ mod tests {
 
     #[test]
     fn a_watch_is_expected_to_see_what_it_asks_for() {
-        let objects = Objects::of(&plan(&json!({"objects": 6, "namespaces": 2, "spread": 3})));
-        let written = Written::new(&objects, vec![1, 2, 3, 4, 5, 6]);
+        let objects = WorkloadObjects::of(&plan(&json!({"objects": 6, "namespaces": 2, "spread": 3})));
+        let written = WriteCounts::new(&objects, vec![1, 2, 3, 4, 5, 6]);
         let rows = [
             ("all", "/api/v1/pods", 21),
             ("namespace", "/api/v1/namespaces/kube-fanout-bench-pods-6-2500-2-3-1/pods", 12),
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn documents_are_json() {
         for shape in ["pod", "configmap"] {
-            let objects = Objects::of(&plan(&json!({"shape": shape})));
+            let objects = WorkloadObjects::of(&plan(&json!({"shape": shape})));
             let document: serde_json::Value = serde_json::from_str(&objects.document(3, 10)).unwrap();
             assert_eq!(document["metadata"]["annotations"][PADDING], "xxxxxxxxxx");
             assert_eq!(document["metadata"]["annotations"][WRITTEN_AT], "0");

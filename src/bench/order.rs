@@ -1,17 +1,17 @@
 use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
-use super::caller::Caller;
+use super::caller::ShortClient;
 use super::compare::Results;
-use super::objects::Objects;
-use super::outcome::Outcome;
+use super::objects::WorkloadObjects;
+use super::outcome::RunOutcome;
 use super::population;
 use super::process::Costs;
-use super::progress::Progress;
+use super::progress::ProgressLine;
 use super::scenario::Variant;
 use super::session::Session;
-use super::target::{Credentials, Target};
-use super::words::Protocol;
+use super::target::{Target, TargetCredentials};
+use super::words::WatchProtocol;
 use crate::base::Tasks;
 
 /// A server that is measured.
@@ -27,14 +27,14 @@ pub struct Side {
 
 /// What the bench is asked to do.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct BenchOrder {
     pub scenario: String,
     pub about: String,
     pub variants: Vec<Variant>,
     pub sides: Vec<Side>,
     /// Where objects are written, for all sides.
     pub write: String,
-    pub credentials: Credentials,
+    pub credentials: TargetCredentials,
     pub rounds: usize,
     /// The objects stay when it is over.
     pub keep: bool,
@@ -46,7 +46,7 @@ pub struct Order {
 ///
 /// # Errors
 /// If something could not be measured at all. That somebody ended it early is no error.
-pub async fn run(order: &Order, progress: &Progress, stop: &CancellationToken) -> Result<Results, BenchError> {
+pub async fn run(order: &BenchOrder, progress: &ProgressLine, stop: &CancellationToken) -> Result<Results, BenchError> {
     let tasks = Tasks::new();
     let ran = run_all(order, progress, stop, &tasks).await;
     tasks.join().await;
@@ -55,11 +55,11 @@ pub async fn run(order: &Order, progress: &Progress, stop: &CancellationToken) -
 }
 
 async fn run_all(
-    order: &Order,
-    progress: &Progress,
+    order: &BenchOrder,
+    progress: &ProgressLine,
     stop: &CancellationToken,
     tasks: &Tasks,
-) -> Result<Vec<Outcome>, BenchError> {
+) -> Result<Vec<RunOutcome>, BenchError> {
     let write = order.credentials.target(&order.write).await?;
     let mut sides = Vec::new();
     for side in &order.sides {
@@ -67,12 +67,12 @@ async fn run_all(
         let costs = costs(side, order, tasks).await?;
         sides.push((side, target, costs));
     }
-    let caller = Caller::new(&write, Protocol::H2, tasks);
+    let caller = ShortClient::new(&write, WatchProtocol::H2, tasks);
     let mut outcomes = Vec::new();
-    let mut made: Vec<Objects> = Vec::new();
+    let mut made: Vec<WorkloadObjects> = Vec::new();
     let mut failed = None;
     'all: for variant in &order.variants {
-        let objects = Objects::of(&variant.plan);
+        let objects = WorkloadObjects::of(&variant.plan);
         progress.phase(format!("{} objects at {}", objects.count, order.write));
         let creating = population::create(&caller, &objects, variant.plan.object_bytes, progress);
         let created = tokio::select! {
@@ -101,7 +101,7 @@ async fn run_all(
                 let of = [side.name.as_str(), variant.name.as_str()].join(" ");
                 progress.phase(format!("{}, round {}", of.trim_end(), round + 1));
                 match session.run().await {
-                    Ok(outcome) => outcomes.push(Outcome {
+                    Ok(outcome) => outcomes.push(RunOutcome {
                         side: side.name.clone(),
                         variant: variant.name.clone(),
                         round,
@@ -122,7 +122,7 @@ async fn run_all(
 }
 
 /// Deletes what was made; that it could not be is said, and changes no figure.
-async fn clean_up(caller: &Caller, made: &[Objects], progress: &Progress) {
+async fn clean_up(caller: &ShortClient, made: &[WorkloadObjects], progress: &ProgressLine) {
     progress.phase("cleaning up");
     for objects in made {
         if let Err(error) = population::delete(caller, objects).await {
@@ -131,7 +131,7 @@ async fn clean_up(caller: &Caller, made: &[Objects], progress: &Progress) {
     }
 }
 
-async fn costs(side: &Side, order: &Order, tasks: &Tasks) -> Result<Costs, BenchError> {
+async fn costs(side: &Side, order: &BenchOrder, tasks: &Tasks) -> Result<Costs, BenchError> {
     let Some(metrics) = &side.metrics else { return Ok(Costs::of(side.pid, None, tasks)) };
     let at = metrics.find("://").map_or(0, |at| at + 3);
     let (server, path) = metrics.split_at(metrics[at..].find('/').map_or(metrics.len(), |slash| at + slash));

@@ -104,7 +104,7 @@ impl Serialize for Figures {
 
 /// What one run against one server came to.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct RunOutcome {
     pub side: String,
     pub target: String,
     pub variant: String,
@@ -118,7 +118,7 @@ pub struct Outcome {
     pub notes: Vec<String>,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// Whether every watch saw every event once.
     pub fn is_complete(&self) -> bool {
         let none = |name| self.figures.of(name).unwrap_or(0.0) == 0.0;

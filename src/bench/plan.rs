@@ -3,7 +3,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::words::{Encoding, Protocol, Rate, Select, Shape, Start, Storm, WriteWith};
+use super::words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WatchBeginning, WatchProtocol, WriteWith};
 
 /// What is done to a server: everything but which server.
 ///
@@ -16,8 +16,8 @@ pub struct Plan {
     pub watches: usize,
     /// 0 is one for each watch.
     pub connections: usize,
-    pub protocol: Protocol,
-    pub encoding: Encoding,
+    pub protocol: WatchProtocol,
+    pub encoding: ObjectEncoding,
     /// `{i}` in it is the watch's number. `None` is the collection of what is written.
     pub path: Option<String>,
     pub select: Select,
@@ -44,7 +44,7 @@ pub struct Plan {
     pub write_with: WriteWith,
     pub objects: usize,
     pub object_bytes: usize,
-    pub shape: Shape,
+    pub shape: ObjectShape,
     pub namespace: String,
     pub namespaces: usize,
     /// Different nodes and label values among the objects.
@@ -69,24 +69,24 @@ pub struct Group {
     pub path: Option<String>,
     pub select: Option<Select>,
     pub non_matching: bool,
-    pub encoding: Option<Encoding>,
+    pub encoding: Option<ObjectEncoding>,
 }
 
 /// A group with nothing left to look up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct ObjectGroup {
     pub(super) watches: usize,
     pub(super) path: String,
     pub(super) select: Select,
     pub(super) non_matching: bool,
-    pub(super) encoding: Encoding,
+    pub(super) encoding: ObjectEncoding,
     /// Whether what is written can be among what is watched.
     pub(super) hears_writes: bool,
 }
 
 /// Everything that is wrong with a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problems(pub Vec<String>);
+pub struct PlanProblems(pub Vec<String>);
 
 const WATCHES_MAX: usize = 200_000;
 const OBJECTS_MAX: usize = 1_000_000;
@@ -100,8 +100,8 @@ impl Default for Plan {
             about: String::new(),
             watches: 100,
             connections: 0,
-            protocol: Protocol::H2,
-            encoding: Encoding::Json,
+            protocol: WatchProtocol::H2,
+            encoding: ObjectEncoding::Json,
             path: None,
             select: Select::All,
             non_matching: false,
@@ -121,7 +121,7 @@ impl Default for Plan {
             write_with: WriteWith::Patch,
             objects: 100,
             object_bytes: 2500,
-            shape: Shape::Pod,
+            shape: ObjectShape::Pod,
             namespace: "kube-fanout-bench".to_owned(),
             namespaces: 1,
             spread: 100,
@@ -140,7 +140,7 @@ impl Plan {
     ///
     /// # Errors
     /// Everything that is wrong, at once: unknown keys, values of the wrong kind, and what cannot be done.
-    pub fn of_layers<'a>(layers: impl IntoIterator<Item = &'a Map<String, Value>>) -> Result<Self, Problems> {
+    pub fn of_layers<'a>(layers: impl IntoIterator<Item = &'a Map<String, Value>>) -> Result<Self, PlanProblems> {
         let mut merged = Map::new();
         layers.into_iter().for_each(|layer| merged.extend(layer.clone()));
         // One key at a time, for serde stops at the first problem.
@@ -150,17 +150,17 @@ impl Plan {
         };
         let problems: Vec<_> = merged.iter().filter_map(alone).collect();
         if !problems.is_empty() {
-            return Err(Problems(problems));
+            return Err(PlanProblems(problems));
         }
         let plan: Self =
-            serde_json::from_value(Value::Object(merged)).map_err(|error| Problems(vec![error.to_string()]))?;
+            serde_json::from_value(Value::Object(merged)).map_err(|error| PlanProblems(vec![error.to_string()]))?;
         plan.check()?;
         Ok(plan)
     }
 
     /// # Errors
     /// Everything that cannot be done, a sentence each.
-    pub fn check(&self) -> Result<(), Problems> {
+    pub fn check(&self) -> Result<(), PlanProblems> {
         let mut problems = Vec::new();
         self.check_bounds(&mut problems);
         let mut refuse = |wrong: bool, why: &str| problems.extend(wrong.then(|| why.to_owned()));
@@ -176,11 +176,11 @@ impl Plan {
         );
         refuse(self.connections > WATCHES_MAX, "connections: too many");
         refuse(
-            self.protocol == Protocol::Ws && self.is_of_requests(),
+            self.protocol == WatchProtocol::Ws && self.is_of_requests(),
             "protocol: WebSocket carries watches, not LISTs and GETs",
         );
         refuse(
-            self.storm == Some(Storm::Join) && self.protocol == Protocol::Ws && !self.watch_list,
+            self.storm == Some(Storm::Join) && self.protocol == WatchProtocol::Ws && !self.watch_list,
             "protocol: an informer over WebSocket joins by watch-list only",
         );
         refuse(self.is_of_requests() && !self.groups.is_empty(), "groups: a storm of requests has one kind");
@@ -188,7 +188,7 @@ impl Plan {
         let of_pods = self.kinds().iter().any(|kind| kind.select == Select::Node && !kind.path.ends_with("/pods"));
         refuse(of_pods, "select: only pods are on nodes");
         refuse(self.namespace.is_empty(), "namespace: it needs a name");
-        if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+        if problems.is_empty() { Ok(()) } else { Err(PlanProblems(problems)) }
     }
 
     fn check_bounds(&self, problems: &mut Vec<String>) {
@@ -224,11 +224,11 @@ impl Plan {
     }
 
     /// How a watch begins.
-    pub(super) fn start(&self) -> Start {
+    pub(super) fn start(&self) -> WatchBeginning {
         match (self.watch_list, self.storm) {
-            (true, _) => Start::WatchList,
-            (false, Some(Storm::Join)) => Start::List,
-            (false, _) => Start::Now,
+            (true, _) => WatchBeginning::WatchList,
+            (false, Some(Storm::Join)) => WatchBeginning::List,
+            (false, _) => WatchBeginning::Now,
         }
     }
 
@@ -248,17 +248,17 @@ impl Plan {
     }
 
     /// The groups, or the plan's own as the only one.
-    pub(super) fn kinds(&self) -> Vec<Kind> {
+    pub(super) fn kinds(&self) -> Vec<ObjectGroup> {
         let only = Group { watches: self.watches, non_matching: self.non_matching, ..Group::default() };
         let groups = if self.groups.is_empty() { std::slice::from_ref(&only) } else { &self.groups };
         groups.iter().map(|group| self.kind(group)).collect()
     }
 
-    fn kind(&self, group: &Group) -> Kind {
+    fn kind(&self, group: &Group) -> ObjectGroup {
         let written = self.shape.collection();
         let path = group.path.clone().or_else(|| self.path.clone()).unwrap_or_else(|| format!("/api/v1/{written}"));
         let collection = path.split('?').next().unwrap_or_default();
-        Kind {
+        ObjectGroup {
             watches: group.watches,
             select: group.select.unwrap_or(self.select),
             non_matching: group.non_matching,
@@ -269,13 +269,13 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Problems {
+impl fmt::Display for PlanProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join("\n"))
     }
 }
 
-impl std::error::Error for Problems {}
+impl std::error::Error for PlanProblems {}
 
 #[cfg(test)]
 mod tests {
@@ -283,7 +283,7 @@ mod tests {
 
     use super::*;
 
-    fn of(value: &Value) -> Result<Plan, Problems> {
+    fn of(value: &Value) -> Result<Plan, PlanProblems> {
         Plan::of_layers([value.as_object().unwrap()])
     }
 
@@ -317,7 +317,7 @@ mod tests {
         let kinds = plan.kinds();
         assert_eq!((plan.watch_count(), kinds.len()), (5, 2));
         assert_eq!((kinds[0].path.as_str(), kinds[0].select), ("/api/v1/pods", Select::Node));
-        assert_eq!((kinds[1].encoding, kinds[1].select), (Encoding::Protobuf, Select::Label));
+        assert_eq!((kinds[1].encoding, kinds[1].select), (ObjectEncoding::Protobuf, Select::Label));
         assert!(kinds[0].hears_writes && !kinds[1].hears_writes);
     }
 }

@@ -5,9 +5,9 @@ use futures_util::future::try_join_all;
 use http::{Method, StatusCode};
 
 use super::BenchError;
-use super::caller::Caller;
-use super::objects::{Objects, with};
-use super::progress::Progress;
+use super::caller::ShortClient;
+use super::objects::{WorkloadObjects, with};
+use super::progress::ProgressLine;
 
 /// Objects that are being created at the same time.
 const CREATING: usize = 24;
@@ -15,10 +15,10 @@ const JSON: &str = "application/json";
 
 /// Makes sure that the namespaces and objects are there. What is there already is taken as it is.
 pub(super) async fn create(
-    caller: &Caller,
-    objects: &Objects,
+    caller: &ShortClient,
+    objects: &WorkloadObjects,
     object_bytes: usize,
-    progress: &Progress,
+    progress: &ProgressLine,
 ) -> Result<(), BenchError> {
     for namespace in objects.namespaces() {
         let labels = r#"{"kube-fanout.io/bench":"true"}"#;
@@ -43,7 +43,7 @@ pub(super) async fn create(
     Ok(())
 }
 
-async fn put_if_absent(caller: &Caller, path: &str, document: String, what: &str) -> Result<(), BenchError> {
+async fn put_if_absent(caller: &ShortClient, path: &str, document: String, what: &str) -> Result<(), BenchError> {
     let reply =
         caller.send(Method::POST, path, JSON, document.into()).await.map_err(|error| BenchError::write(&error))?;
     let is_there = reply.status == StatusCode::CONFLICT;
@@ -54,7 +54,7 @@ async fn put_if_absent(caller: &Caller, path: &str, document: String, what: &str
 }
 
 /// How much padding makes an object as large as wanted. What the server adds is found out by a dry run.
-async fn measure(caller: &Caller, objects: &Objects, object_bytes: usize) -> Result<usize, BenchError> {
+async fn measure(caller: &ShortClient, objects: &WorkloadObjects, object_bytes: usize) -> Result<usize, BenchError> {
     let path = with(&objects.collection_of(0), "dryRun=All");
     let reply = caller.send(Method::POST, &path, JSON, objects.document(0, 0).into()).await;
     let reply = reply.map_err(|error| BenchError::write(&error))?;
@@ -66,7 +66,7 @@ async fn measure(caller: &Caller, objects: &Objects, object_bytes: usize) -> Res
 }
 
 /// Deletes the objects. The namespaces stay: an empty one is used again, one that is being deleted cannot be.
-pub(super) async fn delete(caller: &Caller, objects: &Objects) -> Result<(), BenchError> {
+pub(super) async fn delete(caller: &ShortClient, objects: &WorkloadObjects) -> Result<(), BenchError> {
     let options = r#"{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0}"#;
     for namespace in objects.namespaces() {
         let path = objects.collection(&namespace);

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::caller::Caller;
+use super::caller::ShortClient;
 use super::target::Target;
-use super::words::Protocol;
+use super::words::WatchProtocol;
 use crate::base::Tasks;
 
 /// Clock ticks of `/proc`, which Linux fixed at a hundred a second.
@@ -13,7 +13,7 @@ const TICKS_PER_SECOND: u64 = 100;
 /// Where a server's costs are read.
 pub(super) enum Costs {
     Process(u32),
-    Metrics(Box<Caller>, String),
+    Metrics(Box<ShortClient>, String),
     Unknown,
 }
 
@@ -33,7 +33,7 @@ impl Costs {
         match (pid, metrics) {
             (Some(pid), _) => Self::Process(pid),
             (None, Some((target, path))) => {
-                Self::Metrics(Box::new(Caller::new(target, Protocol::H1, tasks)), path.to_owned())
+                Self::Metrics(Box::new(ShortClient::new(target, WatchProtocol::H1, tasks)), path.to_owned())
             }
             (None, None) => Self::Unknown,
         }

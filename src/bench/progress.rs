@@ -10,7 +10,7 @@ const LINE_EVERY: Duration = Duration::from_secs(3);
 
 /// What is going on, for whoever watches: one line that is redrawn on a terminal, a plain line now and then elsewhere.
 #[derive(Debug)]
-pub struct Progress {
+pub struct ProgressLine {
     output: Output,
     phase: Mutex<String>,
     last: Mutex<Option<Instant>>,
@@ -23,7 +23,7 @@ enum Output {
     Terminal(ProgressBar),
 }
 
-impl Progress {
+impl ProgressLine {
     /// On standard error.
     pub fn open() -> Self {
         let output = if stderr().is_terminal() {

@@ -7,7 +7,7 @@ use crate::kube::WRITTEN_AT;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum RecognisedFrame {
     /// ADDED or MODIFIED: it may say when it was written.
     Written,
     /// DELETED: what it says of that is about an earlier write.
@@ -48,15 +48,15 @@ impl Recogniser {
         }
     }
 
-    pub(super) fn classify(&self, frame: &[u8]) -> Found {
+    pub(super) fn classify(&self, frame: &[u8]) -> RecognisedFrame {
         let kind = if self.is_protobuf { field(frame, 1) } else { json_type(frame) };
         match kind {
-            Some(b"ADDED" | b"MODIFIED") => Found::Written,
-            Some(b"DELETED") => Found::Deleted,
-            Some(b"BOOKMARK") => Found::Bookmark { initial_end: self.initial_end.find(frame).is_some() },
-            Some(b"ERROR") if self.expired.find(frame).is_some() => Found::Expired,
-            Some(b"ERROR") => Found::Error,
-            _ => Found::Unknown,
+            Some(b"ADDED" | b"MODIFIED") => RecognisedFrame::Written,
+            Some(b"DELETED") => RecognisedFrame::Deleted,
+            Some(b"BOOKMARK") => RecognisedFrame::Bookmark { initial_end: self.initial_end.find(frame).is_some() },
+            Some(b"ERROR") if self.expired.find(frame).is_some() => RecognisedFrame::Expired,
+            Some(b"ERROR") => RecognisedFrame::Error,
+            _ => RecognisedFrame::Unknown,
         }
     }
 

@@ -174,7 +174,7 @@ fn table(results: &Results) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::compare::Ratio;
-    use super::super::outcome::{Figures, Outcome};
+    use super::super::outcome::{Figures, RunOutcome};
     use super::super::process::Machine;
     use super::*;
 
@@ -184,7 +184,7 @@ mod tests {
         figures.put("cpu_us_per_delivery", 7.0);
         let cell =
             |side: &str| Cell { variant: String::new(), side: side.to_owned(), rounds: 1, figures: figures.clone() };
-        let outcome = |side: &str| Outcome {
+        let outcome = |side: &str| RunOutcome {
             side: side.to_owned(),
             target: "https://127.0.0.1:1".to_owned(),
             variant: String::new(),

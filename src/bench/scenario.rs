@@ -1,6 +1,6 @@
 use serde_json::{Map, Value};
 
-use super::plan::{Plan, Problems};
+use super::plan::{Plan, PlanProblems};
 
 /// One of the plans that a scenario compares.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -50,7 +50,7 @@ pub const SCENARIOS: [(&str, &str); 20] = embedded!(
 
 impl Scenario {
     /// One that is part of the binary.
-    pub fn embedded(name: &str) -> Option<Result<Self, Problems>> {
+    pub fn embedded(name: &str) -> Option<Result<Self, PlanProblems>> {
         let (name, text) = SCENARIOS.iter().find(|(known, _)| *known == name)?;
         Some(Self::parse(name, text))
     }
@@ -59,8 +59,8 @@ impl Scenario {
     ///
     /// # Errors
     /// If it is no YAML, or not of the form of a scenario.
-    pub fn parse(name: &str, text: &str) -> Result<Self, Problems> {
-        let fail = |why: String| Problems(vec![format!("scenario {name}: {why}")]);
+    pub fn parse(name: &str, text: &str) -> Result<Self, PlanProblems> {
+        let fail = |why: String| PlanProblems(vec![format!("scenario {name}: {why}")]);
         let Value::Object(mut keys) = serde_saphyr::from_str(text).map_err(|error| fail(error.to_string()))? else {
             return Err(fail("expected keys and values".to_owned()));
         };
@@ -80,7 +80,7 @@ impl Scenario {
     ///
     /// # Errors
     /// Everything that is wrong with any of them.
-    pub fn plans(&self, flags: &Map<String, Value>) -> Result<Vec<Variant>, Problems> {
+    pub fn plans(&self, flags: &Map<String, Value>) -> Result<Vec<Variant>, PlanProblems> {
         if self.variants.is_empty() {
             return Ok(vec![Variant { name: String::new(), plan: Plan::of_layers([&self.keys, flags])? }]);
         }
@@ -96,7 +96,7 @@ impl Scenario {
                 Err(wrong) => problems.extend(wrong.0.into_iter().map(|why| format!("variant {name}: {why}"))),
             }
         }
-        if problems.is_empty() { Ok(plans) } else { Err(Problems(problems)) }
+        if problems.is_empty() { Ok(plans) } else { Err(PlanProblems(problems)) }
     }
 }
 

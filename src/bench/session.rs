@@ -4,15 +4,15 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
-use super::caller::Caller;
+use super::caller::ShortClient;
 use super::fleet::Fleet;
-use super::objects::{Objects, Written, with};
-use super::outcome::{Figures, Outcome, curve, ms, quantile_ms};
+use super::objects::{WorkloadObjects, WriteCounts, with};
+use super::outcome::{Figures, RunOutcome, curve, ms, quantile_ms};
 use super::plan::Plan;
 use super::process::{Costs, Sample, cores, own_cpu};
-use super::progress::Progress;
+use super::progress::ProgressLine;
 use super::storm::requests;
-use super::tally::Counts;
+use super::tally::WatchCounts;
 use super::target::Target;
 use super::words::{Rate, Storm};
 use super::writer::Writing;
@@ -30,11 +30,11 @@ const LATE_MS: f64 = 100.0;
 /// One run of one plan against one server.
 pub(super) struct Session<'a> {
     pub(super) plan: &'a Plan,
-    pub(super) objects: &'a Objects,
+    pub(super) objects: &'a WorkloadObjects,
     pub(super) target: &'a Target,
     pub(super) write: &'a Target,
     pub(super) costs: &'a Costs,
-    pub(super) progress: &'a Progress,
+    pub(super) progress: &'a ProgressLine,
     pub(super) stop: &'a CancellationToken,
     pub(super) tasks: &'a Tasks,
 }
@@ -42,7 +42,7 @@ pub(super) struct Session<'a> {
 /// The state of everything that is counted, at one moment.
 pub(super) struct Moment {
     at: Instant,
-    counts: Counts,
+    counts: WatchCounts,
     own_cpu: Duration,
     server_cpu: Option<Duration>,
     writes: u64,
@@ -51,8 +51,8 @@ pub(super) struct Moment {
 impl Session<'_> {
     /// # Errors
     /// If nothing could be measured.
-    pub(super) async fn run(&self) -> Result<Outcome, BenchError> {
-        let mut outcome = Outcome {
+    pub(super) async fn run(&self) -> Result<RunOutcome, BenchError> {
+        let mut outcome = RunOutcome {
             side: String::new(),
             target: self.target.url().to_owned(),
             variant: String::new(),
@@ -83,7 +83,7 @@ impl Session<'_> {
         Duration::from_secs_f64(self.plan.seconds)
     }
 
-    async fn watches(&self, outcome: &mut Outcome) -> Result<(), BenchError> {
+    async fn watches(&self, outcome: &mut RunOutcome) -> Result<(), BenchError> {
         let version = self.prime().await?;
         let before = self.costs.sample().await;
         let fleet = Fleet::start_at(self.plan, self.target, Some(version));
@@ -95,7 +95,7 @@ impl Session<'_> {
         ran
     }
 
-    async fn with_fleet(&self, fleet: &Fleet, before: &Sample, outcome: &mut Outcome) -> Result<(), BenchError> {
+    async fn with_fleet(&self, fleet: &Fleet, before: &Sample, outcome: &mut RunOutcome) -> Result<(), BenchError> {
         let (watches, connections) = (self.plan.watch_count(), self.plan.connection_count());
         self.progress.phase(format!("{connections} connections to {}", self.target.url()));
         if !self.or_stopped(fleet.connected(self.patience())).await.unwrap_or(true) {
@@ -133,7 +133,7 @@ impl Session<'_> {
     /// Reads everything once, so that what a server does for its first reader is not taken for the price of a watch;
     /// returns the version to begin at.
     async fn prime(&self) -> Result<u64, BenchError> {
-        let caller = Caller::new(self.target, self.plan.protocol, self.tasks);
+        let caller = ShortClient::new(self.target, self.plan.protocol, self.tasks);
         let mut version = None;
         for kind in self.plan.kinds() {
             let path = kind.path.replace("{i}", "0");
@@ -148,7 +148,7 @@ impl Session<'_> {
     }
 
     /// The writers, the warm-up, the window and the wait for the last deliveries.
-    async fn measure(&self, fleet: &Fleet, outcome: &mut Outcome) {
+    async fn measure(&self, fleet: &Fleet, outcome: &mut RunOutcome) {
         // Of the writers alone: the connections that they share have no end to wait for.
         let (plan, tasks) = (self.plan, Tasks::new());
         let writing = Writing::new(plan, self.objects, self.write, self.tasks);
@@ -169,7 +169,7 @@ impl Session<'_> {
         writing.stop();
         self.progress.phase("the last deliveries");
         tasks.finish(self.patience()).await;
-        let written = Written::new(self.objects, writing.accepted());
+        let written = WriteCounts::new(self.objects, writing.accepted());
         let _ = self.or_stopped(self.drained(fleet, &written)).await;
         let figures = &mut outcome.figures;
         if plan.storm == Some(Storm::Resume) {
@@ -216,7 +216,7 @@ impl Session<'_> {
     }
 
     /// Waits until every watch has what it is to have, for as long as that may take.
-    async fn drained(&self, fleet: &Fleet, written: &Written<'_>) {
+    async fn drained(&self, fleet: &Fleet, written: &WriteCounts<'_>) {
         let deadline = Instant::now() + self.patience();
         while balance(fleet, written).0 > 0 && Instant::now() < deadline {
             sleep(TICK / 4).await;
@@ -312,7 +312,7 @@ fn put_window(figures: &mut Figures, first: &Moment, last: &Moment) {
     figures.put_some("generator_us_per_delivery", per(own, deliveries));
 }
 
-fn put_faults(figures: &mut Figures, fleet: &Fleet, written: &Written<'_>) {
+fn put_faults(figures: &mut Figures, fleet: &Fleet, written: &WriteCounts<'_>) {
     let ((missed, unexpected), counts) = (balance(fleet, written), fleet.counts());
     figures.put("bookmarks", counts.bookmarks as f64);
     figures.put("missed", missed as f64);
@@ -325,6 +325,6 @@ fn put_faults(figures: &mut Figures, fleet: &Fleet, written: &Written<'_>) {
 }
 
 /// Of our own writes alone: others may write too.
-fn balance(fleet: &Fleet, written: &Written<'_>) -> (u64, u64) {
+fn balance(fleet: &Fleet, written: &WriteCounts<'_>) -> (u64, u64) {
     fleet.balance(|kind, nth| written.expected(kind, nth), |seen| &seen.ours)
 }

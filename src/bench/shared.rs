@@ -7,28 +7,28 @@ use tokio::sync::{Semaphore, watch};
 
 use super::frames::{Frames, Framing};
 use super::link::{Sender, Windows};
-use super::objects::{Objects, with};
-use super::plan::{Kind, Plan};
+use super::objects::{WorkloadObjects, with};
+use super::plan::{ObjectGroup, Plan};
 use super::recognise::Recogniser;
 use super::tally::Tally;
 use super::target::{Ask, Target};
-use super::watcher::Ended;
-use super::words::{Protocol, Start};
+use super::watcher::StreamOutcome;
+use super::words::{WatchBeginning, WatchProtocol};
 use crate::base::now_ns;
 
 const LIST_BYTES_MAX: usize = 1024;
 
 /// What all watches of a fleet know.
-pub(super) struct Shared {
+pub(super) struct FleetState {
     pub(super) target: Target,
-    pub(super) protocol: Protocol,
+    pub(super) protocol: WatchProtocol,
     pub(super) windows: Windows,
-    pub(super) start: Start,
+    pub(super) start: WatchBeginning,
     /// Where the watches begin that begin now; `None` leaves each to find out.
     pub(super) version: Option<u64>,
     /// What was written before is none of this run's writes.
     pub(super) began_ns: u64,
-    pub(super) objects: Objects,
+    pub(super) objects: WorkloadObjects,
     pub(super) kinds: Vec<Watched>,
     pub(super) tally: Tally,
     /// Permits for connecting and opening.
@@ -45,13 +45,13 @@ pub(super) struct Shared {
 
 /// One kind of watch, with what finds things in its frames.
 pub(super) struct Watched {
-    pub(super) kind: Kind,
+    pub(super) kind: ObjectGroup,
     pub(super) recogniser: Recogniser,
 }
 
-impl Shared {
+impl FleetState {
     pub(super) fn new(plan: &Plan, target: &Target, version: Option<u64>) -> Arc<Self> {
-        let watched = |kind: Kind| Watched { recogniser: Recogniser::new(kind.encoding.is_protobuf()), kind };
+        let watched = |kind: ObjectGroup| Watched { recogniser: Recogniser::new(kind.encoding.is_protobuf()), kind };
         let all_at_once = plan.storm.is_some();
         Arc::new(Self {
             target: target.clone(),
@@ -60,7 +60,7 @@ impl Shared {
             start: plan.start(),
             version,
             began_ns: now_ns(),
-            objects: Objects::of(plan),
+            objects: WorkloadObjects::of(plan),
             kinds: plan.kinds().into_iter().map(watched).collect(),
             tally: Tally::new(plan.watch_count()),
             opening: Semaphore::new(if all_at_once { Semaphore::MAX_PERMITS } else { plan.opening }),
@@ -107,15 +107,15 @@ impl Shared {
     }
 
     /// The version of the collection at this moment.
-    pub(super) async fn version_now(&self, sender: &Sender, path: &str) -> Result<u64, Ended> {
+    pub(super) async fn version_now(&self, sender: &Sender, path: &str) -> Result<u64, StreamOutcome> {
         let path = with(path, "limit=1");
         let mut answer = sender.get(&self.target, &Ask::get(&path, "application/json")).await?;
         let (head, _) = answer.body.read(LIST_BYTES_MAX).await?;
         if !answer.status.is_success() {
-            return Err(Ended::Refused(answer.status));
+            return Err(StreamOutcome::Refused(answer.status));
         }
         let version = Recogniser::new(false).list_version(&head);
-        version.ok_or_else(|| Ended::Broken("a LIST without a version".to_owned()))
+        version.ok_or_else(|| StreamOutcome::Broken("a LIST without a version".to_owned()))
     }
 
     /// One stream of a companion: followed, or opened and left unread.

@@ -17,7 +17,7 @@ pub(super) fn histogram() -> Histogram<u64> {
 
 /// What happened to watches, summed up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct WatchCounts {
     /// Events after the initial set, bookmarks excluded.
     pub deliveries: u64,
     /// Objects in initial sets and LISTs of informers.
@@ -42,7 +42,7 @@ pub struct Counts {
     pub broken: u64,
 }
 
-impl Counts {
+impl WatchCounts {
     /// Streams that are open.
     pub fn open(&self) -> u64 {
         self.opened.saturating_sub(self.closed)
@@ -81,7 +81,7 @@ impl Counts {
 /// The recorder of some connections: locked once for what a socket had, not once for each event.
 #[derive(Debug)]
 pub(super) struct Shard {
-    pub(super) counts: Counts,
+    pub(super) counts: WatchCounts,
     /// From when a write was meant to happen to its arrival.
     pub(super) latency: Histogram<u64>,
     /// From the beginning of a storm until a watch was synced.
@@ -92,13 +92,13 @@ pub(super) struct Shard {
 #[derive(Debug)]
 pub(super) struct Tally {
     shards: Box<[Mutex<Shard>]>,
-    pub(super) seen: Box<[Seen]>,
+    pub(super) seen: Box<[SeenByWatch]>,
     pub(super) window: Window,
 }
 
 /// What one watch has seen, stored by its connection after every chunk.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct SeenByWatch {
     /// Events after the initial set, bookmarks excluded.
     pub(super) events: AtomicU64,
     /// Those of them that were written by this process since the fleet is there.
@@ -134,10 +134,10 @@ impl Window {
 
 impl Tally {
     pub(super) fn new(watches: usize) -> Self {
-        let shard = || Mutex::new(Shard { counts: Counts::default(), latency: histogram(), synced: histogram() });
+        let shard = || Mutex::new(Shard { counts: WatchCounts::default(), latency: histogram(), synced: histogram() });
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
-            seen: (0..watches).map(|_| Seen::default()).collect(),
+            seen: (0..watches).map(|_| SeenByWatch::default()).collect(),
             window: Window { from_ns: AtomicU64::new(u64::MAX), until_ns: AtomicU64::new(u64::MAX) },
         }
     }
@@ -147,8 +147,8 @@ impl Tally {
         self.shards[n % self.shards.len()].lock()
     }
 
-    pub(super) fn counts(&self) -> Counts {
-        let mut sum = Counts::default();
+    pub(super) fn counts(&self) -> WatchCounts {
+        let mut sum = WatchCounts::default();
         self.shards.iter().for_each(|shard| sum.add(&shard.lock().counts));
         sum
     }

@@ -13,7 +13,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 /// Who we are, and whom we believe: the same for every server of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Credentials {
+pub struct TargetCredentials {
     pub kubeconfig: Option<PathBuf>,
     /// Certificates to trust, besides the kubeconfig's.
     pub ca: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub struct Target {
 
 const AGENT: HeaderValue = HeaderValue::from_static("kube-fanout-bench");
 
-impl Credentials {
+impl TargetCredentials {
     /// The server that the kubeconfig names.
     ///
     /// # Errors

@@ -7,13 +7,13 @@ use http::StatusCode;
 use tokio::time::{Instant, sleep};
 
 use super::frames::{Frames, Framing};
-use super::link::{Answer, Body, Failed, Sender};
+use super::link::{AnswerBody, LinkError, PendingAnswer, Sender};
 use super::objects::with;
-use super::recognise::Found;
-use super::shared::Shared;
+use super::recognise::RecognisedFrame;
+use super::shared::FleetState;
 use super::tally::Shard;
 use super::target::Ask;
-use super::words::Start;
+use super::words::WatchBeginning;
 use crate::base::now_ns;
 
 /// Of a LIST, what its version is looked for in.
@@ -25,7 +25,7 @@ const SHORT: Duration = Duration::from_secs(1);
 
 /// How what arrives is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum WatcherRole {
     Reads,
     /// At so many bytes a second.
     Slow(u32),
@@ -34,14 +34,14 @@ pub(super) enum Role {
 
 /// One watch, from its first stream to the end of the fleet.
 pub(super) struct Watcher {
-    shared: Arc<Shared>,
+    shared: Arc<FleetState>,
     /// Among all, among those of its kind, and of which kind it is.
     pub(super) index: usize,
     nth: usize,
     kind: usize,
     /// Which recorder it writes to.
     lane: usize,
-    role: Role,
+    role: WatcherRole,
     /// The last version seen; `None` is to begin anew.
     version: Option<u64>,
     /// Whether the initial objects are complete.
@@ -56,7 +56,7 @@ pub(super) struct Watcher {
 
 /// How a stream ended.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum StreamOutcome {
     /// To be continued from the last version.
     Cleanly,
     /// The last version is gone.
@@ -65,22 +65,22 @@ pub(super) enum Ended {
     Broken(String),
 }
 
-impl From<Failed> for Ended {
-    fn from(error: Failed) -> Self {
+impl From<LinkError> for StreamOutcome {
+    fn from(error: LinkError) -> Self {
         Self::Broken(error.to_string())
     }
 }
 
 impl Watcher {
     pub(super) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<FleetState>,
         index: usize,
         (kind, nth): (usize, usize),
         lane: usize,
-        role: Role,
+        role: WatcherRole,
     ) -> Self {
         let seen = &shared.tally.seen[index];
-        seen.lags.store(role != Role::Reads, Ordering::Relaxed);
+        seen.lags.store(role != WatcherRole::Reads, Ordering::Relaxed);
         Self {
             shared: shared.clone(),
             index,
@@ -113,25 +113,25 @@ impl Watcher {
     }
 
     /// Counts an end, and says how long to wait before the next stream.
-    fn note(&mut self, ended: &Ended) -> Option<Duration> {
+    fn note(&mut self, ended: &StreamOutcome) -> Option<Duration> {
         let counts = &mut self.shared.tally.shard(self.lane).counts;
         match ended {
-            Ended::Cleanly => {
+            StreamOutcome::Cleanly => {
                 counts.resumed += 1;
                 None
             }
-            Ended::Expired => {
+            StreamOutcome::Expired => {
                 counts.relisted += 1;
                 self.version = None;
                 self.shared.tally.seen[self.index].broken.store(true, Ordering::Relaxed);
                 None
             }
-            Ended::Refused(status) => {
+            StreamOutcome::Refused(status) => {
                 counts.refused += 1;
                 self.shared.complain(&format!("a watch was refused: {status}"));
                 Some(Duration::from_millis(500))
             }
-            Ended::Broken(why) => {
+            StreamOutcome::Broken(why) => {
                 counts.broken += 1;
                 self.shared.complain(why);
                 Some(Duration::from_millis(200))
@@ -139,10 +139,10 @@ impl Watcher {
         }
     }
 
-    async fn stream(&mut self, sender: &Sender) -> Ended {
+    async fn stream(&mut self, sender: &Sender) -> StreamOutcome {
         match self.open(sender).await {
             Ok(answer) => {
-                let open = Open::new(&self.shared.clone(), self.lane);
+                let open = OpenWatchGuard::new(&self.shared.clone(), self.lane);
                 let ended = self.read(answer.body).await;
                 drop(open);
                 ended
@@ -152,7 +152,7 @@ impl Watcher {
     }
 
     /// Opens one stream; its body is still to be read.
-    pub(super) async fn open(&mut self, sender: &Sender) -> Result<Answer, Ended> {
+    pub(super) async fn open(&mut self, sender: &Sender) -> Result<PendingAnswer, StreamOutcome> {
         let shared = self.shared.clone();
         shared.gate_open().await;
         let _permit = shared.opening.acquire().await;
@@ -160,26 +160,26 @@ impl Watcher {
         let question = shared.objects.question(&kind.kind, self.nth);
         let fresh = self.version.is_none();
         match (self.version, shared.start) {
-            (None, Start::List) => self.list(sender, &question).await?,
+            (None, WatchBeginning::List) => self.list(sender, &question).await?,
             // What it had is gone, or nobody has found out where to begin.
-            (None, Start::Now) => {
+            (None, WatchBeginning::Now) => {
                 let known = shared.version.filter(|_| !self.was_opened);
                 self.version = match known {
                     Some(version) => Some(version),
                     None => Some(shared.version_now(sender, &kind.kind.path).await?),
                 };
             }
-            (Some(_), _) | (None, Start::WatchList) => {}
+            (Some(_), _) | (None, WatchBeginning::WatchList) => {}
         }
         let path = request(&question, self.version);
         let answer = sender.get(target, &Ask::get(&path, kind.kind.encoding.of_watch())).await?;
         match answer.status {
             status if status.is_success() => {}
-            StatusCode::GONE => return Err(Ended::Expired),
-            status => return Err(Ended::Refused(status)),
+            StatusCode::GONE => return Err(StreamOutcome::Expired),
+            status => return Err(StreamOutcome::Refused(status)),
         }
         self.was_opened = true;
-        self.live = !(fresh && shared.start == Start::WatchList);
+        self.live = !(fresh && shared.start == WatchBeginning::WatchList);
         if self.live {
             let mut shard = shared.tally.shard(self.lane);
             self.note_synced(&mut shard, now_ns());
@@ -188,23 +188,23 @@ impl Watcher {
     }
 
     /// The LIST of an informer: read whole, and begun from.
-    async fn list(&mut self, sender: &Sender, question: &str) -> Result<(), Ended> {
+    async fn list(&mut self, sender: &Sender, question: &str) -> Result<(), StreamOutcome> {
         let kind = &self.shared.kinds[self.kind];
         // As client-go's reflectors ask for it: whatever the server has at hand.
         let path = with(question, "resourceVersion=0");
         let mut answer = sender.get(&self.shared.target, &Ask::get(&path, kind.kind.encoding.of_list())).await?;
         if !answer.status.is_success() {
-            return Err(Ended::Refused(answer.status));
+            return Err(StreamOutcome::Refused(answer.status));
         }
         let (head, bytes) = answer.body.read(LIST_HEAD_BYTES).await?;
         self.shared.tally.shard(self.lane).counts.bytes += bytes;
         let version = kind.recogniser.list_version(&head);
-        self.version = Some(version.ok_or_else(|| Ended::Broken("a LIST without a version".to_owned()))?);
+        self.version = Some(version.ok_or_else(|| StreamOutcome::Broken("a LIST without a version".to_owned()))?);
         Ok(())
     }
 
-    async fn read(&mut self, mut body: Body) -> Ended {
-        if self.role == Role::Stuck {
+    async fn read(&mut self, mut body: AnswerBody) -> StreamOutcome {
+        if self.role == WatcherRole::Stuck {
             let _unread = body;
             return pending().await;
         }
@@ -225,7 +225,7 @@ impl Watcher {
             if let Some(ended) = self.take(&shared, &mut frames, &chunk) {
                 return ended;
             }
-            if let Role::Slow(bytes_per_s) = self.role {
+            if let WatcherRole::Slow(bytes_per_s) = self.role {
                 sleep(Duration::from_secs_f64(chunk.len() as f64 / f64::from(bytes_per_s))).await;
             }
         }
@@ -234,13 +234,13 @@ impl Watcher {
             self.version = None;
         }
         if is_empty && began.elapsed() < SHORT {
-            return Ended::Broken("a stream that ended at once, with nothing in it".to_owned());
+            return StreamOutcome::Broken("a stream that ended at once, with nothing in it".to_owned());
         }
-        Ended::Cleanly
+        StreamOutcome::Cleanly
     }
 
     /// Everything that one read of the connection brought.
-    fn take(&mut self, shared: &Shared, frames: &mut Frames, chunk: &[u8]) -> Option<Ended> {
+    fn take(&mut self, shared: &FleetState, frames: &mut Frames, chunk: &[u8]) -> Option<StreamOutcome> {
         let arrived_ns = now_ns();
         let window = shared.tally.window.read();
         let mut ended = None;
@@ -255,24 +255,24 @@ impl Watcher {
         seen.events.store(self.events, Ordering::Relaxed);
         seen.ours.store(self.ours, Ordering::Relaxed);
         seen.repeated.store(self.repeated, Ordering::Relaxed);
-        if fed.is_err() { Some(Ended::Broken("a frame that is too long".to_owned())) } else { ended }
+        if fed.is_err() { Some(StreamOutcome::Broken("a frame that is too long".to_owned())) } else { ended }
     }
 
     fn frame(
         &mut self,
-        shared: &Shared,
+        shared: &FleetState,
         frame: &[u8],
         arrived_ns: u64,
         window: &std::ops::Range<u64>,
         shard: &mut Shard,
-    ) -> Option<Ended> {
+    ) -> Option<StreamOutcome> {
         let recogniser = &shared.kinds[self.kind].recogniser;
         let found = recogniser.classify(frame);
         match found {
-            Found::Written | Found::Deleted if self.live => {
+            RecognisedFrame::Written | RecognisedFrame::Deleted if self.live => {
                 shard.counts.deliveries += 1;
                 self.events += 1;
-                if found == Found::Written
+                if found == RecognisedFrame::Written
                     && let Some(written_ns) = recogniser.written_at_ns(frame).filter(|at| *at >= shared.began_ns)
                 {
                     self.ours += 1;
@@ -281,23 +281,25 @@ impl Watcher {
                     }
                 }
             }
-            Found::Written | Found::Deleted => shard.counts.initial += 1,
-            Found::Bookmark { initial_end } => {
+            RecognisedFrame::Written | RecognisedFrame::Deleted => shard.counts.initial += 1,
+            RecognisedFrame::Bookmark { initial_end } => {
                 shard.counts.bookmarks += 1;
                 self.live |= initial_end;
                 if initial_end {
                     self.note_synced(shard, arrived_ns);
                 }
             }
-            Found::Expired => return Some(Ended::Expired),
-            Found::Error => return Some(Ended::Broken("an ERROR event".to_owned())),
-            Found::Unknown => return Some(Ended::Broken("a frame that is no watch event".to_owned())),
+            RecognisedFrame::Expired => return Some(StreamOutcome::Expired),
+            RecognisedFrame::Error => return Some(StreamOutcome::Broken("an ERROR event".to_owned())),
+            RecognisedFrame::Unknown => {
+                return Some(StreamOutcome::Broken("a frame that is no watch event".to_owned()));
+            }
         }
         // Objects of an initial set come in the order of their names: only its end says where to resume.
         if self.live
             && let Some(version) = recogniser.version(frame)
         {
-            let is_event = matches!(found, Found::Written | Found::Deleted);
+            let is_event = matches!(found, RecognisedFrame::Written | RecognisedFrame::Deleted);
             let is_repeated = is_event && self.version.is_some_and(|last| version <= last);
             self.repeated += u64::from(is_repeated);
             self.version = Some(version.max(self.version.unwrap_or(0)));
@@ -315,7 +317,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<FleetState> {
         &self.shared
     }
 
@@ -334,19 +336,19 @@ fn request(question: &str, version: Option<u64>) -> String {
 }
 
 /// Counts a stream as open until it is dropped.
-pub(super) struct Open {
-    shared: Arc<Shared>,
+pub(super) struct OpenWatchGuard {
+    shared: Arc<FleetState>,
     lane: usize,
 }
 
-impl Open {
-    pub(super) fn new(shared: &Arc<Shared>, lane: usize) -> Self {
+impl OpenWatchGuard {
+    pub(super) fn new(shared: &Arc<FleetState>, lane: usize) -> Self {
         shared.tally.shard(lane).counts.opened += 1;
         Self { shared: shared.clone(), lane }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenWatchGuard {
     fn drop(&mut self) {
         self.shared.tally.shard(self.lane).counts.closed += 1;
     }

@@ -3,13 +3,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// How a watch crosses the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Protocol {
+pub enum WatchProtocol {
     H1,
     H2,
     Ws,
 }
 
-impl Protocol {
+impl WatchProtocol {
     pub(super) fn shares_connections(self) -> bool {
         self == Self::H2
     }
@@ -18,7 +18,7 @@ impl Protocol {
 /// What objects are asked for as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Encoding {
+pub enum ObjectEncoding {
     Json,
     Protobuf,
     Metadata,
@@ -35,7 +35,7 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const PROTOBUF_STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 const TABLE: &str = "application/json;as=Table;g=meta.k8s.io;v=v1";
 
-impl Encoding {
+impl ObjectEncoding {
     /// The Accept header of a watch.
     pub(super) fn of_watch(self) -> &'static str {
         match self {
@@ -77,12 +77,12 @@ pub enum Select {
 /// What is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Shape {
+pub enum ObjectShape {
     Pod,
     Configmap,
 }
 
-impl Shape {
+impl ObjectShape {
     pub(super) fn collection(self) -> &'static str {
         match self {
             Self::Pod => "pods",
@@ -117,7 +117,7 @@ pub enum Storm {
 
 /// How a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Start {
+pub(super) enum WatchBeginning {
     /// From the version of a moment ago, learned once for all.
     Now,
     /// With the objects there are, in the stream.

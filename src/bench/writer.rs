@@ -12,12 +12,12 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
-use super::caller::Caller;
-use super::objects::Objects;
+use super::caller::ShortClient;
+use super::objects::WorkloadObjects;
 use super::plan::Plan;
 use super::tally::histogram;
 use super::target::Target;
-use super::words::{Protocol, Rate, WriteWith};
+use super::words::{Rate, WatchProtocol, WriteWith};
 use crate::base::{Tasks, now_ns};
 use crate::kube::WRITTEN_AT;
 
@@ -31,23 +31,23 @@ const BREATH: Duration = Duration::from_millis(50);
 
 /// Changes objects at a rate, or as fast as it goes, until it is told to stop.
 pub(super) struct Writing {
-    objects: Objects,
+    objects: WorkloadObjects,
     rate: Rate,
     with: WriteWith,
     writers: usize,
-    callers: Vec<Caller>,
+    callers: Vec<ShortClient>,
     /// Writes that were accepted, by object.
     accepted: Box<[AtomicU64]>,
     /// The next write's place in the schedule, and when the schedule begins.
     ticket: AtomicU64,
     began_ns: AtomicU64,
-    record: Mutex<Record>,
+    record: Mutex<WriterReport>,
     stop: CancellationToken,
 }
 
 /// What the writers met with.
 #[derive(Clone, Debug)]
-pub(super) struct Record {
+pub(super) struct WriterReport {
     pub(super) failed: u64,
     pub(super) last_failure: Option<String>,
     /// From sending a write to its answer.
@@ -57,11 +57,12 @@ pub(super) struct Record {
 }
 
 impl Writing {
-    pub(super) fn new(plan: &Plan, objects: &Objects, target: &Target, tasks: &Tasks) -> Arc<Self> {
+    pub(super) fn new(plan: &Plan, objects: &WorkloadObjects, target: &Target, tasks: &Tasks) -> Arc<Self> {
         let writers = plan.writers.min(objects.count);
-        let callers =
-            (0..writers.div_ceil(WRITERS_PER_CONNECTION)).map(|_| Caller::new(target, Protocol::H2, tasks)).collect();
-        let record = Record { failed: 0, last_failure: None, took: histogram(), lag: histogram() };
+        let callers = (0..writers.div_ceil(WRITERS_PER_CONNECTION))
+            .map(|_| ShortClient::new(target, WatchProtocol::H2, tasks))
+            .collect();
+        let record = WriterReport { failed: 0, last_failure: None, took: histogram(), lag: histogram() };
         Arc::new(Self {
             objects: objects.clone(),
             rate: plan.rate,
@@ -97,7 +98,7 @@ impl Writing {
         self.accepted.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
 
-    pub(super) fn record(&self) -> Record {
+    pub(super) fn record(&self) -> WriterReport {
         self.record.lock().clone()
     }
 
@@ -125,7 +126,13 @@ impl Writing {
         }
     }
 
-    async fn write_one(&self, caller: &Caller, bodies: &mut Bodies, n: usize, meant_ns: u64) -> Result<(), BenchError> {
+    async fn write_one(
+        &self,
+        caller: &ShortClient,
+        bodies: &mut Bodies,
+        n: usize,
+        meant_ns: u64,
+    ) -> Result<(), BenchError> {
         let path = self.objects.path(n);
         let template = bodies.of(caller, &path, n).await?;
         let sent_ns = now_ns();
@@ -211,7 +218,7 @@ impl Bodies {
         Self { with, patch, whole: HashMap::new() }
     }
 
-    async fn of(&mut self, caller: &Caller, path: &str, n: usize) -> Result<Template, BenchError> {
+    async fn of(&mut self, caller: &ShortClient, path: &str, n: usize) -> Result<Template, BenchError> {
         if self.with == WriteWith::Patch {
             return Ok(self.patch.clone());
         }

@@ -31,7 +31,7 @@ pub(super) struct Budget {
     bytes_max: usize,
     total: Arc<Account>,
     /// Those of feeds that are over as well, while anything of them is alive.
-    accounts: Mutex<Vec<(Kind, Weak<Account>)>>,
+    accounts: Mutex<Vec<(MemoryKind, Weak<Account>)>>,
     feeds: Mutex<Vec<Weak<Shared>>>,
     pins: Pins,
     making_room: Mutex<Awaited>,
@@ -71,7 +71,7 @@ pub(super) struct Accounts {
 
 /// What memory is taken by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Objects and the frames that they came in: of the store, of the ring, of states that somebody still reads.
     Objects,
     /// What events take besides their objects.
@@ -96,9 +96,9 @@ pub enum Gone {
 
 /// The memory of all feeds at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryUse {
     pub bytes_max: usize,
-    pub held: [(Kind, usize); Kind::ALL.len()],
+    pub held: [(MemoryKind, usize); MemoryKind::ALL.len()],
     pub gone: [(Gone, u64); Gone::ALL.len()],
 }
 
@@ -209,13 +209,13 @@ impl Budget {
         self.bytes_max.saturating_sub(self.total.bytes())
     }
 
-    pub(super) fn memory(&self) -> Memory {
-        let mut held = Kind::ALL.map(|kind| (kind, 0));
+    pub(super) fn memory(&self) -> MemoryUse {
+        let mut held = MemoryKind::ALL.map(|kind| (kind, 0));
         for (kind, account) in &*self.accounts.lock() {
             held[*kind as usize].1 += account.upgrade().map_or(0, |account| account.bytes());
         }
         let gone = Gone::ALL.map(|gone| (gone, self.gone[gone as usize].load(Ordering::Relaxed)));
-        Memory { bytes_max: self.bytes_max, held, gone }
+        MemoryUse { bytes_max: self.bytes_max, held, gone }
     }
 
     fn fits(&self, bytes: usize) -> bool {
@@ -364,19 +364,19 @@ impl Share {
 }
 
 impl Accounts {
-    fn each(&self) -> [(Kind, &Arc<Account>); Kind::ALL.len()] {
+    fn each(&self) -> [(MemoryKind, &Arc<Account>); MemoryKind::ALL.len()] {
         let Self { objects, events, derived, states, staged } = self;
         [
-            (Kind::Objects, objects),
-            (Kind::Events, events),
-            (Kind::Derived, derived),
-            (Kind::States, states),
-            (Kind::Staged, staged),
+            (MemoryKind::Objects, objects),
+            (MemoryKind::Events, events),
+            (MemoryKind::Derived, derived),
+            (MemoryKind::States, states),
+            (MemoryKind::Staged, staged),
         ]
     }
 }
 
-impl Kind {
+impl MemoryKind {
     /// In the order of their places.
     pub const ALL: [Self; 5] = [Self::Objects, Self::Events, Self::Derived, Self::States, Self::Staged];
 

@@ -12,19 +12,19 @@ use super::{FEEDS_MAX, FeedKey};
 
 /// What happened to a feed upstream. A feed that starts again soon goes on from where it was.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct FeedCounts {
     pub events: AtomicU64,
     pub bytes: AtomicU64,
     pub bookmarks: AtomicU64,
     pub duplicates: AtomicU64,
     /// Watches that are open now.
     pub watches: AtomicU64,
-    told: Mutex<BTreeMap<Word, u64>>,
+    told: Mutex<BTreeMap<CountedMetric, u64>>,
 }
 
 /// A metric, and its one label besides the feed's; all of them are known beforehand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Word {
+pub struct CountedMetric {
     pub metric: &'static str,
     pub label: &'static str,
     pub value: &'static str,
@@ -38,7 +38,7 @@ pub(super) struct Ledger {
 
 #[derive(Debug, Default)]
 struct Account {
-    counts: Arc<Counts>,
+    counts: Arc<FeedCounts>,
     /// Feeds of this name that run: one that was retired may end after the next has begun.
     running: usize,
     ended: Option<Instant>,
@@ -47,24 +47,24 @@ struct Account {
 /// Feeds that have ended whose counts are kept.
 const ENDED_MAX: usize = FEEDS_MAX;
 
-impl Counts {
+impl FeedCounts {
     pub fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Ordering::Relaxed);
     }
 
-    pub fn say(&self, word: Word) {
+    pub fn say(&self, word: CountedMetric) {
         *self.told.lock().entry(word).or_default() += 1;
     }
 
     /// All that was said, and how often, in the order of the words.
-    pub fn said(&self) -> Vec<(Word, u64)> {
+    pub fn said(&self) -> Vec<(CountedMetric, u64)> {
         self.told.lock().iter().map(|(word, count)| (*word, *count)).collect()
     }
 }
 
 impl Ledger {
     /// A feed begins.
-    pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<Counts> {
+    pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<FeedCounts> {
         self.forget(kept);
         let account = self.accounts.entry(key.clone()).or_default();
         account.running += 1;
@@ -84,7 +84,7 @@ impl Ledger {
     }
 
     /// All there are, in the order of their keys.
-    pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<Counts>)> {
+    pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<FeedCounts>)> {
         self.forget(kept);
         let mut all: Vec<_> =
             self.accounts.iter().map(|(key, account)| (key.clone(), account.counts.clone())).collect();
@@ -109,20 +109,20 @@ mod tests {
     use super::*;
     use crate::cache::Scope;
     use crate::kube::Gvr;
-    use crate::wire::Form;
+    use crate::wire::Encoding;
 
     const KEPT: Duration = Duration::from_secs(60);
 
     fn key(namespace: usize) -> FeedKey {
         let scope = Scope::Namespace(format!("n{namespace}").into());
-        FeedKey { gvr: Gvr::new("", "v1", "pods"), scope, form: Form::Json }
+        FeedKey { gvr: Gvr::new("", "v1", "pods"), scope, form: Encoding::Json }
     }
 
     #[tokio::test(start_paused = true)]
     async fn counts_end_with_their_feed_after_a_while_and_go_on_if_it_is_back_before() {
         let mut ledger = Ledger::default();
         let counts = ledger.open(&key(1), KEPT);
-        Counts::add(&counts.events, 7);
+        FeedCounts::add(&counts.events, 7);
         ledger.close(&key(1), KEPT);
         tokio::time::advance(KEPT / 2).await;
         assert_eq!(ledger.all(KEPT).len(), 1, "it can still be read");
@@ -155,8 +155,8 @@ mod tests {
 
     #[test]
     fn words_are_counted_apart() {
-        let counts = Counts::default();
-        let word = |value| Word { metric: "m", label: "l", value };
+        let counts = FeedCounts::default();
+        let word = |value| CountedMetric { metric: "m", label: "l", value };
         ["b", "a", "b"].into_iter().for_each(|value| counts.say(word(value)));
         assert_eq!(counts.said(), [(word("a"), 1), (word("b"), 2)]);
     }

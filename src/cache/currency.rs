@@ -12,7 +12,7 @@ use crate::kube::ResourceVersion;
 /// The rule that makes one upstream question serve many (design.md §4, reliability.md L5): a proof whose question was
 /// *sent* at `t` covers every request *received* at or before `t`, and no other.
 #[derive(Debug, Clone)]
-pub struct Currency {
+pub struct Freshness {
     /// The feed contains every write that was complete at this instant.
     as_of: watch::Sender<Option<Instant>>,
     /// The latest instant that a waiting reader needs covered.
@@ -32,7 +32,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Default for Currency {
+impl Default for Freshness {
     fn default() -> Self {
         Self {
             as_of: watch::Sender::new(None),
@@ -43,7 +43,7 @@ impl Default for Currency {
     }
 }
 
-impl Currency {
+impl Freshness {
     /// Nobody waits longer for a proof. It is as long as the longest back-off of a feed that has lost its stream, and
     /// half of what balancers in front of us leave a silent connection.
     pub const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -144,7 +144,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_waits_is_heard_although_somebody_who_came_later_has_gone() {
-        let (currency, first) = (Currency::default(), Instant::now());
+        let (currency, first) = (Freshness::default(), Instant::now());
         let mut wanted = currency.wanted();
         let later = first + Duration::from_secs(1);
         assert!(currency.reached(later).now_or_never().is_none());

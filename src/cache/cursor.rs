@@ -60,7 +60,7 @@ pub enum Sifted {
 
 /// How far [`Cursor::pull_sifted`] came.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum SiftStep {
     Pulled(Pull),
     /// Every event below the bound has been looked at.
     Reached,
@@ -109,9 +109,9 @@ impl Cursor {
         let mut looks = usize::MAX;
         loop {
             match self.step(None, (room, &mut looks), waker, batch, |_, _| Sifted::Keep) {
-                Step::Pulled(pull) => return pull,
-                Step::Reached | Step::Waits => unreachable!("there is no bound, and nothing is waited for"),
-                Step::More => looks = usize::MAX,
+                SiftStep::Pulled(pull) => return pull,
+                SiftStep::Reached | SiftStep::Waits => unreachable!("there is no bound, and nothing is waited for"),
+                SiftStep::More => looks = usize::MAX,
             }
         }
     }
@@ -123,7 +123,7 @@ impl Cursor {
         (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-    ) -> Step {
+    ) -> SiftStep {
         self.step(None, (room, looks), waker, batch, |_, _| Sifted::Keep)
     }
 
@@ -135,7 +135,7 @@ impl Cursor {
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
         sift: impl FnMut(&Event, EventType) -> Sifted,
-    ) -> Step {
+    ) -> SiftStep {
         self.step(until.map(|mark| mark.seq), (room, looks), waker, batch, sift)
     }
 
@@ -146,7 +146,7 @@ impl Cursor {
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
         mut sift: impl FnMut(&Event, EventType) -> Sifted,
-    ) -> Step {
+    ) -> SiftStep {
         let before = batch.len();
         let mut bytes = 0;
         let mut events = Vec::new();
@@ -157,9 +157,9 @@ impl Cursor {
             events.clear();
             let read = self.read(waker, &mut events);
             match read {
-                Read::Lost => return Step::Pulled(Pull::Expired { oldest: self.shared.inner.read().floor }),
-                Read::CaughtUp if until.is_some() => return Step::Reached,
-                Read::CaughtUp => return Step::Pulled(Pull::CaughtUp { progress }),
+                Read::Lost => return SiftStep::Pulled(Pull::Expired { oldest: self.shared.inner.read().floor }),
+                Read::CaughtUp if until.is_some() => return SiftStep::Reached,
+                Read::CaughtUp => return SiftStep::Pulled(Pull::CaughtUp { progress }),
                 Read::Some | Read::All | Read::Behind => {}
             }
             let mut last = self.after;
@@ -167,16 +167,16 @@ impl Cursor {
             let mut stop = None;
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until) {
-                    stop = Some(Step::Reached);
+                    stop = Some(SiftStep::Reached);
                     break;
                 }
                 let taken = match self.take(event, batch, &mut sift) {
                     Ok(Some(taken)) => taken,
                     Ok(None) => {
-                        stop = Some(Step::Waits);
+                        stop = Some(SiftStep::Waits);
                         break;
                     }
-                    Err(refused) => return Step::Pulled(Pull::Refused(refused)),
+                    Err(refused) => return SiftStep::Pulled(Pull::Refused(refused)),
                 };
                 self.next = event.seq + 1;
                 if taken > 0 {
@@ -195,14 +195,14 @@ impl Cursor {
             if let (Some(applied), true) = (applied, batch.len() > before) {
                 // Read after the lane: who is parked is woken for what is published from here on.
                 let caught_up = is_at_end.then(|| self.shared.progress());
-                return Step::Pulled(Pull::Frames { last, applied, caught_up });
+                return SiftStep::Pulled(Pull::Frames { last, applied, caught_up });
             }
             if let Some(stop) = stop {
                 return stop;
             }
             // Whoever came to the end is told so, and is woken.
             if *looks == 0 && !is_at_end {
-                return Step::More;
+                return SiftStep::More;
             }
         }
     }

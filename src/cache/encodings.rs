@@ -6,27 +6,27 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::budget::{Budget, LeastUsed};
-use super::shelf::Shelf;
+use super::shelf::SingleFlight;
 use crate::base::Account;
 use crate::wire::Representation;
 
 /// What runs of one feed's objects have been written as, so that it is made once and not for every client. Bounded.
 #[derive(Debug)]
-pub struct Encodings {
+pub struct ChunkCache {
     /// Bodies as they came, joined. The store has the same bytes, so these are kept while a storm lasts.
-    copies: Shelf<Plain>,
-    derived: Shelf<Plain>,
-    deflated: Shelf<Deflated>,
+    copies: SingleFlight<PlainChunk>,
+    derived: SingleFlight<PlainChunk>,
+    deflated: SingleFlight<DeflatedChunk>,
     budget: Arc<Budget>,
     account: Arc<Account>,
 }
 
 /// A run's items or frames. Large bodies are slices of the store's own.
-pub type Plain = Arc<[Bytes]>;
+pub type PlainChunk = Arc<[Bytes]>;
 
 /// A piece of some runs' items, compressed.
 #[derive(Debug, Clone)]
-pub struct Deflated {
+pub struct DeflatedChunk {
     /// DEFLATE (RFC 1951), flushed to a byte boundary and without a final block. `None` if that would gain nothing: the
     /// piece is sent as it is.
     pub bytes: Option<Bytes>,
@@ -39,18 +39,18 @@ pub struct Deflated {
 
 /// Everything that decides what a run is written as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Encoding {
-    /// [`Run::name`](super::Run::name), or [`joined_name`](super::Run::joined_name) of several.
+pub struct ChunkFormat {
+    /// [`Chunk::name`](super::Chunk::name), or [`joined_name`](super::Chunk::joined_name) of several.
     pub run: u128,
     pub representation: Representation,
     /// Of the server as which it is written.
     pub release: u32,
-    pub part: Part,
+    pub part: ChunkPart,
 }
 
 /// What is made of each object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Part {
+pub enum ChunkPart {
     /// Items of a list.
     Items,
     /// ADDED events.
@@ -67,12 +67,12 @@ const DEFLATED_BYTES: usize = 256;
 /// How long copies are kept that nobody reads.
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
-impl Encodings {
+impl ChunkCache {
     pub(super) fn new(budget: Arc<Budget>, account: Arc<Account>) -> Self {
         Self {
-            copies: Shelf::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
-            derived: Shelf::new(BYTES_MAX, None),
-            deflated: Shelf::new(BYTES_MAX, None),
+            copies: SingleFlight::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
+            derived: SingleFlight::new(BYTES_MAX, None),
+            deflated: SingleFlight::new(BYTES_MAX, None),
             budget,
             account,
         }
@@ -86,29 +86,29 @@ impl Encodings {
     /// The run in an encoding, as a feed has it that came in `verbatim`; made if nobody has it.
     pub fn poll_plain<E>(
         &self,
-        encoding: Encoding,
+        encoding: ChunkFormat,
         verbatim: bool,
         cx: &Context<'_>,
-        make: impl FnOnce() -> Result<(Plain, usize), E>,
-    ) -> Poll<Result<Plain, E>> {
+        make: impl FnOnce() -> Result<(PlainChunk, usize), E>,
+    ) -> Poll<Result<PlainChunk, E>> {
         let shelf = if verbatim { &self.copies } else { &self.derived };
         self.trimmed(shelf.poll_get_or_make(encoding, cx, make))
     }
 
     /// A piece, if somebody has compressed it.
-    pub fn deflated(&self, encoding: Encoding) -> Option<Deflated> {
+    pub fn deflated(&self, encoding: ChunkFormat) -> Option<DeflatedChunk> {
         self.deflated.get(encoding)
     }
 
     pub fn poll_deflated<E>(
         &self,
-        encoding: Encoding,
+        encoding: ChunkFormat,
         cx: &Context<'_>,
-        make: impl FnOnce() -> Result<Deflated, E>,
-    ) -> Poll<Result<Deflated, E>> {
+        make: impl FnOnce() -> Result<DeflatedChunk, E>,
+    ) -> Poll<Result<DeflatedChunk, E>> {
         let make = || {
             let made = make()?;
-            let made = Deflated { bytes: made.bytes.map(|bytes| self.account.keep(bytes)), ..made };
+            let made = DeflatedChunk { bytes: made.bytes.map(|bytes| self.account.keep(bytes)), ..made };
             let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
             Ok((made, bytes))
         };

@@ -2,14 +2,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::kube::{FieldTerm, Gvr, NAME_KEY, ObjectKey};
-use crate::wire::Form;
+use crate::wire::Encoding;
 
 /// What one feed fetches: a resource, a scope, a form.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedKey {
     pub gvr: Gvr,
     pub scope: Scope,
-    pub form: Form,
+    pub form: Encoding,
 }
 
 /// How much of a resource a feed covers.

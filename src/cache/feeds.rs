@@ -9,17 +9,17 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::budget::{Budget, Memory};
+use super::budget::{Budget, MemoryUse};
 use super::counts::Ledger;
-use super::lifecycle::End;
+use super::lifecycle::FeedEnd;
 use super::refused::Refusals;
 use super::{
-    CacheReader, CacheWriter, Config, Counts, Currency, FeedKey, Mode, Pin, PinTerms, Pins, Reason, Renderings,
-    Snapshot, State, Vintage,
+    CacheConfig, CacheReader, CacheWriter, FeedCounts, FeedKey, FeedState, Freshness, Pin, PinTerms, Pins,
+    RenderingMode, RenderingRefusal, Renderings, Snapshot, Vintage,
 };
 use crate::base::Cut;
 use crate::kube::{FieldTable, ResourceVersion};
-use crate::wire::{Columns, Envelope, Representation, Shape};
+use crate::wire::{Columns, Envelope, JsonLayout, Representation};
 
 /// A feed and what is needed to read its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct FeedSpec {
     pub list_kind: Arc<str>,
     /// Of the resource's definition, if it has one: objects that were read under another one may read differently now.
     pub edition: Option<Arc<str>>,
-    pub shape: Shape,
+    pub shape: JsonLayout,
     pub namespaced: bool,
     pub fields: Arc<FieldTable>,
     /// Key of the selectable field by which upstream finds what it lists, if it has such an index.
@@ -41,13 +41,13 @@ pub struct FeedSpec {
 pub struct Feed {
     pub spec: FeedSpec,
     pub reader: CacheReader,
-    pub currency: Currency,
+    pub currency: Freshness,
     pub renderings: Renderings,
     pub vintage: Vintage,
     /// Of a feed of Tables.
     pub columns: Columns,
     /// What happened to it upstream.
-    pub counts: Arc<Counts>,
+    pub counts: Arc<FeedCounts>,
     pins: Pins,
     leases: AtomicUsize,
     last_used: Mutex<Instant>,
@@ -62,7 +62,7 @@ pub struct Feed {
 
 /// Keeps a feed from being idle.
 #[derive(Debug, Clone)]
-pub struct Lease {
+pub struct FeedHandle {
     inner: Arc<LeaseInner>,
 }
 
@@ -73,9 +73,9 @@ struct LeaseInner {
 
 /// What a feed has of its registry.
 struct Common {
-    config: Config,
+    config: CacheConfig,
     budget: Arc<Budget>,
-    counts: Arc<Counts>,
+    counts: Arc<FeedCounts>,
 }
 
 /// Somebody wants a feed: its writer goes to whoever runs reflectors.
@@ -93,7 +93,7 @@ pub struct Feeds {
 
 #[derive(Debug)]
 struct Shared {
-    config: Config,
+    config: CacheConfig,
     budget: Arc<Budget>,
     feeds: Mutex<HashMap<FeedKey, Arc<Feed>>>,
     /// Feeds that ended for a reason that will not go away at once.
@@ -110,7 +110,7 @@ struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unavailable {
     /// It was tried a short while ago and ended so.
-    Ended(End),
+    Ended(FeedEnd),
     /// There are [`FEEDS_MAX`] feeds already.
     TooMany,
 }
@@ -122,7 +122,7 @@ const SETTLING: Duration = Duration::from_secs(10);
 
 impl Feeds {
     /// The registry, and the demands that a supervisor serves.
-    pub fn new(config: Config) -> (Self, mpsc::Receiver<Demand>) {
+    pub fn new(config: CacheConfig) -> (Self, mpsc::Receiver<Demand>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
         let budget = Budget::new(config.memory_bytes_max, Pins::default());
         let shared = Shared {
@@ -140,14 +140,14 @@ impl Feeds {
 
     /// The feed for `spec`, started if there is none. `resume` is the version behind which the caller wants to go on: a
     /// feed that is only starting may take it into account.
-    pub fn lease(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<Lease, Unavailable> {
+    pub fn lease(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<FeedHandle, Unavailable> {
         let mut feeds = self.shared.feeds.lock();
         if let Some(feed) = feeds.get(&spec.key)
-            && !matches!(feed.reader.state(), State::Ended(_))
+            && !matches!(feed.reader.state(), FeedState::Ended(_))
         {
             if feed.spec == *spec {
                 feed.note_resume(resume);
-                return Ok(Lease::new(feed.clone()));
+                return Ok(FeedHandle::new(feed.clone()));
             }
             // The resource's definition has changed; what was read of its objects no longer fits.
             self.outdate(feed);
@@ -174,20 +174,20 @@ impl Feeds {
             return Err(Unavailable::TooMany);
         }
         feeds.insert(spec.key.clone(), feed.clone());
-        Ok(Lease::new(feed))
+        Ok(FeedHandle::new(feed))
     }
 
     /// The feed for `key` if it runs.
-    pub fn find(&self, key: &FeedKey) -> Option<Lease> {
+    pub fn find(&self, key: &FeedKey) -> Option<FeedHandle> {
         let feed = self.shared.feeds.lock().get(key).cloned()?;
-        (!matches!(feed.reader.state(), State::Ended(_))).then(|| Lease::new(feed))
+        (!matches!(feed.reader.state(), FeedState::Ended(_))).then(|| FeedHandle::new(feed))
     }
 
     /// Why a representation of this feed's objects is not derived, whether the feed runs or not.
-    pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<Reason> {
+    pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<RenderingRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
-            Mode::Refused(reason) => Some(reason),
-            Mode::Wanted | Mode::Derived(_) => None,
+            RenderingMode::Refused(reason) => Some(reason),
+            RenderingMode::Wanted | RenderingMode::Derived(_) => None,
         }
     }
 
@@ -215,12 +215,12 @@ impl Feeds {
     }
 
     /// What all feeds hold together, and may hold.
-    pub fn memory(&self) -> Memory {
+    pub fn memory(&self) -> MemoryUse {
         self.shared.budget.memory()
     }
 
     /// Forgets a feed that ended; one that was refused is not tried again for a while.
-    pub fn ended(&self, feed: &Arc<Feed>, end: End) {
+    pub fn ended(&self, feed: &Arc<Feed>, end: FeedEnd) {
         let key = &feed.spec.key;
         let mut feeds = self.shared.feeds.lock();
         // Another may have taken its place.
@@ -244,7 +244,7 @@ impl Feeds {
     }
 
     /// What has been counted of every feed, and of those that ended a while ago at most, in the order of their keys.
-    pub fn counts(&self) -> Vec<(FeedKey, Arc<Counts>)> {
+    pub fn counts(&self) -> Vec<(FeedKey, Arc<FeedCounts>)> {
         self.shared.counts.lock().all(self.shared.config.counts_age_max)
     }
 
@@ -301,7 +301,7 @@ impl Feed {
     ) -> (CacheWriter, Self) {
         let envelope = spec.envelope();
         let (writer, reader) = CacheWriter::within(&budget, config, spec.key.gvr.clone(), envelope, spec.namespaced);
-        let currency = Currency::default();
+        let currency = Freshness::default();
         let last_used = Mutex::new(Instant::now());
         let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
         let (columns, shown) = (Columns::default(), AtomicU64::new(0));
@@ -338,7 +338,7 @@ impl Feed {
 
     /// A representation of this feed's objects is not exact, or cannot be made of one of them: nobody gets it from here
     /// any more. Its watches are woken, to end.
-    pub fn refuse(&self, representation: Representation, reason: Reason, why: &dyn fmt::Display) {
+    pub fn refuse(&self, representation: Representation, reason: RenderingRefusal, why: &dyn fmt::Display) {
         if self.renderings.refuse(representation, reason) {
             let (feed, reason) = (&self.spec.key, reason.as_str());
             tracing::warn!(%feed, %representation, reason, %why, "not derived any more; asked of upstream instead");
@@ -368,7 +368,7 @@ impl Feed {
     }
 
     fn note_resume(&self, rv: Option<ResourceVersion>) {
-        if let (Some(rv), State::Syncing) = (rv, self.reader.state()) {
+        if let (Some(rv), FeedState::Syncing) = (rv, self.reader.state()) {
             let mut oldest = self.resume.lock();
             *oldest = Some(oldest.map_or(rv, |oldest| oldest.min(rv)));
         }
@@ -387,18 +387,18 @@ impl Feed {
 
 /// How far the other feeds of a resource are that are live.
 fn shown(key: &FeedKey, feeds: &HashMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
-    let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == State::Live);
+    let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
     others.map(|feed| feed.reader.progress().rv).max().unwrap_or_default()
 }
 
-impl Lease {
+impl FeedHandle {
     fn new(feed: Arc<Feed>) -> Self {
         feed.leases.fetch_add(1, Ordering::Relaxed);
         Self { inner: Arc::new(LeaseInner { feed }) }
     }
 }
 
-impl std::ops::Deref for Lease {
+impl std::ops::Deref for FeedHandle {
     type Target = Feed;
 
     fn deref(&self) -> &Feed {
@@ -422,7 +422,7 @@ impl FeedSpec {
             kind: "Pod".into(),
             list_kind: "PodList".into(),
             edition: None,
-            shape: Shape::BuiltIn,
+            shape: JsonLayout::BuiltIn,
             namespaced: true,
             fields: Arc::default(),
             index_field: None,

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use tokio::time::Instant;
 
 use super::snapshot::Taken;
-use super::{Config, Snapshot};
+use super::{CacheConfig, Snapshot};
 use crate::kube::ResourceVersion;
 
 /// Snapshots kept for clients that are paging through a LIST, newest use last; bounded by count and age.
@@ -11,13 +11,13 @@ use crate::kube::ResourceVersion;
 /// Structural sharing makes one cost about what has changed since. The age counts from the first page, whatever is read
 /// later: the apiserver's tokens expire however often they are used, and clients are tested for coping with that.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct PagingSnapshots {
     /// With the time since which it is held.
     snapshots: VecDeque<(Snapshot, Instant)>,
 }
 
-impl Held {
-    pub(super) fn keep(&mut self, snapshot: Snapshot, now: Instant, config: &Config) {
+impl PagingSnapshots {
+    pub(super) fn keep(&mut self, snapshot: Snapshot, now: Instant, config: &CacheConfig) {
         let since = self.take(snapshot.rv, now, config).map_or(now, |(_, since)| since);
         while self.snapshots.len() >= config.held_snapshots_max {
             self.snapshots.pop_front();
@@ -25,13 +25,13 @@ impl Held {
         self.snapshots.push_back((snapshot, since));
     }
 
-    pub(super) fn find(&mut self, rv: ResourceVersion, now: Instant, config: &Config) -> Option<Snapshot> {
+    pub(super) fn find(&mut self, rv: ResourceVersion, now: Instant, config: &CacheConfig) -> Option<Snapshot> {
         let (snapshot, since) = self.take(rv, now, config)?;
         self.snapshots.push_back((snapshot.clone(), since));
         Some(snapshot)
     }
 
-    fn take(&mut self, rv: ResourceVersion, now: Instant, config: &Config) -> Option<(Snapshot, Instant)> {
+    fn take(&mut self, rv: ResourceVersion, now: Instant, config: &CacheConfig) -> Option<(Snapshot, Instant)> {
         self.snapshots.retain(|(_, since)| now.duration_since(*since) < config.held_snapshot_age_max);
         let at = self.snapshots.iter().position(|(held, _)| held.rv == rv)?;
         self.snapshots.remove(at)

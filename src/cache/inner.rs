@@ -9,12 +9,12 @@ use tokio::time::Instant;
 use super::budget::Accounts;
 use super::lanes::Lanes;
 use super::reader::CacheStats;
-use super::runs::Cut;
+use super::runs::ChunkIndex;
 use super::snapshot::Taken;
 use super::states::States;
 use super::transaction::Transaction;
 use super::writer::{Applied, Change, OutOfOrder};
-use super::{Config, Event, Snapshot};
+use super::{CacheConfig, Event, Snapshot};
 use crate::base::{Account, Charge};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{Envelope, Object};
@@ -48,7 +48,7 @@ pub(super) struct Inner {
     /// Counts what versions have stood for: each history, and each time that bodies were renewed.
     content: u64,
     /// The runs of the state as it is.
-    cut: Arc<Cut>,
+    cut: Arc<ChunkIndex>,
     /// What older states keep alive.
     states: Arc<States>,
     /// The feed has ended: there is no state any more, and no history.
@@ -92,7 +92,7 @@ impl Inner {
         self.content += 1;
         self.leave_state();
         self.states.replaced(before.len());
-        self.cut = Arc::new(Cut::of_content(self.content));
+        self.cut = Arc::new(ChunkIndex::of_content(self.content));
         (self.base, self.floor) = (rv, rv);
         (self.progress, self.last_event) = (rv, rv);
         self.no_events();
@@ -107,7 +107,7 @@ impl Inner {
         self.leave_state();
         let objects = std::mem::take(&mut self.objects);
         self.states.replaced(objects.len());
-        self.cut = Arc::new(Cut::of_content(self.content + 1));
+        self.cut = Arc::new(ChunkIndex::of_content(self.content + 1));
         self.left_bytes += self.object_bytes as u64;
         self.object_bytes = 0;
         self.no_events();
@@ -188,7 +188,7 @@ impl Inner {
         // Whoever has it, has it for the state before.
         if self.cut.is_made() || Arc::strong_count(&self.cut) > 1 {
             self.leave_state();
-            self.cut = Arc::new(Cut::of_content(self.content));
+            self.cut = Arc::new(ChunkIndex::of_content(self.content));
         }
         self.states.changed(self.objects.len());
         self.next_seq = event.seq + 1;
@@ -200,7 +200,7 @@ impl Inner {
     }
 
     /// `alternates`: bytes of the frames that were made of events besides those that came.
-    pub(super) fn evict(&mut self, config: &Config, now: Instant, mut alternates: usize) {
+    pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut alternates: usize) {
         loop {
             let Some(oldest) = self.lanes.all.with_events(|events| events.front().cloned()) else { return };
             let over = self.events > config.window_events_max
@@ -243,7 +243,7 @@ impl Inner {
         let Some(open) = &self.open else { return self.applied() };
         // Nobody has it as the present state, so it is left from the beginning.
         let cut = || {
-            let cut = Cut::of_content(self.content);
+            let cut = ChunkIndex::of_content(self.content);
             cut.left(self.states.left());
             Arc::new(cut)
         };

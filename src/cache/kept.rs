@@ -14,7 +14,7 @@ use crate::wire::{Object, Renderer};
 ///
 /// The bodies are in the objects; here is who has one.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct DerivedJson {
     budget: Arc<Budget>,
     account: Arc<Account>,
     queue: Mutex<Queue>,
@@ -30,7 +30,7 @@ struct Queue {
 /// What one feed may keep: the JSON of some five thousand pods.
 const BYTES_MAX: usize = 64 << 20;
 
-impl Kept {
+impl DerivedJson {
     pub(super) fn new(budget: Arc<Budget>, account: Arc<Account>) -> Self {
         Self { budget, account, queue: Mutex::default() }
     }
@@ -70,7 +70,7 @@ impl Kept {
     }
 }
 
-impl LeastUsed for Kept {
+impl LeastUsed for DerivedJson {
     fn oldest(&self) -> Option<Instant> {
         self.queue.lock().objects.front().map(|(_, _, since)| *since)
     }

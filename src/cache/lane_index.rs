@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Event;
 use super::lane::Lane;
-use super::lane_key::Term;
+use super::lane_key::LaneTerm;
 use crate::kube::Attributes;
 
 /// The narrow lanes of one namespace, or of all together, where an event finds those that it concerns.
@@ -36,29 +36,29 @@ struct LabelLanes {
 
 impl LaneIndex {
     /// The lane for a term, made by `fresh` on demand.
-    pub(super) fn open(&mut self, term: &Term, fresh: impl FnOnce() -> Arc<Lane>) -> Arc<Lane> {
+    pub(super) fn open(&mut self, term: &LaneTerm, fresh: impl FnOnce() -> Arc<Lane>) -> Arc<Lane> {
         match term {
-            Term::Whole => self.whole.get_or_insert_with(fresh).clone(),
-            Term::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
-            Term::Field(position, value) => {
+            LaneTerm::Whole => self.whole.get_or_insert_with(fresh).clone(),
+            LaneTerm::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
+            LaneTerm::Field(position, value) => {
                 let at = self.fields.iter().position(|(field, _)| field == position).unwrap_or_else(|| {
                     self.fields.push((*position, HashMap::new()));
                     self.fields.len() - 1
                 });
                 self.fields[at].1.entry(value.clone()).or_insert_with(fresh).clone()
             }
-            Term::Label(key, value) => self.label(key).equal.entry(value.clone()).or_insert_with(fresh).clone(),
-            Term::LabelIn(key, values) => self.label(key).open_set(values, fresh),
-            Term::HasLabel(key) => self.label(key).present.get_or_insert_with(fresh).clone(),
+            LaneTerm::Label(key, value) => self.label(key).equal.entry(value.clone()).or_insert_with(fresh).clone(),
+            LaneTerm::LabelIn(key, values) => self.label(key).open_set(values, fresh),
+            LaneTerm::HasLabel(key) => self.label(key).present.get_or_insert_with(fresh).clone(),
         }
     }
 
     /// Drops the lane for a term if nobody reads it. Returns whether it was dropped.
-    pub(super) fn release(&mut self, term: &Term) -> bool {
+    pub(super) fn release(&mut self, term: &LaneTerm) -> bool {
         match term {
-            Term::Whole => unread(self.whole.as_ref()) && self.whole.take().is_some(),
-            Term::Name(name) => drop_unread(&mut self.names, name),
-            Term::Field(position, value) => {
+            LaneTerm::Whole => unread(self.whole.as_ref()) && self.whole.take().is_some(),
+            LaneTerm::Name(name) => drop_unread(&mut self.names, name),
+            LaneTerm::Field(position, value) => {
                 let Some(at) = self.fields.iter().position(|(field, _)| field == position) else { return false };
                 let dropped = drop_unread(&mut self.fields[at].1, value);
                 if self.fields[at].1.is_empty() {
@@ -66,7 +66,7 @@ impl LaneIndex {
                 }
                 dropped
             }
-            Term::Label(key, _) | Term::LabelIn(key, _) | Term::HasLabel(key) => {
+            LaneTerm::Label(key, _) | LaneTerm::LabelIn(key, _) | LaneTerm::HasLabel(key) => {
                 let Some(lanes) = self.labels.get_mut(key) else { return false };
                 let dropped = lanes.release(term);
                 if lanes.is_empty() {
@@ -144,10 +144,10 @@ impl LabelLanes {
         lane
     }
 
-    fn release(&mut self, term: &Term) -> bool {
+    fn release(&mut self, term: &LaneTerm) -> bool {
         match term {
-            Term::Label(_, value) => drop_unread(&mut self.equal, value),
-            Term::LabelIn(_, values) => {
+            LaneTerm::Label(_, value) => drop_unread(&mut self.equal, value),
+            LaneTerm::LabelIn(_, values) => {
                 let Some(lane) = self.sets.get(values).filter(|lane| !lane.has_readers()).cloned() else {
                     return false;
                 };

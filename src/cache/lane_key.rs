@@ -8,12 +8,12 @@ use crate::kube::{Operator, Selector};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LaneKey {
     pub(super) namespace: Option<Box<str>>,
-    pub(super) term: Term,
+    pub(super) term: LaneTerm,
 }
 
 /// The part of a selector that a lane is for. Every object that the selector matches has what the term says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Term {
+pub(super) enum LaneTerm {
     Whole,
     Name(Box<str>),
     /// By the field's place in the resource's table.
@@ -46,20 +46,20 @@ const TELLING: [&str; 10] = [
 impl LaneKey {
     /// The narrowest lane that has everything this view can see.
     pub(super) fn of(view: &View) -> Self {
-        Self { namespace: view.namespace().map(Into::into), term: Term::of(view.selector()) }
+        Self { namespace: view.namespace().map(Into::into), term: LaneTerm::of(view.selector()) }
     }
 
     /// The lane of every event.
     pub(super) fn all() -> Self {
-        Self { namespace: None, term: Term::Whole }
+        Self { namespace: None, term: LaneTerm::Whole }
     }
 
     pub(super) fn is_all(&self) -> bool {
-        self.namespace.is_none() && self.term == Term::Whole
+        self.namespace.is_none() && self.term == LaneTerm::Whole
     }
 }
 
-impl Term {
+impl LaneTerm {
     /// What a selector asks for most narrowly, by a rule that looks at no object. Negative requirements have no lane:
     /// what they match is everything else.
     fn of(selector: &Selector) -> Self {
@@ -86,26 +86,26 @@ enum Width {
     HasLabel,
 }
 
-fn fields(selector: &Selector) -> impl Iterator<Item = (Width, Term)> {
+fn fields(selector: &Selector) -> impl Iterator<Item = (Width, LaneTerm)> {
     selector.fields.required_fields().map(|(key, position, value)| {
         // Without a value it tells nothing: most objects may have none.
         let telling = TELLING.iter().position(|telling| *telling == key && !value.is_empty());
-        (telling.map_or(Width::Field, Width::Telling), Term::Field(position, value.into()))
+        (telling.map_or(Width::Field, Width::Telling), LaneTerm::Field(position, value.into()))
     })
 }
 
-fn labels(selector: &Selector) -> impl Iterator<Item = (Width, Term)> {
+fn labels(selector: &Selector) -> impl Iterator<Item = (Width, LaneTerm)> {
     selector.labels.requirements().iter().filter_map(|requirement| {
         let key: Box<str> = requirement.key().into();
         match (requirement.operator(), requirement.values()) {
             (Operator::Equals | Operator::DoubleEquals | Operator::In, [value]) => {
-                Some((Width::Label, Term::Label(key, value.clone())))
+                Some((Width::Label, LaneTerm::Label(key, value.clone())))
             }
             (Operator::In, values) if values.len() <= LANE_VALUES_MAX => {
-                Some((Width::LabelIn(values.len()), Term::LabelIn(key, values.into())))
+                Some((Width::LabelIn(values.len()), LaneTerm::LabelIn(key, values.into())))
             }
             (Operator::In | Operator::Exists | Operator::GreaterThan | Operator::LessThan, _) => {
-                Some((Width::HasLabel, Term::HasLabel(key)))
+                Some((Width::HasLabel, LaneTerm::HasLabel(key)))
             }
             _ => None,
         }

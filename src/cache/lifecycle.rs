@@ -2,7 +2,7 @@ use tokio::time::Instant;
 
 /// Whether a feed can be served from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum FeedState {
     /// No complete state yet.
     Syncing,
     /// Upstream's stream is open.
@@ -10,12 +10,12 @@ pub enum State {
     /// It was open; since then the cache may lag behind.
     Stale { since: Instant },
     /// The feed is over; readers look for another one or pass through.
-    Ended(End),
+    Ended(FeedEnd),
 }
 
 /// Why a feed is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum FeedEnd {
     /// Upstream does not let our identity read it.
     Forbidden,
     /// Upstream does not know the resource (any more).
@@ -34,7 +34,7 @@ pub enum End {
     Shutdown,
 }
 
-impl End {
+impl FeedEnd {
     /// Whether trying again at once would end the same way.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Forbidden | Self::Gone | Self::NotOffered | Self::Unreadable | Self::OverBudget)

@@ -8,22 +8,22 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::budget::{LeastUsed, Share};
 use super::event::Made;
-use super::held::Held;
+use super::held::PagingSnapshots;
 use super::inner::Inner;
-use super::kept::Kept;
+use super::kept::DerivedJson;
 use super::lane_key::LaneKey;
-use super::lifecycle::State;
+use super::lifecycle::FeedState;
 use super::snapshot::Taken;
 use super::transaction::Transaction;
-use super::{Config, Cursor, Encodings, Snapshot, Staging, View};
+use super::{CacheConfig, ChunkCache, Cursor, Snapshot, Staging, View};
 use crate::base::Account;
 use crate::kube::{Gvr, ResourceVersion};
-use crate::wire::{BookmarkTemplate, Envelope, Form, Object, Refused, Renderer, Representation};
+use crate::wire::{BookmarkTemplate, Encoding, Envelope, Object, Refused, Renderer, Representation};
 
 /// What one writer and many readers share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) config: Config,
+    pub(super) config: CacheConfig,
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
     /// What every reader begins with.
@@ -32,14 +32,14 @@ pub(super) struct Shared {
     pub(super) inner: RwLock<Inner>,
     /// The events' alternate frames.
     pub(super) made: Made,
-    pub(super) kept: Kept,
-    pub(super) encodings: Encodings,
-    pub(super) held: Mutex<Held>,
+    pub(super) kept: DerivedJson,
+    pub(super) encodings: ChunkCache,
+    pub(super) held: Mutex<PagingSnapshots>,
     /// For who waits for progress.
     pub(super) progress: watch::Sender<Progress>,
     /// For who looks, as every delivery does: without a lock that the readers of all cores would take.
     pub(super) reached: Reached,
-    pub(super) state: watch::Sender<State>,
+    pub(super) state: watch::Sender<FeedState>,
     /// Somebody is to be woken when the newest version is whole.
     pub(super) waits_for_whole: AtomicBool,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
@@ -143,7 +143,7 @@ pub enum Start {
 
 /// An opened watch: its initial state if it asked for one, and its cursor right behind it, of one critical section.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedWatch {
     pub snapshot: Option<Snapshot>,
     pub cursor: Cursor,
 }
@@ -200,12 +200,12 @@ impl CacheReader {
         self.shared.progress()
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> FeedState {
         *self.shared.state.borrow()
     }
 
     /// Follows the feed's state.
-    pub fn watch_state(&self) -> watch::Receiver<State> {
+    pub fn watch_state(&self) -> watch::Receiver<FeedState> {
         self.shared.state.subscribe()
     }
 
@@ -270,19 +270,19 @@ impl CacheReader {
     }
 
     /// The feed's state as soon as it is not being filled any more, or at the deadline.
-    pub async fn synced(&self, deadline: Instant) -> State {
+    pub async fn synced(&self, deadline: Instant) -> FeedState {
         let mut state = self.shared.state.subscribe();
-        let settled = timeout_at(deadline, state.wait_for(|state| *state != State::Syncing)).await;
+        let settled = timeout_at(deadline, state.wait_for(|state| *state != FeedState::Syncing)).await;
         match settled {
             Ok(Ok(settled)) => *settled,
-            _ => State::Syncing,
+            _ => FeedState::Syncing,
         }
     }
 
     /// Completes when the feed is over: whoever waits for something of it waits no longer.
     pub async fn over(&self) {
         let mut state = self.shared.state.subscribe();
-        if state.wait_for(|state| matches!(state, State::Ended(_))).await.is_err() {
+        if state.wait_for(|state| matches!(state, FeedState::Ended(_))).await.is_err() {
             // Nobody is left who could wait: the sender is as old as this reader.
             std::future::pending::<()>().await;
         }
@@ -341,14 +341,14 @@ impl CacheReader {
     pub fn hold(&self, snapshot: &Snapshot) {
         let mut held = self.shared.held.lock();
         // Under the lock: a feed that ends lets go of them behind its state.
-        if matches!(self.state(), State::Ended(_)) {
+        if matches!(self.state(), FeedState::Ended(_)) {
             return;
         }
         held.keep(snapshot.clone(), Instant::now(), &self.shared.config);
     }
 
     /// Opens a watch: its position, and the snapshot if it starts with one, belong to one instant of the feed.
-    pub fn open(&self, start: Start, view: View) -> Result<Opened, TooOld> {
+    pub fn open(&self, start: Start, view: View) -> Result<OpenedWatch, TooOld> {
         // A long selector is read before the lock.
         let key = LaneKey::of(&view);
         let mut inner = self.shared.inner.write();
@@ -357,20 +357,20 @@ impl CacheReader {
             Start::After(rv) => {
                 // Of a version that is not whole nobody has been told more than came here: the rest is to be told.
                 let skip = if inner.is_open(rv) { inner.whole() } else { rv };
-                Ok(Opened { snapshot: None, cursor: self.cursor(&mut inner, rv, skip, view, &key) })
+                Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut inner, rv, skip, view, &key) })
             }
             Start::Current => {
                 // A watch of a feed that is over ends before it has told anything.
                 let snapshot = (!inner.is_over).then(|| inner.snapshot());
-                Ok(Opened { snapshot, cursor: self.cursor_at_end(&mut inner, view, &key) })
+                Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut inner, view, &key) })
             }
         }
     }
 
     /// Opens a watch behind everything there is, without a state.
-    pub fn open_at_end(&self, view: View) -> Opened {
+    pub fn open_at_end(&self, view: View) -> OpenedWatch {
         let key = LaneKey::of(&view);
-        Opened { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.inner.write(), view, &key) }
+        OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.inner.write(), view, &key) }
     }
 
     /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share
@@ -412,7 +412,7 @@ impl CacheReader {
         if renderer.is_verbatim() {
             return Ok(object.body().clone());
         }
-        let keeps = renderer.representation() == Representation::Object(Form::Json);
+        let keeps = renderer.representation() == Representation::Object(Encoding::Json);
         if let Some(body) = keeps.then(|| object.kept_json()).flatten() {
             return Ok(body);
         }
@@ -426,7 +426,7 @@ impl CacheReader {
 
     /// Appends an object's body in a representation, and keeps nothing of it; when it is refused, `out` is as it was.
     pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), Refused> {
-        let kept = renderer.representation() == Representation::Object(Form::Json) && !renderer.is_verbatim();
+        let kept = renderer.representation() == Representation::Object(Encoding::Json) && !renderer.is_verbatim();
         if let Some(body) = kept.then(|| object.kept_json()).flatten() {
             out.extend_from_slice(&body);
             return Ok(());
@@ -440,13 +440,13 @@ impl CacheReader {
     /// feed is over.
     pub(super) fn kept_by(&self, taken: Taken) -> usize {
         match self.state() {
-            State::Ended(_) => taken.bytes,
+            FeedState::Ended(_) => taken.bytes,
             _ => self.shared.inner.read().kept_by(taken),
         }
     }
 
     /// What runs of this feed's objects were written as.
-    pub fn encodings(&self) -> &Encodings {
+    pub fn encodings(&self) -> &ChunkCache {
         &self.shared.encodings
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::FeedKey;
-use super::lifecycle::End;
+use super::lifecycle::FeedEnd;
 use super::outgrown::{REFUSED_MAX, refused_for};
 use crate::base::Waits;
 
@@ -15,7 +15,7 @@ pub(super) struct Refusals(HashMap<FeedKey, Refusal>);
 /// A feed ended so.
 #[derive(Debug)]
 struct Refusal {
-    end: End,
+    end: FeedEnd,
     at: Instant,
     /// How often it ended so, in a row.
     times: u32,
@@ -32,14 +32,14 @@ const REFUSED_FOR: Duration = Duration::from_secs(30);
 
 impl Refusals {
     /// Why there is no feed for `key` now, with so much memory free.
-    pub(super) fn find(&mut self, key: &FeedKey, free: usize) -> Option<End> {
+    pub(super) fn find(&mut self, key: &FeedKey, free: usize) -> Option<FeedEnd> {
         self.0.retain(|_, refusal| !refusal.is_forgotten());
         self.0.get(key).filter(|refusal| refusal.stands(free)).map(|refusal| refusal.end)
     }
 
     /// A feed has ended so. What our identity may not read is tried again ever more rarely, by `waits`, unless it has
     /// been served since the last time.
-    pub(super) fn put(&mut self, key: &FeedKey, end: End, (weighed, served): (usize, bool), waits: Waits) {
+    pub(super) fn put(&mut self, key: &FeedKey, end: FeedEnd, (weighed, served): (usize, bool), waits: Waits) {
         let before = self.0.remove(key).filter(|before| before.end == end).map_or(0, |before| before.times);
         // The one that has waited the longest is tried again too early.
         if self.0.len() >= REFUSALS_MAX
@@ -47,11 +47,11 @@ impl Refusals {
         {
             self.0.remove(&oldest);
         }
-        let before = if end == End::Forbidden && served { 0 } else { before };
+        let before = if end == FeedEnd::Forbidden && served { 0 } else { before };
         let times = before.saturating_add(1);
         let wait = match end {
-            End::OverBudget => refused_for(times),
-            End::Forbidden => waits.after(times),
+            FeedEnd::OverBudget => refused_for(times),
+            FeedEnd::Forbidden => waits.after(times),
             _ => REFUSED_FOR,
         };
         self.0.insert(key.clone(), Refusal { end, at: Instant::now(), times, wait, weighed });
@@ -60,18 +60,18 @@ impl Refusals {
     /// What is served has changed. What does not fit into the memory fits no better now, and what our identity may not
     /// read it may read no more than before.
     pub(super) fn forget(&mut self) {
-        self.0.retain(|_, refusal| matches!(refusal.end, End::OverBudget | End::Forbidden));
+        self.0.retain(|_, refusal| matches!(refusal.end, FeedEnd::OverBudget | FeedEnd::Forbidden));
     }
 
     /// Upstream may have learned of what it did not know.
     pub(super) fn forget_gone(&mut self) {
-        self.0.retain(|_, refusal| refusal.end != End::Gone);
+        self.0.retain(|_, refusal| refusal.end != FeedEnd::Gone);
     }
 
     /// What our identity may read may have changed: it is asked again as if it had been refused once. However often
     /// that is said, nothing is asked more often than after the first wait.
     pub(super) fn rights_changed(&mut self, waits: Waits) {
-        for refusal in self.0.values_mut().filter(|refusal| refusal.end == End::Forbidden) {
+        for refusal in self.0.values_mut().filter(|refusal| refusal.end == FeedEnd::Forbidden) {
             (refusal.times, refusal.wait) = (0, waits.first);
         }
     }
@@ -82,14 +82,14 @@ impl Refusal {
     /// what it weighed; but not for ever, for it may weigh less by now.
     fn stands(&self, free: usize) -> bool {
         let elapsed = self.at.elapsed();
-        elapsed < self.wait || (self.end == End::OverBudget && free < self.weighed && elapsed < REFUSED_MAX)
+        elapsed < self.wait || (self.end == FeedEnd::OverBudget && free < self.weighed && elapsed < REFUSED_MAX)
     }
 
     /// Whether it says nothing of the next time.
     fn is_forgotten(&self) -> bool {
         let kept = match self.end {
-            End::OverBudget => 2 * REFUSED_MAX,
-            End::Forbidden => self.wait + REFUSED_MAX,
+            FeedEnd::OverBudget => 2 * REFUSED_MAX,
+            FeedEnd::Forbidden => self.wait + REFUSED_MAX,
             _ => self.wait,
         };
         self.at.elapsed() >= kept

@@ -19,7 +19,7 @@ pub struct Renderings {
 
 #[derive(Debug)]
 struct Shared {
-    modes: RwLock<HashMap<Representation, Mode>>,
+    modes: RwLock<HashMap<Representation, RenderingMode>>,
     /// The minor of the release that the modes were found with; 0 while none was.
     release: AtomicU32,
     changes: watch::Sender<u64>,
@@ -27,18 +27,18 @@ struct Shared {
 
 /// How one representation of a feed's objects is had.
 #[derive(Debug, Clone)]
-pub enum Mode {
+pub enum RenderingMode {
     /// Somebody wants it, and it has not been compared with what upstream writes yet.
     Wanted,
     /// Derived here.
     Derived(Renderer),
     /// Not derived, for this reason.
-    Refused(Reason),
+    Refused(RenderingRefusal),
 }
 
 /// Why a representation is not derived. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub enum RenderingRefusal {
     /// The kind, or the server's release, is not in the table.
     NotInTable,
     /// An object has something that the table does not know, or that the form cannot carry.
@@ -63,7 +63,7 @@ impl Default for Renderings {
 
 impl Renderings {
     /// How it is had now; `None` when nobody has asked for it yet.
-    pub fn mode(&self, representation: Representation) -> Option<Mode> {
+    pub fn mode(&self, representation: Representation) -> Option<RenderingMode> {
         self.shared.modes.read().get(&representation).cloned()
     }
 
@@ -71,19 +71,19 @@ impl Renderings {
     pub fn want(&self, representation: Representation) {
         self.shared.modes.write().entry(representation).or_insert_with(|| {
             self.shared.changes.send_modify(|changes| *changes += 1);
-            Mode::Wanted
+            RenderingMode::Wanted
         });
     }
 
     /// Asks for it and waits for the verdict. May never complete: the caller brings the deadline.
-    pub async fn settled(&self, representation: Representation) -> Result<Renderer, Reason> {
+    pub async fn settled(&self, representation: Representation) -> Result<Renderer, RenderingRefusal> {
         let mut changes = self.changes();
         loop {
             self.want(representation);
             match self.mode(representation) {
-                Some(Mode::Derived(renderer)) => return Ok(renderer),
-                Some(Mode::Refused(reason)) => return Err(reason),
-                Some(Mode::Wanted) | None => {}
+                Some(RenderingMode::Derived(renderer)) => return Ok(renderer),
+                Some(RenderingMode::Refused(reason)) => return Err(reason),
+                Some(RenderingMode::Wanted) | None => {}
             }
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -99,42 +99,44 @@ impl Renderings {
     /// Those that wait for a verdict.
     pub fn wanted(&self) -> Vec<Representation> {
         let modes = self.shared.modes.read();
-        modes.iter().filter(|(_, mode)| matches!(mode, Mode::Wanted)).map(|(&wanted, _)| wanted).collect()
+        modes.iter().filter(|(_, mode)| matches!(mode, RenderingMode::Wanted)).map(|(&wanted, _)| wanted).collect()
     }
 
     /// Those that are derived, and how.
     pub fn derived(&self) -> Vec<Renderer> {
-        let derived = |mode: &Mode| if let Mode::Derived(renderer) = mode { Some(renderer.clone()) } else { None };
+        let derived = |mode: &RenderingMode| {
+            if let RenderingMode::Derived(renderer) = mode { Some(renderer.clone()) } else { None }
+        };
         self.shared.modes.read().values().filter_map(derived).collect()
     }
 
     /// Every one that was asked for.
-    pub fn all(&self) -> Vec<(Representation, Mode)> {
+    pub fn all(&self) -> Vec<(Representation, RenderingMode)> {
         self.shared.modes.read().iter().map(|(&representation, mode)| (representation, mode.clone())).collect()
     }
 
     /// It has been compared, and is derived from now on, unless it was refused meanwhile.
     pub fn qualify(&self, renderer: Renderer) {
         let mut modes = self.shared.modes.write();
-        let mode = modes.entry(renderer.representation()).or_insert(Mode::Wanted);
-        if !matches!(mode, Mode::Refused(_)) {
-            *mode = Mode::Derived(renderer);
+        let mode = modes.entry(renderer.representation()).or_insert(RenderingMode::Wanted);
+        if !matches!(mode, RenderingMode::Refused(_)) {
+            *mode = RenderingMode::Derived(renderer);
         }
         drop(modes);
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
     /// It is not derived any more; says whether it was not refused before.
-    pub fn refuse(&self, representation: Representation, reason: Reason) -> bool {
-        let before = self.shared.modes.write().insert(representation, Mode::Refused(reason));
-        if let Some(Mode::Derived(renderer)) = &before {
-            if reason == Reason::Mismatch {
+    pub fn refuse(&self, representation: Representation, reason: RenderingRefusal) -> bool {
+        let before = self.shared.modes.write().insert(representation, RenderingMode::Refused(reason));
+        if let Some(RenderingMode::Derived(renderer)) = &before {
+            if reason == RenderingRefusal::Mismatch {
                 renderer.disprove();
             }
             renderer.revoke();
         }
         self.shared.changes.send_modify(|changes| *changes += 1);
-        !matches!(before, Some(Mode::Refused(_)))
+        !matches!(before, Some(RenderingMode::Refused(_)))
     }
 
     /// The minor of the release that upstream was when what is known was found.
@@ -151,7 +153,7 @@ impl Renderings {
     pub fn start_over(&self) {
         let before = std::mem::take(&mut *self.shared.modes.write());
         for (_, mode) in before {
-            if let Mode::Derived(renderer) = mode {
+            if let RenderingMode::Derived(renderer) = mode {
                 renderer.revoke();
             }
         }
@@ -160,24 +162,24 @@ impl Renderings {
 
     /// Whether there is something to be remembered when the feed is over.
     pub(super) fn has_refused(&self) -> bool {
-        self.shared.modes.read().values().any(|mode| matches!(mode, Mode::Refused(_)))
+        self.shared.modes.read().values().any(|mode| matches!(mode, RenderingMode::Refused(_)))
     }
 
     /// A feed begins: what was proven of another one's objects is to be proven again. Refusals stay.
     pub(super) fn begin(&self) {
         self.shared.modes.write().retain(|_, mode| match mode {
-            Mode::Refused(_) => true,
-            Mode::Derived(renderer) => {
+            RenderingMode::Refused(_) => true,
+            RenderingMode::Derived(renderer) => {
                 renderer.revoke();
                 false
             }
-            Mode::Wanted => false,
+            RenderingMode::Wanted => false,
         });
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 }
 
-impl Reason {
+impl RenderingRefusal {
     pub const ALL: [Self; 4] = [Self::NotInTable, Self::Unrenderable, Self::Mismatch, Self::NotComparable];
 
     pub fn as_str(self) -> &'static str {
@@ -194,12 +196,12 @@ impl Reason {
 mod tests {
     use super::*;
     use crate::kube::MetaVersion;
-    use crate::wire::{Envelope, Form, Shape};
+    use crate::wire::{Encoding, Envelope, JsonLayout};
 
-    const METADATA: Representation = Representation::Metadata(Form::Json, MetaVersion::V1);
+    const METADATA: Representation = Representation::Metadata(Encoding::Json, MetaVersion::V1);
 
     fn renderer() -> Renderer {
-        let feed = Envelope::new(Form::Protobuf, "v1", "Pod", Shape::BuiltIn);
+        let feed = Envelope::new(Encoding::Protobuf, "v1", "Pod", JsonLayout::BuiltIn);
         Renderer::derived(METADATA, &feed, 37).expect("metadata of every kind")
     }
 
@@ -217,10 +219,10 @@ mod tests {
         }
         renderings.qualify(renderer());
         assert!(asked.await.expect("no panic").is_ok());
-        assert!(renderings.refuse(METADATA, Reason::Mismatch));
-        assert!(!renderings.refuse(METADATA, Reason::Unrenderable), "it was refused before");
+        assert!(renderings.refuse(METADATA, RenderingRefusal::Mismatch));
+        assert!(!renderings.refuse(METADATA, RenderingRefusal::Unrenderable), "it was refused before");
         renderings.qualify(renderer());
         assert!(renderings.derived().is_empty(), "a refusal lasts");
-        assert_eq!(renderings.settled(METADATA).await.unwrap_err(), Reason::Unrenderable);
+        assert_eq!(renderings.settled(METADATA).await.unwrap_err(), RenderingRefusal::Unrenderable);
     }
 }

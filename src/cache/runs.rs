@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use tokio::sync::OnceCell;
 
-use super::states::Standing;
+use super::states::PastState;
 use crate::kube::ObjectKey;
 use crate::wire::{Lengths, Object, Representation};
 
@@ -13,7 +13,7 @@ use crate::wire::{Lengths, Object, Representation};
 /// It holds none of them, so that it keeps nothing alive. Where it ends is a matter of the objects in it alone: it is
 /// the same in every state and every list that has all of them, and a change touches one run, or two.
 #[derive(Debug)]
-pub struct Run {
+pub struct Chunk {
     first: ObjectKey,
     lengths: Lengths,
     name: u128,
@@ -25,20 +25,20 @@ pub struct Run {
 
 /// The runs of one state, cut when somebody lists it and shared by all who do.
 #[derive(Debug, Default)]
-pub(super) struct Cut {
+pub(super) struct ChunkIndex {
     content: u64,
-    runs: OnceCell<Arc<[Run]>>,
+    runs: OnceCell<Arc<[Chunk]>>,
     /// Once it is not the present state any more.
-    standing: OnceLock<Standing>,
+    standing: OnceLock<PastState>,
 }
 
 /// Puts runs together, object by object.
 #[derive(Debug)]
-pub struct Cutter {
+pub struct Chunker {
     /// Counts what the feed's versions have stood for: those of one history stand for nothing in another, and for other
     /// bytes once upstream is of another release.
     content: u64,
-    run: Option<Run>,
+    run: Option<Chunk>,
     /// The run ends with what it has.
     ends: bool,
 }
@@ -48,7 +48,7 @@ const CUT_AT_A_TIME: usize = 2_048;
 /// Names are not to be foreseen by those who choose objects' names.
 static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-impl Run {
+impl Chunk {
     /// On average, of bodies as they came: several TLS records, and a millisecond of compression.
     pub const BYTES: usize = 128 << 10;
     /// At most, if it is more than one object.
@@ -95,37 +95,37 @@ impl Run {
     }
 }
 
-impl Cutter {
+impl Chunker {
     /// Takes the next object. Returns the run before it, if that is over.
-    pub fn put(&mut self, object: &Object) -> Option<Run> {
+    pub fn put(&mut self, object: &Object) -> Option<Chunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
         let ended = self.run.take_if(|run| {
-            run.is_full = self.ends || run.lengths.bytes + len > Run::BYTES_MAX;
+            run.is_full = self.ends || run.lengths.bytes + len > Chunk::BYTES_MAX;
             run.is_full || run.first.namespace() != key.namespace()
         });
-        let run = self.run.get_or_insert_with(|| Run::new(key.clone(), self.content));
+        let run = self.run.get_or_insert_with(|| Chunk::new(key.clone(), self.content));
         run.lengths.add(len);
         // No step loses anything: contents that differ in one object have different names for certain.
         let part = u128::from(hash) << 64 | u128::from(object.rv.0);
-        run.name = Run::joined_name(run.name, part);
+        run.name = Chunk::joined_name(run.name, part);
         // The longer an object, the likelier a run ends with it: so runs are as long whatever objects are.
-        self.ends = hash % (Run::BYTES as u64) < len as u64;
+        self.ends = hash % (Chunk::BYTES as u64) < len as u64;
         ended
     }
 
     /// The last run.
-    pub fn end(self) -> Option<Run> {
+    pub fn end(self) -> Option<Chunk> {
         self.run
     }
 }
 
-impl Cut {
+impl ChunkIndex {
     pub(super) fn of_content(content: u64) -> Self {
         Self { content, runs: OnceCell::new(), standing: OnceLock::new() }
     }
 
     /// The state is left behind by the present one.
-    pub(super) fn left(&self, standing: Standing) {
+    pub(super) fn left(&self, standing: PastState) {
         let _ = self.standing.set(standing);
     }
 
@@ -133,12 +133,12 @@ impl Cut {
         self.runs.initialized()
     }
 
-    pub(super) fn cutter(&self) -> Cutter {
-        Cutter { content: self.content, run: None, ends: false }
+    pub(super) fn cutter(&self) -> Chunker {
+        Chunker { content: self.content, run: None, ends: false }
     }
 
     /// The runs of these objects, which are all of the state's. Others are let in now and then.
-    pub(super) async fn runs(&self, objects: impl Iterator<Item = &Arc<Object>>) -> Arc<[Run]> {
+    pub(super) async fn runs(&self, objects: impl Iterator<Item = &Arc<Object>>) -> Arc<[Chunk]> {
         let cut = async || {
             let (mut cutter, mut runs) = (self.cutter(), Vec::new());
             for (index, object) in objects.enumerate() {

@@ -5,13 +5,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::Encoding;
+use super::ChunkFormat;
 use super::budget::LeastUsed;
 
 /// Things that are made once for all who want them, and kept within bounds of bytes and of age: what was not wanted for
 /// longest goes first.
 #[derive(Debug)]
-pub(super) struct Shelf<T> {
+pub(super) struct SingleFlight<T> {
     bytes_max: usize,
     age_max: Option<Duration>,
     kept: Mutex<Kept<T>>,
@@ -19,9 +19,9 @@ pub(super) struct Shelf<T> {
 
 #[derive(Debug)]
 struct Kept<T> {
-    places: HashMap<Encoding, Place<T>>,
+    places: HashMap<ChunkFormat, Place<T>>,
     /// With the time since which it was not wanted, as far as was known then: looked at again before it goes.
-    order: VecDeque<(Encoding, Instant)>,
+    order: VecDeque<(ChunkFormat, Instant)>,
     bytes: usize,
     /// Numbers the makers, so that nothing is kept that was let go while it was made.
     tickets: u64,
@@ -43,18 +43,18 @@ enum Place<T> {
 
 /// Whoever makes something. However that ends, nobody waits for ever.
 struct Maker<'a, T> {
-    shelf: &'a Shelf<T>,
-    encoding: Encoding,
+    shelf: &'a SingleFlight<T>,
+    encoding: ChunkFormat,
     ticket: u64,
 }
 
-impl<T: Clone> Shelf<T> {
+impl<T: Clone> SingleFlight<T> {
     pub(super) fn new(bytes_max: usize, age_max: Option<Duration>) -> Self {
         Self { bytes_max, age_max, kept: Mutex::default() }
     }
 
     /// What `encoding` stands for, if it is there.
-    pub(super) fn get(&self, encoding: Encoding) -> Option<T> {
+    pub(super) fn get(&self, encoding: ChunkFormat) -> Option<T> {
         match self.kept.lock().places.get_mut(&encoding) {
             Some(Place::Made { thing, wanted, .. }) => {
                 *wanted = Instant::now();
@@ -68,7 +68,7 @@ impl<T: Clone> Shelf<T> {
     /// the task is not ready, and is woken.
     pub(super) fn poll_get_or_make<E>(
         &self,
-        encoding: Encoding,
+        encoding: ChunkFormat,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<(T, usize), E>,
     ) -> Poll<Result<T, E>> {
@@ -121,7 +121,7 @@ impl<T: Clone> Shelf<T> {
     }
 }
 
-impl<T: Clone> LeastUsed for Shelf<T> {
+impl<T: Clone> LeastUsed for SingleFlight<T> {
     fn oldest(&self) -> Option<Instant> {
         self.kept.lock().order.front().map(|(_, since)| *since)
     }

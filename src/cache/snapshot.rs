@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::runs::Cut;
-use super::{Cutter, Event, Run, View};
+use super::runs::ChunkIndex;
+use super::{Chunk, Chunker, Event, View};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
@@ -15,7 +15,7 @@ pub struct Snapshot {
     pub rv: ResourceVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// Of this state, whoever has it.
-    cut: Arc<Cut>,
+    cut: Arc<ChunkIndex>,
     taken: Taken,
 }
 
@@ -54,7 +54,7 @@ impl Snapshot {
     }
 
     /// The same state, of which `cut` has the runs.
-    pub(super) fn cut_by(self, cut: Arc<Cut>) -> Self {
+    pub(super) fn cut_by(self, cut: Arc<ChunkIndex>) -> Self {
         Self { cut, ..self }
     }
 
@@ -106,17 +106,17 @@ impl Snapshot {
     }
 
     /// All objects, as runs: cut once, whoever asks.
-    pub async fn runs(&self) -> Arc<[Run]> {
+    pub async fn runs(&self) -> Arc<[Chunk]> {
         self.cut.runs(self.iter()).await
     }
 
     /// The objects of one of its runs.
-    pub fn objects_of<'a>(&'a self, run: &Run) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+    pub fn objects_of<'a>(&'a self, run: &Chunk) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
         self.objects.range(run.first().clone()..).map(|(_, object)| object).take(run.lengths().items)
     }
 
     /// What puts runs together of some of its objects.
-    pub fn cutter(&self) -> Cutter {
+    pub fn cutter(&self) -> Chunker {
         self.cut.cutter()
     }
 

@@ -25,7 +25,7 @@ struct Alive {
 
 /// A state that is not the present one any more, while somebody has it.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct PastState {
     states: Arc<States>,
     id: u64,
 }
@@ -43,12 +43,12 @@ impl States {
     }
 
     /// A state that somebody has is about to be changed.
-    pub(super) fn left(self: &Arc<Self>) -> Standing {
+    pub(super) fn left(self: &Arc<Self>) -> PastState {
         let mut alive = self.alive.lock();
         let id = alive.next;
         alive.next += 1;
         alive.bytes.insert(id, 0);
-        Standing { states: self.clone(), id }
+        PastState { states: self.clone(), id }
     }
 
     /// One of so many objects changes.
@@ -73,7 +73,7 @@ impl States {
     }
 }
 
-impl Drop for Standing {
+impl Drop for PastState {
     fn drop(&mut self) {
         let mut alive = self.states.alive.lock();
         let Some(bytes) = alive.bytes.remove(&self.id) else { return };

@@ -12,13 +12,13 @@ use tokio::time::Instant;
 
 use super::budget::{Budget, WINDOW_PART};
 use super::event::Made;
-use super::held::Held;
+use super::held::PagingSnapshots;
 use super::inner::Inner;
-use super::kept::Kept;
-use super::lifecycle::{End, State};
+use super::kept::DerivedJson;
+use super::lifecycle::{FeedEnd, FeedState};
 use super::reader::{CacheReader, Progress, Reached, Shared};
 use super::transaction::Transaction;
-use super::{Config, Encodings, Pins, Snapshot};
+use super::{CacheConfig, ChunkCache, Pins, Snapshot};
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Object, Renderer};
 
@@ -59,14 +59,14 @@ pub struct OutOfOrder {
 
 impl CacheWriter {
     /// An empty cache for one feed that has all of the memory, and the handle that its readers clone.
-    pub fn new(config: Config, gvr: Gvr, envelope: Envelope, namespaced: bool) -> (Self, CacheReader) {
+    pub fn new(config: CacheConfig, gvr: Gvr, envelope: Envelope, namespaced: bool) -> (Self, CacheReader) {
         Self::within(&Budget::new(config.memory_bytes_max, Pins::default()), config, gvr, envelope, namespaced)
     }
 
     /// The same within a memory that other feeds share.
     pub(super) fn within(
         budget: &Arc<Budget>,
-        mut config: Config,
+        mut config: CacheConfig,
         gvr: Gvr,
         envelope: Envelope,
         namespaced: bool,
@@ -83,12 +83,12 @@ impl CacheWriter {
             namespaced,
             inner: RwLock::new(Inner::new(&share.accounts)),
             made: Made { bytes: Arc::default(), account: derived() },
-            kept: Kept::new(budget.clone(), derived()),
-            encodings: Encodings::new(budget.clone(), derived()),
-            held: Mutex::new(Held::default()),
+            kept: DerivedJson::new(budget.clone(), derived()),
+            encodings: ChunkCache::new(budget.clone(), derived()),
+            held: Mutex::new(PagingSnapshots::default()),
             progress: watch::Sender::new(Progress::default()),
             reached: Reached::default(),
-            state: watch::Sender::new(State::Syncing),
+            state: watch::Sender::new(FeedState::Syncing),
             waits_for_whole: AtomicBool::new(false),
             share,
         });
@@ -225,10 +225,11 @@ impl CacheWriter {
         *self.shared.bookmark.write() = template;
     }
 
-    pub fn set_state(&mut self, state: State) {
+    pub fn set_state(&mut self, state: FeedState) {
         self.shared.state.send_if_modified(|current| {
             // Staleness counts from the first moment.
-            let keep = matches!((*current, state), (State::Stale { .. }, State::Stale { .. })) || *current == state;
+            let keep =
+                matches!((*current, state), (FeedState::Stale { .. }, FeedState::Stale { .. })) || *current == state;
             if !keep {
                 *current = state;
             }
@@ -241,8 +242,8 @@ impl Drop for CacheWriter {
     /// The feed has ended: its readers are told that no more will come, whatever made it end. What it held is let go,
     /// however long they stay.
     fn drop(&mut self) {
-        if !matches!(*self.shared.state.borrow(), State::Ended(_)) {
-            self.set_state(State::Ended(End::Shutdown));
+        if !matches!(*self.shared.state.borrow(), FeedState::Ended(_)) {
+            self.set_state(FeedState::Ended(FeedEnd::Shutdown));
         }
         let mut wake = Vec::new();
         let gone = self.shared.inner.write().end(&mut wake);

@@ -4,13 +4,13 @@ use clap::{Parser, Subcommand};
 
 use super::coverage::Said;
 use super::file::File;
-use super::memory::{Memory, Room};
-use super::{BenchArguments, DEFAULT_ADMIN, DEFAULT_LISTEN, Delegated, Log, Problems, Serve, TlsSource};
-use crate::auth::{Mode, Origin};
+use super::memory::{MemoryLimit, Room};
+use super::{BenchArguments, DEFAULT_ADMIN, DEFAULT_LISTEN, DelegatedKeys, Log, Problems, Serve, TlsSource};
+use crate::auth::{AuthMode, PageOrigin};
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
 use crate::serve::{AuditDestination, Consistency};
-use crate::upstream::Source;
+use crate::upstream::CredentialSource;
 
 /// One upstream Kubernetes watch, thousands of unmodified clients.
 ///
@@ -168,7 +168,7 @@ impl ServeArguments {
             audit_log,
             allow_core_dumps,
         } = self;
-        let upstream = kubeconfig.or(file.kubeconfig).map_or(Source::InCluster, Source::File);
+        let upstream = kubeconfig.or(file.kubeconfig).map_or(CredentialSource::InCluster, CredentialSource::File);
         let listen = addresses(if listen.is_empty() { file.listen } else { listen }, problems);
         let admin = match admin.or(file.admin).as_deref().unwrap_or(DEFAULT_ADMIN) {
             "off" => None,
@@ -183,14 +183,14 @@ impl ServeArguments {
         let (mut delegated, mut door, mut cache) = (file.delegated, file.door, file.cache);
         delegated.client_ca = client_ca.or(delegated.client_ca);
         delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
-        let memory = Memory::new(file.memory_mebibytes.map(mebibytes), Room::of_this_process());
+        let memory = MemoryLimit::new(file.memory_mebibytes.map(mebibytes), Room::of_this_process());
         cache.memory_bytes_max = memory.charged_bytes();
         door.limits.lists_bytes_max = file.list_mebibytes.map_or_else(|| memory.lists_bytes(), mebibytes);
         door.consistency = proof(consistency.or(file.consistency).as_deref().unwrap_or("strict"), problems);
         let coverage = Said {
             node: node_name.or(file.node),
             sensitive: if cache_sensitive.is_empty() { file.sensitive } else { cache_sensitive },
-            authorizes: auth.is_some_and(|mode| mode != Mode::None),
+            authorizes: auth.is_some_and(|mode| mode != AuthMode::None),
         };
         coverage.put(&mut door.coverage, problems);
         let serve = Serve {
@@ -225,7 +225,7 @@ fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
 }
 
-fn origins(named: &[String], problems: &mut Problems) -> Vec<Origin> {
+fn origins(named: &[String], problems: &mut Problems) -> Vec<PageOrigin> {
     named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
 }
 
@@ -233,10 +233,10 @@ fn mebibytes(count: usize) -> usize {
     count << 20
 }
 
-fn mode(auth: &str, problems: &mut Problems) -> Option<Mode> {
+fn mode(auth: &str, problems: &mut Problems) -> Option<AuthMode> {
     match auth {
-        "none" => Some(Mode::None),
-        "delegated" => Some(Mode::Delegated),
+        "none" => Some(AuthMode::None),
+        "delegated" => Some(AuthMode::Delegated),
         other => {
             problems.add(format!("auth: {other:?} is neither \"none\" nor \"delegated\""));
             None
@@ -262,20 +262,20 @@ impl Serve {
     fn check(&self, problems: &mut Problems) {
         for address in self.listen.iter().filter(|address| !address.is_local()) {
             match (self.auth, &self.tls) {
-                (Mode::None, _) => problems.add(format!(
+                (AuthMode::None, _) => problems.add(format!(
                     "listen: {address} can be reached from other machines, and with auth none whoever reaches it acts \
                      with the proxy's own rights; listen on loopback or on a unix socket, or use auth delegated"
                 )),
-                (Mode::Delegated, None) => problems.add(format!(
+                (AuthMode::Delegated, None) => problems.add(format!(
                     "listen: {address} can be reached from other machines, and without TLS so can the tokens that \
                      clients send; give tls.certificate and tls.key, or tls.selfSigned"
                 )),
-                (Mode::Delegated, Some(_)) => {}
+                (AuthMode::Delegated, Some(_)) => {}
             }
         }
         self.check_node(problems);
         self.delegated.check(problems);
-        if self.auth == Mode::None && self.delegated != Delegated::default() {
+        if self.auth == AuthMode::None && self.delegated != DelegatedKeys::default() {
             problems.add("delegated: its settings mean nothing with auth none");
         }
         if self.delegated.client_ca.is_some() && self.tls.is_none() {
@@ -296,7 +296,7 @@ impl Serve {
 
     /// A node's credentials read what its pods mount: every process on the node would.
     fn check_node(&self, problems: &mut Problems) {
-        let is_open = self.auth == Mode::None && self.door.coverage.node.is_some();
+        let is_open = self.auth == AuthMode::None && self.door.coverage.node.is_some();
         for address in self.listen.iter().filter(|address| is_open && matches!(address, Address::Tcp(_))) {
             problems.add(format!(
                 "node: every process on the node can reach {address}, and with auth none whoever reaches it acts with \

@@ -7,7 +7,7 @@ use crate::auth::{self, Authorities};
 
 /// How callers are told apart, and with whose rights their requests go on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Delegated {
+pub struct DelegatedKeys {
     /// Authorities of client certificates, PEM.
     pub client_ca: Option<PathBuf>,
     /// Authorities of proxies whose word about a caller is taken, PEM.
@@ -16,7 +16,7 @@ pub struct Delegated {
     pub front_proxy_names: Vec<String>,
     /// A kubeconfig whose only right is impersonation.
     pub impersonator: Option<PathBuf>,
-    pub auth: auth::Config,
+    pub auth: auth::AuthConfig,
 }
 
 /// Shorter, and upstream is asked without end; longer, and a right lives on for longer than anybody remembers.
@@ -25,7 +25,7 @@ const DURATION_MAX: Duration = Duration::from_secs(3600);
 /// Questions a second, at most.
 const REVIEWS_MAX: u32 = 100_000;
 
-impl Delegated {
+impl DelegatedKeys {
     pub(super) fn read(&mut self, delegated: &mut Section<'_>) {
         delegated.put_some("clientCA", &mut self.client_ca);
         delegated.put_some("frontProxyCA", &mut self.front_proxy_ca);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{Delegated, Log, Problems, TlsSource};
+use super::{DelegatedKeys, Log, Problems, TlsSource};
 use crate::{cache, net, reflect, serve};
 
 /// The configuration file, section by section. Every key is listed in docs/CONFIG.md and in config/example.yaml.
@@ -16,20 +16,20 @@ pub(super) struct File {
     pub(super) admin: Option<String>,
     pub(super) tls: Option<TlsSource>,
     pub(super) auth: Option<String>,
-    pub(super) delegated: Delegated,
+    pub(super) delegated: DelegatedKeys,
     pub(super) allowed_hosts: Vec<String>,
     pub(super) allowed_origins: Vec<String>,
     pub(super) consistency: Option<String>,
     pub(super) preload: Vec<String>,
     pub(super) node: Option<String>,
     pub(super) sensitive: Vec<String>,
-    pub(super) door: serve::Config,
-    pub(super) cache: cache::Config,
+    pub(super) door: serve::ServeConfig,
+    pub(super) cache: cache::CacheConfig,
     /// What feeds and LISTs may hold, where it is said.
     pub(super) memory_mebibytes: Option<usize>,
     pub(super) list_mebibytes: Option<usize>,
-    pub(super) reflect: reflect::Config,
-    pub(super) connections: net::Limits,
+    pub(super) reflect: reflect::ReflectConfig,
+    pub(super) connections: net::ConnectionLimits,
     pub(super) drain: Duration,
     pub(super) reuse_port: bool,
     pub(super) log: Log,
@@ -44,19 +44,19 @@ impl Default for File {
             admin: None,
             tls: None,
             auth: None,
-            delegated: Delegated::default(),
+            delegated: DelegatedKeys::default(),
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             consistency: None,
             preload: Vec::new(),
             node: None,
             sensitive: Vec::new(),
-            door: serve::Config::default(),
-            cache: cache::Config::default(),
+            door: serve::ServeConfig::default(),
+            cache: cache::CacheConfig::default(),
             memory_mebibytes: None,
             list_mebibytes: None,
-            reflect: reflect::Config::default(),
-            connections: net::Limits::default(),
+            reflect: reflect::ReflectConfig::default(),
+            connections: net::ConnectionLimits::default(),
             drain: Duration::from_secs(20),
             reuse_port: false,
             log: Log::default(),

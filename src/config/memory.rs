@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// What feeds may hold together, and why so much.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryLimit {
     budget_bytes: usize,
     /// The configuration names the budget.
     is_said: bool,
@@ -38,7 +38,7 @@ const GROUPS: [(&str, &str); 2] =
 /// Version 1 writes "no limit" as a number, the largest that is a whole page or about that.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
-impl Memory {
+impl MemoryLimit {
     /// The budget that was said, or a share of the room.
     pub(super) fn new(said_bytes: Option<usize>, room: Option<Room>) -> Self {
         let share = share(room.as_ref(), BUDGET_SHARE, BUDGET_BYTES_MIN, BUDGET_BYTES_MAX);
@@ -72,7 +72,7 @@ fn share(room: Option<&Room>, of: u64, min: usize, max: usize) -> usize {
 }
 
 /// Where the budget comes from.
-impl fmt::Display for Memory {
+impl fmt::Display for MemoryLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.room, self.is_said) {
             (_, true) => f.write_str("feeds.memoryMebibytes"),
@@ -229,16 +229,20 @@ mod tests {
             (Some(Room { bytes: u64::MAX, limit: None }), 8192, 1024),
             (None, 8192, 1024),
         ] {
-            let memory = Memory::new(None, room);
+            let memory = MemoryLimit::new(None, room);
             assert_eq!((memory.budget_bytes() >> 20, memory.lists_bytes() >> 20), (budget, lists), "{memory:?}");
         }
-        assert_eq!(Memory::new(Some(7 << 20), Some(room(1024))).budget_bytes(), 7 << 20, "what is said holds");
-        assert_eq!(Memory::new(Some(8 << 20), None).charged_bytes(), 6 << 20, "and leaves something to the allocator");
+        assert_eq!(MemoryLimit::new(Some(7 << 20), Some(room(1024))).budget_bytes(), 7 << 20, "what is said holds");
+        assert_eq!(
+            MemoryLimit::new(Some(8 << 20), None).charged_bytes(),
+            6 << 20,
+            "and leaves something to the allocator"
+        );
     }
 
     #[test]
     fn a_budget_says_where_it_comes_from_and_whether_it_is_too_much() {
-        let of = |said: Option<usize>, room| Memory::new(said.map(|mebibytes| mebibytes << 20), room);
+        let of = |said: Option<usize>, room| MemoryLimit::new(said.map(|mebibytes| mebibytes << 20), room);
         let words = "half of 1024 MiB, the limit in /sys/fs/cgroup/memory.max, from 16 to 8192 MiB";
         assert_eq!(of(None, Some(room(1024))).to_string(), words);
         assert_eq!(of(Some(1), Some(room(1024))).to_string(), "feeds.memoryMebibytes");

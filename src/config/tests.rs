@@ -1,7 +1,7 @@
 use clap::Parser;
 
 use super::file::File;
-use super::{Arguments, Command, Delegated, Problems, Serve};
+use super::{Arguments, Command, DelegatedKeys, Problems, Serve};
 use crate::serve::Sensitive;
 
 fn parse(text: &str) -> Vec<String> {
@@ -154,10 +154,10 @@ fn clients_and_front_proxies_have_authorities_of_their_own() {
     let (clients, proxies) = (authority("clients"), authority("proxies"));
     let checked = |front: &std::path::Path| {
         let mut problems = Problems::default();
-        let delegated = Delegated {
+        let delegated = DelegatedKeys {
             client_ca: Some(clients.clone()),
             front_proxy_ca: Some(front.to_owned()),
-            ..Delegated::default()
+            ..DelegatedKeys::default()
         };
         delegated.check(&mut problems);
         problems

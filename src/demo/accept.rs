@@ -1,7 +1,7 @@
 //! Content negotiation, for a server that only writes JSON.
 
-use super::kinds::Kind;
-use super::status::Status;
+use super::kinds::ServedKind;
+use super::status::DemoStatus;
 
 /// How the response is to look.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,16 +38,16 @@ impl Accept {
     }
 
     /// The form for objects of a kind, or the 406 of whichever layer refuses first.
-    pub(crate) fn form(&self, kind: &Kind, watch: bool) -> Result<Form, Status> {
+    pub(crate) fn form(&self, kind: &ServedKind, watch: bool) -> Result<Form, DemoStatus> {
         let produced = ["application/json", "*/*"];
         if !kind.custom && !self.clauses.iter().any(|clause| produced.contains(&clause.media.as_str())) {
             let text =
                 "406: Not Acceptable\n\nAvailable representations: application/json, application/json;stream=watch";
-            return Err(Status::not_acceptable(text, true));
+            return Err(DemoStatus::not_acceptable(text, true));
         }
         self.clauses.iter().find_map(|clause| clause.form(watch)).ok_or_else(|| {
             let offered = if watch { "application/json;stream=watch" } else { "application/json" };
-            Status::not_acceptable(format!("only the following media types are accepted: {offered}"), false)
+            DemoStatus::not_acceptable(format!("only the following media types are accepted: {offered}"), false)
         })
     }
 

@@ -11,8 +11,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::kinds::PODS;
 use super::pods::{Pod, nth};
-use super::shared::Shared;
-use super::store::{Change, Store};
+use super::shared::DemoState;
+use super::store::{Store, WriteDecision};
 
 /// Of a hundred events, this many change the status of a pod; the rest is half creations and half deletions.
 const UPDATES_PERCENT: u32 = 70;
@@ -82,19 +82,19 @@ impl Population {
 pub(crate) fn put_pod(store: &Store, pod: &Pod) -> u64 {
     let written = store.write(PODS, &pod.key(), |current| {
         let (meta, rest) = pod.document(current.map(|current| &current.meta));
-        Ok(Some(Change::Put(meta, rest)))
+        Ok(Some(WriteDecision::Put(meta, rest)))
     });
     written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
 }
 
 /// Returns the revision of the deletion, or the current one if there was no such pod.
 pub(crate) fn delete_pod(store: &Store, key: &str) -> u64 {
-    let written = store.write(PODS, key, |current| Ok(current.map(|_| Change::Remove)));
+    let written = store.write(PODS, key, |current| Ok(current.map(|_| WriteDecision::Remove)));
     written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
 }
 
 /// `n` events as fast as they can be made; returns the last revision.
-pub(crate) async fn churn(shared: &Shared, population: &Mutex<Population>, n: usize) -> u64 {
+pub(crate) async fn churn(shared: &DemoState, population: &Mutex<Population>, n: usize) -> u64 {
     let mut revision = shared.store.revision();
     for done in 1..=n {
         revision = population.lock().step(&shared.store);
@@ -115,7 +115,7 @@ pub struct Churning {
 
 impl Churning {
     /// Begins.
-    pub(crate) fn start(shared: &Arc<Shared>, population: &Arc<Mutex<Population>>, events_per_second: u32) -> Self {
+    pub(crate) fn start(shared: &Arc<DemoState>, population: &Arc<Mutex<Population>>, events_per_second: u32) -> Self {
         let stop = shared.stopping.child_token();
         let running = run(shared.clone(), population.clone(), events_per_second, stop.clone());
         Self { running: shared.tasks.spawn(running), stop: stop.drop_guard() }
@@ -129,7 +129,12 @@ impl Churning {
     }
 }
 
-async fn run(shared: Arc<Shared>, population: Arc<Mutex<Population>>, events_per_second: u32, stop: CancellationToken) {
+async fn run(
+    shared: Arc<DemoState>,
+    population: Arc<Mutex<Population>>,
+    events_per_second: u32,
+    stop: CancellationToken,
+) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let (mut since, mut done) = (Instant::now(), 0);

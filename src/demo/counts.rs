@@ -11,9 +11,9 @@ use super::kinds::KINDS;
 
 /// A number per resource, by its plural.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally(BTreeMap<&'static str, u64>);
+pub struct CountPerResource(BTreeMap<&'static str, u64>);
 
-impl Tally {
+impl CountPerResource {
     pub fn of(&self, plural: &str) -> u64 {
         self.0.get(plural).copied().unwrap_or(0)
     }
@@ -35,14 +35,14 @@ impl Tally {
 
 /// Requests since the start, per resource; `watches_open` is the only one that also goes down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub gets: Tally,
-    pub lists: Tally,
+pub struct RequestCounts {
+    pub gets: CountPerResource,
+    pub lists: CountPerResource,
     /// Watches that asked for the initial objects, whether they said so or the server assumed it.
-    pub watch_lists: Tally,
-    pub watches_open: Tally,
-    pub watches_opened: Tally,
-    pub writes: Tally,
+    pub watch_lists: CountPerResource,
+    pub watches_open: CountPerResource,
+    pub watches_opened: CountPerResource,
+    pub writes: CountPerResource,
     /// Requests of any kind, discovery and health included.
     pub requests: u64,
     pub connections: u64,
@@ -54,12 +54,12 @@ pub(crate) struct Counter(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    counts: Mutex<Counts>,
+    counts: Mutex<RequestCounts>,
     changed: watch::Sender<()>,
 }
 
 impl Counter {
-    pub(crate) fn read(&self) -> Counts {
+    pub(crate) fn read(&self) -> RequestCounts {
         self.0.counts.lock().clone()
     }
 
@@ -67,12 +67,12 @@ impl Counter {
         self.0.changed.subscribe()
     }
 
-    pub(crate) fn note(&self, change: impl FnOnce(&mut Counts)) {
+    pub(crate) fn note(&self, change: impl FnOnce(&mut RequestCounts)) {
         change(&mut self.0.counts.lock());
         self.0.changed.send_replace(());
     }
 
-    pub(crate) fn add(&self, tally: fn(&mut Counts) -> &mut Tally, kind: usize) {
+    pub(crate) fn add(&self, tally: fn(&mut RequestCounts) -> &mut CountPerResource, kind: usize) {
         self.note(|counts| tally(counts).up(kind));
     }
 

@@ -2,9 +2,9 @@
 
 use http::{HeaderValue, StatusCode};
 
-use super::kinds::{KINDS, Kind};
+use super::kinds::{KINDS, ServedKind};
 use super::path::Discovery;
-use super::respond::{Reply, Style};
+use super::respond::{DemoReply, Style};
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const OPENAPI_V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
@@ -32,7 +32,7 @@ fn versions(group: &str) -> Vec<&'static str> {
     versions
 }
 
-pub(crate) fn reply(what: &Discovery, style: &Style) -> Reply {
+pub(crate) fn reply(what: &Discovery, style: &Style) -> DemoReply {
     let aggregated = style.accept.wants_aggregated_discovery();
     let body = match what {
         Discovery::Api | Discovery::Apis if aggregated => {
@@ -67,13 +67,13 @@ fn quoted_list(words: &[&str]) -> String {
 }
 
 fn resource_list(group: &str, version: &str) -> String {
-    let in_version = |kind: &&Kind| kind.group == group && kind.version == version;
-    let describe = |kind: &Kind| {
+    let in_version = |kind: &&ServedKind| kind.group == group && kind.version == version;
+    let describe = |kind: &ServedKind| {
         let optional = |name: &str, words: &[&str]| match words {
             [] => String::new(),
             words => format!(r#","{name}":{}"#, quoted_list(words)),
         };
-        let Kind { plural, singular, namespaced, name, .. } = kind;
+        let ServedKind { plural, singular, namespaced, name, .. } = kind;
         let (short, categories) = (optional("shortNames", kind.short_names), optional("categories", kind.categories));
         let what = format!(r#""namespaced":{namespaced},"kind":"{name}""#);
         let head = format!(r#"{{"name":"{plural}","singularName":"{singular}",{what}"#);
@@ -91,7 +91,7 @@ fn resource_list(group: &str, version: &str) -> String {
     format!(r#"{{"kind":"APIResourceList",{api_version}"groupVersion":"{group_version}","resources":[{resources}]}}"#)
 }
 
-fn has_status(kind: &Kind) -> bool {
+fn has_status(kind: &ServedKind) -> bool {
     !kind.custom && kind.layout.contains(&"status")
 }
 
@@ -106,7 +106,7 @@ fn aggregated_list(what: &Discovery) -> String {
 
 fn aggregated_group(group: &str) -> String {
     let version = |version: &str| {
-        let in_version = |kind: &&Kind| kind.group == group && kind.version == version;
+        let in_version = |kind: &&ServedKind| kind.group == group && kind.version == version;
         let resources: Vec<_> = KINDS.iter().filter(in_version).map(aggregated_resource).collect();
         format!(r#"{{"version":"{version}","resources":[{}],"freshness":"Current"}}"#, resources.join(","))
     };
@@ -115,8 +115,8 @@ fn aggregated_group(group: &str) -> String {
     format!(r#"{{"metadata":{metadata},"versions":[{}]}}"#, versions.join(","))
 }
 
-fn aggregated_resource(kind: &Kind) -> String {
-    let Kind { group, version, plural, singular, name, .. } = kind;
+fn aggregated_resource(kind: &ServedKind) -> String {
+    let ServedKind { group, version, plural, singular, name, .. } = kind;
     let scope = if kind.namespaced { "Namespaced" } else { "Cluster" };
     let response = format!(r#"{{"group":"{group}","version":"{version}","kind":"{name}"}}"#);
     let what = format!(r#""resource":"{plural}","responseKind":{response},"scope":"{scope}""#);
@@ -135,7 +135,7 @@ fn aggregated_resource(kind: &Kind) -> String {
 }
 
 /// Paths that are not resources.
-pub(crate) fn fixed(path: &str, style: &Style, release: Option<u32>) -> Reply {
+pub(crate) fn fixed(path: &str, style: &Style, release: Option<u32>) -> DemoReply {
     match path {
         "" => style.json(StatusCode::OK, PATHS.into()),
         "version" => {
@@ -150,7 +150,7 @@ pub(crate) fn fixed(path: &str, style: &Style, release: Option<u32>) -> Reply {
     }
 }
 
-fn health(path: &str, style: &Style) -> Reply {
+fn health(path: &str, style: &Style) -> DemoReply {
     let (endpoint, check) = path.split_once('/').unwrap_or((path, ""));
     let known = check.is_empty() || HEALTH_CHECKS.contains(&check);
     if matches!(endpoint, "healthz" | "livez" | "readyz") && known {
@@ -160,6 +160,6 @@ fn health(path: &str, style: &Style) -> Reply {
     }
 }
 
-pub(crate) fn page_not_found(style: &Style) -> Reply {
+pub(crate) fn page_not_found(style: &Style) -> DemoReply {
     style.text(StatusCode::NOT_FOUND, "404 page not found\n")
 }

@@ -9,7 +9,7 @@ use tokio::sync::{broadcast, watch};
 
 use super::freeze::Freeze;
 use super::kinds::known;
-use super::shared::Shared;
+use super::shared::DemoState;
 pub use super::store::Backup;
 
 /// Orders that an open watch may fall behind by before it misses one.
@@ -27,7 +27,7 @@ pub enum RequestKind {
 
 /// An order for open watches. They carry it out after everything that had happened before was sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Order {
+pub(crate) struct FaultOrder {
     /// `None` for watches of any resource.
     pub(crate) kind: Option<usize>,
     pub(crate) act: Act,
@@ -65,7 +65,7 @@ struct Answer {
 /// The state behind [`Faults`].
 #[derive(Debug)]
 pub(crate) struct Switches {
-    orders: broadcast::Sender<Order>,
+    orders: broadcast::Sender<FaultOrder>,
     hushed: watch::Sender<bool>,
     stall: watch::Sender<Stall>,
     answers: Mutex<VecDeque<Answer>>,
@@ -95,7 +95,7 @@ impl Switches {
         }
     }
 
-    pub(crate) fn orders(&self) -> broadcast::Receiver<Order> {
+    pub(crate) fn orders(&self) -> broadcast::Receiver<FaultOrder> {
         self.orders.subscribe()
     }
 
@@ -167,12 +167,12 @@ impl Switches {
 /// What a test can do to a running upstream. By default to all resources; [`Faults::only`] narrows that.
 #[derive(Clone)]
 pub struct Faults {
-    shared: Arc<Shared>,
+    shared: Arc<DemoState>,
     kind: Option<usize>,
 }
 
 impl Faults {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<DemoState>) -> Self {
         Self { shared, kind: None }
     }
 
@@ -254,7 +254,7 @@ impl Faults {
 
     fn order(&self, act: Act) {
         // No receiver means no open watch, and that the order is already carried out.
-        let _ = self.shared.faults.orders.send(Order { kind: self.kind, act });
+        let _ = self.shared.faults.orders.send(FaultOrder { kind: self.kind, act });
     }
 
     /// Neither reads nor writes any socket from now on. Connections are accepted, and then nothing.

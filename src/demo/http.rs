@@ -12,19 +12,19 @@ use hyper::body::Incoming;
 
 use super::discovery;
 use super::faults::RequestKind;
-use super::kinds::{KINDS, Kind};
+use super::kinds::{KINDS, ServedKind};
 use super::list;
-use super::object::Object;
+use super::object::StoredObject;
 use super::path::{Route, route};
 use super::query::{ListOptions, Query, parse_rv};
-use super::respond::{Reply, Style};
-use super::reviews::Reviews;
-use super::selector::Selector;
-use super::shared::Shared;
-use super::status::Status;
+use super::respond::{DemoReply, Style};
+use super::reviews::ReviewAnswers;
+use super::selector::ObjectSelector;
+use super::shared::DemoState;
+use super::status::DemoStatus;
 use super::table::IncludeObject;
-use super::watch::{Plan, Start, Watch};
-use super::write::{self, Target};
+use super::watch::{Watch, WatchOrigin, WatchPlan};
+use super::write::{self, WriteTarget};
 
 const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
 /// No LIST takes longer, however long it was told to.
@@ -32,13 +32,13 @@ const LIST_MAX: Duration = Duration::from_secs(60);
 /// Unless the request says otherwise, a watch lives between one and two of these.
 const WATCH_SECONDS: u64 = 1800;
 
-pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Reply {
+pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -> DemoReply {
     let (head, body) = request.into_parts();
     shared.remember(&head.method, &head.uri, &head.headers);
     shared.counts.note(|counts| counts.requests += 1);
     let query = Query::parse(head.uri.query().unwrap_or_default());
     let style = Style::of(&head.headers, &query);
-    if head.method == Method::POST && Reviews::are_at(head.uri.path()) {
+    if head.method == Method::POST && ReviewAnswers::are_at(head.uri.path()) {
         return review(&shared, &style, head.uri.path(), body).await.unwrap_or_else(|status| style.status(&status));
     }
     let call = Call { shared, style, query, method: head.method };
@@ -55,11 +55,11 @@ pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> R
             call.get(kind, &namespace, &name, &subresource).await
         }
         Route::Collection { kind, namespace, .. } => {
-            let target = Target { kind, namespace, name: String::new(), subresource: String::new() };
+            let target = WriteTarget { kind, namespace, name: String::new(), subresource: String::new() };
             call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
         }
         Route::Object { kind, namespace, name, subresource, .. } => {
-            let target = Target { kind, namespace, name, subresource };
+            let target = WriteTarget { kind, namespace, name, subresource };
             call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
         }
         Route::Discovery(what) => call.ordered(RequestKind::Any, None).map(|()| discovery::reply(&what, &call.style)),
@@ -67,7 +67,7 @@ pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> R
             let release = (path == "version").then(|| call.shared.faults.next_release()).flatten();
             discovery::fixed(&path, &call.style, release)
         }),
-        Route::NoResource => Err(Status::no_resource()),
+        Route::NoResource => Err(DemoStatus::no_resource()),
         Route::NoGroup => Ok(discovery::page_not_found(&call.style)),
         Route::Broken => {
             let path = head.uri.path();
@@ -85,7 +85,7 @@ pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> R
 }
 
 struct Call {
-    shared: Arc<Shared>,
+    shared: Arc<DemoState>,
     style: Style,
     query: Query,
     method: Method,
@@ -93,20 +93,20 @@ struct Call {
 
 impl Call {
     /// Refuses if a test ordered a refusal for such a request.
-    fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), Status> {
+    fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), DemoStatus> {
         match self.shared.faults.answer(on, kind) {
-            Some((code, retry_after)) => Err(Status::ordered(code, retry_after)),
+            Some((code, retry_after)) => Err(DemoStatus::ordered(code, retry_after)),
             None => Ok(()),
         }
     }
 
     /// HEAD reads like GET on custom resources, and is not allowed on built-in ones.
-    fn check_head(&self, kind: &Kind) -> Result<(), Status> {
-        if self.method == Method::HEAD && !kind.custom { Err(Status::method_not_allowed()) } else { Ok(()) }
+    fn check_head(&self, kind: &ServedKind) -> Result<(), DemoStatus> {
+        if self.method == Method::HEAD && !kind.custom { Err(DemoStatus::method_not_allowed()) } else { Ok(()) }
     }
 
-    fn include(&self) -> Result<IncludeObject, Status> {
-        IncludeObject::parse(self.query.text("includeObject")).map_err(Status::bad_request)
+    fn include(&self) -> Result<IncludeObject, DemoStatus> {
+        IncludeObject::parse(self.query.text("includeObject")).map_err(DemoStatus::bad_request)
     }
 
     /// LIST or WATCH. `name` is that of a single-object watch in the deprecated form.
@@ -116,7 +116,7 @@ impl Call {
         namespace: &str,
         name: &str,
         forced_watch: bool,
-    ) -> Result<Reply, Status> {
+    ) -> Result<DemoReply, DemoStatus> {
         let kind = &KINDS[at];
         self.check_head(kind)?;
         let watch = self.query.is_watch() || forced_watch;
@@ -128,19 +128,19 @@ impl Call {
             ("", name) => format!("metadata.name={name}"),
             (given, _) => given.to_owned(),
         };
-        let selector = Selector::parse(kind, namespace, self.query.text("labelSelector"), &fields)?;
+        let selector = ObjectSelector::parse(kind, namespace, self.query.text("labelSelector"), &fields)?;
         if !name.is_empty() && selector.name() != Some(name) {
-            return Err(Status::bad_request("fieldSelector metadata.name doesn't match requested name"));
+            return Err(DemoStatus::bad_request("fieldSelector metadata.name doesn't match requested name"));
         }
         if options.watch {
             let start = start(&options)?;
             let include = self.include()?;
-            if matches!(start, Start::Initial { .. }) {
+            if matches!(start, WatchOrigin::Initial { .. }) {
                 self.shared.counts.add(|counts| &mut counts.watch_lists, at);
             }
             let bookmarks = options.bookmarks;
             let timeout = watch_timeout(options.timeout_seconds);
-            let plan = Plan { kind: at, selector, form, include, bookmarks, start, timeout };
+            let plan = WatchPlan { kind: at, selector, form, include, bookmarks, start, timeout };
             let watch = Watch::new(plan, self.shared.clone());
             let events = stream::unfold(watch, |mut watch| async { watch.next().await.map(|chunk| (chunk, watch)) });
             return Ok(self.style.events(events));
@@ -158,12 +158,12 @@ impl Call {
                 "you requested PartialObjectMetadata, but the requested object is a list (*core.{})",
                 kind.list_name()
             );
-            return Err(Status::not_acceptable(text, false));
+            return Err(DemoStatus::not_acceptable(text, false));
         }
         Ok(self.style.chunks(page.into_chunks(kind, form, self.include()?)).await)
     }
 
-    async fn get(&self, at: usize, namespace: &str, name: &str, subresource: &str) -> Result<Reply, Status> {
+    async fn get(&self, at: usize, namespace: &str, name: &str, subresource: &str) -> Result<DemoReply, DemoStatus> {
         let kind = &KINDS[at];
         self.check_head(kind)?;
         self.ordered(RequestKind::Get, Some(at))?;
@@ -171,29 +171,29 @@ impl Call {
         match (kind.plural, subresource) {
             (_, "" | "status") => {}
             ("pods", "log") => return Ok(self.style.text(StatusCode::OK, format!("{name} says hello\n"))),
-            _ => return Err(Status::no_resource()),
+            _ => return Err(DemoStatus::no_resource()),
         }
         let form = self.style.accept.form(kind, false)?;
-        let wanted = parse_rv(self.query.text("resourceVersion")).map_err(|text| Status::new(500, "", text))?;
+        let wanted = parse_rv(self.query.text("resourceVersion")).map_err(|text| DemoStatus::new(500, "", text))?;
         self.shared.store.reach(wanted, self.shared.settings.future_wait).await?;
         let key = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") };
-        let object = self.shared.store.get(at, &key).ok_or_else(|| Status::not_found(kind, name))?;
+        let object = self.shared.store.get(at, &key).ok_or_else(|| DemoStatus::not_found(kind, name))?;
         if form == (super::accept::Form::Partial { list: true }) {
             let text = format!(
                 "you requested PartialObjectMetadataList, but the requested object is not a list (*core.{})",
                 kind.name
             );
-            return Err(Status::not_acceptable(text, false));
+            return Err(DemoStatus::not_acceptable(text, false));
         }
         self.object(StatusCode::OK, kind, &object)
     }
 
-    fn object(&self, code: StatusCode, kind: &Kind, object: &Object) -> Result<Reply, Status> {
+    fn object(&self, code: StatusCode, kind: &ServedKind, object: &StoredObject) -> Result<DemoReply, DemoStatus> {
         let form = self.style.accept.form(kind, false)?;
         Ok(self.style.json(code, list::single(kind, object, form, self.include()?)))
     }
 
-    async fn write(&self, target: Target, media: Option<&str>, body: Incoming) -> Result<Reply, Status> {
+    async fn write(&self, target: WriteTarget, media: Option<&str>, body: Incoming) -> Result<DemoReply, DemoStatus> {
         let (at, kind) = (target.kind, &KINDS[target.kind]);
         self.ordered(RequestKind::Write, Some(at))?;
         self.shared.counts.add(|counts| &mut counts.writes, at);
@@ -202,33 +202,33 @@ impl Call {
         let media = media.split(';').next().unwrap_or_default().trim();
         let outcome = write::write(&self.shared.store, &self.method, &target, media, &body, &self.query)?;
         match outcome {
-            write::Outcome::Object { object, created } => {
+            write::WriteOutcome::Object { object, created } => {
                 self.object(if created { StatusCode::CREATED } else { StatusCode::OK }, kind, &object)
             }
-            write::Outcome::Deleted(text) => Ok(self.style.json(StatusCode::OK, format!("{text}\n").into_bytes())),
+            write::WriteOutcome::Deleted(text) => Ok(self.style.json(StatusCode::OK, format!("{text}\n").into_bytes())),
         }
     }
 }
 
-async fn review(shared: &Shared, style: &Style, path: &str, body: Incoming) -> Result<Reply, Status> {
+async fn review(shared: &DemoState, style: &Style, path: &str, body: Incoming) -> Result<DemoReply, DemoStatus> {
     let (code, answer) = shared.reviews.answer(path, &read_body(body).await?)?;
     Ok(style.json(code, answer))
 }
 
-async fn read_body(body: Incoming) -> Result<Bytes, Status> {
+async fn read_body(body: Incoming) -> Result<Bytes, DemoStatus> {
     let collected = Limited::new(body, REQUEST_BYTES_MAX).collect().await;
-    let too_large = || Status::new(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728");
+    let too_large = || DemoStatus::new(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728");
     collected.map(http_body_util::Collected::to_bytes).map_err(|_| too_large())
 }
 
 /// Where a watch starts, as the WATCH matrix says. A bad version is a 500 here, not a 400.
-fn start(options: &ListOptions) -> Result<Start, Status> {
-    let rv = parse_rv(&options.rv).map_err(|text| Status::new(500, "", text))?;
+fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
+    let rv = parse_rv(&options.rv).map_err(|text| DemoStatus::new(500, "", text))?;
     Ok(match options.initial_events {
-        Some(true) => Start::Initial { rv, mark_end: options.bookmarks },
-        None if rv == 0 => Start::Initial { rv, mark_end: false },
-        Some(false) if rv == 0 => Start::Now,
-        _ => Start::After(rv),
+        Some(true) => WatchOrigin::Initial { rv, mark_end: options.bookmarks },
+        None if rv == 0 => WatchOrigin::Initial { rv, mark_end: false },
+        Some(false) if rv == 0 => WatchOrigin::Now,
+        _ => WatchOrigin::After(rv),
     })
 }
 

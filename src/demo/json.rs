@@ -22,12 +22,12 @@ pub(crate) enum Json {
     Number(Number),
     String(String),
     Array(Vec<Self>),
-    Object(Fields),
+    Object(JsonMembers),
 }
 
 /// The members of an object, in the order in which they were read or set. Keys are unique.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Fields(pub(crate) Vec<(String, Json)>);
+pub(crate) struct JsonMembers(pub(crate) Vec<(String, Json)>);
 
 impl Json {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
@@ -67,7 +67,7 @@ impl Json {
         }
     }
 
-    pub(crate) fn into_fields(self) -> Option<Fields> {
+    pub(crate) fn into_fields(self) -> Option<JsonMembers> {
         match self {
             Self::Object(fields) => Some(fields),
             _ => None,
@@ -125,7 +125,7 @@ impl Json {
     }
 }
 
-impl Fields {
+impl JsonMembers {
     pub(crate) fn get(&self, key: &str) -> Option<&Json> {
         self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
@@ -189,7 +189,7 @@ impl From<serde_json::Value> for Json {
             Value::String(text) => Self::String(text),
             Value::Array(items) => Self::Array(items.into_iter().map(Self::from).collect()),
             Value::Object(map) => {
-                Self::Object(Fields(map.into_iter().map(|(key, value)| (key, Self::from(value))).collect()))
+                Self::Object(JsonMembers(map.into_iter().map(|(key, value)| (key, Self::from(value))).collect()))
             }
         }
     }
@@ -273,7 +273,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
-        let mut fields = Fields::default();
+        let mut fields = JsonMembers::default();
         while let Some((key, value)) = map.next_entry::<String, Json>()? {
             fields.set(&key, value);
         }

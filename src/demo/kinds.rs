@@ -3,7 +3,7 @@
 /// A resource as the server knows it. Everything that differs between resources is here, not in the handlers.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "four independent facts, none of which is a state")]
-pub(crate) struct Kind {
+pub(crate) struct ServedKind {
     pub(crate) group: &'static str,
     pub(crate) version: &'static str,
     pub(crate) plural: &'static str,
@@ -35,7 +35,7 @@ pub(crate) struct Selectable {
     pub(crate) short_text: bool,
 }
 
-impl Kind {
+impl ServedKind {
     pub(crate) fn api_version(&self) -> String {
         if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
     }
@@ -70,7 +70,7 @@ pub(crate) const PODS: usize = 0;
 const SPEC_STATUS: &[&str] = &["spec", "status"];
 const ONLY_METADATA: Selectable = Selectable { namespace: true, fields: &[], short_text: false };
 
-const CORE: Kind = Kind {
+const CORE: ServedKind = ServedKind {
     group: "",
     version: "v1",
     plural: "",
@@ -87,8 +87,8 @@ const CORE: Kind = Kind {
     selectable: ONLY_METADATA,
 };
 
-pub(crate) static KINDS: [Kind; 15] = [
-    Kind {
+pub(crate) static KINDS: [ServedKind; 15] = [
+    ServedKind {
         plural: "pods",
         singular: "pod",
         name: "Pod",
@@ -99,7 +99,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         selectable: Selectable { namespace: true, fields: POD_FIELDS, short_text: true },
         ..CORE
     },
-    Kind {
+    ServedKind {
         plural: "configmaps",
         singular: "configmap",
         name: "ConfigMap",
@@ -107,7 +107,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         layout: &["immutable", "data", "binaryData"],
         ..CORE
     },
-    Kind {
+    ServedKind {
         plural: "namespaces",
         singular: "namespace",
         name: "Namespace",
@@ -117,7 +117,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         selectable: Selectable { namespace: false, fields: &[("status.phase", "status.phase", "")], short_text: true },
         ..CORE
     },
-    Kind {
+    ServedKind {
         plural: "nodes",
         singular: "node",
         name: "Node",
@@ -135,7 +135,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         },
         ..CORE
     },
-    Kind {
+    ServedKind {
         plural: "secrets",
         singular: "secret",
         name: "Secret",
@@ -143,7 +143,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         selectable: Selectable { namespace: true, fields: &[("type", "type", "")], short_text: true },
         ..CORE
     },
-    Kind {
+    ServedKind {
         plural: "services",
         singular: "service",
         name: "Service",
@@ -157,7 +157,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         },
         ..CORE
     },
-    Kind {
+    ServedKind {
         plural: "events",
         singular: "event",
         name: "Event",
@@ -186,7 +186,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         selectable: Selectable { namespace: true, fields: EVENT_FIELDS, short_text: true },
         ..CORE
     },
-    Kind {
+    ServedKind {
         group: "apps",
         plural: "deployments",
         singular: "deployment",
@@ -200,7 +200,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         ),
         ..CORE
     },
-    Kind {
+    ServedKind {
         group: "demo.kube-fanout.io",
         plural: "widgets",
         singular: "widget",
@@ -212,7 +212,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         selectable: Selectable { namespace: true, fields: &[("spec.color", "spec.color", "")], short_text: true },
         ..CORE
     },
-    Kind {
+    ServedKind {
         group: "apiextensions.k8s.io",
         plural: "customresourcedefinitions",
         singular: "customresourcedefinition",
@@ -227,7 +227,7 @@ pub(crate) static KINDS: [Kind; 15] = [
         ),
         ..CORE
     },
-    Kind {
+    ServedKind {
         group: "apiregistration.k8s.io",
         plural: "apiservices",
         singular: "apiservice",
@@ -237,10 +237,10 @@ pub(crate) static KINDS: [Kind; 15] = [
         zero: r#","spec":{"groupPriorityMinimum":0,"versionPriority":0},"status":{}"#,
         ..CORE
     },
-    Kind { plural: "roles", singular: "role", name: "Role", ..ROLE },
-    Kind { plural: "clusterroles", singular: "clusterrole", name: "ClusterRole", namespaced: false, ..ROLE },
-    Kind { plural: "rolebindings", singular: "rolebinding", name: "RoleBinding", ..BINDING },
-    Kind {
+    ServedKind { plural: "roles", singular: "role", name: "Role", ..ROLE },
+    ServedKind { plural: "clusterroles", singular: "clusterrole", name: "ClusterRole", namespaced: false, ..ROLE },
+    ServedKind { plural: "rolebindings", singular: "rolebinding", name: "RoleBinding", ..BINDING },
+    ServedKind {
         plural: "clusterrolebindings",
         singular: "clusterrolebinding",
         name: "ClusterRoleBinding",
@@ -249,14 +249,14 @@ pub(crate) static KINDS: [Kind; 15] = [
     },
 ];
 
-const ROLE: Kind = Kind {
+const ROLE: ServedKind = ServedKind {
     group: "rbac.authorization.k8s.io",
     layout: &["rules", "aggregationRule"],
     zero: r#","rules":null"#,
     ..CORE
 };
-const BINDING: Kind =
-    Kind { layout: &["subjects", "roleRef"], zero: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#, ..ROLE };
+const BINDING: ServedKind =
+    ServedKind { layout: &["subjects", "roleRef"], zero: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#, ..ROLE };
 
 const POD_FIELDS: &[(&str, &str, &str)] = &[
     ("spec.nodeName", "spec.nodeName", ""),

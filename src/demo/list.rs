@@ -10,12 +10,12 @@ use futures_util::{Stream, stream};
 
 use super::accept::Form;
 use super::json::{Json, write_string};
-use super::kinds::Kind;
-use super::object::Object;
+use super::kinds::ServedKind;
+use super::object::StoredObject;
 use super::query::{ListOptions, Match, parse_rv};
-use super::selector::Selector;
-use super::status::Status;
-use super::store::{Objects, Store};
+use super::selector::ObjectSelector;
+use super::status::DemoStatus;
+use super::store::{ObjectMap, Store};
 use super::table::{self, IncludeObject};
 
 /// A chunk of a list body is at least this long, the last one excepted.
@@ -23,8 +23,8 @@ const CHUNK_BYTES: usize = 64 * 1024;
 
 /// What a LIST is answered with, before it is written.
 #[derive(Debug)]
-pub(crate) struct Page {
-    pub(crate) objects: Vec<Arc<Object>>,
+pub(crate) struct DemoPage {
+    pub(crate) objects: Vec<Arc<StoredObject>>,
     pub(crate) revision: u64,
     next: Option<String>,
     remaining: Option<usize>,
@@ -35,14 +35,14 @@ pub(crate) async fn list(
     store: &Store,
     kind: usize,
     options: &ListOptions,
-    selector: &Selector,
+    selector: &ObjectSelector,
     patience: Duration,
-) -> Result<Page, Status> {
+) -> Result<DemoPage, DemoStatus> {
     let wanted =
-        parse_rv(&options.rv).map_err(|text| Status::bad_request(format!("invalid resource version: {text}")))?;
+        parse_rv(&options.rv).map_err(|text| DemoStatus::bad_request(format!("invalid resource version: {text}")))?;
     if !options.next.is_empty() {
         if wanted > 0 {
-            return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+            return Err(DemoStatus::bad_request("specifying resource version is not allowed when using continue"));
         }
         return continued(store, kind, options, selector);
     }
@@ -58,9 +58,15 @@ pub(crate) async fn list(
     Ok(page(&objects, revision, "", limit, selector, false))
 }
 
-fn continued(store: &Store, kind: usize, options: &ListOptions, selector: &Selector) -> Result<Page, Status> {
-    let (rv, start) = read_token(&options.next)
-        .map_err(|text| Status::bad_request(format!("invalid continue token: continue key is not valid: {text}")))?;
+fn continued(
+    store: &Store,
+    kind: usize,
+    options: &ListOptions,
+    selector: &ObjectSelector,
+) -> Result<DemoPage, DemoStatus> {
+    let (rv, start) = read_token(&options.next).map_err(|text| {
+        DemoStatus::bad_request(format!("invalid continue token: continue key is not valid: {text}"))
+    })?;
     let start = if selector.namespace.is_empty() { start } else { format!("{}/{start}", selector.namespace) };
     let Some(rv) = rv else {
         let (objects, revision, _) = store.now(kind);
@@ -70,19 +76,26 @@ fn continued(store: &Store, kind: usize, options: &ListOptions, selector: &Selec
         Ok(objects) => Ok(page(&objects, rv, &start, options.limit, selector, true)),
         Err(status) if status.code == 410 => {
             let relative = start.strip_prefix(&format!("{}/", selector.namespace)).unwrap_or(&start);
-            Err(Status::expired_continue(write_token("-1", relative)))
+            Err(DemoStatus::expired_continue(write_token("-1", relative)))
         }
         Err(status) => Err(status),
     }
 }
 
 /// `exact`: the list is of a version that was asked for, not of the current one.
-fn page(objects: &Objects, revision: u64, start: &str, limit: usize, selector: &Selector, exact: bool) -> Page {
+fn page(
+    objects: &ObjectMap,
+    revision: u64,
+    start: &str,
+    limit: usize,
+    selector: &ObjectSelector,
+    exact: bool,
+) -> DemoPage {
     let skip = objects.partition_point(|object| object.meta.key().as_str() < start);
     let mut rest = objects[skip..].iter();
     let matching = rest.by_ref().filter(|object| selector.matches(object)).cloned();
     if limit == 0 {
-        return Page { objects: matching.collect(), revision, next: None, remaining: None };
+        return DemoPage { objects: matching.collect(), revision, next: None, remaining: None };
     }
     let objects: Vec<_> = matching.take(limit).collect();
     let remaining = rest.filter(|object| selector.would_scan(object, exact)).count();
@@ -92,7 +105,7 @@ fn page(objects: &Objects, revision: u64, start: &str, limit: usize, selector: &
         write_token(&revision.to_string(), &format!("/{key}\0"))
     });
     let remaining = (next.is_some() && !selector.is_selective()).then_some(remaining);
-    Page { objects, revision, next, remaining }
+    DemoPage { objects, revision, next, remaining }
 }
 
 fn write_token(rv: &str, start: &str) -> String {
@@ -137,11 +150,11 @@ fn base64_text(error: &DecodeError) -> String {
     format!("illegal base64 data at input byte {at}")
 }
 
-impl Page {
+impl DemoPage {
     /// The body, made piece by piece while it is being sent.
     pub(crate) fn into_chunks(
         self,
-        kind: &'static Kind,
+        kind: &'static ServedKind,
         form: Form,
         include: IncludeObject,
     ) -> impl Stream<Item = Bytes> {
@@ -164,7 +177,7 @@ impl Page {
     }
 
     /// What stands before and after the items.
-    fn frame(&self, kind: &Kind, form: Form) -> (Vec<u8>, Vec<u8>) {
+    fn frame(&self, kind: &ServedKind, form: Form) -> (Vec<u8>, Vec<u8>) {
         let revision = self.revision;
         let next = self.next.as_deref().unwrap_or_default();
         let remaining = self.remaining.map(|n| format!(r#","remainingItemCount":{n}"#)).unwrap_or_default();
@@ -189,7 +202,7 @@ fn list_head(name: &str, api_version: &str, metadata: &str) -> Vec<u8> {
     format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata},"items":["#).into()
 }
 
-fn write_item(kind: &Kind, object: &Object, form: Form, include: IncludeObject, out: &mut Vec<u8>) {
+fn write_item(kind: &ServedKind, object: &StoredObject, form: Form, include: IncludeObject, out: &mut Vec<u8>) {
     match form {
         Form::Plain => {
             let (open, rest) = object.item();
@@ -202,7 +215,7 @@ fn write_item(kind: &Kind, object: &Object, form: Form, include: IncludeObject, 
 }
 
 /// The body of a GET.
-pub(crate) fn single(kind: &Kind, object: &Object, form: Form, include: IncludeObject) -> Vec<u8> {
+pub(crate) fn single(kind: &ServedKind, object: &StoredObject, form: Form, include: IncludeObject) -> Vec<u8> {
     let mut body = match form {
         Form::Plain => object.body.to_vec(),
         Form::Table => table::single(kind, object, object.meta.rv, true, include),

@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use super::freeze::Socket;
 use super::http::handle;
-use super::shared::Shared;
+use super::shared::DemoState;
 
 const BACKLOG: u32 = 4096;
 /// What the apiserver announces on HTTP/2.
@@ -53,7 +53,7 @@ fn socket(address: SocketAddr) -> io::Result<TcpSocket> {
 }
 
 /// Accepts until the upstream stops. While it is down, the port refuses connections.
-pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<Shared>) {
+pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<DemoState>) {
     let mut listening = shared.listening.subscribe();
     loop {
         loop {
@@ -87,7 +87,7 @@ pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<Sh
     }
 }
 
-async fn serve(stream: TcpStream, shared: Arc<Shared>) {
+async fn serve(stream: TcpStream, shared: Arc<DemoState>) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "no TCP_NODELAY");
     }
@@ -117,7 +117,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     }
 }
 
-fn builder(shared: &Shared) -> auto::Builder<Tracked> {
+fn builder(shared: &DemoState) -> auto::Builder<Tracked> {
     let mut builder = auto::Builder::new(Tracked(shared.tasks.clone()));
     builder.http1().timer(TokioTimer::new());
     builder

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::json::{Fields, Json, write_string};
-use super::kinds::Kind;
+use super::json::{Json, JsonMembers, write_string};
+use super::kinds::ServedKind;
 
 /// `ObjectMeta`, as far as the server itself reads or writes it. The rest is carried along in `others`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,16 +18,16 @@ pub(crate) struct Meta {
     pub(crate) created: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
-    pub(crate) others: Fields,
+    pub(crate) others: JsonMembers,
 }
 
 /// Immutable, shared by the store, the ring and every open watch.
 #[derive(Debug)]
-pub(crate) struct Object {
+pub(crate) struct StoredObject {
     pub(crate) meta: Meta,
     /// With `kind` and `apiVersion`, without a final newline.
     pub(crate) body: Bytes,
-    /// Values for field selectors, in the order of `Kind::selectable.fields`.
+    /// Values for field selectors, in the order of `ServedKind::selectable.fields`.
     pub(crate) fields: Vec<String>,
     /// Where the digits of `metadata.resourceVersion` are in `body`.
     rv_at: std::ops::Range<usize>,
@@ -73,7 +73,7 @@ const OTHERS: [&str; 5] =
 
 impl Meta {
     /// Reads what clients may set; a resourceVersion that is not a number counts as none.
-    pub(crate) fn read(mut fields: Fields) -> Self {
+    pub(crate) fn read(mut fields: JsonMembers) -> Self {
         let mut text = |key: &str| match fields.take(key) {
             Some(Json::String(text)) => text,
             _ => String::new(),
@@ -133,8 +133,8 @@ impl Meta {
     }
 }
 
-impl Object {
-    pub(crate) fn new(kind: &Kind, meta: Meta, rest: Fields) -> Self {
+impl StoredObject {
+    pub(crate) fn new(kind: &ServedKind, meta: Meta, rest: JsonMembers) -> Self {
         let fields = kind
             .selectable
             .fields
@@ -174,7 +174,7 @@ impl Object {
     }
 
     /// Everything but type and metadata, read back from the bytes.
-    pub(crate) fn rest(&self) -> Fields {
+    pub(crate) fn rest(&self) -> JsonMembers {
         let parsed = Json::parse(&self.body).ok().and_then(Json::into_fields);
         let mut fields = parsed.unwrap_or_default();
         fields.0.retain(|(key, _)| !matches!(key.as_str(), "kind" | "apiVersion" | "metadata"));
@@ -182,7 +182,7 @@ impl Object {
     }
 }
 
-fn struct_body(kind: &Kind, meta: &Meta, mut rest: Fields) -> (Vec<u8>, std::ops::Range<usize>, usize) {
+fn struct_body(kind: &ServedKind, meta: &Meta, mut rest: JsonMembers) -> (Vec<u8>, std::ops::Range<usize>, usize) {
     let rank = |key: &str| kind.layout.iter().position(|known| *known == key).unwrap_or(usize::MAX);
     rest.0.sort_by_key(|(key, _)| rank(key));
     let mut out = Vec::with_capacity(3072);
@@ -202,7 +202,7 @@ fn struct_body(kind: &Kind, meta: &Meta, mut rest: Fields) -> (Vec<u8>, std::ops
     (out, rv_at, type_len)
 }
 
-fn sorted_body(kind: &Kind, meta: &Meta, mut rest: Fields) -> (Vec<u8>, std::ops::Range<usize>, usize) {
+fn sorted_body(kind: &ServedKind, meta: &Meta, mut rest: JsonMembers) -> (Vec<u8>, std::ops::Range<usize>, usize) {
     rest.set("apiVersion", kind.api_version().into());
     rest.set("kind", kind.name.into());
     rest.set("metadata", Json::Null);
@@ -253,11 +253,11 @@ mod tests {
     use super::super::kinds::{KINDS, PODS, by_plural};
     use super::*;
 
-    fn object(kind: usize) -> Object {
+    fn object(kind: usize) -> StoredObject {
         let metadata = br#"{"labels":{"app":"x"},"namespace":"n","name":"a","resourceVersion":"7","uid":"u"}"#;
         let meta = Meta::read(Json::parse(metadata).unwrap().into_fields().unwrap());
         let rest = Json::parse(br#"{"status":{"phase":"Running"},"spec":{"nodeName":"n1","a":1}}"#).unwrap();
-        Object::new(&KINDS[kind], meta, rest.into_fields().unwrap())
+        StoredObject::new(&KINDS[kind], meta, rest.into_fields().unwrap())
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What the demo's objects look like: pods of about 2.5 KB, and a little of everything else.
 
 use super::clock;
-use super::json::{Fields, Json};
-use super::object::{Meta, Object};
+use super::json::{Json, JsonMembers};
+use super::object::{Meta, StoredObject};
 use super::objects::{POD_SPEC, POD_STATUS, POD_STATUS_PENDING, fill};
 use crate::base::now_ns;
 use crate::kube::WRITTEN_AT;
@@ -64,7 +64,7 @@ impl Pod {
     }
 
     /// Reads back what [`Pod::document`] wrote.
-    pub(crate) fn of(object: &Object) -> Self {
+    pub(crate) fn of(object: &StoredObject) -> Self {
         let rest = Json::Object(object.rest());
         let phase = rest.at("status.phase").and_then(Json::as_str).unwrap_or_default();
         let container = rest.at("status.containerStatuses").and_then(|statuses| statuses.items().first());
@@ -84,7 +84,7 @@ impl Pod {
     }
 
     /// Metadata and the rest, written now. Identity is kept from the object before, if there is one.
-    pub(crate) fn document(&self, before: Option<&Meta>) -> (Meta, Fields) {
+    pub(crate) fn document(&self, before: Option<&Meta>) -> (Meta, JsonMembers) {
         let app = self.labels.iter().find(|(key, _)| key == "app").map_or("api", |(_, value)| value.as_str());
         let mut meta = Meta {
             name: self.name.clone(),
@@ -103,7 +103,7 @@ impl Pod {
         ];
         meta.annotations = annotations.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         meta.others.set("ownerReferences", owner(app));
-        let mut rest = Fields::default();
+        let mut rest = JsonMembers::default();
         rest.set("spec", self.spec(app));
         rest.set("status", self.status(app, &meta.created));
         (meta, rest)
@@ -176,14 +176,14 @@ fn hash(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::super::kinds::{KINDS, PODS};
-    use super::super::object::Object;
+    use super::super::object::StoredObject;
     use super::*;
 
     #[test]
     fn a_pod_is_about_two_and_a_half_kilobytes() {
         for phase in ["Running", "Failed", "Succeeded"] {
             let (meta, rest) = nth(7, 3).phase(phase).document(None);
-            let object = Object::new(&KINDS[PODS], Meta { rv: 123_456, ..meta }, rest);
+            let object = StoredObject::new(&KINDS[PODS], Meta { rv: 123_456, ..meta }, rest);
             assert!((2_300..2_900).contains(&object.body.len()), "{}", object.body.len());
         }
     }

@@ -3,17 +3,17 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::json::{Fields, Json};
-use super::kinds::Kind;
+use super::json::{Json, JsonMembers};
+use super::kinds::ServedKind;
 
 const MAGIC: &[u8] = b"k8s\0";
 
 /// The object in a `k8s\0` envelope; `None` for a kind that we do not read, or bytes that are no such envelope.
-pub(crate) fn read(kind: &Kind, body: &[u8]) -> Option<Json> {
+pub(crate) fn read(kind: &ServedKind, body: &[u8]) -> Option<Json> {
     // runtime.Unknown: 1 is the type, 2 the message.
     let envelope = message(body.strip_prefix(MAGIC)?)?;
     let object = message(find(&envelope, 2)?)?;
-    let mut fields = Fields::default();
+    let mut fields = JsonMembers::default();
     fields.set("metadata", metadata(&message(find(&object, 1)?)?)?);
     let (text, encoded) = (|bytes: &[u8]| text(bytes), |bytes: &[u8]| Some(Json::from(STANDARD.encode(bytes))));
     match kind.plural {
@@ -35,7 +35,7 @@ pub(crate) fn read(kind: &Kind, body: &[u8]) -> Option<Json> {
 }
 
 fn metadata(object: &[(u64, &[u8])]) -> Option<Json> {
-    let mut fields = Fields::default();
+    let mut fields = JsonMembers::default();
     for (number, key) in [(1, "name"), (2, "generateName"), (3, "namespace"), (5, "uid"), (6, "resourceVersion")] {
         if let Some(bytes) = find(object, number).filter(|bytes| !bytes.is_empty()) {
             fields.set(key, text(bytes)?);
@@ -48,7 +48,7 @@ fn metadata(object: &[(u64, &[u8])]) -> Option<Json> {
 
 /// Sets a member from a map field: repeated messages of a key and a value.
 fn set_map(
-    fields: &mut Fields,
+    fields: &mut JsonMembers,
     key: &str,
     object: &[(u64, &[u8])],
     number: u64,
@@ -62,7 +62,7 @@ fn set_map(
     }
     map.sort_by(|a, b| a.0.cmp(&b.0));
     if !map.is_empty() {
-        fields.set(key, Json::Object(Fields(map)));
+        fields.set(key, Json::Object(JsonMembers(map)));
     }
     Some(())
 }

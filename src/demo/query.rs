@@ -1,6 +1,6 @@
 //! Query parameters: decoding, defaulting and validation as the apiserver does them, in its order.
 
-use super::status::Status;
+use super::status::DemoStatus;
 
 /// The parameters as they came, first value of each only.
 #[derive(Clone, Debug, Default)]
@@ -32,12 +32,12 @@ impl Query {
         self.get(key).map(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
     }
 
-    fn integer(&self, key: &str) -> Result<i64, Status> {
+    fn integer(&self, key: &str) -> Result<i64, DemoStatus> {
         match self.get(key) {
             None | Some("") => Ok(0),
             Some(text) => text
                 .parse()
-                .map_err(|_| Status::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))),
+                .map_err(|_| DemoStatus::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))),
         }
     }
 
@@ -89,7 +89,7 @@ pub(crate) struct ListOptions {
 
 impl ListOptions {
     /// `forced` is the deprecated `/watch/` form of the path, which is validated as a list unless `watch` is set too.
-    pub(crate) fn read(query: &Query, forced: bool) -> Result<Self, Status> {
+    pub(crate) fn read(query: &Query, forced: bool) -> Result<Self, DemoStatus> {
         let watch = query.is_watch();
         let (mut initial_events, mut rv_match) = (query.flag("sendInitialEvents"), query.text("resourceVersionMatch"));
         let (limit, timeout_seconds) = (query.integer("limit")?, query.integer("timeoutSeconds")?);
@@ -103,7 +103,7 @@ impl ListOptions {
             list_problems(rv_match, rv, next, initial_events)
         };
         if !problems.is_empty() {
-            return Err(Status::invalid_options(&problems));
+            return Err(DemoStatus::invalid_options(&problems));
         }
         Ok(Self {
             watch: watch || forced,
@@ -186,7 +186,7 @@ pub(crate) fn parse_rv(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn read(query: &str) -> Result<ListOptions, Status> {
+    fn read(query: &str) -> Result<ListOptions, DemoStatus> {
         ListOptions::read(&Query::parse(query), false)
     }
 

@@ -13,11 +13,11 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use super::accept::Accept;
 use super::json::pretty;
 use super::query::Query;
-use super::status::Status;
-use super::watch::Broken;
+use super::status::DemoStatus;
+use super::watch::BrokenWatch;
 
-pub(crate) type Body = UnsyncBoxBody<Bytes, Broken>;
-pub(crate) type Reply = Response<Body>;
+pub(crate) type DemoBody = UnsyncBoxBody<Bytes, BrokenWatch>;
+pub(crate) type DemoReply = Response<DemoBody>;
 
 const JSON: &str = "application/json";
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -59,12 +59,12 @@ impl Style {
     }
 
     /// A compact JSON document that ends in a newline, or its pretty form that does not.
-    pub(crate) fn json(&self, code: StatusCode, body: Vec<u8>) -> Reply {
+    pub(crate) fn json(&self, code: StatusCode, body: Vec<u8>) -> DemoReply {
         let body = if self.pretty { pretty(&body) } else { body };
         self.reply(code, JSON, full(body))
     }
 
-    pub(crate) fn status(&self, status: &Status) -> Reply {
+    pub(crate) fn status(&self, status: &DemoStatus) -> DemoReply {
         let compact = status.to_json();
         let body = if self.pretty || !self.accept.takes_plain_json() {
             pretty(compact.as_bytes())
@@ -82,18 +82,18 @@ impl Style {
         reply
     }
 
-    pub(crate) fn text(&self, code: StatusCode, text: impl Into<Vec<u8>>) -> Reply {
+    pub(crate) fn text(&self, code: StatusCode, text: impl Into<Vec<u8>>) -> DemoReply {
         let mut reply = self.reply(code, "text/plain; charset=utf-8", full(text));
         reply.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         reply
     }
 
-    pub(crate) fn typed(&self, content_type: &'static str, body: impl Into<Vec<u8>>) -> Reply {
+    pub(crate) fn typed(&self, content_type: &'static str, body: impl Into<Vec<u8>>) -> DemoReply {
         self.reply(StatusCode::OK, content_type, full(body))
     }
 
     /// A JSON body that is made while it is sent. A pretty one has to be whole first.
-    pub(crate) async fn chunks(&self, chunks: impl Stream<Item = Bytes> + Send + 'static) -> Reply {
+    pub(crate) async fn chunks(&self, chunks: impl Stream<Item = Bytes> + Send + 'static) -> DemoReply {
         if self.pretty {
             let whole = chunks.fold(Vec::new(), |mut whole, chunk| async move {
                 whole.extend_from_slice(&chunk);
@@ -106,12 +106,12 @@ impl Style {
     }
 
     /// A watch stream; never pretty.
-    pub(crate) fn events(&self, events: impl Stream<Item = Result<Bytes, Broken>> + Send + 'static) -> Reply {
+    pub(crate) fn events(&self, events: impl Stream<Item = Result<Bytes, BrokenWatch>> + Send + 'static) -> DemoReply {
         let frames = events.map(|event| event.map(Frame::data));
         self.reply(StatusCode::OK, JSON, StreamBody::new(frames).boxed_unsync())
     }
 
-    fn reply(&self, code: StatusCode, content_type: &'static str, body: Body) -> Reply {
+    fn reply(&self, code: StatusCode, content_type: &'static str, body: DemoBody) -> DemoReply {
         let mut reply = Response::new(body);
         *reply.status_mut() = code;
         let headers = reply.headers_mut();
@@ -125,6 +125,6 @@ impl Style {
     }
 }
 
-fn full(body: impl Into<Vec<u8>>) -> Body {
+fn full(body: impl Into<Vec<u8>>) -> DemoBody {
     Full::new(Bytes::from(body.into())).map_err(|never: Infallible| match never {}).boxed_unsync()
 }

@@ -6,17 +6,17 @@ use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::status::Status;
+use super::status::DemoStatus;
 
 /// What the upstream answers to reviews.
 #[derive(Debug, Default)]
-pub struct Reviews {
+pub struct ReviewAnswers {
     rules: Mutex<Rules>,
 }
 
 /// Reviews answered since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReviewCounts {
     pub tokens: u64,
     pub accesses: u64,
 }
@@ -27,7 +27,7 @@ struct Rules {
     /// User and namespace; `*` is every namespace and the whole cluster.
     rights: HashSet<(String, String)>,
     refusal: Option<u16>,
-    asked: Asked,
+    asked: ReviewCounts,
 }
 
 const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -36,7 +36,7 @@ const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 /// Whom everybody is who asks.
 const ASKER: &str = "demo";
 
-impl Reviews {
+impl ReviewAnswers {
     /// From now on the token is the user's.
     pub fn give(&self, token: &str, user: &str) {
         self.rules.lock().holders.insert(token.to_owned(), user.to_owned());
@@ -62,7 +62,7 @@ impl Reviews {
         self.rules.lock().refusal = code;
     }
 
-    pub fn asked(&self) -> Asked {
+    pub fn asked(&self) -> ReviewCounts {
         self.rules.lock().asked
     }
 
@@ -71,8 +71,9 @@ impl Reviews {
         [TOKENS, OURSELVES, ACCESSES].contains(&path)
     }
 
-    pub(crate) fn answer(&self, path: &str, body: &[u8]) -> Result<(StatusCode, Vec<u8>), Status> {
-        let mut review: Value = serde_json::from_slice(body).map_err(|error| Status::bad_request(error.to_string()))?;
+    pub(crate) fn answer(&self, path: &str, body: &[u8]) -> Result<(StatusCode, Vec<u8>), DemoStatus> {
+        let mut review: Value =
+            serde_json::from_slice(body).map_err(|error| DemoStatus::bad_request(error.to_string()))?;
         let mut rules = self.rules.lock();
         match path {
             TOKENS => rules.asked.tokens += 1,
@@ -80,7 +81,7 @@ impl Reviews {
             _ => {}
         }
         if let Some(code) = rules.refusal {
-            return Err(Status::ordered(code, None));
+            return Err(DemoStatus::ordered(code, None));
         }
         let text = |pointer: &str| review.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         let status = match path {

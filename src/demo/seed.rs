@@ -2,10 +2,10 @@
 
 use super::clock;
 use super::json::Json;
-use super::kinds::{KINDS, Kind, PODS, by_plural};
+use super::kinds::{KINDS, PODS, ServedKind, by_plural};
 use super::objects::{API_SERVICE, CRD, DEPLOYMENT, EVENT, NODE, SERVICE, fill};
 use super::pods::{NAMESPACES, nth};
-use super::store::{Change, Store};
+use super::store::{Store, WriteDecision};
 use super::write::split;
 
 const DEPLOYMENTS: [&str; 4] = ["api", "front", "gateway", "worker"];
@@ -43,7 +43,7 @@ pub(crate) fn seed(store: &Store, pods: usize, nodes: usize) {
         add(store, "widgets", WIDGET, &[("name", name), ("color", color)]);
     }
     add(store, "customresourcedefinitions", CRD, &[("now", &now)]);
-    let mut versions: Vec<_> = KINDS.iter().map(|Kind { group, version, .. }| (group, version)).collect();
+    let mut versions: Vec<_> = KINDS.iter().map(|ServedKind { group, version, .. }| (group, version)).collect();
     versions.dedup();
     for (group, version) in versions {
         add(store, "apiservices", API_SERVICE, &[("group", group), ("version", version), ("now", &now)]);
@@ -53,7 +53,7 @@ pub(crate) fn seed(store: &Store, pods: usize, nodes: usize) {
         // An unconditional decision cannot be refused.
         let _ = store.write(PODS, &pod.key(), |_| {
             let (meta, rest) = pod.document(None);
-            Ok(Some(Change::Put(meta, rest)))
+            Ok(Some(WriteDecision::Put(meta, rest)))
         });
     }
     let (pods, ..) = store.now(PODS);
@@ -81,7 +81,7 @@ pub(crate) fn put(store: &Store, kind: usize, document: Json) -> u64 {
         meta.created = before.map_or_else(|| clock::rfc3339(clock::unix_seconds()), |before| before.created.clone());
         let generation = before.and_then(|before| before.generation).map_or(1, |generation| generation + 1);
         meta.generation = KINDS[kind].generation.then_some(generation);
-        Ok(Some(Change::Put(meta, rest)))
+        Ok(Some(WriteDecision::Put(meta, rest)))
     });
     written.ok().flatten().map_or(0, |written| written.revision)
 }

@@ -3,15 +3,15 @@
 mod fields;
 mod labels;
 
-use super::kinds::Kind;
-use super::object::Object;
-use super::status::Status;
+use super::kinds::ServedKind;
+use super::object::StoredObject;
+use super::status::DemoStatus;
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Selector {
+pub(crate) struct ObjectSelector {
     /// From the path; empty for all namespaces and for cluster-wide resources.
     pub(crate) namespace: String,
-    labels: Vec<labels::Requirement>,
+    labels: Vec<labels::LabelRequirement>,
     fields: Vec<Condition>,
 }
 
@@ -32,15 +32,15 @@ enum Source {
     Field(usize),
 }
 
-impl Selector {
-    pub(crate) fn parse(kind: &Kind, namespace: &str, labels: &str, fields: &str) -> Result<Self, Status> {
-        let labels = labels::parse(labels).map_err(Status::bad_request)?;
-        let fields = fields::parse(fields).map_err(Status::bad_request)?;
+impl ObjectSelector {
+    pub(crate) fn parse(kind: &ServedKind, namespace: &str, labels: &str, fields: &str) -> Result<Self, DemoStatus> {
+        let labels = labels::parse(labels).map_err(DemoStatus::bad_request)?;
+        let fields = fields::parse(fields).map_err(DemoStatus::bad_request)?;
         let fields = fields.into_iter().map(|term| resolve(kind, term)).collect::<Result<_, _>>()?;
         Ok(Self { namespace: namespace.to_owned(), labels, fields })
     }
 
-    pub(crate) fn matches(&self, object: &Object) -> bool {
+    pub(crate) fn matches(&self, object: &StoredObject) -> bool {
         let meta = &object.meta;
         (self.namespace.is_empty() || self.namespace == meta.namespace)
             && self.labels.iter().all(|requirement| requirement.matches(&meta.labels))
@@ -61,7 +61,7 @@ impl Selector {
 
     /// Whether a list that was cut short might still have to look at the object. A list of one name never does; at an
     /// exact version the cache's indexes are of no use.
-    pub(crate) fn would_scan(&self, object: &Object, exact: bool) -> bool {
+    pub(crate) fn would_scan(&self, object: &StoredObject, exact: bool) -> bool {
         let namespace = self.fields.iter().find(|c| c.source == Source::Namespace && c.equal);
         let namespace = namespace.map_or(self.namespace.as_str(), |condition| &condition.value);
         let of_one = self.name().is_some() && (!namespace.is_empty() || object.meta.namespace.is_empty());
@@ -80,20 +80,20 @@ impl Selector {
     }
 }
 
-fn resolve(kind: &Kind, (key, value, equal): fields::Term) -> Result<Condition, Status> {
+fn resolve(kind: &ServedKind, (key, value, equal): fields::FieldCondition) -> Result<Condition, DemoStatus> {
     let source = match key.as_str() {
         "metadata.name" => Source::Name,
         "metadata.namespace" if kind.selectable.namespace => Source::Namespace,
         _ => {
             let at = kind.selectable.fields.iter().position(|(known, ..)| *known == key);
-            Source::Field(at.ok_or_else(|| Status::bad_request(unknown_text(kind, &key)))?)
+            Source::Field(at.ok_or_else(|| DemoStatus::bad_request(unknown_text(kind, &key)))?)
         }
     };
     let indexed = key == "spec.nodeName";
     Ok(Condition { source, value, equal, indexed })
 }
 
-fn unknown_text(kind: &Kind, key: &str) -> String {
+fn unknown_text(kind: &ServedKind, key: &str) -> String {
     if kind.selectable.short_text {
         format!("field label not supported: {key}")
     } else {

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::counts::Counter;
 use super::faults::Switches;
-use super::reviews::Reviews;
+use super::reviews::ReviewAnswers;
 use super::store::Store;
 
 /// Requests that are remembered for tests to look at.
@@ -19,7 +19,7 @@ const SEEN_MAX: usize = 4096;
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ReceivedRequest {
     pub method: Method,
     pub uri: Uri,
     pub headers: HeaderMap,
@@ -35,11 +35,11 @@ pub(crate) struct Settings {
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct DemoState {
     pub(crate) store: Store,
     pub(crate) settings: Settings,
     pub(crate) faults: Switches,
-    pub(crate) reviews: Reviews,
+    pub(crate) reviews: ReviewAnswers,
     pub(crate) counts: Counter,
     pub(crate) tasks: TaskTracker,
     pub(crate) stopping: CancellationToken,
@@ -48,16 +48,16 @@ pub(crate) struct Shared {
     pub(crate) bound: watch::Sender<bool>,
     /// Connections of an older generation than this reset themselves.
     pub(crate) connections: watch::Sender<u64>,
-    seen: Mutex<VecDeque<Seen>>,
+    seen: Mutex<VecDeque<ReceivedRequest>>,
 }
 
-impl Shared {
+impl DemoState {
     pub(crate) fn new(store: Store, settings: Settings) -> Self {
         Self {
             store,
             settings,
             faults: Switches::new(),
-            reviews: Reviews::default(),
+            reviews: ReviewAnswers::default(),
             counts: Counter::default(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
@@ -76,10 +76,10 @@ impl Shared {
         if seen.len() == SEEN_MAX {
             seen.pop_front();
         }
-        seen.push_back(Seen { method: method.clone(), uri: uri.clone(), headers: headers.clone() });
+        seen.push_back(ReceivedRequest { method: method.clone(), uri: uri.clone(), headers: headers.clone() });
     }
 
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<ReceivedRequest> {
         self.seen.lock().iter().cloned().collect()
     }
 }

@@ -1,11 +1,11 @@
-//! `Status` bodies in the apiserver's shape: what a refusal looks like on the wire.
+//! `DemoStatus` bodies in the apiserver's shape: what a refusal looks like on the wire.
 
 use super::json::write_string;
-use super::kinds::Kind;
+use super::kinds::ServedKind;
 
 /// A refusal. The HTTP layer turns it into a response, the watch into an ERROR event.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Status {
+pub(crate) struct DemoStatus {
     pub(crate) code: u16,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
@@ -16,7 +16,7 @@ pub(crate) struct Status {
     pub(crate) retry_after: Option<u32>,
 }
 
-impl Status {
+impl DemoStatus {
     pub(crate) fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self { code, reason, message: message.into(), details: None, next: None, retry_after: None }
     }
@@ -25,7 +25,7 @@ impl Status {
         Self { details: Some(details.into()), ..self }
     }
 
-    fn about(self, kind: &Kind, name: &str) -> Self {
+    fn about(self, kind: &ServedKind, name: &str) -> Self {
         let mut members = vec![];
         if !name.is_empty() {
             members.push(format!(r#""name":{}"#, quoted(name)));
@@ -41,7 +41,7 @@ impl Status {
         Self::new(400, "BadRequest", message)
     }
 
-    pub(crate) fn not_found(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn not_found(kind: &ServedKind, name: &str) -> Self {
         Self::new(404, "NotFound", format!("{} {name:?} not found", kind.qualified())).about(kind, name)
     }
 
@@ -54,11 +54,11 @@ impl Status {
             .details("{}")
     }
 
-    pub(crate) fn already_exists(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn already_exists(kind: &ServedKind, name: &str) -> Self {
         Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", kind.qualified())).about(kind, name)
     }
 
-    pub(crate) fn conflict(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn conflict(kind: &ServedKind, name: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} {name:?}: the object has been modified; \
              please apply your changes to the latest version and try again",
@@ -68,7 +68,7 @@ impl Status {
     }
 
     /// This one text of the server's goes by the kind, not by the resource.
-    pub(crate) fn precondition(kind: &Kind, name: &str, expected: &str, found: &str) -> Self {
+    pub(crate) fn precondition(kind: &ServedKind, name: &str, expected: &str, found: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} {name:?}: the UID in the precondition ({expected}) does not match the \
              UID in record ({found}). The object might have been deleted and then recreated",
@@ -77,7 +77,7 @@ impl Status {
         Self::new(409, "Conflict", message).details(format!(r#"{{"name":{},"kind":"{}"}}"#, quoted(name), kind.name))
     }
 
-    pub(crate) fn name_required(kind: &Kind) -> Self {
+    pub(crate) fn name_required(kind: &ServedKind) -> Self {
         let text = "Required value: name or generateName is required";
         let cause = format!(r#"{{"reason":"FieldValueRequired","message":"{text}","field":"metadata.name"}}"#);
         let details = format!(r#"{{"kind":"{}","causes":[{cause}]}}"#, kind.name);
@@ -121,7 +121,7 @@ impl Status {
     }
 
     /// A watch from a revision that the ring no longer reaches back to.
-    pub(crate) fn too_old(kind: &Kind, wanted: u64, oldest: u64) -> Self {
+    pub(crate) fn too_old(kind: &ServedKind, wanted: u64, oldest: u64) -> Self {
         if kind.cached {
             Self::expired(format!("too old resource version: {wanted} ({oldest})"))
         } else {
@@ -181,7 +181,7 @@ impl Status {
 }
 
 /// The body of a successful DELETE.
-pub(crate) fn deleted(kind: &Kind, name: &str, uid: &str) -> String {
+pub(crate) fn deleted(kind: &ServedKind, name: &str, uid: &str) -> String {
     let group = if kind.group.is_empty() { String::new() } else { format!(r#","group":"{}""#, kind.group) };
     let details = format!(r#"{{"name":{}{group},"kind":"{}","uid":"{uid}"}}"#, quoted(name), kind.plural);
     let head = r#""kind":"Status","apiVersion":"v1","metadata":{},"status":"Success""#;
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn bodies_have_the_servers_order() {
-        let missing = Status::not_found(&KINDS[by_plural("deployments").unwrap()], "x").to_json();
+        let missing = DemoStatus::not_found(&KINDS[by_plural("deployments").unwrap()], "x").to_json();
         let (head, message) =
             (r#"{"kind":"Status","apiVersion":"v1","metadata":{}"#, r#""deployments.apps \"x\" not found""#);
         let details = r#"{"name":"x","group":"apps","kind":"deployments"}"#;
@@ -209,6 +209,6 @@ mod tests {
             r#"{head},"status":"Failure","message":{message},"reason":"NotFound","details":{details},"code":404}}"#
         );
         assert_eq!(missing, body);
-        assert!(Status::too_large(9, 4).to_json().contains(r#""retryAfterSeconds":1},"code":504}"#));
+        assert!(DemoStatus::too_large(9, 4).to_json().contains(r#""retryAfterSeconds":1},"code":504}"#));
     }
 }

@@ -11,13 +11,13 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::json::Fields;
-use super::kinds::{KINDS, Kind};
-use super::object::{Meta, Object};
-use super::status::Status;
+use super::json::JsonMembers;
+use super::kinds::{KINDS, ServedKind};
+use super::object::{Meta, StoredObject};
+use super::status::DemoStatus;
 
 /// Objects at one revision, in key order.
-pub(crate) type Objects = Arc<[Arc<Object>]>;
+pub(crate) type ObjectMap = Arc<[Arc<StoredObject>]>;
 
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -40,10 +40,10 @@ pub struct Backup(State);
 
 #[derive(Clone, Debug, Default)]
 struct Table {
-    objects: BTreeMap<String, Arc<Object>>,
+    objects: BTreeMap<String, Arc<StoredObject>>,
     /// The objects as a slice, made at most once between two writes.
-    listed: OnceLock<Objects>,
-    ring: VecDeque<Arc<Event>>,
+    listed: OnceLock<ObjectMap>,
+    ring: VecDeque<Arc<StoreEvent>>,
     /// Sequence number of the first event in the ring.
     first: u64,
     /// The oldest revision that a watch or an exact list may start from.
@@ -54,15 +54,15 @@ struct Table {
 
 /// A change of one object. Both sides are kept: selectors need to know what was left and what was entered.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct StoreEvent {
     pub(crate) rv: u64,
-    pub(crate) previous: Option<Arc<Object>>,
-    pub(crate) current: Option<Arc<Object>>,
+    pub(crate) previous: Option<Arc<StoredObject>>,
+    pub(crate) current: Option<Arc<StoredObject>>,
     frames: [OnceLock<Bytes>; 3],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum EventType {
+pub(crate) enum StoreEventType {
     Added,
     Modified,
     Deleted,
@@ -71,22 +71,22 @@ pub(crate) enum EventType {
 /// What a writer decided after it saw the current object.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives on the stack of one write")]
-pub(crate) enum Change {
-    Put(Meta, Fields),
+pub(crate) enum WriteDecision {
+    Put(Meta, JsonMembers),
     Remove,
 }
 
 /// The outcome of a write: the object as it is now, or as it was last if it was removed.
 #[derive(Debug)]
-pub(crate) struct Written {
-    pub(crate) object: Arc<Object>,
+pub(crate) struct WriteResult {
+    pub(crate) object: Arc<StoredObject>,
     pub(crate) revision: u64,
     pub(crate) created: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Pulled {
-    pub(crate) events: Vec<Arc<Event>>,
+    pub(crate) events: Vec<Arc<StoreEvent>>,
     /// Where to pull from the next time.
     pub(crate) next: u64,
     /// Everything up to this revision has been pulled, if `events` is empty.
@@ -119,32 +119,32 @@ impl Store {
     }
 
     /// Waits until the store is at least at `rv`; the 504 of the apiserver when that takes too long.
-    pub(crate) async fn reach(&self, rv: u64, patience: Duration) -> Result<(), Status> {
+    pub(crate) async fn reach(&self, rv: u64, patience: Duration) -> Result<(), DemoStatus> {
         let mut revised = self.revised.subscribe();
         let reached = timeout(patience, revised.wait_for(|revision| *revision >= rv)).await.is_ok();
-        if reached { Ok(()) } else { Err(Status::too_large(rv, self.revision())) }
+        if reached { Ok(()) } else { Err(DemoStatus::too_large(rv, self.revision())) }
     }
 
-    pub(crate) fn get(&self, kind: usize, key: &str) -> Option<Arc<Object>> {
+    pub(crate) fn get(&self, kind: usize, key: &str) -> Option<Arc<StoredObject>> {
         self.state.read().tables[kind].objects.get(key).cloned()
     }
 
     /// The current objects, the revision they are current at, and the ring position right after them.
-    pub(crate) fn now(&self, kind: usize) -> (Objects, u64, u64) {
+    pub(crate) fn now(&self, kind: usize) -> (ObjectMap, u64, u64) {
         let state = self.state.read();
         let table = &state.tables[kind];
         (table.listed(), state.revision, table.next())
     }
 
     /// The objects as they were at exactly `rv`, by undoing what came later.
-    pub(crate) fn at(&self, kind: usize, rv: u64) -> Result<Objects, Status> {
+    pub(crate) fn at(&self, kind: usize, rv: u64) -> Result<ObjectMap, DemoStatus> {
         let state = self.state.read();
         let table = &state.tables[kind];
         if rv > state.revision {
-            return Err(Status::too_large(rv, state.revision));
+            return Err(DemoStatus::too_large(rv, state.revision));
         }
         if rv < table.floor {
-            return Err(Status::expired("The resourceVersion for the provided list is too old."));
+            return Err(DemoStatus::expired("The resourceVersion for the provided list is too old."));
         }
         if table.ring.back().is_none_or(|event| event.rv <= rv) {
             return Ok(table.listed());
@@ -161,12 +161,12 @@ impl Store {
     }
 
     /// The ring position of the first event after `rv`.
-    pub(crate) fn since(&self, kind: usize, rv: u64) -> Result<u64, Status> {
+    pub(crate) fn since(&self, kind: usize, rv: u64) -> Result<u64, DemoStatus> {
         let state = self.state.read();
         let table = &state.tables[kind];
         let oldest = table.floor.max(table.window);
         if rv < oldest {
-            return Err(Status::too_old(&KINDS[kind], rv, oldest));
+            return Err(DemoStatus::too_old(&KINDS[kind], rv, oldest));
         }
         Ok(table.first + table.ring.partition_point(|event| event.rv <= rv) as u64)
     }
@@ -181,16 +181,16 @@ impl Store {
     }
 
     /// Reads, decides and applies in one critical section. A decision of `None` leaves everything as it is.
-    pub(crate) fn write<D>(&self, kind: usize, key: &str, decide: D) -> Result<Option<Written>, Status>
+    pub(crate) fn write<D>(&self, kind: usize, key: &str, decide: D) -> Result<Option<WriteResult>, DemoStatus>
     where
-        D: FnOnce(Option<&Arc<Object>>) -> Result<Option<Change>, Status>,
+        D: FnOnce(Option<&Arc<StoredObject>>) -> Result<Option<WriteDecision>, DemoStatus>,
     {
         let (written, next) = {
             let mut state = self.state.write();
             let previous = state.tables[kind].objects.get(key).cloned();
             let Some(change) = decide(previous.as_ref())? else {
                 let revision = state.revision;
-                return Ok(previous.map(|object| Written { object, revision, created: false }));
+                return Ok(previous.map(|object| WriteResult { object, revision, created: false }));
             };
             state.revision += 1;
             let revision = state.revision;
@@ -215,7 +215,7 @@ impl Store {
             let table = &mut state.tables[kind];
             for key in keys {
                 let previous = table.objects.get(key).cloned();
-                table.apply(&KINDS[kind], key, revision, previous, Change::Remove);
+                table.apply(&KINDS[kind], key, revision, previous, WriteDecision::Remove);
             }
             table.trim(self.ring_events_max);
             (revision, table.next())
@@ -265,7 +265,7 @@ impl Store {
             for object in table.objects.values_mut() {
                 let (mut meta, rest) = (object.meta.clone(), object.rest());
                 change(&mut meta);
-                *object = Arc::new(Object::new(kind, meta, rest));
+                *object = Arc::new(StoredObject::new(kind, meta, rest));
             }
             table.listed = OnceLock::new();
         }
@@ -280,7 +280,7 @@ impl Store {
 }
 
 impl Table {
-    fn listed(&self) -> Objects {
+    fn listed(&self) -> ObjectMap {
         self.listed.get_or_init(|| self.objects.values().cloned().collect()).clone()
     }
 
@@ -290,15 +290,17 @@ impl Table {
 
     fn apply(
         &mut self,
-        kind: &Kind,
+        kind: &ServedKind,
         key: &str,
         revision: u64,
-        previous: Option<Arc<Object>>,
-        change: Change,
-    ) -> Option<Written> {
+        previous: Option<Arc<StoredObject>>,
+        change: WriteDecision,
+    ) -> Option<WriteResult> {
         let current = match change {
-            Change::Put(meta, rest) => Some(Arc::new(Object::new(kind, Meta { rv: revision, ..meta }, rest))),
-            Change::Remove => None,
+            WriteDecision::Put(meta, rest) => {
+                Some(Arc::new(StoredObject::new(kind, Meta { rv: revision, ..meta }, rest)))
+            }
+            WriteDecision::Remove => None,
         };
         let object = current.clone().or_else(|| previous.clone())?;
         match &current {
@@ -307,8 +309,8 @@ impl Table {
         };
         let created = previous.is_none();
         self.listed = OnceLock::new();
-        self.ring.push_back(Arc::new(Event::new(revision, previous, current)));
-        Some(Written { object, revision, created })
+        self.ring.push_back(Arc::new(StoreEvent::new(revision, previous, current)));
+        Some(WriteResult { object, revision, created })
     }
 
     fn trim(&mut self, events_max: usize) {
@@ -320,34 +322,34 @@ impl Table {
     }
 }
 
-impl Event {
-    fn new(rv: u64, previous: Option<Arc<Object>>, current: Option<Arc<Object>>) -> Self {
+impl StoreEvent {
+    fn new(rv: u64, previous: Option<Arc<StoredObject>>, current: Option<Arc<StoredObject>>) -> Self {
         Self { rv, previous, current, frames: [const { OnceLock::new() }; 3] }
     }
 
     /// The whole line of the event in plain JSON, made at most once per type. Empty if the event has no such side.
-    pub(crate) fn frame(&self, as_type: EventType) -> Bytes {
+    pub(crate) fn frame(&self, as_type: StoreEventType) -> Bytes {
         let make = || self.body(as_type).map(|body| as_type.frame(&body)).unwrap_or_default();
         self.frames[as_type as usize].get_or_init(make).clone()
     }
 
     /// The object as the event shows it: a deletion shows what was there before, at the revision of the deletion.
-    fn body(&self, as_type: EventType) -> Option<Bytes> {
+    fn body(&self, as_type: StoreEventType) -> Option<Bytes> {
         match as_type {
-            EventType::Deleted => self.previous.as_ref().map(|object| object.restamped(self.rv)),
+            StoreEventType::Deleted => self.previous.as_ref().map(|object| object.restamped(self.rv)),
             _ => self.current.as_ref().map(|object| object.body.clone()),
         }
     }
 
-    pub(crate) fn subject(&self, as_type: EventType) -> Option<&Arc<Object>> {
+    pub(crate) fn subject(&self, as_type: StoreEventType) -> Option<&Arc<StoredObject>> {
         match as_type {
-            EventType::Deleted => self.previous.as_ref(),
+            StoreEventType::Deleted => self.previous.as_ref(),
             _ => self.current.as_ref(),
         }
     }
 }
 
-impl EventType {
+impl StoreEventType {
     pub(crate) fn wire(self) -> &'static str {
         match self {
             Self::Added => "ADDED",

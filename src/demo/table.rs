@@ -1,9 +1,9 @@
 //! `Table`, the form that kubectl prints: the usual pod columns, and name and age for everything else.
 
 use super::clock;
-use super::json::{Fields, Json, write_string};
-use super::kinds::{KINDS, Kind, PODS};
-use super::object::Object;
+use super::json::{Json, JsonMembers, write_string};
+use super::kinds::{KINDS, PODS, ServedKind};
+use super::object::StoredObject;
 
 /// What goes beside the cells of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -44,12 +44,12 @@ const POD_COLUMNS: &[Column] = &[
 ];
 const OTHER_COLUMNS: &[Column] = &[("Name", "string", "name", 0), ("Age", "string", "", 0)];
 
-fn is_pod(kind: &Kind) -> bool {
+fn is_pod(kind: &ServedKind) -> bool {
     kind.plural == KINDS[PODS].plural && kind.group.is_empty()
 }
 
 /// `Table` up to the opening bracket of its rows. `metadata` is a whole JSON object.
-pub(crate) fn head(kind: &Kind, metadata: &str, with_columns: bool) -> Vec<u8> {
+pub(crate) fn head(kind: &ServedKind, metadata: &str, with_columns: bool) -> Vec<u8> {
     let columns = if is_pod(kind) { POD_COLUMNS } else { OTHER_COLUMNS };
     let define = |(name, column_type, format, priority): &Column| {
         let (head, description) = (format!(r#""name":"{name}","type":"{column_type}""#), "as kubectl shows it");
@@ -65,7 +65,7 @@ pub(crate) fn head(kind: &Kind, metadata: &str, with_columns: bool) -> Vec<u8> {
 }
 
 /// One row, at a resourceVersion of the caller's choice.
-pub(crate) fn row(kind: &Kind, object: &Object, rv: u64, include: IncludeObject) -> Vec<u8> {
+pub(crate) fn row(kind: &ServedKind, object: &StoredObject, rv: u64, include: IncludeObject) -> Vec<u8> {
     let cells = if is_pod(kind) { pod_cells(object) } else { vec![object.meta.name.clone(), age(object)] };
     let mut out = br#"{"cells":["#.to_vec();
     for (n, cell) in cells.iter().enumerate() {
@@ -91,7 +91,13 @@ pub(crate) fn row(kind: &Kind, object: &Object, rv: u64, include: IncludeObject)
 }
 
 /// A whole table with one row: the object of a watch event, or of a GET.
-pub(crate) fn single(kind: &Kind, object: &Object, rv: u64, with_columns: bool, include: IncludeObject) -> Vec<u8> {
+pub(crate) fn single(
+    kind: &ServedKind,
+    object: &StoredObject,
+    rv: u64,
+    with_columns: bool,
+    include: IncludeObject,
+) -> Vec<u8> {
     let mut out = head(kind, &format!(r#"{{"resourceVersion":"{rv}"}}"#), with_columns);
     out.extend_from_slice(&row(kind, object, rv, include));
     out.extend_from_slice(b"]}");
@@ -99,7 +105,7 @@ pub(crate) fn single(kind: &Kind, object: &Object, rv: u64, with_columns: bool, 
 }
 
 /// The table of a bookmark: the cells of a zero object, and the row's object, which has the revision.
-pub(crate) fn bookmark(kind: &Kind, zero_object: &str, rv: u64, with_columns: bool) -> Vec<u8> {
+pub(crate) fn bookmark(kind: &ServedKind, zero_object: &str, rv: u64, with_columns: bool) -> Vec<u8> {
     let cells = if is_pod(kind) {
         r#""","0/0","","0","<unknown>","<none>","<none>","<none>","<none>""#
     } else {
@@ -110,11 +116,11 @@ pub(crate) fn bookmark(kind: &Kind, zero_object: &str, rv: u64, with_columns: bo
     out
 }
 
-fn age(object: &Object) -> String {
+fn age(object: &StoredObject) -> String {
     clock::parse_rfc3339(&object.meta.created).map_or_else(|| "<unknown>".to_owned(), clock::age)
 }
 
-fn pod_cells(object: &Object) -> Vec<String> {
+fn pod_cells(object: &StoredObject) -> Vec<String> {
     let rest = Json::Object(object.rest());
     let containers = rest.at("spec.containers").map_or(&[][..], Json::items);
     let statuses = rest.at("status.containerStatuses").map_or(&[][..], Json::items);
@@ -135,7 +141,7 @@ fn pod_cells(object: &Object) -> Vec<String> {
 }
 
 /// A container that waits or has ended names the state of its pod; a pod being deleted is Terminating whatever it does.
-fn pod_status(metadata: &Fields, rest: &Json, statuses: &[Json]) -> String {
+fn pod_status(metadata: &JsonMembers, rest: &Json, statuses: &[Json]) -> String {
     let text = |json: &Json, path: &str| json.at(path).and_then(Json::as_str).map(str::to_owned);
     if metadata.get("deletionTimestamp").is_some() {
         return "Terminating".to_owned();

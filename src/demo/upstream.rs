@@ -9,15 +9,15 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::churn::{self, Churning, Population};
-use super::counts::Counts;
+use super::counts::RequestCounts;
 use super::faults::Faults;
 use super::kinds::{PODS, known};
 use super::listener::{Port, accept};
 use super::pods::{NODES, Pod};
-use super::reviews::Reviews;
+use super::reviews::ReviewAnswers;
 use super::seed;
-use super::shared::{Seen, Settings, Shared};
-use super::store::{Change, Store};
+use super::shared::{DemoState, ReceivedRequest, Settings};
+use super::store::{Store, WriteDecision};
 
 /// The history that a resource keeps unless told otherwise: so many seconds of churn, within bounds.
 const RING_SECONDS: u32 = 120;
@@ -66,7 +66,7 @@ impl Upstream {
         Self { nodes, ..self }
     }
 
-    /// Pod events per second, from [`Running::churning`] on.
+    /// Pod events per second, from [`RunningUpstream::churning`] on.
     #[must_use]
     pub fn rate(self, events_per_second: u32) -> Self {
         Self { rate: events_per_second, ..self }
@@ -104,7 +104,7 @@ impl Upstream {
         self
     }
 
-    /// Whether [`Running::requests`] has anything to tell.
+    /// Whether [`RunningUpstream::requests`] has anything to tell.
     #[must_use]
     pub fn remember_requests(mut self, remember: bool) -> Self {
         self.settings.remember_requests = remember;
@@ -121,7 +121,7 @@ impl Upstream {
     ///
     /// # Panics
     /// If the address cannot be bound.
-    pub async fn run(self) -> Running {
+    pub async fn run(self) -> RunningUpstream {
         match self.try_run().await {
             Ok(running) => running,
             Err(error) => panic!("the demo upstream cannot listen: {error}"),
@@ -132,7 +132,7 @@ impl Upstream {
     ///
     /// # Errors
     /// If the address cannot be bound.
-    pub async fn try_run(self) -> io::Result<Running> {
+    pub async fn try_run(self) -> io::Result<RunningUpstream> {
         let port = Port::hold(self.address)?;
         let address = port.address;
         let listener = port.listen()?;
@@ -145,24 +145,25 @@ impl Upstream {
             store
         });
         let store = seeding.await.map_err(io::Error::other)?;
-        let shared = Arc::new(Shared::new(store, self.settings));
+        let shared = Arc::new(DemoState::new(store, self.settings));
         let population = Arc::new(Mutex::new(Population::new(self.pods, self.nodes, self.seed)));
         shared.bound.send_replace(true);
         drop(shared.tasks.spawn(accept(port, listener, shared.clone())));
-        Ok(Running { address, shared, population, rate: self.rate })
+        Ok(RunningUpstream { address, shared, population, rate: self.rate })
     }
 }
 
-/// An upstream that serves. It stops when it is dropped; [`Running::stop`] also waits for the last stream to end.
+/// An upstream that serves. It stops when it is dropped; [`RunningUpstream::stop`] also waits for the last stream to
+/// end.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningUpstream {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<DemoState>,
     population: Arc<Mutex<Population>>,
     rate: u32,
 }
 
-impl Running {
+impl RunningUpstream {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -185,12 +186,12 @@ impl Running {
         self.shared.store.events(known(plural))
     }
 
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> RequestCounts {
         self.shared.counts.read()
     }
 
     /// Returns when the counts satisfy `wanted`. For tests, under a timeout of theirs.
-    pub async fn until(&self, wanted: impl Fn(&Counts) -> bool) {
+    pub async fn until(&self, wanted: impl Fn(&RequestCounts) -> bool) {
         let mut changed = self.shared.counts.subscribe();
         while !wanted(&self.counts()) {
             if changed.changed().await.is_err() {
@@ -200,7 +201,7 @@ impl Running {
     }
 
     /// The last few thousand requests, oldest first.
-    pub fn requests(&self) -> Vec<Seen> {
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.shared.seen()
     }
 
@@ -209,7 +210,7 @@ impl Running {
     }
 
     /// Who is known, and what they may.
-    pub fn reviews(&self) -> &Reviews {
+    pub fn reviews(&self) -> &ReviewAnswers {
         &self.shared.reviews
     }
 
@@ -267,7 +268,7 @@ impl Running {
     /// If the upstream has no such resource: a mistake in the test.
     pub fn delete(&self, plural: &str, namespace: &str, name: &str) -> u64 {
         let (kind, key) = (known(plural), key(namespace, name));
-        let written = self.shared.store.write(kind, &key, |current| Ok(current.map(|_| Change::Remove)));
+        let written = self.shared.store.write(kind, &key, |current| Ok(current.map(|_| WriteDecision::Remove)));
         written.ok().flatten().map_or_else(|| self.revision(), |written| written.revision)
     }
 
@@ -300,7 +301,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningUpstream {
     fn drop(&mut self) {
         self.shared.stopping.cancel();
         self.shared.faults.freeze.set(false);

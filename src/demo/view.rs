@@ -15,7 +15,7 @@ use summary::{count, latency, per_second};
 
 /// The state of the demo at one moment. Counters only ever grow; latencies are those since the last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct LiveFigures {
     pub elapsed: Duration,
     /// `None` when the demo runs until it is interrupted.
     pub remaining: Option<Duration>,
@@ -35,7 +35,7 @@ struct Rates {
     deliveries: f64,
 }
 
-impl Snapshot {
+impl LiveFigures {
     fn rates_since(&self, earlier: &Self) -> Rates {
         let seconds = self.elapsed.saturating_sub(earlier.elapsed).as_secs_f64();
         let rate = |now: u64, then: u64| per_second(now.saturating_sub(then), seconds);
@@ -66,8 +66,8 @@ impl Snapshot {
 
 /// Shows snapshots as they come; about one per second reads well.
 #[derive(Debug)]
-pub struct View {
-    last: Snapshot,
+pub struct LiveView {
+    last: LiveFigures,
     output: Output,
 }
 
@@ -86,14 +86,14 @@ struct Screen {
     latency: ProgressBar,
 }
 
-impl View {
+impl LiveView {
     /// A live view if stderr is a terminal, plain lines otherwise.
     pub fn open() -> Self {
         let output = if io::stderr().is_terminal() { Output::Terminal(Box::new(Screen::new())) } else { Output::Lines };
-        Self { last: Snapshot::default(), output }
+        Self { last: LiveFigures::default(), output }
     }
 
-    pub fn update(&mut self, now: Snapshot) {
+    pub fn update(&mut self, now: LiveFigures) {
         let rates = now.rates_since(&self.last);
         self.last = now;
         match &self.output {
@@ -137,7 +137,7 @@ impl Screen {
         }
     }
 
-    fn draw(&self, now: &Snapshot, rates: Rates) {
+    fn draw(&self, now: &LiveFigures, rates: Rates) {
         let elapsed = now.elapsed.as_secs();
         let (len, left) = match now.remaining {
             Some(left) => (elapsed + left.as_secs(), format!("{}s left", left.as_secs())),
@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn a_plain_line_has_rates_since_the_last_one() {
-        let first = Snapshot { elapsed: Duration::from_secs(1), deliveries: 100, ..Snapshot::default() };
-        let second = Snapshot {
+        let first = LiveFigures { elapsed: Duration::from_secs(1), deliveries: 100, ..LiveFigures::default() };
+        let second = LiveFigures {
             elapsed: Duration::from_secs(3),
             remaining: Some(Duration::from_secs(7)),
             upstream_watches: 1,

@@ -12,12 +12,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::accept::Form;
 use super::counts::OpenWatch;
-use super::faults::{Act, Order, Stall};
+use super::faults::{Act, FaultOrder, Stall};
 use super::kinds::KINDS;
-use super::selector::Selector;
-use super::shared::Shared;
-use super::status::Status;
-use super::store::{EventType, Objects, frame};
+use super::selector::ObjectSelector;
+use super::shared::DemoState;
+use super::status::DemoStatus;
+use super::store::{ObjectMap, StoreEventType, frame};
 use super::table::IncludeObject;
 
 use frames::seen_as;
@@ -32,18 +32,18 @@ const BEFORE_CUT: Duration = Duration::from_millis(10);
 
 /// What the request asked for, after validation.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct WatchPlan {
     pub(crate) kind: usize,
-    pub(crate) selector: Selector,
+    pub(crate) selector: ObjectSelector,
     pub(crate) form: Form,
     pub(crate) include: IncludeObject,
     pub(crate) bookmarks: bool,
-    pub(crate) start: Start,
+    pub(crate) start: WatchOrigin,
     pub(crate) timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Start {
+pub(crate) enum WatchOrigin {
     /// All objects first, at a revision of at least `rv`; then a marked bookmark if the client can read one.
     Initial { rv: u64, mark_end: bool },
     /// Events after this revision.
@@ -56,7 +56,7 @@ pub(crate) enum Start {
 enum Phase {
     Opening,
     Replaying {
-        objects: Objects,
+        objects: ObjectMap,
         at: usize,
     },
     Live,
@@ -66,8 +66,8 @@ enum Phase {
 }
 
 pub(crate) struct Watch {
-    plan: Plan,
-    shared: Arc<Shared>,
+    plan: WatchPlan,
+    shared: Arc<DemoState>,
     phase: Phase,
     /// Next ring position to pull.
     position: u64,
@@ -84,24 +84,24 @@ pub(crate) struct Watch {
     next_bookmark: Instant,
     changed: watch::Receiver<u64>,
     hushed: watch::Receiver<bool>,
-    orders: broadcast::Receiver<Order>,
+    orders: broadcast::Receiver<FaultOrder>,
     _open: OpenWatch,
 }
 
 /// Why a stream broke off without its end. The HTTP layer turns it into a reset.
 #[derive(Debug)]
-pub(crate) struct Broken;
+pub(crate) struct BrokenWatch;
 
-impl fmt::Display for Broken {
+impl fmt::Display for BrokenWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("cut by the test")
     }
 }
 
-impl std::error::Error for Broken {}
+impl std::error::Error for BrokenWatch {}
 
 impl Watch {
-    pub(crate) fn new(plan: Plan, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(plan: WatchPlan, shared: Arc<DemoState>) -> Self {
         let now = Instant::now();
         let deadline = now + plan.timeout;
         Self {
@@ -125,7 +125,7 @@ impl Watch {
     }
 
     /// The next bytes to send; `None` ends the stream cleanly.
-    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, BrokenWatch>> {
         loop {
             if *self.hushed.borrow_and_update() {
                 let stopping = self.shared.stopping.cancelled();
@@ -149,7 +149,7 @@ impl Watch {
                 },
                 Phase::Breaking => {
                     sleep(BEFORE_CUT).await;
-                    return Some(Err(Broken));
+                    return Some(Err(BrokenWatch));
                 }
                 Phase::Over => return None,
             };
@@ -168,7 +168,7 @@ impl Watch {
             return None;
         }
         match self.plan.start {
-            Start::Initial { rv, .. } => {
+            WatchOrigin::Initial { rv, .. } => {
                 if let Err(status) = store.reach(rv, self.shared.settings.future_wait).await {
                     return Some(self.fail(&status));
                 }
@@ -179,14 +179,14 @@ impl Watch {
                 (self.position, self.after) = (next, told);
                 self.phase = Phase::Replaying { objects, at: 0 };
             }
-            Start::After(rv) => match store.since(kind, rv) {
+            WatchOrigin::After(rv) => match store.since(kind, rv) {
                 Ok(position) => {
                     (self.position, self.after) = (position, rv);
                     self.phase = Phase::Live;
                 }
                 Err(status) => return Some(self.fail(&status)),
             },
-            Start::Now => {
+            WatchOrigin::Now => {
                 let (_, revision, next) = store.now(kind);
                 (self.position, self.after) = (next, revision);
                 self.phase = Phase::Live;
@@ -196,26 +196,26 @@ impl Watch {
     }
 
     /// A refusal after the headers are out is an event, and the last one.
-    fn fail(&mut self, status: &Status) -> Bytes {
+    fn fail(&mut self, status: &DemoStatus) -> Bytes {
         self.phase = Phase::Over;
         frame("ERROR", status.to_json().as_bytes())
     }
 
-    fn replay(&mut self, objects: &Objects, from: usize) -> Bytes {
+    fn replay(&mut self, objects: &ObjectMap, from: usize) -> Bytes {
         let mut out = BytesMut::new();
         let mut at = from;
         while out.len() < BATCH_BYTES && at < objects.len() {
             let object = &objects[at];
             at += 1;
             if self.plan.selector.matches(object) {
-                let line = self.line(EventType::Added, object, object.meta.rv, None);
+                let line = self.line(StoreEventType::Added, object, object.meta.rv, None);
                 out.extend_from_slice(&line);
             }
         }
         self.phase = Phase::Replaying { objects: objects.clone(), at };
         if at == objects.len() {
             self.phase = Phase::Live;
-            if matches!(self.plan.start, Start::Initial { mark_end: true, .. }) {
+            if matches!(self.plan.start, WatchOrigin::Initial { mark_end: true, .. }) {
                 let line = self.bookmark_line(self.after, true);
                 out.extend_from_slice(&line);
             }
@@ -302,7 +302,7 @@ impl Watch {
         }
     }
 
-    fn obey(&mut self, order: Option<Order>) -> Option<Bytes> {
+    fn obey(&mut self, order: Option<FaultOrder>) -> Option<Bytes> {
         let Some(order) = order.filter(|order| order.kind.is_none_or(|kind| kind == self.plan.kind)) else {
             return Some(Bytes::new());
         };
@@ -326,7 +326,7 @@ impl Watch {
             Act::Malformed => Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{\"kind\":\"Pod\",oops}\n"),
             Act::Duplicate => self.last_frame.clone().unwrap_or_default(),
             Act::Regress => {
-                self.any_object().map(|object| EventType::Modified.frame(&object.restamped(1))).unwrap_or_default()
+                self.any_object().map(|object| StoreEventType::Modified.frame(&object.restamped(1))).unwrap_or_default()
             }
         })
     }

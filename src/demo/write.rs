@@ -5,17 +5,17 @@ use std::sync::Arc;
 use http::Method;
 
 use super::clock;
-use super::json::{Fields, Json, merge_patch, strategic_patch};
-use super::kinds::{KINDS, Kind};
-use super::object::{Meta, Object};
+use super::json::{Json, JsonMembers, merge_patch, strategic_patch};
+use super::kinds::{KINDS, ServedKind};
+use super::object::{Meta, StoredObject};
 use super::protobuf;
 use super::query::Query;
-use super::selector::Selector;
-use super::status::{self, Status};
-use super::store::{Change, Store};
+use super::selector::ObjectSelector;
+use super::status::{self, DemoStatus};
+use super::store::{Store, WriteDecision};
 
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
+pub(crate) struct WriteTarget {
     pub(crate) kind: usize,
     pub(crate) namespace: String,
     /// Empty for the collection.
@@ -24,9 +24,9 @@ pub(crate) struct Target {
 }
 
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum WriteOutcome {
     Object {
-        object: Arc<Object>,
+        object: Arc<StoredObject>,
         created: bool,
     },
     /// The body to answer with.
@@ -43,17 +43,17 @@ enum Patch {
 pub(crate) fn write(
     store: &Store,
     method: &Method,
-    target: &Target,
+    target: &WriteTarget,
     media: &str,
     body: &[u8],
     query: &Query,
-) -> Result<Outcome, Status> {
+) -> Result<WriteOutcome, DemoStatus> {
     let kind = &KINDS[target.kind];
     let has_status = !kind.custom && kind.layout.contains(&"status");
     match target.subresource.as_str() {
         "" => {}
         "status" if has_status && matches!(*method, Method::PUT | Method::PATCH) => {}
-        _ => return Err(Status::no_resource()),
+        _ => return Err(DemoStatus::no_resource()),
     }
     let writer = Writer { store, target, kind, dry_run: query.get("dryRun").is_some() };
     match (method, target.name.is_empty()) {
@@ -68,25 +68,25 @@ pub(crate) fn write(
         (&Method::DELETE, false) => writer.delete(&parse_options(body)),
         (&Method::DELETE, true) if kind.namespaced != target.namespace.is_empty() => {
             let (labels, fields) = (query.text("labelSelector"), query.text("fieldSelector"));
-            writer.delete_matching(&Selector::parse(kind, &target.namespace, labels, fields)?)
+            writer.delete_matching(&ObjectSelector::parse(kind, &target.namespace, labels, fields)?)
         }
-        _ => Err(Status::method_not_allowed()),
+        _ => Err(DemoStatus::method_not_allowed()),
     }
 }
 
-fn document(kind: &Kind, media: &str, body: &[u8]) -> Result<Json, Status> {
+fn document(kind: &ServedKind, media: &str, body: &[u8]) -> Result<Json, DemoStatus> {
     match media {
         "application/json" => parse(body),
-        "application/vnd.kubernetes.protobuf" => protobuf::read(kind, body).ok_or_else(Status::unsupported_body),
-        _ => Err(Status::unsupported_body()),
+        "application/vnd.kubernetes.protobuf" => protobuf::read(kind, body).ok_or_else(DemoStatus::unsupported_body),
+        _ => Err(DemoStatus::unsupported_body()),
     }
 }
 
-fn parse(body: &[u8]) -> Result<Json, Status> {
+fn parse(body: &[u8]) -> Result<Json, DemoStatus> {
     match Json::parse(body) {
         Ok(json @ Json::Object(_)) => Ok(json),
-        Ok(_) => Err(Status::bad_request("the request body is not an object")),
-        Err(error) => Err(Status::bad_request(format!("the object provided is unrecognized: {error}"))),
+        Ok(_) => Err(DemoStatus::bad_request("the request body is not an object")),
+        Err(error) => Err(DemoStatus::bad_request(format!("the object provided is unrecognized: {error}"))),
     }
 }
 
@@ -95,66 +95,66 @@ fn parse_options(body: &[u8]) -> Json {
     Json::parse(body).unwrap_or_default()
 }
 
-fn patch_type(kind: &Kind, media: &str) -> Result<Patch, Status> {
+fn patch_type(kind: &ServedKind, media: &str) -> Result<Patch, DemoStatus> {
     match media {
         "application/merge-patch+json" => Ok(Patch::Merge),
         "application/strategic-merge-patch+json" if !kind.custom => Ok(Patch::Strategic),
         "application/apply-patch+yaml" => Ok(Patch::Apply),
-        _ => Err(Status::unsupported_patch()),
+        _ => Err(DemoStatus::unsupported_patch()),
     }
 }
 
 struct Writer<'a> {
     store: &'a Store,
-    target: &'a Target,
-    kind: &'static Kind,
+    target: &'a WriteTarget,
+    kind: &'static ServedKind,
     dry_run: bool,
 }
 
 impl Writer<'_> {
-    fn create(&self, document: Json) -> Result<Outcome, Status> {
+    fn create(&self, document: Json) -> Result<WriteOutcome, DemoStatus> {
         let (mut meta, rest) = split(document);
         if meta.name.is_empty() {
             let prefix = meta.others.get("generateName").and_then(Json::as_str).unwrap_or_default();
             if prefix.is_empty() {
-                return Err(Status::name_required(self.kind));
+                return Err(DemoStatus::name_required(self.kind));
             }
             meta.name = format!("{prefix}{}", super::suffix());
         }
         if !meta.namespace.is_empty() && meta.namespace != self.target.namespace {
-            return Err(Status::bad_request(
+            return Err(DemoStatus::bad_request(
                 "the namespace of the provided object does not match the namespace sent on the request",
             ));
         }
         meta.namespace.clone_from(&self.target.namespace);
         let key = meta.key();
         self.commit(&key, |current| match current {
-            Some(_) => Err(Status::already_exists(self.kind, &meta.name)),
+            Some(_) => Err(DemoStatus::already_exists(self.kind, &meta.name)),
             None => Ok((meta, rest)),
         })
     }
 
-    fn update(&self, document: Json) -> Result<Outcome, Status> {
+    fn update(&self, document: Json) -> Result<WriteOutcome, DemoStatus> {
         let (meta, rest) = split(document);
         if meta.name != self.target.name {
-            return Err(Status::bad_request(format!(
+            return Err(DemoStatus::bad_request(format!(
                 "the name of the object ({}) does not match the name on the URL ({})",
                 meta.name, self.target.name
             )));
         }
         self.commit(&self.key(), |current| {
-            let current = current.ok_or_else(|| Status::not_found(self.kind, &self.target.name))?;
+            let current = current.ok_or_else(|| DemoStatus::not_found(self.kind, &self.target.name))?;
             self.check(current, &meta)?;
             Ok((meta, rest))
         })
     }
 
-    fn patch(&self, how: Patch, patch: Json) -> Result<Outcome, Status> {
+    fn patch(&self, how: Patch, patch: Json) -> Result<WriteOutcome, DemoStatus> {
         self.commit(&self.key(), |current| {
             let mut document = match (current, how) {
                 (Some(current), _) => Json::parse(&current.body).unwrap_or_default(),
-                (None, Patch::Apply) => Json::Object(Fields::default()),
-                (None, _) => return Err(Status::not_found(self.kind, &self.target.name)),
+                (None, Patch::Apply) => Json::Object(JsonMembers::default()),
+                (None, _) => return Err(DemoStatus::not_found(self.kind, &self.target.name)),
             };
             let (wanted, _) = split(patch.clone());
             if let Some(current) = current {
@@ -168,75 +168,81 @@ impl Writer<'_> {
         })
     }
 
-    fn delete(&self, options: &Json) -> Result<Outcome, Status> {
+    fn delete(&self, options: &Json) -> Result<WriteOutcome, DemoStatus> {
         let precondition = |path| options.at(path).and_then(Json::as_str);
         let deleted = self.store.write(self.target.kind, &self.key(), |current| {
-            let current = current.ok_or_else(|| Status::not_found(self.kind, &self.target.name))?;
+            let current = current.ok_or_else(|| DemoStatus::not_found(self.kind, &self.target.name))?;
             match (precondition("preconditions.uid"), precondition("preconditions.resourceVersion")) {
                 (Some(uid), _) if uid != current.meta.uid => {
-                    Err(Status::precondition(self.kind, &self.target.name, uid, &current.meta.uid))
+                    Err(DemoStatus::precondition(self.kind, &self.target.name, uid, &current.meta.uid))
                 }
                 (_, Some(rv)) if rv != current.meta.rv.to_string() => {
-                    Err(Status::conflict(self.kind, &self.target.name))
+                    Err(DemoStatus::conflict(self.kind, &self.target.name))
                 }
-                _ => Ok((!self.dry_run).then_some(Change::Remove)),
+                _ => Ok((!self.dry_run).then_some(WriteDecision::Remove)),
             }
         })?;
         let uid = deleted.map(|deleted| deleted.object.meta.uid.clone()).unwrap_or_default();
-        Ok(Outcome::Deleted(status::deleted(self.kind, &self.target.name, &uid)))
+        Ok(WriteOutcome::Deleted(status::deleted(self.kind, &self.target.name, &uid)))
     }
 
-    fn delete_matching(&self, selector: &Selector) -> Result<Outcome, Status> {
+    fn delete_matching(&self, selector: &ObjectSelector) -> Result<WriteOutcome, DemoStatus> {
         let (objects, ..) = self.store.now(self.target.kind);
         for object in objects.iter().filter(|object| selector.matches(object)) {
-            let remove = |current: Option<&Arc<Object>>| Ok(current.map(|_| Change::Remove));
+            let remove = |current: Option<&Arc<StoredObject>>| Ok(current.map(|_| WriteDecision::Remove));
             self.store.write(self.target.kind, &object.meta.key(), remove)?;
         }
-        Ok(Outcome::Deleted(status::deleted(self.kind, "", "")))
+        Ok(WriteOutcome::Deleted(status::deleted(self.kind, "", "")))
     }
 
     fn key(&self) -> String {
-        let Target { namespace, name, .. } = self.target;
+        let WriteTarget { namespace, name, .. } = self.target;
         if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") }
     }
 
     /// A resourceVersion or uid in the request must be the current one.
-    fn check(&self, current: &Object, wanted: &Meta) -> Result<(), Status> {
+    fn check(&self, current: &StoredObject, wanted: &Meta) -> Result<(), DemoStatus> {
         if wanted.rv != 0 && wanted.rv != current.meta.rv {
-            return Err(Status::conflict(self.kind, &self.target.name));
+            return Err(DemoStatus::conflict(self.kind, &self.target.name));
         }
         if !wanted.uid.is_empty() && wanted.uid != current.meta.uid {
-            return Err(Status::precondition(self.kind, &self.target.name, &wanted.uid, &current.meta.uid));
+            return Err(DemoStatus::precondition(self.kind, &self.target.name, &wanted.uid, &current.meta.uid));
         }
         Ok(())
     }
 
     /// Stores what `decide` makes of the current object, completed as the server does. No change, no new revision.
-    fn commit<D>(&self, key: &str, decide: D) -> Result<Outcome, Status>
+    fn commit<D>(&self, key: &str, decide: D) -> Result<WriteOutcome, DemoStatus>
     where
-        D: FnOnce(Option<&Arc<Object>>) -> Result<(Meta, Fields), Status>,
+        D: FnOnce(Option<&Arc<StoredObject>>) -> Result<(Meta, JsonMembers), DemoStatus>,
     {
         let mut previewed = None;
         let written = self.store.write(self.target.kind, key, |current| {
             let (meta, rest) = self.complete(current, decide(current)?);
             let rv = current.map_or(0, |current| current.meta.rv);
-            let preview = Object::new(self.kind, Meta { rv, ..meta.clone() }, rest.clone());
+            let preview = StoredObject::new(self.kind, Meta { rv, ..meta.clone() }, rest.clone());
             if self.dry_run || current.is_some_and(|current| current.body == preview.body) {
                 previewed = Some((Arc::new(preview), current.is_none()));
                 return Ok(None);
             }
-            Ok(Some(Change::Put(meta, rest)))
+            Ok(Some(WriteDecision::Put(meta, rest)))
         })?;
         let (object, created) = match (previewed, written) {
             (Some(previewed), _) => previewed,
             (None, Some(written)) => (written.object, written.created),
-            (None, None) => return Err(Status::new(500, "InternalError", "Internal error occurred: nothing written")),
+            (None, None) => {
+                return Err(DemoStatus::new(500, "InternalError", "Internal error occurred: nothing written"));
+            }
         };
-        Ok(Outcome::Object { object, created })
+        Ok(WriteOutcome::Object { object, created })
     }
 
     /// What the server sets whatever the client says: identity, generation, and the side that the request is not about.
-    fn complete(&self, current: Option<&Arc<Object>>, (mut meta, mut rest): (Meta, Fields)) -> (Meta, Fields) {
+    fn complete(
+        &self,
+        current: Option<&Arc<StoredObject>>,
+        (mut meta, mut rest): (Meta, JsonMembers),
+    ) -> (Meta, JsonMembers) {
         meta.name = if self.target.name.is_empty() { meta.name } else { self.target.name.clone() };
         meta.namespace.clone_from(&self.target.namespace);
         let old = current.map(|current| current.rest());
@@ -263,7 +269,7 @@ impl Writer<'_> {
     }
 }
 
-fn first_status(kind: &Kind) -> Json {
+fn first_status(kind: &ServedKind) -> Json {
     let text = match kind.plural {
         "pods" => r#"{"phase":"Pending","qosClass":"BestEffort"}"#,
         "namespaces" => r#"{"phase":"Active"}"#,
@@ -274,7 +280,7 @@ fn first_status(kind: &Kind) -> Json {
 }
 
 /// Metadata, and everything else but the type.
-pub(crate) fn split(document: Json) -> (Meta, Fields) {
+pub(crate) fn split(document: Json) -> (Meta, JsonMembers) {
     let mut fields = document.into_fields().unwrap_or_default();
     let metadata = fields.take("metadata").and_then(Json::into_fields).unwrap_or_default();
     fields.0.retain(|(key, _)| !matches!(key.as_str(), "kind" | "apiVersion"));

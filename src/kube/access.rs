@@ -6,12 +6,12 @@ use super::RequestInfo;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Access {
     pub verb: String,
-    pub target: Target,
+    pub target: AccessTarget,
 }
 
 /// What is to be accessed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Target {
+pub enum AccessTarget {
     Path(String),
     Resource(Box<ResourceTarget>),
 }
@@ -36,7 +36,7 @@ impl Access {
     pub fn of(info: &RequestInfo) -> Self {
         let verb = info.verb.as_str().to_owned();
         if !info.is_resource {
-            return Self { verb, target: Target::Path(info.path.clone()) };
+            return Self { verb, target: AccessTarget::Path(info.path.clone()) };
         }
         let target = ResourceTarget {
             group: info.group.clone(),
@@ -48,14 +48,14 @@ impl Access {
             field_selector: info.field_selector.clone().unwrap_or_default(),
             label_selector: info.label_selector.clone().unwrap_or_default(),
         };
-        Self { verb, target: Target::Resource(Box::new(target)) }
+        Self { verb, target: AccessTarget::Resource(Box::new(target)) }
     }
 
     /// The same in one namespace, and of all that is else alike.
     #[must_use]
     pub fn within(&self, namespace: &str) -> Self {
         let mut access = self.clone();
-        if let Target::Resource(target) = &mut access.target {
+        if let AccessTarget::Resource(target) = &mut access.target {
             namespace.clone_into(&mut target.namespace);
         }
         access
@@ -65,8 +65,8 @@ impl Access {
     pub fn len_bytes(&self) -> usize {
         self.verb.len()
             + match &self.target {
-                Target::Path(path) => path.len(),
-                Target::Resource(of) => [
+                AccessTarget::Path(path) => path.len(),
+                AccessTarget::Resource(of) => [
                     &of.group,
                     &of.version,
                     &of.resource,

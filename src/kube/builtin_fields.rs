@@ -5,7 +5,7 @@
 //! `pkg/registry/*/*/strategy.go`, expressed as the places where the served object carries them. Field numbers are from
 //! k8s.io/api `*/generated.proto`. Read in 1.36.3 and compared with 1.37.1: no difference.
 
-use super::{Field, FieldKind, FieldTable, Gvr};
+use super::{FieldKind, FieldRule, FieldTable, Gvr};
 
 const UNKNOWN_DEFAULT: &str = r#""{key}" is not a known field selector: only "metadata.name", "metadata.namespace""#;
 const UNKNOWN_FIELD: &str = "field label not supported: {key}";
@@ -125,7 +125,7 @@ impl FieldTable {
         let fields = selectable_json_paths.iter().map(|path| {
             let key = path.strip_prefix('.').unwrap_or(path).to_owned();
             let json = vec![steps(&key)];
-            Field { key, json, proto: Vec::new(), kind: FieldKind::Any }
+            FieldRule { key, json, proto: Vec::new(), kind: FieldKind::Any }
         });
         Self {
             fields: fields.collect(),
@@ -137,8 +137,8 @@ impl FieldTable {
     }
 }
 
-fn field((key, kind, places): &Row) -> Field {
-    Field {
+fn field((key, kind, places): &Row) -> FieldRule {
+    FieldRule {
         key: (*key).to_owned(),
         json: places.iter().map(|(json, _)| steps(json)).collect(),
         proto: places.iter().map(|(_, proto)| proto.to_vec()).collect(),

@@ -26,7 +26,7 @@ pub enum ContinueAt {
 /// What upstream reads the pages of a list from. It shows in its tokens, and in nothing else: either kind is continued
 /// by whoever gets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Pages {
+pub enum PageStore {
     /// etcd: keys begin behind the collection's slash.
     #[default]
     FromStorage,
@@ -34,7 +34,7 @@ pub enum Pages {
     FromCache,
 }
 
-impl Pages {
+impl PageStore {
     /// As a server of release `1.minor` does it, for resources with a watch cache: since 1.34 it keeps snapshots of it
     /// for pages (KEP-4988).
     pub fn of_release(minor: Option<u32>, has_watch_cache: bool) -> Self {
@@ -73,14 +73,14 @@ impl ContinueToken {
     }
 
     /// base64url without padding, of JSON in the apiserver's member order.
-    pub fn encode(&self, pages: Pages) -> String {
+    pub fn encode(&self, pages: PageStore) -> String {
         let version = match self.at {
             ContinueAt::Version(version) => version.to_string(),
             ContinueAt::Latest => "-1".to_owned(),
         };
         let start = match pages {
-            Pages::FromStorage => json_string(&self.start),
-            Pages::FromCache => json_string(&format!("/{}", self.start)),
+            PageStore::FromStorage => json_string(&self.start),
+            PageStore::FromCache => json_string(&format!("/{}", self.start)),
         };
         BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"{VERSION}","rv":{version},"start":{start}}}"#))
     }

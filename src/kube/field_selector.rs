@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use self::wants::Wants;
+use self::wants::FieldWants;
 use super::go_text::quote;
 use super::{Attributes, FieldTable, ObjectKey, SelectorError};
 
@@ -83,7 +83,7 @@ impl FieldSelector {
 pub struct FieldMatcher {
     conditions: Arc<[Condition]>,
     /// The same, as they are matched.
-    wants: Wants,
+    wants: FieldWants,
     /// Places of the first conditions that ask for a name and for a namespace.
     name: Option<usize>,
     namespace: Option<usize>,
@@ -128,7 +128,7 @@ impl FieldMatcher {
         conditions.retain(|_| first.next().unwrap_or_default());
         let place = |key: &str| conditions.iter().position(|condition| !condition.negated && &*condition.key == key);
         let (name, namespace) = (place(NAME_KEY), place(NAMESPACE_KEY));
-        Self { wants: Wants::of(&conditions), conditions: conditions.into(), name, namespace }
+        Self { wants: FieldWants::of(&conditions), conditions: conditions.into(), name, namespace }
     }
 
     /// `attributes` must come from the same [`FieldTable`] as the matcher; a field beyond its end reads as `""`.

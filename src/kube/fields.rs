@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FieldTable {
     /// Fields whose value is read from each object, in the order of [`Attributes::fields`](super::Attributes::fields).
-    pub fields: Vec<Field>,
+    pub fields: Vec<FieldRule>,
     /// Accepted keys that mean another one: `spec.host` is `spec.nodeName`.
     pub aliases: Vec<(String, String)>,
     /// Accepted keys that no object ever has: they compare as `""`.
@@ -24,7 +24,7 @@ impl FieldTable {
 
 /// One selectable field.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Field {
+pub struct FieldRule {
     /// The selector key: `spec.nodeName`.
     pub key: String,
     /// Where it is in JSON, tried in order; the first that is present and not empty wins. In a built-in resource a step

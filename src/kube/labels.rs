@@ -4,7 +4,7 @@ mod tests;
 mod validate;
 mod wants;
 
-use self::wants::Wants;
+use self::wants::LabelWants;
 use super::{Attributes, SelectorError};
 use std::collections::HashSet;
 use std::fmt;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub struct LabelSelector {
     requirements: Arc<[Requirement]>,
     /// The same, as it is matched.
-    wants: Wants,
+    wants: LabelWants,
 }
 
 impl LabelSelector {
@@ -33,7 +33,7 @@ impl LabelSelector {
         let mut requirements = parse::requirements(text).map_err(SelectorError::Invalid)?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         let requirements = once_each(requirements);
-        Ok(Self { wants: Wants::of(&requirements), requirements: requirements.into() })
+        Ok(Self { wants: LabelWants::of(&requirements), requirements: requirements.into() })
     }
 
     pub fn matches(&self, attributes: &Attributes) -> bool {

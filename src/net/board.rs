@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 /// Who has been woken of all that are one task. Each is polled when it was, and not whenever the task is: a connection
 /// with a watch has far more to say than to read, and what nobody looks at stays out of the way of other connections.
 #[derive(Debug, Default)]
-pub(super) struct Board {
+pub(super) struct WakeSet {
     task: AtomicWaker,
     /// While the task looks at the board it need not be woken: codec and streams wake each other all the time.
     is_looked_at: AtomicBool,
@@ -21,7 +21,7 @@ pub(super) struct Board {
 
 /// Who is on the board besides the streams.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Part {
+pub(super) enum WakePart {
     Codec,
     /// The codec again, but there is something to read.
     Reader,
@@ -31,39 +31,39 @@ pub(super) enum Part {
 
 /// Wakes a part.
 struct Caller {
-    board: Arc<Board>,
-    part: Part,
+    board: Arc<WakeSet>,
+    part: WakePart,
 }
 
 /// Wakes one stream.
 #[derive(Debug)]
-pub(super) struct Bell {
-    board: Arc<Board>,
+pub(super) struct StreamWaker {
+    board: Arc<WakeSet>,
     stream: usize,
     /// It is on the board.
     rung: AtomicBool,
 }
 
-impl Board {
+impl WakeSet {
     /// Nobody has been polled yet, so all have been woken.
     pub(super) fn shared() -> Arc<Self> {
         let board = Arc::new(Self::default());
-        [Part::Codec, Part::Reader, Part::Aside].into_iter().for_each(|part| board.put(part));
+        [WakePart::Codec, WakePart::Reader, WakePart::Aside].into_iter().for_each(|part| board.put(part));
         board
     }
 
-    pub(super) fn waker(self: &Arc<Self>, part: Part) -> Waker {
+    pub(super) fn waker(self: &Arc<Self>, part: WakePart) -> Waker {
         Arc::new(Caller { board: self.clone(), part }).into()
     }
 
     /// To be polled without having been woken.
-    pub(super) fn put(&self, part: Part) {
+    pub(super) fn put(&self, part: WakePart) {
         // Not a store: who takes it sees what all have done who put it here.
         self.flag(part).swap(true, Ordering::SeqCst);
     }
 
     /// Whether the part has been woken since this was last asked.
-    pub(super) fn take(&self, part: Part) -> bool {
+    pub(super) fn take(&self, part: WakePart) -> bool {
         let flag = self.flag(part);
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
     }
@@ -94,17 +94,17 @@ impl Board {
         }
     }
 
-    fn flag(&self, part: Part) -> &AtomicBool {
+    fn flag(&self, part: WakePart) -> &AtomicBool {
         match part {
-            Part::Codec => &self.codec,
-            Part::Reader => &self.reader,
-            Part::Aside => &self.aside,
+            WakePart::Codec => &self.codec,
+            WakePart::Reader => &self.reader,
+            WakePart::Aside => &self.aside,
         }
     }
 }
 
-impl Bell {
-    pub(super) fn new(board: Arc<Board>, stream: usize) -> Self {
+impl StreamWaker {
+    pub(super) fn new(board: Arc<WakeSet>, stream: usize) -> Self {
         Self { board, stream, rung: AtomicBool::new(false) }
     }
 
@@ -122,14 +122,14 @@ impl Wake for Caller {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.board.put(self.part);
-        if matches!(self.part, Part::Reader) {
-            self.board.put(Part::Codec);
+        if matches!(self.part, WakePart::Reader) {
+            self.board.put(WakePart::Codec);
         }
         self.board.wake_task();
     }
 }
 
-impl Wake for Bell {
+impl Wake for StreamWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

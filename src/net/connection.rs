@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::metrics::Failed;
+use super::metrics::ConnectionFailure;
 
 /// The connection that a request came by. Cloning shares it.
 #[derive(Debug, Clone, Default)]
@@ -32,7 +32,7 @@ struct Shared {
 
 /// How far a connection is on its way to the end. It only goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum State {
+pub(super) enum ConnectionState {
     Open,
     /// It is to end behind what runs on it, by its age, by idleness or in a drain. Requests that were sent before its
     /// client knew are answered.
@@ -45,13 +45,13 @@ pub(super) enum State {
 
 /// A request that is under way, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Running(Connection);
+pub(super) struct RequestUnderWay(Connection);
 
 impl Connection {
     /// Ends the connection after what runs on it: GOAWAY, or `Connection: close` with the answer that is on its way.
     /// What else comes on it is refused as not having been looked at, so that it may be sent again on another one.
     pub fn close(&self) {
-        self.advance(State::Closing);
+        self.advance(ConnectionState::Closing);
     }
 
     /// What somebody above keeps with the connection: one value of one type, made when it is first asked for. A value
@@ -61,34 +61,34 @@ impl Connection {
         kept.downcast().unwrap_or_else(|_| Arc::new(make()))
     }
 
-    pub(super) fn advance(&self, state: State) {
+    pub(super) fn advance(&self, state: ConnectionState) {
         self.0.state.fetch_max(state as u8, Ordering::SeqCst);
         self.0.changed.notify_one();
     }
 
-    pub(super) fn is(&self, state: State) -> bool {
+    pub(super) fn is(&self, state: ConnectionState) -> bool {
         self.0.state.load(Ordering::SeqCst) >= state as u8
     }
 
     /// Completes when the connection has come to that state; for one waiter at a time.
-    pub(super) async fn reached(&self, state: State) {
+    pub(super) async fn reached(&self, state: ConnectionState) {
         while !self.is(state) {
             self.0.changed.notified().await;
         }
     }
 
     /// A request has come; none, if no more are taken. More than `late_max` of those end the connection.
-    pub(super) fn request(&self, late_max: u32) -> Option<Running> {
-        if self.is(State::Closing) {
+    pub(super) fn request(&self, late_max: u32) -> Option<RequestUnderWay> {
+        if self.is(ConnectionState::Closing) {
             if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {
-                Failed::Insistent.count();
-                self.advance(State::Cut);
+                ConnectionFailure::Insistent.count();
+                self.advance(ConnectionState::Cut);
             }
             return None;
         }
         self.0.has_asked.store(true, Ordering::Relaxed);
         self.0.running.fetch_add(1, Ordering::SeqCst);
-        Some(Running(self.clone()))
+        Some(RequestUnderWay(self.clone()))
     }
 
     pub(super) fn has_asked(&self) -> bool {
@@ -138,7 +138,7 @@ impl Connection {
 impl Default for Shared {
     fn default() -> Self {
         Self {
-            state: AtomicU8::new(State::Open as u8),
+            state: AtomicU8::new(ConnectionState::Open as u8),
             changed: Notify::new(),
             born: Instant::now(),
             running: AtomicU32::new(0),
@@ -158,7 +158,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-impl Drop for Running {
+impl Drop for RequestUnderWay {
     fn drop(&mut self) {
         let shared = &self.0.0;
         // First the time: who finds nothing running reads it.
@@ -219,16 +219,16 @@ mod tests {
     #[tokio::test]
     async fn a_closing_connection_takes_nothing_and_a_leaving_one_does() {
         let connection = Connection::default();
-        connection.advance(State::Leaving);
+        connection.advance(ConnectionState::Leaving);
         assert!(connection.request(LATE_MAX).is_some());
         connection.close();
-        connection.reached(State::Closing).await;
-        connection.advance(State::Leaving);
+        connection.reached(ConnectionState::Closing).await;
+        connection.advance(ConnectionState::Leaving);
         for _ in 0..LATE_MAX {
-            assert!(connection.request(LATE_MAX).is_none() && !connection.is(State::Cut));
+            assert!(connection.request(LATE_MAX).is_none() && !connection.is(ConnectionState::Cut));
         }
         assert!(connection.request(LATE_MAX).is_none());
-        connection.reached(State::Cut).await;
+        connection.reached(ConnectionState::Cut).await;
     }
 
     #[test]

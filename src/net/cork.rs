@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker, ready};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::board::{Board, Part};
+use super::board::{WakePart, WakeSet};
 
 /// A byte stream that can be corked: what is written then is gathered, whatever the writer flushes, and goes out in a
 /// few large writes when the cork is drawn. A codec of HTTP/2 writes and flushes frame by frame, and each write to a
@@ -25,7 +25,7 @@ struct Line<I> {
     /// How much of `held` is out.
     sent: usize,
     is_corked: bool,
-    board: Arc<Board>,
+    board: Arc<WakeSet>,
     /// Who reads is the codec, and not what the connection becomes after it.
     codec: Waker,
     /// How it is told that there is something to read.
@@ -41,13 +41,13 @@ thread_local! {
 }
 
 impl<I> Corked<I> {
-    pub(super) fn new(io: I, board: Arc<Board>) -> Self {
-        let (codec, reader) = (board.waker(Part::Codec), board.waker(Part::Reader));
+    pub(super) fn new(io: I, board: Arc<WakeSet>) -> Self {
+        let (codec, reader) = (board.waker(WakePart::Codec), board.waker(WakePart::Reader));
         Self(Arc::new(Mutex::new(Line { io, held: Vec::new(), sent: 0, is_corked: false, board, codec, reader })))
     }
 
     /// Where those come who are woken, and what the codec has to be polled with.
-    pub(super) fn board(&self) -> (Arc<Board>, Waker) {
+    pub(super) fn board(&self) -> (Arc<WakeSet>, Waker) {
         let line = self.0.lock();
         (line.board.clone(), line.codec.clone())
     }
@@ -137,13 +137,13 @@ impl<I: AsyncRead + Unpin> Line<I> {
             return Pin::new(&mut self.io).poll_read(cx, buf);
         }
         // A codec reads whenever it is polled, and that is whenever something is to be written.
-        if !self.board.take(Part::Reader) {
+        if !self.board.take(WakePart::Reader) {
             return Poll::Pending;
         }
         let read = Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), buf);
         if read.is_ready() {
             // There may be more.
-            self.board.put(Part::Reader);
+            self.board.put(WakePart::Reader);
         }
         read
     }
@@ -228,7 +228,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_written_under_the_cork_goes_out_with_it_and_in_order() {
         let (near, mut far) = tokio::io::duplex(1 << 20);
-        let mut corked = Corked::new(near, Board::shared());
+        let mut corked = Corked::new(near, WakeSet::shared());
         assert_eq!(write(&mut corked, b"a"), 1);
         corked.cork();
         assert_eq!(write(&mut corked, b"b"), 1);
@@ -245,7 +245,7 @@ mod tests {
     #[tokio::test]
     async fn no_more_is_gathered_than_the_limit_when_nobody_reads() {
         let (near, mut far) = tokio::io::duplex(100);
-        let mut corked = Corked::new(near, Board::shared());
+        let mut corked = Corked::new(near, WakeSet::shared());
         corked.cork();
         let sent: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[n as usize % 2]).collect();
         let mut taken = write(&mut corked, &sent);
@@ -271,7 +271,7 @@ mod tests {
     #[tokio::test]
     async fn several_pieces_are_taken_at_once() {
         let (near, mut far) = tokio::io::duplex(1 << 10);
-        let mut corked = Corked::new(near, Board::shared());
+        let mut corked = Corked::new(near, WakeSet::shared());
         corked.cork();
         let parts = [io::IoSlice::new(b"ab"), io::IoSlice::new(b""), io::IoSlice::new(b"cde")];
         let mut cx = Context::from_waker(Waker::noop());

@@ -9,7 +9,7 @@ use super::PeerAddress;
 /// Where connections come from, as far as one sender can have many of them: an IPv4 address, the /64 of an IPv6
 /// address, which is what one machine is given, or this machine's unix sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Source {
+pub(super) enum ConnectionSource {
     V4(Ipv4Addr),
     V6([u8; 8]),
     Unix,
@@ -19,7 +19,7 @@ pub(super) enum Source {
 #[derive(Debug)]
 pub(super) struct Silent<C> {
     pub(super) connection: C,
-    pub(super) source: Source,
+    pub(super) source: ConnectionSource,
     pub(super) since: Instant,
 }
 
@@ -27,15 +27,15 @@ pub(super) struct Silent<C> {
 /// longest. So none keeps more places by silence than the others do, and a source with few of them keeps those.
 #[derive(Debug)]
 pub(super) struct Crowd<C> {
-    queues: HashMap<Source, VecDeque<Silent<C>>>,
+    queues: HashMap<ConnectionSource, VecDeque<Silent<C>>>,
     /// The first is the source with most; of equals the one that has the oldest. An entry that does not fit its queue
     /// any more has a newer one beside it.
     order: BinaryHeap<Rank>,
 }
 
-type Rank = (usize, Reverse<Instant>, Source);
+type Rank = (usize, Reverse<Instant>, ConnectionSource);
 
-impl Source {
+impl ConnectionSource {
     pub(super) fn of(address: PeerAddress) -> Self {
         let PeerAddress::Tcp(address) = address else { return Self::Unix };
         match address.ip().to_canonical() {
@@ -90,7 +90,7 @@ impl<C> Default for Crowd<C> {
     }
 }
 
-fn rank<C>(source: Source, queue: &VecDeque<Silent<C>>) -> Option<Rank> {
+fn rank<C>(source: ConnectionSource, queue: &VecDeque<Silent<C>>) -> Option<Rank> {
     queue.front().map(|oldest| (queue.len(), Reverse(oldest.since), source))
 }
 
@@ -102,8 +102,8 @@ mod tests {
 
     use super::*;
 
-    fn source(text: &str) -> Source {
-        Source::of(PeerAddress::Tcp(format!("{text}:1").parse().expect("an address")))
+    fn source(text: &str) -> ConnectionSource {
+        ConnectionSource::of(PeerAddress::Tcp(format!("{text}:1").parse().expect("an address")))
     }
 
     #[test]
@@ -117,7 +117,7 @@ mod tests {
         ] {
             assert_eq!(source(one) == source(other), same, "{one} and {other}");
         }
-        let unix = |uid| Source::of(PeerAddress::Unix { uid });
+        let unix = |uid| ConnectionSource::of(PeerAddress::Unix { uid });
         assert_eq!(unix(Some(1)), unix(Some(2)));
     }
 
@@ -155,12 +155,12 @@ mod tests {
             let began = Instant::now();
             let silent = opened.iter().map(|(host, second)| Silent {
                 connection: (),
-                source: Source::V4(Ipv4Addr::new(10, 0, 0, *host)),
+                source: ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, *host)),
                 since: began + Duration::from_secs(*second),
             });
             let mut left: HashMap<_, Vec<_>> = HashMap::new();
             for (host, second) in &opened {
-                left.entry(Source::V4(Ipv4Addr::new(10, 0, 0, *host))).or_default().push(*second);
+                left.entry(ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, *host))).or_default().push(*second);
             }
             // Some come after the others were looked at.
             let mut silent: Vec<_> = silent.collect();

@@ -11,7 +11,7 @@ use tokio::io::AsyncWrite;
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::board::{Bell, Board, Part};
+use super::board::{StreamWaker, WakePart, WakeSet};
 use super::cork::Corked;
 use crate::base::Cut;
 
@@ -25,7 +25,7 @@ pub(super) struct Driven<'a, C, I> {
     io: Corked<I>,
     started: Streams,
     running: Slab<Running>,
-    board: Arc<Board>,
+    board: Arc<WakeSet>,
     /// How the codec is woken.
     codec: Waker,
     /// An empty list, to be exchanged for that of the streams that were woken.
@@ -49,7 +49,7 @@ type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Running {
     future: Stream,
-    bell: Arc<Bell>,
+    bell: Arc<StreamWaker>,
     /// The bell as the stream holds it.
     waker: Waker,
     cut: Cut,
@@ -99,20 +99,20 @@ where
 
     pub(super) fn connection(&mut self) -> Pin<&mut C> {
         // What is done to it may give it something to do.
-        self.board.put(Part::Codec);
+        self.board.put(WakePart::Codec);
         self.connection.as_mut()
     }
 
     /// Runs it until it is over, or until `aside` is.
     pub(super) async fn until<O>(&mut self, mut aside: Pin<&mut impl Future<Output = O>>) -> First<T, O> {
-        let waker = self.board.waker(Part::Aside);
+        let waker = self.board.waker(WakePart::Aside);
         // It may not be the first of them.
-        self.board.put(Part::Aside);
+        self.board.put(WakePart::Aside);
         poll_fn(|cx| {
             if let Poll::Ready(ended) = Pin::new(&mut *self).poll(cx) {
                 return Poll::Ready(First::Ended(ended));
             }
-            if !self.board.take(Part::Aside) {
+            if !self.board.take(WakePart::Aside) {
                 return Poll::Pending;
             }
             aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
@@ -126,7 +126,7 @@ where
             self.board.take_streams(&mut woken);
             woken.drain(..).for_each(|stream| self.poll_stream(stream));
             self.spare = woken;
-            if self.board.take(Part::Codec) {
+            if self.board.take(WakePart::Codec) {
                 let ended = self.connection.as_mut().poll(&mut Context::from_waker(&self.codec));
                 if ended.is_ready() {
                     return ended;
@@ -143,7 +143,7 @@ where
 
     fn add(&mut self, future: Stream, cut: Cut) {
         let place = self.running.vacant_entry();
-        let bell = Arc::new(Bell::new(self.board.clone(), place.key()));
+        let bell = Arc::new(StreamWaker::new(self.board.clone(), place.key()));
         let waker = Waker::from(bell.clone());
         waker.wake_by_ref();
         // Once: it has the same waker for as long as it runs. If it is cut already, it is looked at in any case.
@@ -249,7 +249,7 @@ mod tests {
         const STREAMS: usize = 100;
         let (near, mut far) = tokio::io::duplex(1 << 16);
         let (io, started, polls) =
-            (Corked::new(near, Board::shared()), Streams::default(), Arc::<AtomicUsize>::default());
+            (Corked::new(near, WakeSet::shared()), Streams::default(), Arc::<AtomicUsize>::default());
         let (tx, rx) = mpsc::unbounded_channel();
         let (event, seen) = tokio::sync::watch::channel(0_u8);
         let streams = (0..STREAMS).map(|_| -> Stream {
@@ -290,7 +290,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_is_not_over_in_its_time_is_dropped() {
         let (near, _far) = tokio::io::duplex(1 << 10);
-        let (io, started) = (Corked::new(near, Board::shared()), Streams::default());
+        let (io, started) = (Corked::new(near, WakeSet::shared()), Streams::default());
         let begun = Instant::now();
         let mut ends = Vec::new();
         for seconds in [Some(20), Some(10), None] {
@@ -321,7 +321,7 @@ mod tests {
     #[tokio::test]
     async fn streams_that_never_rest_leave_others_their_turn() {
         let (near, _far) = tokio::io::duplex(1 << 10);
-        let (io, started) = (Corked::new(near, Board::shared()), Streams::default());
+        let (io, started) = (Corked::new(near, WakeSet::shared()), Streams::default());
         started.execute(poll_fn(|cx| -> Poll<()> {
             cx.waker().wake_by_ref();
             Poll::Pending
@@ -336,7 +336,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_aside_is_polled_when_it_was_woken() {
         let (near, mut far) = tokio::io::duplex(1 << 10);
-        let (io, started) = (Corked::new(near, Board::shared()), Streams::default());
+        let (io, started) = (Corked::new(near, WakeSet::shared()), Streams::default());
         let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel::<()>();
         let read = {
             let mut io = io.clone();

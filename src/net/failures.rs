@@ -4,13 +4,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::crowd::Source;
+use super::crowd::ConnectionSource;
 
 /// Handshakes that failed lately, by where they came from. Each costs a signature, and whoever sends what is refused in
 /// it can do so again at once: so a source with many of them waits a moment before its next one.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    of: Mutex<HashMap<Source, Level>>,
+    of: Mutex<HashMap<ConnectionSource, Level>>,
 }
 
 /// A bucket that leaks: what is in it, and as of when.
@@ -31,7 +31,7 @@ const SOURCES_MAX: usize = 4_096;
 
 impl Failures {
     /// A handshake has failed.
-    pub(super) fn note(&self, source: Source) {
+    pub(super) fn note(&self, source: ConnectionSource) {
         let now = Instant::now();
         let mut of = self.of.lock();
         if of.len() >= SOURCES_MAX && !of.contains_key(&source) {
@@ -42,7 +42,7 @@ impl Failures {
     }
 
     /// Completes when a handshake may begin: at once, unless many from there have failed.
-    pub(super) async fn wait(&self, source: Source) {
+    pub(super) async fn wait(&self, source: ConnectionSource) {
         let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_MAX);
         if pauses {
             sleep(PAUSE).await;
@@ -64,8 +64,8 @@ mod tests {
 
     use super::*;
 
-    fn source(last: u8) -> Source {
-        Source::V4(Ipv4Addr::new(10, 0, 0, last))
+    fn source(last: u8) -> ConnectionSource {
+        ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, last))
     }
 
     #[tokio::test(start_paused = true)]
@@ -87,7 +87,7 @@ mod tests {
     async fn so_many_sources_are_remembered() {
         let failures = Failures::default();
         for at in 0..=u32::try_from(SOURCES_MAX).expect("few") {
-            failures.note(Source::V4(Ipv4Addr::from_bits(at)));
+            failures.note(ConnectionSource::V4(Ipv4Addr::from_bits(at)));
         }
         assert!(failures.of.lock().len() <= SOURCES_MAX);
     }

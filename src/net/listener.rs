@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::{Instant, timeout_at};
 
-use super::metrics::Failed;
+use super::metrics::ConnectionFailure;
 use super::{Address, PeerAddress};
 
 /// A bound socket.
@@ -219,7 +219,7 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> 
     if uid.is_some_and(|uid| only_uids.contains(&uid)) {
         return Some((Stream::Unix(stream), PeerAddress::Unix { uid }));
     }
-    Failed::ForeignUid.count();
+    ConnectionFailure::ForeignUid.count();
     tracing::debug!(uid, "turned away: the socket is not for this user");
     None
 }

@@ -4,7 +4,7 @@ use metrics::{Gauge, counter, gauge};
 
 /// Why a connection came to nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Failed {
+pub(super) enum ConnectionFailure {
     /// The TLS handshake went wrong: no version, certificate or signature that both accept.
     Handshake,
     /// It took too long.
@@ -19,7 +19,7 @@ pub(super) enum Failed {
     ForeignUid,
 }
 
-impl Failed {
+impl ConnectionFailure {
     pub(super) fn count(self) {
         counter!("kube_fanout_connections_failed_total", "reason" => self.as_str()).increment(1);
     }
@@ -37,11 +37,11 @@ impl Failed {
 }
 
 /// Counts a connection as open until dropped.
-pub(super) struct Open {
+pub(super) struct OpenConnection {
     connections: Gauge,
 }
 
-impl Open {
+impl OpenConnection {
     pub(super) fn new() -> Self {
         let connections = gauge!("kube_fanout_connections_open");
         connections.increment(1.0);
@@ -49,7 +49,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.connections.decrement(1.0);
     }

@@ -8,9 +8,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Connection;
-use super::connection::State;
-use super::crowd::{Crowd, Silent, Source};
-use super::metrics::Failed;
+use super::connection::ConnectionState;
+use super::crowd::{ConnectionSource, Crowd, Silent};
+use super::metrics::ConnectionFailure;
 
 /// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
 /// comes; while something is under way on all of them, who comes waits.
@@ -24,7 +24,7 @@ pub(super) struct Places {
 
 /// A connection's place, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionPlace {
     places: Arc<Places>,
     at: usize,
     connection: Connection,
@@ -32,7 +32,7 @@ pub(super) struct Place {
 
 #[derive(Debug)]
 struct Taken {
-    here: Slab<(Connection, Source)>,
+    here: Slab<(Connection, ConnectionSource)>,
     /// Closed to make room, and not gone yet.
     leaving: usize,
     /// Who is silent, as of the last look.
@@ -72,10 +72,10 @@ impl Places {
     }
 
     /// A place for a connection, as soon as there is one.
-    pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: Source) -> Place {
+    pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionPlace {
         loop {
             if let Some(at) = self.try_enter(connection, source) {
-                return Place { places: self.clone(), at, connection: connection.clone() };
+                return ConnectionPlace { places: self.clone(), at, connection: connection.clone() };
             }
             tokio::select! {
                 () = self.freed.notified() => {}
@@ -97,7 +97,7 @@ impl Places {
         leaving > 0 && timeout(LOOK_EVERY, self.freed.notified()).await.is_ok()
     }
 
-    fn try_enter(&self, connection: &Connection, source: Source) -> Option<usize> {
+    fn try_enter(&self, connection: &Connection, source: ConnectionSource) -> Option<usize> {
         let mut taken = self.taken.lock();
         if taken.leaving >= self.leaving_max {
             return None;
@@ -139,8 +139,8 @@ impl Taken {
         while let Some(Silent { connection: (at, connection), since, .. }) = self.crowd.next() {
             let is_here = self.here.get(at).is_some_and(|(here, _)| here.is_same_as(&connection));
             if is_here && connection.idle_since() == Some(since) {
-                Failed::Displaced.count();
-                connection.advance(State::Cut);
+                ConnectionFailure::Displaced.count();
+                connection.advance(ConnectionState::Cut);
                 return Some(at);
             }
         }
@@ -164,7 +164,7 @@ impl Taken {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut taken = self.places.taken.lock();
         if taken.here.get(self.at).is_some_and(|(here, _)| here.is_same_as(&self.connection)) {
@@ -187,8 +187,8 @@ mod tests {
 
     const LATE_MAX: u32 = 1;
 
-    fn source(host: u8) -> Source {
-        Source::V4(Ipv4Addr::new(10, 0, 0, host))
+    fn source(host: u8) -> ConnectionSource {
+        ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, host))
     }
 
     #[tokio::test(start_paused = true)]
@@ -206,7 +206,9 @@ mod tests {
         }
         let new = Connection::default();
         let place = places.enter(&new, source(1)).await;
-        let cut = |here: &[(Connection, Place)]| here.iter().map(|(it, _)| it.is(State::Cut)).collect::<Vec<_>>();
+        let cut = |here: &[(Connection, ConnectionPlace)]| {
+            here.iter().map(|(it, _)| it.is(ConnectionState::Cut)).collect::<Vec<_>>()
+        };
         assert_eq!(cut(&here), [false, true, false]);
         let counts = || {
             let taken = places.taken.lock();
@@ -228,7 +230,7 @@ mod tests {
         // The answer is whole: nobody says so, and it is noticed.
         drop(request);
         let entered = entering.await;
-        assert!(first.is(State::Cut));
+        assert!(first.is(ConnectionState::Cut));
         drop((place, entered));
         let again = second.request(LATE_MAX);
         let place = places.enter(&second, source(2)).await;
@@ -237,7 +239,7 @@ mod tests {
         assert!(entering.as_mut().now_or_never().is_none());
         drop(place);
         entering.await;
-        assert!(!second.is(State::Cut));
+        assert!(!second.is(ConnectionState::Cut));
         drop(again);
     }
 
@@ -259,9 +261,9 @@ mod tests {
             let connection = Connection::default();
             let place = places.enter(&connection, source(1)).await;
             flood.push((connection, place));
-            flood.retain(|(connection, _)| !connection.is(State::Cut));
+            flood.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
         }
-        assert!(!other.is(State::Cut));
+        assert!(!other.is(ConnectionState::Cut));
         assert_eq!(flood.len(), 19);
     }
 
@@ -288,11 +290,11 @@ mod tests {
         for _ in 0..10 {
             assert!(!places.make_room().await, "none has gone yet");
         }
-        let cut = here.iter().filter(|(connection, _)| connection.is(State::Cut)).count();
+        let cut = here.iter().filter(|(connection, _)| connection.is(ConnectionState::Cut)).count();
         assert_eq!(cut, ROOM);
         let mut more = std::pin::pin!(places.make_room());
         assert!(more.as_mut().now_or_never().is_none());
-        here.retain(|(connection, _)| !connection.is(State::Cut));
+        here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
         assert!(more.await);
     }
 
@@ -302,13 +304,15 @@ mod tests {
         const PLACES: usize = 3 * ROOM;
         let places = Places::new(PLACES, LEAVING_MAX);
         let mut here = Vec::new();
-        let come = async |here: &mut Vec<(Connection, Place)>| {
+        let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
             tokio::time::advance(Duration::from_millis(1)).await;
             let connection = Connection::default();
             let place = places.enter(&connection, source(1)).await;
             here.push((connection, place));
         };
-        let go = |here: &mut Vec<(Connection, Place)>| here.retain(|(connection, _)| !connection.is(State::Cut));
+        let go = |here: &mut Vec<(Connection, ConnectionPlace)>| {
+            here.retain(|(connection, _)| !connection.is(ConnectionState::Cut))
+        };
         for _ in 0..PLACES {
             come(&mut here).await;
         }
@@ -323,7 +327,7 @@ mod tests {
         for _ in 0..2 {
             go(&mut here);
             let _ = places.make_room().now_or_never();
-            assert!(!last.is(State::Cut));
+            assert!(!last.is(ConnectionState::Cut));
         }
         go(&mut here);
         assert_eq!(here.len(), PLACES - 2 * ROOM);

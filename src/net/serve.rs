@@ -17,21 +17,21 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, sleep_until, timeout};
 use tokio_rustls::server::TlsStream;
 
-use super::board::Board;
-use super::connection::{Running, State};
+use super::board::WakeSet;
+use super::connection::{ConnectionState, RequestUnderWay};
 use super::cork::Corked;
-use super::crowd::Source;
+use super::crowd::ConnectionSource;
 use super::driven::{Driven, First, Streams};
 use super::failures::Failures;
 use super::listener::Stream;
-use super::metrics::{Failed, Open};
-use super::places::{Place, Places};
+use super::metrics::{ConnectionFailure, OpenConnection};
+use super::places::{ConnectionPlace, Places};
 use super::{Connection, Listener, Peer, PeerAddress, Tls};
 use crate::base::{Cut, DrainWatch, Tasks, UnderWay};
 
 /// What one connection may take (reliability.md §3.8).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConnectionLimits {
     pub connections_max: usize,
     pub handshake_max: Duration,
     /// Until the first request has come: apiservers close idle connections after as long.
@@ -53,7 +53,7 @@ pub struct Limits {
     pub ping_after: Duration,
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             connections_max: 20_000,
@@ -86,7 +86,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub async fn serve<S, F, B>(
     listener: Listener,
     tls: Option<Tls>,
-    limits: Limits,
+    limits: ConnectionLimits,
     tasks: Tasks,
     mut drain: DrainWatch,
     handle: S,
@@ -100,11 +100,11 @@ pub async fn serve<S, F, B>(
     let places = Places::within_descriptors(limits.connections_max);
     let failures = Arc::new(Failures::default());
     let watch = drain.clone();
-    let begin = |stream: Stream, address: PeerAddress, this: Connection, place: Place| {
+    let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionPlace| {
         let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
         let tls = tls.map(|tls| (tls, failures.clone()));
         tasks.spawn("connection", async move {
-            let _open = Open::new();
+            let _open = OpenConnection::new();
             let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
             if let Err(error) = connection(stream, peer, tls, &limits, drain, handle).await {
                 tracing::debug!(%error, "connection ended");
@@ -118,7 +118,7 @@ pub async fn serve<S, F, B>(
         let entered = async {
             let (stream, address) = listener.accept().await?;
             let connection = Connection::default();
-            let place = places.enter(&connection, Source::of(address)).await;
+            let place = places.enter(&connection, ConnectionSource::of(address)).await;
             Ok((stream, address, connection, place))
         };
         let entered = tokio::select! {
@@ -138,7 +138,7 @@ pub async fn serve<S, F, B>(
         .end(|(stream, address)| {
             let this = Connection::default();
             // Nobody is waited for any more.
-            if let Some(place) = places.enter(&this, Source::of(address)).now_or_never() {
+            if let Some(place) = places.enter(&this, ConnectionSource::of(address)).now_or_never() {
                 begin(stream, address, this, place);
             }
         })
@@ -177,7 +177,7 @@ const WHOLE_BYTES_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 struct Answered<B> {
     body: B,
-    running: Option<(Running, Option<UnderWay>)>,
+    running: Option<(RequestUnderWay, Option<UnderWay>)>,
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -186,7 +186,7 @@ async fn connection<S, F, B>(
     stream: Stream,
     mut peer: Peer,
     tls: Option<(Tls, Arc<Failures>)>,
-    limits: &Limits,
+    limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,
 ) -> Result<(), Failure>
@@ -197,9 +197,9 @@ where
     B::Error: Into<Failure>,
 {
     let Some((tls, failures)) = tls else {
-        return http(Corked::new(stream, Board::shared()), peer, limits, drain, handle).await;
+        return http(Corked::new(stream, WakeSet::shared()), peer, limits, drain, handle).await;
     };
-    let (this, source) = (peer.connection.clone(), Source::of(peer.address));
+    let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
     let shaking = async {
         failures.wait(source).await;
         handshake(&tls, stream, limits).await.inspect_err(|_| failures.note(source))
@@ -207,26 +207,26 @@ where
     let mut closing = drain.clone();
     let stream = tokio::select! {
         stream = Box::pin(shaking) => stream?,
-        () = this.reached(State::Cut) => return Err(Over::Cut.into()),
+        () = this.reached(ConnectionState::Cut) => return Err(Over::Cut.into()),
         () = async { closing.closing().await; sleep_until(this.born() + NEWCOMER_MAX).await } => {
             return Err(Over::Cut.into());
         }
     };
     let shown = stream.get_ref().1.peer_certificates();
     peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
-    http(Corked::new(stream, Board::shared()), peer, limits, drain, handle).await
+    http(Corked::new(stream, WakeSet::shared()), peer, limits, drain, handle).await
 }
 
-async fn handshake(tls: &Tls, stream: Stream, limits: &Limits) -> Result<TlsStream<Stream>, Failure> {
+async fn handshake(tls: &Tls, stream: Stream, limits: &ConnectionLimits) -> Result<TlsStream<Stream>, Failure> {
     let shaken = timeout(limits.handshake_max, tls.acceptor().accept(stream)).await;
-    let shaken = shaken.inspect_err(|_| Failed::HandshakeTimeout.count())?;
-    Ok(shaken.inspect_err(|_| Failed::Handshake.count())?)
+    let shaken = shaken.inspect_err(|_| ConnectionFailure::HandshakeTimeout.count())?;
+    Ok(shaken.inspect_err(|_| ConnectionFailure::Handshake.count())?)
 }
 
 async fn http<I, S, F, B>(
     io: Corked<I>,
     peer: Peer,
-    limits: &Limits,
+    limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,
 ) -> Result<(), Failure>
@@ -244,7 +244,7 @@ where
     let is_late = drain.has_started();
     if is_late {
         // Served, and asked to come by another one each time: there may be somebody else by then.
-        this.advance(State::Leaving);
+        this.advance(ConnectionState::Leaving);
     }
     let leaving = (!is_late).then(|| drain.clone());
     let service = service_fn(move |request: Request<Incoming>| {
@@ -264,7 +264,7 @@ where
             // Its sender may ask again elsewhere: nobody has looked at it (RFC 9113 §8.7). HTTP/1 just ends.
             let (answer, running) = answer.ok_or_else(|| h2::Error::from(h2::Reason::REFUSED_STREAM))?;
             let mut answer = answer.await;
-            if is_last || this.is(State::Leaving) {
+            if is_last || this.is(ConnectionState::Leaving) {
                 say_goodbye(version, &mut answer);
             }
             Ok::<_, h2::Error>(answer.map(|body| Answered::new(body, running)))
@@ -280,7 +280,7 @@ where
         First::Aside(over) => over?,
     }
     // GOAWAY, or `Connection: close`: running streams go on, and end at their own moment, in a drain as well.
-    this.advance(State::Leaving);
+    this.advance(ConnectionState::Leaving);
     driven.connection().graceful_shutdown();
     match driven.until(Box::pin(is_cut(&this, &cut, limits)).as_mut()).await {
         First::Ended(ended) => ended,
@@ -289,12 +289,20 @@ where
 }
 
 /// Completes when a connection is to end behind what runs on it, or not to go on.
-async fn ending(this: &Connection, cut: &Cut, drain: DrainWatch, is_late: bool, limits: &Limits) -> Result<(), Over> {
+async fn ending(
+    this: &Connection,
+    cut: &Cut,
+    drain: DrainWatch,
+    is_late: bool,
+    limits: &ConnectionLimits,
+) -> Result<(), Over> {
     tokio::select! {
         over = silence(this, limits) => over,
         () = cut.over() => Err(Over::Cut),
         () = leave(this, drain, is_late) => Ok(()),
-        () = this.reached(State::Closing) => if this.is(State::Cut) { Err(Over::Cut) } else { Ok(()) },
+        () = this.reached(ConnectionState::Closing) => {
+            if this.is(ConnectionState::Cut) { Err(Over::Cut) } else { Ok(()) }
+        }
         () = old_age(limits.connection_age_max) => Ok(()),
     }
 }
@@ -304,7 +312,7 @@ async fn ending(this: &Connection, cut: &Cut, drain: DrainWatch, is_late: bool, 
 async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
     if !is_late {
         drain.my_notice().await;
-        this.advance(State::Leaving);
+        this.advance(ConnectionState::Leaving);
         if this.is_multiplexed() {
             return;
         }
@@ -318,7 +326,7 @@ async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
 
 /// Completes when a connection that is to end is not to go on: it is told so by itself or by what runs on it, or
 /// nothing has run on it for long, and its client does not take what is left.
-async fn is_cut(this: &Connection, cut: &Cut, limits: &Limits) {
+async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimits) {
     let silence = async {
         // From the goodbye on: what came before it may be the reason for it.
         sleep(limits.idle_max).await;
@@ -326,19 +334,19 @@ async fn is_cut(this: &Connection, cut: &Cut, limits: &Limits) {
     };
     tokio::select! {
         () = silence => {}
-        () = this.reached(State::Cut) => {}
+        () = this.reached(ConnectionState::Cut) => {}
         () = cut.over() => {}
     }
 }
 
 /// Completes when a connection has been silent for too long. The codecs have limits of their own, but only from the
 /// moment they know which of them it is, and that of HTTP/2 none while its client answers pings.
-async fn silence(this: &Connection, limits: &Limits) -> Result<(), Over> {
+async fn silence(this: &Connection, limits: &ConnectionLimits) -> Result<(), Over> {
     this.silent_for(limits.first_request_max, limits.idle_max).await;
     if this.has_asked() {
         return Ok(());
     }
-    Failed::Silent.count();
+    ConnectionFailure::Silent.count();
     Err(Over::Silent)
 }
 
@@ -365,7 +373,7 @@ fn say_goodbye<B>(version: Version, answer: &mut Response<B>) {
     }
 }
 
-fn builder(limits: &Limits, streams: Streams) -> auto::Builder<Streams> {
+fn builder(limits: &ConnectionLimits, streams: Streams) -> auto::Builder<Streams> {
     let mut builder = auto::Builder::new(streams);
     builder
         .http1()
@@ -388,7 +396,7 @@ fn builder(limits: &Limits, streams: Streams) -> auto::Builder<Streams> {
 }
 
 impl<B: Body> Answered<B> {
-    fn new(body: B, running: (Running, Option<UnderWay>)) -> Self {
+    fn new(body: B, running: (RequestUnderWay, Option<UnderWay>)) -> Self {
         let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
         Self { body, running: (!is_small).then_some(running) }
     }

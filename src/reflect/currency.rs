@@ -23,23 +23,23 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{Change, Snapshot, State};
+use crate::cache::{Change, FeedState, Snapshot};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::upstream::{Error, Question};
-use crate::wire::{Form, ObjectReader, Shape, WatchItem};
+use crate::wire::{Encoding, JsonLayout, ObjectReader, WatchItem};
 
 use super::continuity::{Finding, Reach, compare, places};
 use super::gap::Position;
 use super::initial::FeedClient;
-use super::metrics::Asked;
+use super::metrics::SideRequest;
 use super::positions::{Chase, Positions};
 use super::stream::{Ended, WatchStream};
-use super::words::{Proof, Word};
+use super::words::{Proof, SideFinding};
 
 /// Answers the demand for currency of one feed.
 pub(super) struct Prover {
     upstream: FeedClient,
-    words: mpsc::Sender<Word>,
+    words: mpsc::Sender<SideFinding>,
     last_equality: Mutex<Option<Instant>>,
     unanswered: Failures,
     unproven: Failures,
@@ -86,7 +86,7 @@ impl Failures {
 type Running<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
 impl Prover {
-    pub(super) fn new(upstream: FeedClient, words: mpsc::Sender<Word>) -> Self {
+    pub(super) fn new(upstream: FeedClient, words: mpsc::Sender<SideFinding>) -> Self {
         Self {
             upstream,
             words,
@@ -168,12 +168,12 @@ impl Prover {
     }
 
     fn live(&self) -> bool {
-        self.upstream.feed.reader.state() == State::Live
+        self.upstream.feed.reader.state() == FeedState::Live
     }
 
     async fn became_live(&self) {
         let mut state = self.upstream.feed.reader.watch_state();
-        if state.wait_for(|state| *state == State::Live).await.is_err() {
+        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -181,7 +181,7 @@ impl Prover {
     /// Learns X.
     async fn position(&self) -> Option<Position> {
         let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
-        self.upstream.metrics.asked(Asked::Position);
+        self.upstream.metrics.asked(SideRequest::Position);
         match timeout(QUESTION_MAX, self.upstream.lister().position()).await {
             Ok(Ok(at)) if at >= progress => {
                 self.unanswered.succeeded();
@@ -259,7 +259,7 @@ impl Prover {
 
     /// The versions of a small collection, listed once; proven when the cache has the same, now or soon.
     async fn by_equality(&self) -> Result<Option<Instant>, Ended> {
-        self.upstream.metrics.asked(Asked::Equality);
+        self.upstream.metrics.asked(SideRequest::Equality);
         let (asked, before) = (Instant::now(), self.upstream.feed.reader.snapshot());
         let reach = Reach::of(&self.upstream.feed.reader, before.rv);
         let (rv, versions) = self.list("").await?;
@@ -298,7 +298,7 @@ impl Prover {
     /// Tells the reflector that upstream's answer does not go with what the feed holds. It decides; whoever asks rests.
     fn doubt(&self) {
         // One that waits to be heard is as good.
-        let _ = self.words.try_send(Word::Doubt { history: self.upstream.feed.reader.history() });
+        let _ = self.words.try_send(SideFinding::Doubt { history: self.upstream.feed.reader.history() });
     }
 
     /// Current versions, as metadata only where upstream can.
@@ -307,12 +307,12 @@ impl Prover {
                                 application/json";
         let path = self.upstream.feed.spec.key.url(query);
         let response = self.upstream.client.open(Question::Short, &path, METADATA).await?;
-        let form = crate::upstream::form_of(&response).unwrap_or(Form::Json);
+        let form = crate::upstream::form_of(&response).unwrap_or(Encoding::Json);
         let body = self.upstream.client.read(response).await?;
         // Metadata as protobuf is laid out alike for every resource; JSON is the resource's own.
         let reader = match form {
-            Form::Protobuf => ObjectReader::new(form, Shape::BuiltIn, Arc::default()),
-            Form::Json | Form::Table => ObjectReader::new(form, self.upstream.feed.spec.shape, Arc::default()),
+            Encoding::Protobuf => ObjectReader::new(form, JsonLayout::BuiltIn, Arc::default()),
+            Encoding::Json | Encoding::Table => ObjectReader::new(form, self.upstream.feed.spec.shape, Arc::default()),
         };
         let page = reader.list(&body)?;
         let versions = page.items.into_iter().map(|object| (object.key, object.rv)).collect();
@@ -321,7 +321,7 @@ impl Prover {
 
     /// A watch from our own version until upstream says how far it goes; what it yields is handed to the reflector.
     async fn by_catching_up(&self) -> Result<(), Ended> {
-        self.upstream.metrics.asked(Asked::CatchUp);
+        self.upstream.metrics.asked(SideRequest::CatchUp);
         let spec = &self.upstream.feed.spec;
         let (history, from) = (self.upstream.feed.reader.history(), self.upstream.feed.reader.progress().rv);
         let path = spec.key.url(&format!(
@@ -345,7 +345,7 @@ impl Prover {
             }
         };
         // If the reflector is not watching now, the proof is worth nothing to it.
-        if self.words.try_send(Word::Proof(Proof { history, changes, until })).is_ok() {
+        if self.words.try_send(SideFinding::Proof(Proof { history, changes, until })).is_ok() {
             // A moment for it to be taken in, or the same would be asked again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }

@@ -1,49 +1,49 @@
 //! What can go wrong with a feed's upstream, and what follows from it.
 
-use crate::cache::End;
+use crate::cache::FeedEnd;
 use crate::upstream::Error;
 use crate::wire::WireError;
 
-use super::session::Broken;
+use super::session::BrokenStream;
 use super::stream::Ended;
 
 /// Why a step did not lead where it should.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+pub(super) enum StepFailure {
     /// The feed is over.
     #[error("{0:?}")]
-    Over(End),
+    Over(FeedEnd),
     #[error(transparent)]
     Stream(#[from] Ended),
     #[error(transparent)]
     Upstream(#[from] Error),
     #[error(transparent)]
-    Broken(#[from] Broken),
+    Broken(#[from] BrokenStream),
 }
 
 /// An answer that ends the feed, or one to try again after.
-pub(super) fn over(error: Error) -> Failure {
+pub(super) fn over(error: Error) -> StepFailure {
     match &error {
         Error::Refused(status) => match status.code {
-            403 => Failure::Over(End::Forbidden),
-            404 | 405 => Failure::Over(End::Gone),
-            406 => Failure::Over(End::NotOffered),
-            _ => Failure::Upstream(error),
+            403 => StepFailure::Over(FeedEnd::Forbidden),
+            404 | 405 => StepFailure::Over(FeedEnd::Gone),
+            406 => StepFailure::Over(FeedEnd::NotOffered),
+            _ => StepFailure::Upstream(error),
         },
         Error::Form(why) => {
             tracing::info!(%why, "upstream does not offer this form");
-            Failure::Over(End::NotOffered)
+            StepFailure::Over(FeedEnd::NotOffered)
         }
-        Error::OverBudget => Failure::Over(End::OverBudget),
+        Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
         // A torn answer is tried again; one that reads wrong would read wrong again.
-        Error::Wire(WireError::Truncated) => Failure::Upstream(error),
+        Error::Wire(WireError::Truncated) => StepFailure::Upstream(error),
         // What is held was printed under other columns, as when the apiserver is of another release now.
-        Error::Wire(WireError::OtherColumns) => Failure::Over(End::Outdated),
+        Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
         Error::Wire(wire) => {
             tracing::warn!(error = %wire, "upstream's objects cannot be read");
-            Failure::Over(End::Unreadable)
+            StepFailure::Over(FeedEnd::Unreadable)
         }
-        _ => Failure::Upstream(error),
+        _ => StepFailure::Upstream(error),
     }
 }
 
@@ -52,25 +52,25 @@ pub(super) fn refuses_watch_list(error: &Error) -> bool {
     matches!(error.code(), Some(400 | 422))
 }
 
-impl Failure {
+impl StepFailure {
     /// A closed set of words for the metric.
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Over(_) => "over",
             Self::Stream(Ended::Clean) => "ended",
             Self::Stream(Ended::Silent) => "silent",
-            Self::Broken(Broken::OutOfOrder(_)) => "out_of_order",
-            Self::Stream(Ended::Failed(error)) | Self::Upstream(error) | Self::Broken(Broken::Upstream(error)) => {
-                match error {
-                    Error::Unreachable(_) => "unreachable",
-                    Error::Broken(_) => "broken",
-                    Error::Timeout(_) => "timeout",
-                    Error::Credentials(_) => "credentials",
-                    Error::Refused(_) => "refused",
-                    Error::OverBudget => "over_budget",
-                    Error::Form(_) | Error::TooLarge(_) | Error::Wire(_) => "unreadable",
-                }
-            }
+            Self::Broken(BrokenStream::OutOfOrder(_)) => "out_of_order",
+            Self::Stream(Ended::Failed(error))
+            | Self::Upstream(error)
+            | Self::Broken(BrokenStream::Upstream(error)) => match error {
+                Error::Unreachable(_) => "unreachable",
+                Error::Broken(_) => "broken",
+                Error::Timeout(_) => "timeout",
+                Error::Credentials(_) => "credentials",
+                Error::Refused(_) => "refused",
+                Error::OverBudget => "over_budget",
+                Error::Form(_) | Error::TooLarge(_) | Error::Wire(_) => "unreadable",
+            },
         }
     }
 

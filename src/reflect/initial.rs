@@ -16,7 +16,7 @@ use super::stream::{Ended, WatchStream, ask};
 
 /// A complete state, and the stream that continues it if it came by one.
 #[derive(Debug)]
-pub(super) struct Initial {
+pub(super) struct InitialState {
     pub(super) snapshot: Snapshot,
     pub(super) stream: Option<Follow>,
     /// Who wrote it.
@@ -72,7 +72,7 @@ pub(super) struct Lister<'a> {
 
 impl Lister<'_> {
     /// Streams the most recent state (KEP-3157): one request that is both the list and the watch behind it.
-    async fn watch_list(&self) -> Result<Initial, Ended> {
+    async fn watch_list(&self) -> Result<InitialState, Ended> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let mut stream = WatchStream::open(self.client, &self.spec.key.url(query), self.spec.key.form).await?;
         let mut staged = self.cache.stage();
@@ -89,7 +89,7 @@ impl Lister<'_> {
                         BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
                     let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
                     let stream = Some(Follow { stream, template: Some(template) });
-                    return Ok(Initial { snapshot, stream, servers });
+                    return Ok(InitialState { snapshot, stream, servers });
                 }
                 WatchItem::Bookmark { .. } => {}
                 WatchItem::Error { event } => {
@@ -100,7 +100,7 @@ impl Lister<'_> {
     }
 
     /// The current state, by a streamed list where upstream has it. `lists_only`: whether it is known not to.
-    pub(super) async fn current(&self, lists_only: &AtomicBool) -> Result<Initial, Ended> {
+    pub(super) async fn current(&self, lists_only: &AtomicBool) -> Result<InitialState, Ended> {
         match self.streamed(lists_only).await? {
             Some(initial) => Ok(initial),
             None => Ok(self.list(At::Current).await?),
@@ -108,7 +108,7 @@ impl Lister<'_> {
     }
 
     /// The current state, with a watch behind it that is open already: upstream's window may be as short as it likes.
-    pub(super) async fn current_and_watch(&self, lists_only: &AtomicBool) -> Result<Initial, Ended> {
+    pub(super) async fn current_and_watch(&self, lists_only: &AtomicBool) -> Result<InitialState, Ended> {
         match self.streamed(lists_only).await? {
             Some(initial) => Ok(initial),
             None => self.list_under_watch().await,
@@ -116,7 +116,7 @@ impl Lister<'_> {
     }
 
     /// `None`: upstream does not stream lists.
-    async fn streamed(&self, lists_only: &AtomicBool) -> Result<Option<Initial>, Ended> {
+    async fn streamed(&self, lists_only: &AtomicBool) -> Result<Option<InitialState>, Ended> {
         if lists_only.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -164,7 +164,7 @@ impl Lister<'_> {
         }
     }
     /// Lists in one piece a collection that is expected to be small enough, so that upstream sees one LIST.
-    pub(super) async fn list_whole(&self, at: At) -> Result<Initial, Error> {
+    pub(super) async fn list_whole(&self, at: At) -> Result<InitialState, Error> {
         match self.pages(at, None).await {
             Err(Error::TooLarge(_)) => self.list(at).await,
             listed => listed,
@@ -172,7 +172,7 @@ impl Lister<'_> {
     }
 
     /// Lists page by page, all pages of one version.
-    pub(super) async fn list(&self, at: At) -> Result<Initial, Error> {
+    pub(super) async fn list(&self, at: At) -> Result<InitialState, Error> {
         for _ in 0..PAGED_TRIES_MAX {
             match self.pages(at, Some(PAGE_LIMIT)).await {
                 // The snapshot behind the continue token is gone: start over (reliability.md U15).
@@ -185,7 +185,7 @@ impl Lister<'_> {
 
     /// Lists the most recent state while a watch from before it is open and read: where lists are not streamed, this
     /// is how a list and what follows it meet although upstream forgets faster than it lists.
-    async fn list_under_watch(&self) -> Result<Initial, Ended> {
+    async fn list_under_watch(&self) -> Result<InitialState, Ended> {
         let from = self.position().await?;
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}");
         let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.form).await?;
@@ -216,7 +216,7 @@ impl Lister<'_> {
             WatchItem::Error { .. } => true,
         });
         let stream = stream.behind(ahead);
-        Ok(Initial { stream: Some(Follow { stream, template: None }), ..listed })
+        Ok(InitialState { stream: Some(Follow { stream, template: None }), ..listed })
     }
 
     /// One object exactly as it was at `rv`, if it existed.
@@ -226,7 +226,7 @@ impl Lister<'_> {
         Ok(page.items.into_iter().find(|object| object.key == *key))
     }
 
-    async fn pages(&self, at: At, limit: Option<usize>) -> Result<Initial, Error> {
+    async fn pages(&self, at: At, limit: Option<usize>) -> Result<InitialState, Error> {
         let mut staged = self.cache.stage();
         let (mut token, mut servers) = (String::new(), Vec::<Server>::new());
         loop {
@@ -239,7 +239,7 @@ impl Lister<'_> {
             }
             if page.continue_token.is_empty() {
                 let snapshot = staged.finish(page.resource_version);
-                return Ok(Initial { snapshot, stream: None, servers });
+                return Ok(InitialState { snapshot, stream: None, servers });
             }
             if page.continue_token == token {
                 return Err(Error::Form("a LIST whose pages do not end".into()));

@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::continuity::{Finding, Reach, compare, places};
-use super::initial::{At, FeedClient, Initial};
-use super::metrics::Asked;
+use super::initial::{At, FeedClient, InitialState};
+use super::metrics::SideRequest;
 
 /// Why it is asked, in the order of urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Why {
+pub(super) enum InquiryReason {
     /// The stream was lost and is open again, and nothing has told yet that all is as it was: a cheap question first.
     Reopened,
     /// The same, and the storage has come as far as the feed, but the stream does not tell what it was to tell first.
@@ -31,7 +31,7 @@ pub(super) enum Why {
 
 /// What came of it.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum InquiryOutcome {
     /// The storage has come as far as the feed, whatever its history is.
     Reached,
     /// Upstream's history is ours.
@@ -39,24 +39,24 @@ pub(super) enum Outcome {
     /// It is another one, and this is its current state.
     Other(Box<Listed>),
     /// Nobody can tell any more, and this is the current state.
-    Unproven(Why, Box<Listed>),
+    Unproven(InquiryReason, Box<Listed>),
     /// Upstream did not help.
-    Failed(Why),
+    Failed(InquiryReason),
 }
 
 /// A current state.
 #[derive(Debug)]
 pub(super) struct Listed {
     pub(super) asked: Instant,
-    pub(super) initial: Initial,
+    pub(super) initial: InitialState,
 }
 
 /// The inquiries of one feed, one at a time.
 #[derive(Default)]
 pub(super) struct Inquiries {
-    due: Option<(Instant, Why)>,
+    due: Option<(Instant, InquiryReason)>,
     /// In a lock that nobody takes, so that it can be where others only look.
-    running: Mutex<Option<BoxFuture<'static, Outcome>>>,
+    running: Mutex<Option<BoxFuture<'static, InquiryOutcome>>>,
     pace: Pace,
 }
 
@@ -92,9 +92,9 @@ const QUESTION_MAX: Duration = Duration::from_secs(5);
 
 impl Inquiries {
     /// Asks within `from..from + spread`: thousands of feeds may have the same reason at the same moment.
-    pub(super) fn ask(&mut self, why: Why, from: Duration, spread: Duration) {
+    pub(super) fn ask(&mut self, why: InquiryReason, from: Duration, spread: Duration) {
         let mut when = Instant::now() + from + spread.mul_f64(fastrand::f64());
-        if why == Why::Doubt {
+        if why == InquiryReason::Doubt {
             when = self.pace.earliest().map_or(when, |earliest| earliest.max(when));
         }
         // What is due already is not put off, and what is asked covers what there is less reason for.
@@ -103,7 +103,7 @@ impl Inquiries {
 
     /// The stream tells that all is as it was: nothing has to be found out any more for having lost it.
     pub(super) fn withdraw(&mut self) {
-        self.due.take_if(|(_, why)| matches!(why, Why::Reopened | Why::Untold));
+        self.due.take_if(|(_, why)| matches!(why, InquiryReason::Reopened | InquiryReason::Untold));
     }
 
     /// Another history has begun: nothing that was asked concerns it.
@@ -112,12 +112,17 @@ impl Inquiries {
     }
 
     /// The next outcome. Cancel-safe.
-    pub(super) async fn next(&mut self, upstream: &FeedClient) -> Outcome {
+    pub(super) async fn next(&mut self, upstream: &FeedClient) -> InquiryOutcome {
         loop {
             if let Some(running) = self.running.get_mut() {
                 let outcome = running.await;
                 *self.running.get_mut() = None;
-                if matches!(outcome, Outcome::Continues | Outcome::Failed(_) | Outcome::Unproven(Why::Doubt, _)) {
+                if matches!(
+                    outcome,
+                    InquiryOutcome::Continues
+                        | InquiryOutcome::Failed(_)
+                        | InquiryOutcome::Unproven(InquiryReason::Doubt, _)
+                ) {
                     self.pace.was_unfounded(Instant::now());
                 }
                 return outcome;
@@ -137,23 +142,23 @@ struct Inquirer {
 }
 
 impl Inquirer {
-    async fn ask(&self, why: Why) -> Outcome {
-        if why == Why::Reopened {
+    async fn ask(&self, why: InquiryReason) -> InquiryOutcome {
+        if why == InquiryReason::Reopened {
             let reached = self.upstream.feed.reader.progress().rv;
-            self.upstream.metrics.asked(Asked::Position);
+            self.upstream.metrics.asked(SideRequest::Position);
             match timeout(QUESTION_MAX, self.upstream.lister().position()).await {
-                Ok(Ok(at)) if at >= reached => return Outcome::Reached,
+                Ok(Ok(at)) if at >= reached => return InquiryOutcome::Reached,
                 Ok(Ok(at)) => {
                     tracing::info!(feed = %self.upstream.feed.spec.key, %at, %reached, "upstream seems to be behind");
                 }
-                Ok(Err(_)) | Err(_) => return Outcome::Failed(why),
+                Ok(Err(_)) | Err(_) => return InquiryOutcome::Failed(why),
             }
         }
         self.list(why).await
     }
 
-    async fn list(&self, why: Why) -> Outcome {
-        self.upstream.metrics.asked(Asked::Doubt);
+    async fn list(&self, why: InquiryReason) -> InquiryOutcome {
+        self.upstream.metrics.asked(SideRequest::Doubt);
         let known = self.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.upstream.feed.reader, known.rv);
         let asked = Instant::now();
@@ -162,7 +167,7 @@ impl Inquirer {
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::info!(%feed, %error, "whether upstream's history is ours is not known");
-                return Outcome::Failed(why);
+                return InquiryOutcome::Failed(why);
             }
         };
         let listed = &initial.snapshot;
@@ -178,9 +183,9 @@ impl Inquirer {
         tracing::info!(%feed, ?why, ?finding, %at, %reached, "listed on a doubt");
         let listed = Box::new(Listed { asked, initial });
         match finding {
-            Finding::Same => Outcome::Continues,
-            Finding::Other => Outcome::Other(listed),
-            Finding::Later => Outcome::Unproven(why, listed),
+            Finding::Same => InquiryOutcome::Continues,
+            Finding::Other => InquiryOutcome::Other(listed),
+            Finding::Later => InquiryOutcome::Unproven(why, listed),
         }
     }
 }
@@ -208,23 +213,23 @@ mod tests {
     async fn what_is_due_is_not_put_off_and_the_better_reason_stays() {
         let mut inquiries = Inquiries::default();
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        inquiries.ask(Why::Reopened, second, Duration::ZERO);
-        inquiries.ask(Why::Notice, 3 * second, Duration::ZERO);
-        inquiries.ask(Why::Doubt, 2 * second, Duration::ZERO);
-        assert_eq!(inquiries.due, Some((now + second, Why::Notice)));
+        inquiries.ask(InquiryReason::Reopened, second, Duration::ZERO);
+        inquiries.ask(InquiryReason::Notice, 3 * second, Duration::ZERO);
+        inquiries.ask(InquiryReason::Doubt, 2 * second, Duration::ZERO);
+        assert_eq!(inquiries.due, Some((now + second, InquiryReason::Notice)));
         inquiries.withdraw();
         assert!(inquiries.due.is_some(), "there is another reason");
         inquiries.due = None;
-        for why in [Why::Reopened, Why::Untold] {
+        for why in [InquiryReason::Reopened, InquiryReason::Untold] {
             inquiries.ask(why, second, Duration::ZERO);
             inquiries.withdraw();
             assert_eq!(inquiries.due, None);
         }
         inquiries.pace.was_unfounded(now);
-        inquiries.ask(Why::Doubt, Duration::ZERO, Duration::ZERO);
-        assert_eq!(inquiries.due, Some((now + Pace::REST, Why::Doubt)), "paced");
+        inquiries.ask(InquiryReason::Doubt, Duration::ZERO, Duration::ZERO);
+        assert_eq!(inquiries.due, Some((now + Pace::REST, InquiryReason::Doubt)), "paced");
         inquiries.forget();
-        inquiries.ask(Why::Doubt, Duration::ZERO, Duration::ZERO);
-        assert_eq!(inquiries.due, Some((now, Why::Doubt)), "another history, another doubt");
+        inquiries.ask(InquiryReason::Doubt, Duration::ZERO, Duration::ZERO);
+        assert_eq!(inquiries.due, Some((now, InquiryReason::Doubt)), "another history, another doubt");
     }
 }

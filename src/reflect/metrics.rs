@@ -5,18 +5,18 @@ use std::sync::atomic::Ordering;
 
 use metrics::counter;
 
-use crate::cache::{Counts, FeedKey, Word};
+use crate::cache::{CountedMetric, FeedCounts, FeedKey};
 use crate::wire::Representation;
 
 /// The counters of one feed.
 #[derive(Clone)]
 pub(super) struct FeedMetrics {
-    counts: Arc<Counts>,
+    counts: Arc<FeedCounts>,
 }
 
 /// Why upstream is asked for something besides the one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum SideRequest {
     /// The first state of a feed.
     Initial,
     /// A list after the history was lost.
@@ -45,38 +45,38 @@ pub(super) enum Gap {
 }
 
 impl FeedMetrics {
-    pub(super) fn new(counts: Arc<Counts>) -> Self {
+    pub(super) fn new(counts: Arc<FeedCounts>) -> Self {
         Self { counts }
     }
 
     /// A change came in a frame of this many bytes.
     pub(super) fn received(&self, bytes: usize) {
-        Counts::add(&self.counts.events, 1);
-        Counts::add(&self.counts.bytes, bytes as u64);
+        FeedCounts::add(&self.counts.events, 1);
+        FeedCounts::add(&self.counts.bytes, bytes as u64);
     }
 
     pub(super) fn bookmark(&self) {
-        Counts::add(&self.counts.bookmarks, 1);
+        FeedCounts::add(&self.counts.bookmarks, 1);
     }
 
     pub(super) fn duplicate(&self) {
-        Counts::add(&self.counts.duplicates, 1);
+        FeedCounts::add(&self.counts.duplicates, 1);
     }
 
     /// Counts the upstream watch as open until dropped.
-    pub(super) fn watch_open(&self) -> Open {
-        Counts::add(&self.counts.watches, 1);
-        Open { counts: self.counts.clone() }
+    pub(super) fn watch_open(&self) -> OpenStream {
+        FeedCounts::add(&self.counts.watches, 1);
+        OpenStream { counts: self.counts.clone() }
     }
 
-    pub(super) fn asked(&self, what: Asked) {
+    pub(super) fn asked(&self, what: SideRequest) {
         let metric = "kube_fanout_upstream_questions_total";
-        self.counts.say(Word { metric, label: "question", value: what.as_str() });
+        self.counts.say(CountedMetric { metric, label: "question", value: what.as_str() });
     }
 
     /// A stream or a list failed; `why` is one of a few words.
     pub(super) fn failed(&self, why: &'static str) {
-        self.counts.say(Word { metric: "kube_fanout_upstream_failures_total", label: "reason", value: why });
+        self.counts.say(CountedMetric { metric: "kube_fanout_upstream_failures_total", label: "reason", value: why });
     }
 
     /// The history broke off.
@@ -86,7 +86,7 @@ impl FeedMetrics {
             Gap::NewHistory => "new_history",
             Gap::Rewound => "rewound",
         };
-        self.counts.say(Word { metric: "kube_fanout_history_gaps_total", label: "outcome", value });
+        self.counts.say(CountedMetric { metric: "kube_fanout_history_gaps_total", label: "outcome", value });
     }
 }
 
@@ -101,17 +101,17 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
 }
 
 /// An open upstream watch.
-pub(super) struct Open {
-    counts: Arc<Counts>,
+pub(super) struct OpenStream {
+    counts: Arc<FeedCounts>,
 }
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.counts.watches.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Asked {
+impl SideRequest {
     fn as_str(self) -> &'static str {
         match self {
             Self::Initial => "initial",

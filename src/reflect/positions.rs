@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use crate::cache::{Currency, Feed};
+use crate::cache::{Feed, Freshness};
 use crate::kube::ResourceVersion;
 
 use super::gap::Position;
@@ -44,7 +44,7 @@ impl Positions {
         while let Some(first) = self.0.front() {
             if first.at <= reached {
                 proven = Some(first.asked);
-            } else if is_awaited && now.duration_since(first.asked) < Currency::WAIT_MAX {
+            } else if is_awaited && now.duration_since(first.asked) < Freshness::WAIT_MAX {
                 break;
             }
             self.0.pop_front();
@@ -126,7 +126,7 @@ mod tests {
     fn what_nobody_waits_for_any_more_is_forgotten() {
         let (mut positions, start) = (Positions::default(), Instant::now());
         positions.extend(Some(position(start, 10)));
-        assert_eq!(positions.settle(ResourceVersion(9), true, start + Currency::WAIT_MAX), None);
+        assert_eq!(positions.settle(ResourceVersion(9), true, start + Freshness::WAIT_MAX), None);
         assert!(positions.last().is_none(), "nobody waits for so long");
         positions.extend(Some(position(start, 10)));
         assert_eq!(positions.settle(ResourceVersion(9), false, start), None);

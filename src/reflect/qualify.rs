@@ -12,23 +12,23 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::cache::{Feeds, Reason, Snapshot, State};
+use crate::cache::{FeedState, Feeds, RenderingRefusal, Snapshot};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Build, Error, Question, form_of};
-use crate::wire::{Form, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
+use crate::wire::{Encoding, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
 
 use super::continuity::is_same;
 use super::initial::FeedClient;
 use super::metrics;
-use super::words::Word;
-use super::written::Written;
+use super::words::SideFinding;
+use super::written::BodyWriters;
 
 /// Qualifies and watches over the representations of one feed.
 pub(super) struct Qualifier {
     pub(super) upstream: FeedClient,
     pub(super) feeds: Feeds,
-    pub(super) words: mpsc::Sender<Word>,
-    pub(super) written: Arc<Written>,
+    pub(super) words: mpsc::Sender<SideFinding>,
+    pub(super) written: Arc<BodyWriters>,
 }
 
 /// What is known of the derivations so far.
@@ -102,7 +102,7 @@ impl Qualifier {
     async fn complete(&self) {
         self.present().await;
         let mut state = self.upstream.feed.reader.watch_state();
-        if state.wait_for(|state| matches!(state, State::Live | State::Stale { .. })).await.is_err() {
+        if state.wait_for(|state| matches!(state, FeedState::Live | FeedState::Stale { .. })).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -128,7 +128,7 @@ impl Qualifier {
             Ok(None) => return false,
             // Without it nothing can be derived, and asking again would not help.
             Err(error) if matches!(error, Error::Form(_)) || matches!(error.code(), Some(403 | 404)) => {
-                self.upstream.feed.refuse(wanted, Reason::NotComparable, &error);
+                self.upstream.feed.refuse(wanted, RenderingRefusal::NotComparable, &error);
                 return true;
             }
             Err(error) => {
@@ -138,7 +138,11 @@ impl Qualifier {
         };
         let Some(renderer) = Renderer::derived(wanted, self.upstream.feed.reader.envelope(), minor) else {
             let kind = &self.upstream.feed.spec.kind;
-            self.upstream.feed.refuse(wanted, Reason::NotInTable, &format_args!("{kind} of release 1.{minor}"));
+            self.upstream.feed.refuse(
+                wanted,
+                RenderingRefusal::NotInTable,
+                &format_args!("{kind} of release 1.{minor}"),
+            );
             return true;
         };
         if wanted == Representation::Table(Include::None) {
@@ -148,7 +152,7 @@ impl Qualifier {
         }
         let snapshot = self.upstream.feed.reader.snapshot();
         if let Err(refused) = self.derive_all(&snapshot, &renderer).await {
-            self.upstream.feed.refuse(wanted, Reason::Unrenderable, &refused);
+            self.upstream.feed.refuse(wanted, RenderingRefusal::Unrenderable, &refused);
             return true;
         }
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
@@ -169,10 +173,10 @@ impl Qualifier {
                 tracing::info!(%feed, representation = %wanted, compared, "derived from now on");
                 self.upstream.feed.renderings.qualify(renderer);
             }
-            Verdict::Different => self.upstream.feed.refuse(wanted, Reason::Mismatch, &DIFFERENT),
-            Verdict::Refused => self.upstream.feed.refuse(wanted, Reason::Unrenderable, &"one object"),
+            Verdict::Different => self.upstream.feed.refuse(wanted, RenderingRefusal::Mismatch, &DIFFERENT),
+            Verdict::Refused => self.upstream.feed.refuse(wanted, RenderingRefusal::Unrenderable, &"one object"),
             Verdict::NotOffered => {
-                self.upstream.feed.refuse(wanted, Reason::NotComparable, &"upstream does not write it");
+                self.upstream.feed.refuse(wanted, RenderingRefusal::NotComparable, &"upstream does not write it");
             }
             Verdict::Unanswered | Verdict::Forgotten => return false,
         }
@@ -211,10 +215,10 @@ impl Qualifier {
             match self.confirmed(verdict, &[object], snapshot.rv).await {
                 Verdict::Equal => known.compared += 1,
                 Verdict::Different => {
-                    self.upstream.feed.refuse(renderer.representation(), Reason::Mismatch, &DIFFERENT);
+                    self.upstream.feed.refuse(renderer.representation(), RenderingRefusal::Mismatch, &DIFFERENT);
                 }
                 Verdict::Refused => {
-                    self.upstream.feed.refuse(renderer.representation(), Reason::Unrenderable, &"one object");
+                    self.upstream.feed.refuse(renderer.representation(), RenderingRefusal::Unrenderable, &"one object");
                 }
                 Verdict::Unanswered | Verdict::Forgotten | Verdict::NotOffered => {}
             }
@@ -224,9 +228,9 @@ impl Qualifier {
     /// The minor of upstream's release; `None` while it may be another than the one that what is known was found with.
     ///
     /// Who tells what happens is asked when its connection is met, and what that says is followed at once
-    /// ([`Written`]). Behind one address there may be others while they are upgraded, and balancers that do not keep to
-    /// connections: where it could not be asked by its own, it is taken for another when whoever answers has said so
-    /// twice in a row.
+    /// ([`BodyWriters`]). Behind one address there may be others while they are upgraded, and balancers that do not
+    /// keep to connections: where it could not be asked by its own, it is taken for another when whoever answers has
+    /// said so twice in a row.
     async fn release(&self, known: &mut Known) -> Result<Option<u32>, Error> {
         let build = self.upstream.client.build().await?;
         let was = self.upstream.feed.renderings.release();
@@ -244,8 +248,8 @@ impl Qualifier {
 
     /// While both forms are held, each object that both have is compared: it costs upstream nothing.
     fn shadow(&self) {
-        let json = Representation::Object(Form::Json);
-        let (ours, wanted) = (&self.upstream.feed.spec.key, (Form::Protobuf, Form::Json));
+        let json = Representation::Object(Encoding::Json);
+        let (ours, wanted) = (&self.upstream.feed.spec.key, (Encoding::Protobuf, Encoding::Json));
         let twin = self.feeds.all().into_iter().find(|feed| {
             let key = &feed.spec.key;
             (ours.form, key.form) == wanted && key.gvr == ours.gvr && key.scope == ours.scope
@@ -263,7 +267,7 @@ impl Qualifier {
             };
             self.count(json, verdict);
             if verdict != Verdict::Equal {
-                return self.upstream.feed.refuse(json, Reason::Mismatch, &DIFFERENT);
+                return self.upstream.feed.refuse(json, RenderingRefusal::Mismatch, &DIFFERENT);
             }
         }
     }
@@ -300,7 +304,7 @@ impl Qualifier {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
                 Ok(_) => {
-                    let _ = self.words.try_send(Word::Doubt { history });
+                    let _ = self.words.try_send(SideFinding::Doubt { history });
                     return Verdict::Unanswered;
                 }
                 // It was compared with another state, or there is nothing to tell it by.

@@ -8,26 +8,26 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::{Backoff, Waits};
-use crate::cache::{CacheWriter, End, State as FeedState, Witness};
+use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::wire::BookmarkTemplate;
 
 use super::continuity::Continuity;
-use super::failure::{Failure, over};
+use super::failure::{StepFailure, over};
 use super::gap::{Completeness, Position, Relists};
-use super::initial::{At, FeedClient, Follow, Initial, Lister};
+use super::initial::{At, FeedClient, Follow, InitialState, Lister};
 use super::inquiry::Inquiries;
-use super::metrics::Asked;
+use super::metrics::SideRequest;
 use super::stream::{Ended, WatchStream};
-use super::words::{Begun, Rewinds, Word};
-use super::written::Written;
+use super::words::{Begun, Rewinds, SideFinding};
+use super::written::BodyWriters;
 
 /// Keeps one feed in step with upstream; the only writer of its cache.
 pub(super) struct Reflector {
     means: Means,
     writer: CacheWriter,
     /// History that a proof read beside our own stream, and what it found to be wrong with ours.
-    words: mpsc::Receiver<Word>,
+    words: mpsc::Receiver<SideFinding>,
     /// What feeds of the same upstream find.
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
@@ -53,7 +53,7 @@ pub(super) struct Reflector {
 /// What a reflector works with.
 pub(super) struct Means {
     pub(super) upstream: FeedClient,
-    pub(super) written: Arc<Written>,
+    pub(super) written: Arc<BodyWriters>,
     /// Feeds of one upstream tell each other here that upstream's storage went back.
     pub(super) rewinds: Arc<Rewinds>,
     pub(super) waits: Waits,
@@ -88,7 +88,7 @@ const LIVED: Duration = Duration::from_secs(5);
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
 
 impl Reflector {
-    pub(super) fn new(means: Means, writer: CacheWriter, words: mpsc::Receiver<Word>) -> Self {
+    pub(super) fn new(means: Means, writer: CacheWriter, words: mpsc::Receiver<SideFinding>) -> Self {
         Self {
             backoff: Backoff::new(means.waits),
             notices: means.rewinds.follow(),
@@ -110,13 +110,13 @@ impl Reflector {
     }
 
     /// Runs until the feed is over for a reason that waiting does not cure.
-    pub(super) async fn run(&mut self) -> End {
+    pub(super) async fn run(&mut self) -> FeedEnd {
         let mut state = State::Empty;
         loop {
             let (next, failure) = self.step(state).await;
             state = next;
             let Some(failure) = failure else { continue };
-            if let Failure::Over(end) = failure
+            if let StepFailure::Over(end) = failure
                 && !self.bears(end, &state)
             {
                 return end;
@@ -129,18 +129,18 @@ impl Reflector {
 
     /// Whether a refusal is waited out: an apiserver that has just started denies what its caches do not know yet, and
     /// that must not end a feed that was allowed a minute ago (reliability.md U7 bounds it).
-    fn bears(&mut self, end: End, state: &State) -> bool {
-        let may_pass = matches!(end, End::Forbidden | End::Gone) && !matches!(state, State::Empty);
+    fn bears(&mut self, end: FeedEnd, state: &State) -> bool {
+        let may_pass = matches!(end, FeedEnd::Forbidden | FeedEnd::Gone) && !matches!(state, State::Empty);
         may_pass && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX
     }
 
     /// Marks the feed as over for its readers.
-    pub(super) fn end(&mut self, end: End) {
+    pub(super) fn end(&mut self, end: FeedEnd) {
         self.writer.set_state(FeedState::Ended(end));
     }
 
     /// The next state, and what went wrong on the way if something did.
-    async fn step(&mut self, state: State) -> (State, Option<Failure>) {
+    async fn step(&mut self, state: State) -> (State, Option<StepFailure>) {
         match state {
             State::Empty => match self.initial().await {
                 Ok(next) => (next, None),
@@ -154,8 +154,8 @@ impl Reflector {
                     self.writer.set_state(FeedState::Live);
                     (State::Watching { at, stream, witness }, None)
                 }
-                Err((Failure::Upstream(error), Some(_))) if error.is_expired() => (self.untold(at), None),
-                Err((Failure::Upstream(error), None)) if error.is_expired() => self.expired(at, error),
+                Err((StepFailure::Upstream(error), Some(_))) if error.is_expired() => (self.untold(at), None),
+                Err((StepFailure::Upstream(error), None)) if error.is_expired() => self.expired(at, error),
                 Err((failure, _)) => (State::Listed { at }, Some(failure)),
             },
             State::Watching { at, stream, witness } => {
@@ -167,7 +167,7 @@ impl Reflector {
             State::Expired { at, window } => match self.relist(at, window).await {
                 Ok(next) => (next, None),
                 // Compacted in the meantime: the most recent state will do.
-                Err(Failure::Upstream(error)) if error.is_expired() && window.is_some() => {
+                Err(StepFailure::Upstream(error)) if error.is_expired() && window.is_some() => {
                     (State::Expired { at, window: None }, None)
                 }
                 Err(failure) => (State::Expired { at, window }, Some(failure)),
@@ -188,7 +188,7 @@ impl Reflector {
         let at = self.means.upstream.feed.oldest_resume()?;
         let (asked, lister) = (Instant::now(), self.lister());
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
-        let Initial { snapshot, servers, .. } = listed.ok()?;
+        let InitialState { snapshot, servers, .. } = listed.ok()?;
         let (upstream, template) = told.unzip();
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
@@ -209,7 +209,7 @@ impl Reflector {
     /// within a minute.
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
-        self.means.upstream.metrics.asked(Asked::Position);
+        self.means.upstream.metrics.asked(SideRequest::Position);
         let told = timeout(POSITION_MAX, self.lister().position_and_bookmark()).await.ok()?;
         let failed =
             |error: &Ended| tracing::debug!(feed = %self.means.upstream.feed.spec.key, %error, "no position was told");
@@ -217,12 +217,12 @@ impl Reflector {
         Some((Position { asked, at }, template))
     }
 
-    async fn initial(&mut self) -> Result<State, Failure> {
+    async fn initial(&mut self) -> Result<State, StepFailure> {
         if let Some(resumed) = self.resumed().await {
             return Ok(resumed);
         }
         let asked = Instant::now();
-        self.means.upstream.metrics.asked(Asked::Initial);
+        self.means.upstream.metrics.asked(SideRequest::Initial);
         let initial = self.lister().current(&self.means.upstream.lists_only).await.map_err(ended)?;
         let (served, at) = (self.means.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
@@ -234,8 +234,8 @@ impl Reflector {
     }
 
     /// A history begins with the current state.
-    fn starts_with(&mut self, initial: Initial, asked: Instant) -> State {
-        let Initial { snapshot, stream, servers } = initial;
+    fn starts_with(&mut self, initial: InitialState, asked: Instant) -> State {
+        let InitialState { snapshot, stream, servers } = initial;
         let at = snapshot.rv;
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
@@ -281,7 +281,7 @@ impl Reflector {
     }
 
     /// Waits; if upstream could not be reached, only until it answers somebody else, and a moment more.
-    async fn pause(&mut self, wait: Duration, failure: &Failure) {
+    async fn pause(&mut self, wait: Duration, failure: &StepFailure) {
         let back = async {
             if !failure.is_connection() || self.woken_early {
                 std::future::pending::<()>().await;
@@ -298,7 +298,7 @@ impl Reflector {
     }
 
     /// How long to wait after a failure; may send a stream that cannot be read back to the start.
-    fn pause_after(&mut self, failure: &Failure, state: &mut State) -> Duration {
+    fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
         self.means.upstream.metrics.failed(failure.word());
         // A stream that never tells how far it has come is silent whenever nothing happens.
         if failure.word() != "silent" || self.means.upstream.feed.spec.key.gvr.has_watch_cache() {
@@ -327,7 +327,7 @@ impl Reflector {
     }
 }
 
-fn ended(end: Ended) -> Failure {
+fn ended(end: Ended) -> StepFailure {
     match end {
         Ended::Failed(error) => over(error),
         end => end.into(),

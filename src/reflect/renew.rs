@@ -16,10 +16,10 @@ use crate::base::Backoff;
 use crate::upstream::Server;
 
 use super::initial::FeedClient;
-use super::metrics::Asked;
+use super::metrics::SideRequest;
 use super::stream::Ended;
-use super::words::{Renewal, Word};
-use super::written::{Authorship, By, Written};
+use super::words::{Renewal, SideFinding};
+use super::written::{Authorship, BodyWriters, By};
 
 /// Feeds of one proxy are listed for that one after the other.
 pub(super) type Turns = Arc<Mutex<()>>;
@@ -27,9 +27,9 @@ pub(super) type Turns = Arc<Mutex<()>>;
 /// Keeps one feed's bodies as upstream writes them.
 pub(super) struct Renewer {
     pub(super) upstream: FeedClient,
-    pub(super) written: Arc<Written>,
+    pub(super) written: Arc<BodyWriters>,
     pub(super) turns: Turns,
-    pub(super) words: mpsc::Sender<Word>,
+    pub(super) words: mpsc::Sender<SideFinding>,
 }
 
 /// How soon bodies are renewed.
@@ -71,7 +71,7 @@ impl Pace {
 impl Renewer {
     /// Renews for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        if !Written::concerns(&self.upstream.feed) {
+        if !BodyWriters::concerns(&self.upstream.feed) {
             std::future::pending::<()>().await;
         }
         let mut changes = self.written.follow();
@@ -139,7 +139,7 @@ impl Renewer {
     async fn renew(&self, count: u64) -> Result<(), Ended> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
-        self.upstream.metrics.asked(Asked::Renewal);
+        self.upstream.metrics.asked(SideRequest::Renewal);
         let listed = self.upstream.lister().current(&self.upstream.lists_only).await?;
         drop(turn);
         for server in &listed.servers {
@@ -150,7 +150,7 @@ impl Renewer {
         drop(held);
         let (renewed, of) = (objects.len(), listed.snapshot.len());
         let (done, is_done) = oneshot::channel();
-        let _ = self.words.send(Word::Renewal(Renewal { objects, count, done })).await;
+        let _ = self.words.send(SideFinding::Renewal(Renewal { objects, count, done })).await;
         if is_done.await.is_err() {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use super::metrics::FeedMetrics;
 
 /// What an item of the stream means for the feed.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum StreamStep {
     /// Applied, up to this version.
     At(ResourceVersion),
     /// Known already.
@@ -20,7 +20,7 @@ pub(super) enum Step {
 
 /// The stream contradicts what it said before, or cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
+pub(super) enum BrokenStream {
     #[error(transparent)]
     OutOfOrder(#[from] OutOfOrder),
     #[error(transparent)]
@@ -28,16 +28,20 @@ pub(super) enum Broken {
 }
 
 /// Applies one item.
-pub(super) fn apply(item: WatchItem, writer: &mut CacheWriter, metrics: &FeedMetrics) -> Result<Step, Broken> {
+pub(super) fn apply(
+    item: WatchItem,
+    writer: &mut CacheWriter,
+    metrics: &FeedMetrics,
+) -> Result<StreamStep, BrokenStream> {
     match item {
         WatchItem::Change { event_type, object, frame } => {
             metrics.received(frame.len());
             let rv = object.rv;
             match writer.take(Change { event_type, object, frame: Some(frame) })? {
-                Applied::Fresh => Ok(Step::At(rv)),
+                Applied::Fresh => Ok(StreamStep::At(rv)),
                 Applied::Duplicate => {
                     metrics.duplicate();
-                    Ok(Step::Skipped)
+                    Ok(StreamStep::Skipped)
                 }
             }
         }
@@ -47,9 +51,9 @@ pub(super) fn apply(item: WatchItem, writer: &mut CacheWriter, metrics: &FeedMet
                 writer.set_bookmark(template);
             }
             writer.advance(rv, true);
-            Ok(Step::At(rv))
+            Ok(StreamStep::At(rv))
         }
-        WatchItem::Error { event } => Ok(Step::Refused(Box::new(status_of(&event)))),
+        WatchItem::Error { event } => Ok(StreamStep::Refused(Box::new(status_of(&event)))),
     }
 }
 

@@ -6,7 +6,7 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use crate::upstream::{Client, Error, Question, ResponseBody, Server};
-use crate::wire::{Form, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem};
+use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem};
 
 /// One open watch upstream: bytes in, decoded items out.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ const FRAME_BYTES_MAX: usize = 16 << 20;
 
 impl WatchStream {
     /// Opens a watch. The answer must be in `form`: anything else is [`Error::Form`].
-    pub(super) async fn open(client: &Client, path_and_query: &str, form: Form) -> Result<Self, Error> {
+    pub(super) async fn open(client: &Client, path_and_query: &str, form: Encoding) -> Result<Self, Error> {
         let response = ask(client, Question::Watch, path_and_query, form).await?;
         Ok(Self {
             body: response.into_body(),
@@ -100,11 +100,11 @@ pub(super) async fn ask(
     client: &Client,
     question: Question,
     path_and_query: &str,
-    form: Form,
+    form: Encoding,
 ) -> Result<Response<ResponseBody>, Error> {
     let response = match form {
-        Form::Json | Form::Protobuf => client.open(question, path_and_query, accept(form)).await?,
-        Form::Table => {
+        Encoding::Json | Encoding::Protobuf => client.open(question, path_and_query, accept(form)).await?,
+        Encoding::Table => {
             let mark = if path_and_query.contains('?') { '&' } else { '?' };
             let path_and_query = format!("{path_and_query}{mark}includeObject=Object");
             client.open(question, &path_and_query, accept(form)).await?
@@ -119,10 +119,10 @@ pub(super) async fn ask(
 
 /// What a feed of this form asks for. Protobuf comes with JSON behind it, so that a server without it says so by its
 /// answer rather than by a 406 (semantics.md §5.1).
-fn accept(form: Form) -> &'static str {
+fn accept(form: Encoding) -> &'static str {
     match form {
-        Form::Json => "application/json",
-        Form::Protobuf => "application/vnd.kubernetes.protobuf,application/json",
-        Form::Table => TABLE_ACCEPT,
+        Encoding::Json => "application/json",
+        Encoding::Protobuf => "application/vnd.kubernetes.protobuf,application/json",
+        Encoding::Table => TABLE_ACCEPT,
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::base::{Tasks, Waits};
-use crate::cache::{Demand, End, Feed, Feeds};
+use crate::cache::{Demand, Feed, FeedEnd, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
 
@@ -16,18 +16,18 @@ use super::qualify::Qualifier;
 use super::reflector::{Means, Reflector};
 use super::renew::{Renewer, Turns};
 use super::words::Rewinds;
-use super::written::Written;
+use super::written::BodyWriters;
 
 /// When feeds are stopped, and how soon a broken one is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct ReflectConfig {
     /// A feed that nobody has read for so long is stopped.
     pub idle_max: Duration,
     /// Between attempts at upstream.
     pub retry: Waits,
 }
 
-impl Default for Config {
+impl Default for ReflectConfig {
     fn default() -> Self {
         Self { idle_max: Duration::from_secs(10 * 60), retry: Waits::default() }
     }
@@ -38,7 +38,7 @@ impl Default for Config {
 pub struct Supervisor {
     client: Client,
     feeds: Feeds,
-    config: Config,
+    config: ReflectConfig,
     tasks: Tasks,
     lists_only: Arc<AtomicBool>,
     rewinds: Arc<Rewinds>,
@@ -49,7 +49,7 @@ pub struct Supervisor {
 const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 impl Supervisor {
-    pub fn new(client: Client, feeds: Feeds, config: Config, tasks: Tasks) -> Self {
+    pub fn new(client: Client, feeds: Feeds, config: ReflectConfig, tasks: Tasks) -> Self {
         let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), Turns::default());
         Self { client, feeds, config, tasks, lists_only, rewinds, turns }
     }
@@ -74,7 +74,7 @@ impl Supervisor {
             lists_only: self.lists_only.clone(),
         };
         let (words, heard) = mpsc::channel(1);
-        let written = Arc::new(Written::new(feed.clone()));
+        let written = Arc::new(BodyWriters::new(feed.clone()));
         let qualifier = Qualifier {
             upstream: upstream.clone(),
             feeds: self.feeds.clone(),
@@ -93,15 +93,15 @@ impl Supervisor {
         let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
-            let mut leaving = Leaving { feeds: &feeds, feed: &feed, end: End::Shutdown };
+            let mut leaving = Leaving { feeds: &feeds, feed: &feed, end: FeedEnd::Shutdown };
             leaving.end = tokio::select! {
                 end = reflector.run() => end,
                 never = prover.run() => match never {},
                 never = qualifier.run() => match never {},
                 never = renewer.run() => match never {},
-                () = idle(&feeds, &feed, idle_max) => End::Idle,
-                () = feed.retired() => End::Outdated,
-                () = feed.reader.outgrown() => End::OverBudget,
+                () = idle(&feeds, &feed, idle_max) => FeedEnd::Idle,
+                () = feed.retired() => FeedEnd::Outdated,
+                () = feed.reader.outgrown() => FeedEnd::OverBudget,
             };
             tracing::info!(feed = %key, reason = leaving.end.as_str(), "feed ended");
             let end = leaving.end;
@@ -116,7 +116,7 @@ impl Supervisor {
 struct Leaving<'a> {
     feeds: &'a Feeds,
     feed: &'a Arc<Feed>,
-    end: End,
+    end: FeedEnd,
 }
 
 impl Drop for Leaving<'_> {

@@ -12,7 +12,7 @@ use crate::wire::Object;
 
 /// What those beside a reflector have found out.
 #[derive(Debug)]
-pub(super) enum Word {
+pub(super) enum SideFinding {
     Proof(Proof),
     /// What is held is written otherwise now.
     Renewal(Renewal),

@@ -6,12 +6,12 @@ use tokio::sync::watch;
 
 use crate::cache::Feed;
 use crate::upstream::{Build, Server};
-use crate::wire::Form;
+use crate::wire::Encoding;
 
 /// What is known of one feed's bodies. The reflector says what it reads from whom; the [`Renewer`](super::renew)
 /// finds out what those are.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct BodyWriters {
     feed: Arc<Feed>,
     by: watch::Sender<By>,
 }
@@ -40,14 +40,14 @@ pub(super) enum Authorship {
 /// Servers that are told apart: there are a few while a control plane is upgraded.
 const SERVERS_MAX: usize = 16;
 
-impl Written {
+impl BodyWriters {
     pub(super) fn new(feed: Arc<Feed>) -> Self {
         Self { feed, by: watch::Sender::default() }
     }
 
     /// No row of a Table is ever shown as a state, and an event is what it was.
     pub(super) fn concerns(feed: &Feed) -> bool {
-        feed.spec.key.form != Form::Table
+        feed.spec.key.form != Encoding::Table
     }
 
     pub(super) fn follow(&self) -> watch::Receiver<By> {
@@ -190,7 +190,7 @@ impl By {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{Config, Demand, FeedKey, FeedSpec, Feeds, Scope};
+    use crate::cache::{CacheConfig, Demand, FeedKey, FeedSpec, Feeds, Scope};
     use crate::kube::Gvr;
 
     fn server(minor: u32, patch: u32) -> Server {
@@ -198,17 +198,17 @@ mod tests {
         Server::saying(Build::of(&version))
     }
 
-    fn feed(form: Form) -> Arc<Feed> {
-        let (feeds, mut demands) = Feeds::new(Config::default());
+    fn feed(form: Encoding) -> Arc<Feed> {
+        let (feeds, mut demands) = Feeds::new(CacheConfig::default());
         let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, form };
         let _lease = feeds.lease(&FeedSpec::like_pods(key), None).expect("there is room");
         let Demand { feed, .. } = demands.try_recv().expect("it is demanded");
         feed
     }
 
-    fn written() -> (Written, Arc<Feed>) {
-        let feed = feed(Form::Protobuf);
-        (Written::new(feed.clone()), feed)
+    fn written() -> (BodyWriters, Arc<Feed>) {
+        let feed = feed(Encoding::Protobuf);
+        (BodyWriters::new(feed.clone()), feed)
     }
 
     #[test]
@@ -280,7 +280,7 @@ mod tests {
         let old = server(36, 1);
         written.listed(vec![old.clone()]);
         written.opened(&old);
-        let json = crate::wire::Representation::Object(Form::Json);
+        let json = crate::wire::Representation::Object(Encoding::Json);
         let used = crate::wire::Renderer::derived(json, feed.reader.envelope(), 36).expect("pods are in the table");
         feed.renderings.qualify(used.clone());
         written.opened(&server(36, 2));
@@ -292,8 +292,8 @@ mod tests {
 
     #[test]
     fn rows_of_tables_are_no_state_and_are_not_waited_for() {
-        let feed = feed(Form::Table);
-        let written = Written::new(feed.clone());
+        let feed = feed(Encoding::Table);
+        let written = BodyWriters::new(feed.clone());
         written.listed(vec![server(36, 1)]);
         written.opened(&server(37, 1));
         assert!(feed.vintage.is_present());

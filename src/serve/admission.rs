@@ -7,7 +7,7 @@ use crate::kube::Payer;
 
 /// How much may be under way at once. Beyond it a request is refused at once: nothing queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct AdmissionLimits {
     /// Watches served from the cache; in all, and of one user.
     pub watches_max: usize,
     pub watches_per_caller_max: usize,
@@ -26,7 +26,7 @@ pub struct Limits {
     pub anonymous_forwards_max: usize,
 }
 
-impl Default for Limits {
+impl Default for AdmissionLimits {
     fn default() -> Self {
         Self {
             watches_max: 100_000,
@@ -68,7 +68,7 @@ struct Room {
 
 /// A place, or several; given back on drop.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct AdmissionPlace {
     _all: OwnedSemaphorePermit,
     _own: Option<OwnedSemaphorePermit>,
 }
@@ -88,7 +88,7 @@ const FEW: usize = 4;
 const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 
 impl Admission {
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub(super) fn new(limits: &AdmissionLimits) -> Self {
         let (unready, anonymous) = (limits.unready_forwards_max, limits.anonymous_forwards_max);
         Self {
             watches: Room::new("watches", limits.watches_max, limits.watches_per_caller_max, FEW),
@@ -102,34 +102,34 @@ impl Admission {
 
     /// A place for a watch, and more of them for a selector of so many bytes. `payer`: whose share it is of; `None`
     /// where all are one.
-    pub(super) fn watch(&self, payer: Option<&Payer>, selector_bytes: usize) -> Result<Place, Shed> {
+    pub(super) fn watch(&self, payer: Option<&Payer>, selector_bytes: usize) -> Result<AdmissionPlace, Shed> {
         self.watches.take_many(payer, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
     }
 
     /// A place for a LIST of so many bytes.
-    pub(super) fn list(&self, payer: Option<&Payer>, bytes: usize) -> Result<Place, Shed> {
+    pub(super) fn list(&self, payer: Option<&Payer>, bytes: usize) -> Result<AdmissionPlace, Shed> {
         self.lists.take_many(payer, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
     }
 
     /// A place among the LISTs for one answer that is all there: it may be the last that keeps its bytes, so it is
     /// charged all of them.
-    pub(super) fn whole(&self, payer: Option<&Payer>, bytes: usize) -> Result<Place, Shed> {
+    pub(super) fn whole(&self, payer: Option<&Payer>, bytes: usize) -> Result<AdmissionPlace, Shed> {
         self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| Shed("large answers"))
     }
 
-    pub(super) fn forward(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+    pub(super) fn forward(&self, payer: Option<&Payer>) -> Result<AdmissionPlace, Shed> {
         self.forwards.take(payer)
     }
 
-    pub(super) fn stream(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+    pub(super) fn stream(&self, payer: Option<&Payer>) -> Result<AdmissionPlace, Shed> {
         self.streams.take(payer)
     }
 
-    pub(super) fn unready(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+    pub(super) fn unready(&self, payer: Option<&Payer>) -> Result<AdmissionPlace, Shed> {
         self.unready.take(payer)
     }
 
-    pub(super) fn anonymous(&self) -> Result<Place, Shed> {
+    pub(super) fn anonymous(&self) -> Result<AdmissionPlace, Shed> {
         self.anonymous.take(None)
     }
 }
@@ -141,11 +141,11 @@ impl Room {
         Self { what, all, each: Shares::new(each), reserve: places / RESERVE, each_max: each, few }
     }
 
-    fn take(&self, payer: Option<&Payer>) -> Result<Place, Shed> {
+    fn take(&self, payer: Option<&Payer>) -> Result<AdmissionPlace, Shed> {
         self.take_many(payer, 1)
     }
 
-    fn take_many(&self, payer: Option<&Payer>, places: usize) -> Result<Place, Shed> {
+    fn take_many(&self, payer: Option<&Payer>, places: usize) -> Result<AdmissionPlace, Shed> {
         let count = u32::try_from(places).unwrap_or(u32::MAX);
         let shed = |_| Shed(self.what);
         let own = match payer {
@@ -161,7 +161,7 @@ impl Room {
             }
             None => None,
         };
-        Ok(Place { _all: self.all.clone().try_acquire_many_owned(count).map_err(shed)?, _own: own })
+        Ok(AdmissionPlace { _all: self.all.clone().try_acquire_many_owned(count).map_err(shed)?, _own: own })
     }
 }
 
@@ -208,7 +208,11 @@ mod tests {
     /// Ten thousand watches of one caller hold no more with long selectors than with none.
     #[test]
     fn a_watch_is_charged_for_what_its_selector_holds() {
-        let admission = Admission::new(&Limits { watches_max: 100, watches_per_caller_max: 50, ..Limits::default() });
+        let admission = Admission::new(&AdmissionLimits {
+            watches_max: 100,
+            watches_per_caller_max: 50,
+            ..AdmissionLimits::default()
+        });
         let ada = payer("ada");
         let ada = Some(&ada);
         let open = |payer, bytes| std::iter::from_fn(|| admission.watch(payer, bytes).ok()).collect::<Vec<_>>();
@@ -226,7 +230,7 @@ mod tests {
     /// However large a list is, it holds what is on its way, and nothing else.
     #[test]
     fn lists_are_charged_what_they_hold() {
-        let admission = Admission::new(&Limits { lists_bytes_max: 2 << 20, ..Limits::default() });
+        let admission = Admission::new(&AdmissionLimits { lists_bytes_max: 2 << 20, ..AdmissionLimits::default() });
         let ada = payer("ada");
         let large: Vec<_> = std::iter::from_fn(|| admission.list(Some(&ada), usize::MAX).ok()).collect();
         assert_eq!(large.len(), 4, "half of it is one user's share");
@@ -241,7 +245,7 @@ mod tests {
     /// A place does not hide what an answer of one piece keeps alive.
     #[test]
     fn an_answer_that_is_all_there_is_charged_its_length() {
-        let admission = Admission::new(&Limits { lists_bytes_max: 8 << 20, ..Limits::default() });
+        let admission = Admission::new(&AdmissionLimits { lists_bytes_max: 8 << 20, ..AdmissionLimits::default() });
         let (ada, bob) = (payer("ada"), payer("bob"));
         let held: Vec<_> = std::iter::from_fn(|| admission.whole(Some(&ada), 1 << 20).ok()).collect();
         assert_eq!(held.len(), 4, "half of it is one user's share");

@@ -9,15 +9,15 @@ use http::header::{
 };
 use http::{HeaderMap, Response, StatusCode, Version};
 
-use super::audit::{Ours, Record};
+use super::audit::{AuditRecord, Ours};
 use super::body::ReplyBody;
 use super::gzip::{self, GzipList};
 use super::list::ListBody;
 use super::readable::{Extent, READABLE};
-use super::underway::{List, Written};
+use super::underway::{List, ListEncoding};
 use crate::base::Cut;
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
-use crate::wire::Form;
+use crate::wire::Encoding;
 
 pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 pub(super) const SERVED: HeaderName = HeaderName::from_static("kube-fanout-served");
@@ -25,12 +25,12 @@ pub(super) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-
 
 /// What a request says about how it wants to be answered, kept beside the request.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Manner {
+pub(super) struct ResponseContext {
     pub(super) accept: Option<String>,
     pub(super) user_agent: Option<String>,
     pub(super) audit_id: Option<HeaderValue>,
     /// Of this request, where requests are recorded.
-    pub(super) record: Option<Arc<Record>>,
+    pub(super) record: Option<Arc<AuditRecord>>,
     /// Large answers may be compressed.
     pub(super) gzip: bool,
     pub(super) query: Option<Arc<Query>>,
@@ -40,7 +40,7 @@ pub(super) struct Manner {
     pub(super) cut: Cut,
 }
 
-impl Manner {
+impl ResponseContext {
     pub(super) fn of(headers: &HeaderMap, query: Arc<Query>) -> Self {
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         Self {
@@ -79,7 +79,7 @@ impl Manner {
     /// A 200 from the cache.
     pub(super) fn served(
         &self,
-        form: Form,
+        form: Encoding,
         watch: bool,
         stale_seconds: Option<u64>,
         body: ReplyBody,
@@ -103,16 +103,16 @@ impl Manner {
     /// A list, likewise.
     pub(super) fn list(
         &self,
-        form: Form,
+        form: Encoding,
         stale_seconds: Option<u64>,
         list: ListBody,
-        underway: impl FnOnce(Written) -> List,
+        underway: impl FnOnce(ListEncoding) -> List,
     ) -> Response<ReplyBody> {
         if self.gzip && list.is_worth_compressing() {
-            let list = underway(Written::Gzip(Box::new(GzipList::new(list))));
+            let list = underway(ListEncoding::Gzip(Box::new(GzipList::new(list))));
             return gzipped(self.served(form, false, stale_seconds, ReplyBody::list(list)));
         }
-        self.served(form, false, stale_seconds, ReplyBody::list(underway(Written::Plain(Box::new(list)))))
+        self.served(form, false, stale_seconds, ReplyBody::list(underway(ListEncoding::Plain(Box::new(list)))))
     }
 
     fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {

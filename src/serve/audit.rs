@@ -18,6 +18,6 @@ mod tests;
 mod writer;
 
 pub use queue::Audit;
-pub use writer::{Destination, Writer};
+pub use writer::{AuditWriter, Destination};
 
-pub(super) use record::{Decision, Ours, Record};
+pub(super) use record::{AuditRecord, Decision, Ours};

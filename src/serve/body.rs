@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::admission::Place;
-use super::audit::Record;
+use super::admission::AdmissionPlace;
+use super::audit::AuditRecord;
 use super::session::WatchSession;
-use super::underway::{List, Underway, Whole};
+use super::underway::{BoundedBody, List, Whole};
 use super::watch::WatchBody;
 use crate::base::{Cut, Tasks};
 use crate::upstream::ResponseBody;
@@ -27,11 +27,11 @@ enum Kind {
     /// An answer that is all there and shares its bytes, taken by the piece.
     Pieces(Box<Whole>),
     /// One that has places, and a time to be taken in.
-    Whole(Box<Underway<Whole>>),
+    Whole(Box<BoundedBody<Whole>>),
     /// A watch.
     Watch(Box<WatchBody>),
     /// Upstream's own, to be taken within a minute.
-    Short(Box<Underway<Forwarded>>),
+    Short(Box<BoundedBody<Forwarded>>),
     /// Upstream's own, for as long as it lasts.
     Stream(Box<Forwarded>),
 }
@@ -40,7 +40,7 @@ enum Kind {
 #[derive(Debug)]
 struct Forwarded {
     body: ResponseBody,
-    _place: Arc<Place>,
+    _place: Arc<AdmissionPlace>,
 }
 
 /// Why an answer broke off.
@@ -67,7 +67,7 @@ impl ReplyBody {
         Self(Kind::List(Box::new(list)))
     }
 
-    pub(super) fn watch(session: WatchSession, record: Option<Arc<Record>>) -> Self {
+    pub(super) fn watch(session: WatchSession, record: Option<Arc<AuditRecord>>) -> Self {
         Self(Kind::Watch(Box::new(WatchBody::new(session, record))))
     }
 
@@ -78,16 +78,20 @@ impl ReplyBody {
 
     /// Of an answer that is all there: its places are held until it is taken, and no longer than `max`.
     pub(super) fn whole(whole: Whole, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
-        Self(Kind::Whole(Box::new(Underway::new(whole, max, tasks, cut))))
+        Self(Kind::Whole(Box::new(BoundedBody::new(whole, max, tasks, cut))))
     }
 
     /// Of an answer that upstream gives at once, and that is taken within `max`.
-    pub(super) fn short(body: ResponseBody, place: Arc<Place>, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
-        Self(Kind::Short(Box::new(Underway::new(Forwarded { body, _place: place }, max, tasks, cut))))
+    pub(super) fn short(
+        body: ResponseBody,
+        place: Arc<AdmissionPlace>,
+        (max, tasks, cut): (Duration, &Tasks, Cut),
+    ) -> Self {
+        Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, max, tasks, cut))))
     }
 
     /// Of an answer that has no end of its own.
-    pub(super) fn stream(body: ResponseBody, place: Arc<Place>) -> Self {
+    pub(super) fn stream(body: ResponseBody, place: Arc<AdmissionPlace>) -> Self {
         Self(Kind::Stream(Box::new(Forwarded { body, _place: place })))
     }
 }

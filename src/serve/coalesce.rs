@@ -10,22 +10,22 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::admission::Place;
+use super::admission::AdmissionPlace;
 use crate::base::Tasks;
-use crate::upstream::{Behalf, Error};
+use crate::upstream::{ActingAs, Error};
 
 /// An answer of upstream that several requests share.
 #[derive(Debug, Clone)]
-pub(super) struct Answer {
+pub(super) struct SharedAnswer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
     /// What its bytes hold of their user's share, as long as anybody has them.
-    pub(super) place: Arc<Place>,
+    pub(super) place: Arc<AdmissionPlace>,
 }
 
 /// Why there is none; the text of a 502 or 503.
-pub(super) type Failure = Arc<Error>;
+pub(super) type SharedFailure = Arc<Error>;
 
 /// Identical questions, asked once for all who came before the asking.
 ///
@@ -39,14 +39,14 @@ pub(super) struct Coalesced {
 /// A shared answer, read whole, takes no longer; those who wait are told so.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-type Askers = Vec<oneshot::Sender<Result<Answer, Failure>>>;
+type Askers = Vec<oneshot::Sender<Result<SharedAnswer, SharedFailure>>>;
 type Waiting = HashMap<Key, Askers>;
 
 /// Everything about a request that decides its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     /// Nobody gets an answer to another one's question.
-    pub(super) behalf: Behalf,
+    pub(super) behalf: ActingAs,
     pub(super) path_and_query: String,
     pub(super) accept: Option<String>,
     pub(super) accept_encoding: Option<String>,
@@ -54,14 +54,14 @@ pub(super) struct Key {
 }
 
 /// Asks upstream, each time that it is called.
-type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Answer, Error>> + Send>> + Send + Sync>;
+type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedAnswer, Error>> + Send>> + Send + Sync>;
 
 impl Coalesced {
     /// The answer to `key`, asked by `ask` for this request or for all that wait with it.
     ///
     /// Who is alone asks by itself: most are, and a task in between costs more than the question. If it goes away,
     /// those who have come meanwhile are asked for nevertheless.
-    pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Result<Answer, Failure>> {
+    pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Result<SharedAnswer, SharedFailure>> {
         let turn = match self.waiting.lock().entry(key.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Askers::new());
@@ -129,7 +129,7 @@ impl Drop for Next {
 }
 
 /// Asked once, for so many.
-async fn question(ask: &Ask, askers: usize) -> Result<Answer, Failure> {
+async fn question(ask: &Ask, askers: usize) -> Result<SharedAnswer, SharedFailure> {
     super::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
         Ok(answer) => answer.map_err(Arc::new),
@@ -157,11 +157,11 @@ mod tests {
     use tokio::task::JoinHandle;
 
     use super::*;
-    use crate::serve::admission::{Admission, Limits};
+    use crate::serve::admission::{Admission, AdmissionLimits};
 
     fn key() -> Key {
         Key {
-            behalf: Behalf::Ours,
+            behalf: ActingAs::Ours,
             path_and_query: "/api/v1/pods".into(),
             accept: None,
             accept_encoding: None,
@@ -192,8 +192,8 @@ mod tests {
                 Box::pin(async move {
                     gate.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
-                    let place = Admission::new(&Limits::default()).forward(None).expect("a place").into();
-                    Ok(Answer { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
+                    let place = Admission::new(&AdmissionLimits::default()).forward(None).expect("a place").into();
+                    Ok(SharedAnswer { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
                 })
             };
             tokio::spawn(async move {

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use crate::cache::Scope;
 use crate::kube::{FieldSelector, NAME_KEY, RequestInfo};
-use crate::upstream::{Origin, Resource};
+use crate::upstream::{Resource, ResourceOrigin};
 
 /// What feeds may hold, as operators choose it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -107,7 +107,8 @@ pub(super) fn covers(scope: &Scope, request: &RequestInfo) -> bool {
 
 fn field_of_node(resource: &Resource) -> Option<&'static str> {
     let (group, plural) = (&*resource.gvr.group, &*resource.gvr.resource);
-    let found = OF_NODES.into_iter().find(|of| (of.0, of.1) == (group, plural) && resource.origin == Origin::BuiltIn);
+    let found =
+        OF_NODES.into_iter().find(|of| (of.0, of.1) == (group, plural) && resource.origin == ResourceOrigin::BuiltIn);
     // An old version of the resource may lack the field.
     found.map(|(.., field)| field).filter(|field| *field == NAME_KEY || resource.fields.position(field).is_some())
 }
@@ -115,8 +116,8 @@ fn field_of_node(resource: &Resource) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::{FieldTable, Gvr, Pages, Query};
-    use crate::wire::Form;
+    use crate::kube::{FieldTable, Gvr, PageStore, Query};
+    use crate::wire::Encoding;
 
     fn resource(group: &str, version: &str, plural: &str) -> Resource {
         let gvr = Gvr::new(group, version, plural);
@@ -128,10 +129,10 @@ mod tests {
             list_kind: "AnyList".into(),
             namespaced: true,
             watchable: true,
-            origin: if custom { Origin::Custom } else { Origin::BuiltIn },
-            form: Form::Protobuf,
+            origin: if custom { ResourceOrigin::Custom } else { ResourceOrigin::BuiltIn },
+            form: Encoding::Protobuf,
             fields_unknown: false,
-            pages: Pages::default(),
+            pages: PageStore::default(),
             edition: None,
         }
     }

@@ -7,9 +7,9 @@ use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
-use super::admission::{Admission, Limits};
-use super::answer::{AUDIT_ID, Manner, SERVED, malformed, new_audit_id};
-use super::audit::{Audit, Decision, Record};
+use super::admission::{Admission, AdmissionLimits};
+use super::answer::{AUDIT_ID, ResponseContext, SERVED, malformed, new_audit_id};
+use super::audit::{Audit, AuditRecord, Decision};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
 use super::coverage::Coverage;
@@ -17,10 +17,10 @@ use super::feed::{Need, Unready, unavailable};
 use super::metrics;
 use super::overdue::{Overdue, Unread};
 use super::readable::{self, Extent};
-use super::route::{Asked, Reason, Route, WatchRead, route};
+use super::route::{ForwardReason, Route, RouteInput, WatchRead, route};
 use super::scans::{self, Scans};
 use super::slices::Slices;
-use crate::auth::{BrowserGuard, Caller, Gate, Permit, Refused, Sender, Shown};
+use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender, Shown};
 use crate::base::{DrainWatch, Tasks};
 use crate::cache::Feeds;
 use crate::kube::{
@@ -32,7 +32,7 @@ use crate::wire::Representation;
 
 /// How requests are answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct ServeConfig {
     pub consistency: Consistency,
     pub coverage: Coverage,
     /// Whether what reaches into pods, services and nodes is passed on from a TCP socket that alone says who somebody
@@ -43,7 +43,7 @@ pub struct Config {
     /// How long a LIST, an answer that passes through and is no stream, and a request's body may take: the apiserver's
     /// `--request-timeout`.
     pub body_max: Duration,
-    pub limits: Limits,
+    pub limits: AdmissionLimits,
     pub unread: Unread,
 }
 
@@ -57,7 +57,7 @@ pub enum Consistency {
     Bounded,
 }
 
-impl Default for Config {
+impl Default for ServeConfig {
     fn default() -> Self {
         Self {
             consistency: Consistency::Strict,
@@ -65,7 +65,7 @@ impl Default for Config {
             exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),
             body_max: Duration::from_secs(60),
-            limits: Limits::default(),
+            limits: AdmissionLimits::default(),
             unread: Unread::default(),
         }
     }
@@ -73,8 +73,8 @@ impl Default for Config {
 
 /// Answers every request.
 #[derive(Debug)]
-pub struct Door {
-    pub(super) config: Config,
+pub struct Frontend {
+    pub(super) config: ServeConfig,
     pub(super) client: Client,
     pub(super) catalog: Catalog,
     pub(super) feeds: Feeds,
@@ -106,12 +106,12 @@ pub struct Parts {
 }
 
 /// A read on its way: the request, and what was understood of it.
-pub(super) struct Visit {
+pub(super) struct ReadRequest {
     pub(super) request: Request<Incoming>,
     pub(super) caller: Caller,
     pub(super) info: RequestInfo,
     pub(super) query: Arc<Query>,
-    pub(super) manner: Manner,
+    pub(super) manner: ResponseContext,
     pub(super) received: Instant,
     /// What may be read is asked for, where not all may.
     readable: bool,
@@ -119,8 +119,8 @@ pub(super) struct Visit {
     rerouted: u32,
 }
 
-impl Visit {
-    pub(super) fn turned_away(&self, refused: &Refused) -> Response<ReplyBody> {
+impl ReadRequest {
+    pub(super) fn turned_away(&self, refused: &NotGranted) -> Response<ReplyBody> {
         turned_away(&self.manner, self.caller.name(), &self.info, &self.query, refused)
     }
 
@@ -153,8 +153,8 @@ const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 /// upstream's to answer.
 const REROUTES_MAX: u32 = 2;
 
-impl Door {
-    pub fn new(config: Config, parts: Parts) -> Self {
+impl Frontend {
+    pub fn new(config: ServeConfig, parts: Parts) -> Self {
         let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, tasks, drain } = parts;
         let (admission, forwarder) = (Arc::new(Admission::new(&config.limits)), Arc::new(forwarder));
         let overdue = Overdue::new(config.unread);
@@ -187,7 +187,7 @@ impl Door {
         let received = Instant::now();
         let readable = readable::take(&mut request);
         let query = Arc::new(Query::parse(request.uri().query().unwrap_or_default()));
-        let mut manner = Manner::of(request.headers(), query.clone());
+        let mut manner = ResponseContext::of(request.headers(), query.clone());
         manner.cut = peer.cut.clone();
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let info = RequestInfo::parse(method.as_str(), &path, &query);
@@ -211,13 +211,13 @@ impl Door {
         let response = match (info, caller) {
             _ if forbidden.is_some() => forbid(&manner, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => {
-                let visit = Visit { request, caller, info, query, manner, received, readable, rerouted: 0 };
+                let visit = ReadRequest { request, caller, info, query, manner, received, readable, rerouted: 0 };
                 self.dispatch(visit).await
             }
             // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {
                 let caller = caller.unwrap_or(Caller::Anonymous);
-                Box::pin(self.forward(request, &caller, None, &query, &manner, Reason::Spelling)).await
+                Box::pin(self.forward(request, &caller, None, &query, &manner, ForwardReason::Spelling)).await
             }
             // And none at all for one that is none: it would break our connection off.
             (Err(RequestInfoError::BadEscape), _) => {
@@ -246,14 +246,19 @@ impl Door {
         peer: &Peer,
         request: &Request<Incoming>,
         info: &RequestInfo,
-        manner: &mut Manner,
-    ) -> Option<Record> {
+        manner: &mut ResponseContext,
+    ) -> Option<AuditRecord> {
         let id = self.audit.is_on().then(|| manner.audit_id.get_or_insert_with(new_audit_id))?;
-        Record::new(&self.audit, peer, (request.uri(), request.headers()), info, id)
+        AuditRecord::new(&self.audit, peer, (request.uri(), request.headers()), info, id)
     }
 
     /// Whether the request is for us at all, and can be read in one way only.
-    fn admit(&self, peer: &Peer, request: &Request<Incoming>, manner: &Manner) -> Result<(), Box<Response<ReplyBody>>> {
+    fn admit(
+        &self,
+        peer: &Peer,
+        request: &Request<Incoming>,
+        manner: &ResponseContext,
+    ) -> Result<(), Box<Response<ReplyBody>>> {
         self.check_hops(request.headers()).map_err(|status| Box::new(manner.status(&status)))?;
         if let Err(ambiguous) = inspect(request.headers()) {
             metrics::refused(400);
@@ -295,9 +300,9 @@ impl Door {
         forbidden.then(|| NO_WAY_IN.to_owned())
     }
 
-    async fn dispatch(&self, mut visit: Visit) -> Response<ReplyBody> {
+    async fn dispatch(&self, mut visit: ReadRequest) -> Response<ReplyBody> {
         let resource = self.resource(&visit.caller, &visit.info).await;
-        let asked = Asked {
+        let asked = RouteInput {
             method: visit.request.method(),
             info: &visit.info,
             query: &visit.query,
@@ -309,12 +314,12 @@ impl Door {
         let Some(resource) = resource else {
             return match route {
                 Route::Forward(reason) => self.pass(visit, reason).await,
-                _ => self.pass(visit, Reason::Unknown).await,
+                _ => self.pass(visit, ForwardReason::Unknown).await,
             };
         };
         let route = match route {
             Route::Forward(reason) => return self.pass(visit, reason).await,
-            _ if !self.gate.serves(&visit.caller) => return self.pass(visit, Reason::Anonymous).await,
+            _ if !self.gate.serves(&visit.caller) => return self.pass(visit, ForwardReason::Anonymous).await,
             route => route,
         };
         // Who may not read learns nothing of what else is wrong with the request.
@@ -332,7 +337,7 @@ impl Door {
             Route::Get(read) => self.get(visit, &permit, &resource, read).await,
             Route::List(read) => self.list(visit, &permit, &resource, read).await,
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
-                self.pass(visit, Reason::Table).await
+                self.pass(visit, ForwardReason::Table).await
             }
             Route::Watch(read) => self.watch(visit, permit, &resource, read).await,
         };
@@ -343,7 +348,7 @@ impl Door {
         response
     }
 
-    async fn permit(&self, visit: &mut Visit, resource: &Resource) -> Result<Permit, Refused> {
+    async fn permit(&self, visit: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {
         if !visit.is_for_readable(resource) {
             return self.gate.grant(&visit.caller, &visit.info).await.map(Permit::Whole);
         }
@@ -374,21 +379,23 @@ impl Door {
         self.catalog.find(&gvr)
     }
 
-    pub(super) async fn pass(&self, visit: Visit, reason: Reason) -> Response<ReplyBody> {
-        let Visit { request, caller, info, query, manner, .. } = visit;
+    pub(super) async fn pass(&self, visit: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {
+        let ReadRequest { request, caller, info, query, manner, .. } = visit;
         // Apart, so that those which are answered here have no room for it.
         Box::pin(self.forward(request, &caller, Some(&info), &query, &manner, reason)).await
     }
 
-    pub(super) async fn unready(&self, mut visit: Visit, why: Unready) -> Response<ReplyBody> {
+    pub(super) async fn unready(&self, mut visit: ReadRequest, why: Unready) -> Response<ReplyBody> {
         match why {
             Unready::Over if visit.rerouted < REROUTES_MAX => {
                 visit.rerouted += 1;
                 Box::pin(self.dispatch(visit)).await
             }
-            Unready::Over => self.pass(visit, Reason::Unavailable).await,
+            Unready::Over => self.pass(visit, ForwardReason::Unavailable).await,
             // Upstream would deny what it cannot show in part.
-            Unready::Forward(Reason::Syncing | Reason::NoProof) if visit.manner.extent == Some(Extent::Some) => {
+            Unready::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
+                if visit.manner.extent == Some(Extent::Some) =>
+            {
                 let why = "what may be read of this collection cannot be told yet";
                 metrics::refused(503);
                 visit.manner.status(&unavailable(why))
@@ -403,7 +410,7 @@ impl Door {
 }
 
 /// The answer, once it is recorded; another one if it has to be and cannot.
-fn recorded(manner: &Manner, response: Response<ReplyBody>) -> Response<ReplyBody> {
+fn recorded(manner: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
     match &manner.record {
         Some(record) if !record.answered(&response) => {
             metrics::records("refused", 1);
@@ -414,28 +421,28 @@ fn recorded(manner: &Manner, response: Response<ReplyBody>) -> Response<ReplyBod
     }
 }
 
-fn forbid(manner: &Manner, why: &str) -> Response<ReplyBody> {
+fn forbid(manner: &ResponseContext, why: &str) -> Response<ReplyBody> {
     metrics::refused(403);
     manner.status(&status_from_code(403, why))
 }
 
-fn sender(peer: &Peer) -> Sender {
+fn sender(peer: &Peer) -> RequestSender {
     let address = match peer.address {
         PeerAddress::Tcp(address) => address.ip(),
         // They share a budget, as if they came from one machine, which they do.
         PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
     };
     let shown = |chain: &Arc<[_]>| peer.connection.keep(|| Shown::new(chain.clone()));
-    Sender { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
+    RequestSender { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
 }
 
 /// What somebody is told who gets nothing. A bad `timeout` comes first, whoever sends it (semantics.md §1.5).
 fn turned_away(
-    manner: &Manner,
+    manner: &ResponseContext,
     user: &str,
     info: &RequestInfo,
     query: &Query,
-    refused: &Refused,
+    refused: &NotGranted,
 ) -> Response<ReplyBody> {
     let long_running = matches!(info.verb, Verb::Watch | Verb::Proxy);
     let status = match check_timeout(query) {
@@ -444,7 +451,7 @@ fn turned_away(
     };
     metrics::refused(status.http_code());
     let mut response = manner.status(&status);
-    if let Refused::Denied(reason) = refused {
+    if let NotGranted::Denied(reason) = refused {
         response.extensions_mut().insert(Decision::Denied(reason.clone()));
     }
     if response.status() == StatusCode::FORBIDDEN {

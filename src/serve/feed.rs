@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::door::{Consistency, Door};
-use super::route::Reason;
+use super::door::{Consistency, Frontend};
+use super::route::ForwardReason;
 use crate::auth::Permit;
-use crate::cache::{CacheReader, End, FeedKey, FeedSpec, Lease, Mode, Reason as Underived, Scope, State, Unavailable};
+use crate::cache::{
+    CacheReader, FeedEnd, FeedHandle, FeedKey, FeedSpec, FeedState, RenderingMode, RenderingRefusal as Underived,
+    Scope, Unavailable,
+};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
-use crate::upstream::{Origin, Resource};
-use crate::wire::{Form, Refused, Renderer, Representation, Shape};
+use crate::upstream::{Resource, ResourceOrigin};
+use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
 
 /// What a request needs of a feed.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +35,7 @@ pub(super) struct Need<'a> {
 #[derive(Debug)]
 pub(super) enum Unready {
     /// Upstream can.
-    Forward(Reason),
+    Forward(ForwardReason),
     /// It ended while it was waited for. Another one may have its place, or nobody: the request is to be routed again.
     Over,
     /// Nobody can, now.
@@ -56,30 +59,30 @@ enum InVain {
 
 /// A feed, and how its objects are written for one request.
 #[derive(Debug)]
-pub(super) struct Source {
-    pub(super) lease: Lease,
+pub(super) struct FeedSource {
+    pub(super) lease: FeedHandle,
     pub(super) renderer: Renderer,
 }
 
-impl Source {
+impl FeedSource {
     /// An object that this source holds cannot be written: from now on the representation comes from elsewhere.
     pub(super) fn refuse(&self, refused: &Refused) {
         self.lease.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
     }
 }
 
-impl Door {
+impl Frontend {
     /// A feed that covers the request, has a complete state and can write what is asked for; started and waited for if
     /// need be.
-    pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<Source, Unready> {
+    pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<FeedSource, Unready> {
         if !need.permit.covers(&resource.gvr, resource.namespaced, need.namespace) {
-            return Err(Unready::Forward(Reason::Ungranted));
+            return Err(Unready::Forward(ForwardReason::Ungranted));
         }
-        let mut why = Unready::Forward(Reason::Underivable);
+        let mut why = Unready::Forward(ForwardReason::Underivable);
         for form in forms(resource, need.representation) {
             match self.source_from(resource, need, *form).await {
                 // Not offered in this form, or not derived from it: perhaps in the next.
-                Err(Unready::Forward(reason @ (Reason::Unavailable | Reason::Underivable))) => {
+                Err(Unready::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::Underivable))) => {
                     why = Unready::Forward(reason);
                 }
                 answer => return answer,
@@ -88,21 +91,21 @@ impl Door {
         Err(why)
     }
 
-    async fn source_from(&self, resource: &Resource, need: &Need<'_>, form: Form) -> Result<Source, Unready> {
+    async fn source_from(&self, resource: &Resource, need: &Need<'_>, form: Encoding) -> Result<FeedSource, Unready> {
         let wanted = need.representation;
         let widest = self.config.coverage.scope(resource).map_err(|why| Unready::Forward(why.into()))?;
         if self.feeds.underivable(&key(resource, widest.clone(), form), wanted).is_some() {
-            return Err(Unready::Forward(Reason::Underivable));
+            return Err(Unready::Forward(ForwardReason::Underivable));
         }
         let lease = self.ready_feed(resource, widest, need, form).await?;
         if wanted == Representation::verbatim(form) {
             let renderer = lease.reader.verbatim().clone();
-            return Ok(Source { lease, renderer });
+            return Ok(FeedSource { lease, renderer });
         }
         match while_it_runs(&lease.reader, self.sync_deadline(need), lease.renderings.settled(wanted)).await {
-            Ok(Ok(renderer)) => Ok(Source { lease, renderer }),
-            Ok(Err(_)) => Err(Unready::Forward(Reason::Underivable)),
-            Err(InVain::Late) => Err(Unready::Forward(Reason::Syncing)),
+            Ok(Ok(renderer)) => Ok(FeedSource { lease, renderer }),
+            Ok(Err(_)) => Err(Unready::Forward(ForwardReason::Underivable)),
+            Err(InVain::Late) => Err(Unready::Forward(ForwardReason::Syncing)),
             Err(InVain::Over) => Err(Unready::Over),
         }
     }
@@ -113,27 +116,27 @@ impl Door {
         resource: &Resource,
         widest: Scope,
         need: &Need<'_>,
-        form: Form,
-    ) -> Result<Lease, Unready> {
-        let mut refused = Reason::Unavailable;
+        form: Encoding,
+    ) -> Result<FeedHandle, Unready> {
+        let mut refused = ForwardReason::Unavailable;
         for scope in scopes(widest, need.namespace) {
             match self.synced(&spec(resource, scope, form), need).await {
-                Err(Unready::Forward(Reason::Forbidden)) => refused = Reason::Forbidden,
+                Err(Unready::Forward(ForwardReason::Forbidden)) => refused = ForwardReason::Forbidden,
                 answer => return answer,
             }
         }
         Err(Unready::Forward(refused))
     }
 
-    async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<Lease, Unready> {
+    async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<FeedHandle, Unready> {
         let leased = self.feeds.lease(spec, need.resume);
         let lease = leased.map_err(|why| Unready::Forward(why.into()))?;
         match lease.reader.synced(self.sync_deadline(need)).await {
-            State::Live | State::Stale { .. } => Ok(lease),
+            FeedState::Live | FeedState::Stale { .. } => Ok(lease),
             // Tried once more it would end the same way.
-            State::Ended(end) if end.is_refusal() => Err(Unready::Forward(Unavailable::Ended(end).into())),
-            State::Ended(_) => Err(Unready::Over),
-            State::Syncing => Err(Unready::Forward(Reason::Syncing)),
+            FeedState::Ended(end) if end.is_refusal() => Err(Unready::Forward(Unavailable::Ended(end).into())),
+            FeedState::Ended(_) => Err(Unready::Over),
+            FeedState::Syncing => Err(Unready::Forward(ForwardReason::Syncing)),
         }
     }
 
@@ -148,32 +151,37 @@ impl Door {
         resource: &Resource,
         namespace: Option<&str>,
         wanted: Representation,
-    ) -> Option<Source> {
+    ) -> Option<FeedSource> {
         if !permit.covers(&resource.gvr, resource.namespaced, namespace) {
             return None;
         }
         let widest = self.config.coverage.scope(resource).ok()?;
-        let running = |form: Form| {
+        let running = |form: Encoding| {
             let mut scopes = scopes(widest.clone(), namespace);
             let found = scopes.find_map(|scope| self.feeds.find(&key(resource, scope, form)));
-            found.filter(|lease| lease.reader.state() != State::Syncing)
+            found.filter(|lease| lease.reader.state() != FeedState::Syncing)
         };
         forms(resource, wanted).iter().find_map(|form| {
             let lease = running(*form)?;
             if wanted == Representation::verbatim(*form) {
-                return Some(Source { renderer: lease.reader.verbatim().clone(), lease });
+                return Some(FeedSource { renderer: lease.reader.verbatim().clone(), lease });
             }
             // The next one may have it.
             lease.renderings.want(wanted);
             match lease.renderings.mode(wanted) {
-                Some(Mode::Derived(renderer)) => Some(Source { lease, renderer }),
+                Some(RenderingMode::Derived(renderer)) => Some(FeedSource { lease, renderer }),
                 _ => None,
             }
         })
     }
 
     /// Waits until the feed is as fresh as the request asks, at most three seconds and no longer than it runs.
-    pub(super) async fn fresh(&self, lease: &Lease, version: VersionMatch, received: Instant) -> Result<(), Unready> {
+    pub(super) async fn fresh(
+        &self,
+        lease: &FeedHandle,
+        version: VersionMatch,
+        received: Instant,
+    ) -> Result<(), Unready> {
         // Without a cache upstream never says how far a quiet stream has come: the version may well exist.
         let untold = !lease.spec.key.gvr.has_watch_cache();
         let deadline = Instant::now() + if untold { UNTOLD_MAX } else { FRESH_MAX };
@@ -191,7 +199,7 @@ impl Door {
                 match while_it_runs(&lease.reader, deadline, self.reached(lease, rv)).await {
                     Ok(()) => Ok(()),
                     Err(InVain::Over) => Err(Unready::Over),
-                    Err(InVain::Late) if untold => Err(Unready::Forward(Reason::NoProof)),
+                    Err(InVain::Late) if untold => Err(Unready::Forward(ForwardReason::NoProof)),
                     Err(InVain::Late) => {
                         let reached = lease.reader.progress().rv;
                         Err(Unready::Refuse(Box::new(Status::too_large(rv.0, reached.0))))
@@ -205,7 +213,7 @@ impl Door {
     /// The same for who is told the feed's version: what came a moment ago is in it.
     pub(super) async fn fit_to_list(
         &self,
-        lease: &Lease,
+        lease: &FeedHandle,
         version: VersionMatch,
         received: Instant,
     ) -> Result<(), Unready> {
@@ -216,32 +224,32 @@ impl Door {
         Ok(())
     }
 
-    async fn reached(&self, lease: &Lease, rv: ResourceVersion) {
+    async fn reached(&self, lease: &FeedHandle, rv: ResourceVersion) {
         if lease.reader.progress().rv < rv {
             lease.currency.want_version(rv);
             lease.reader.reached(rv).await;
         }
     }
 
-    async fn current(&self, lease: &Lease, received: Instant, deadline: Instant) -> Result<(), Unready> {
-        let live = lease.reader.state() == State::Live;
+    async fn current(&self, lease: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), Unready> {
+        let live = lease.reader.state() == FeedState::Live;
         if self.config.consistency == Consistency::Bounded && live {
             return Ok(());
         }
         let proven = while_it_runs(&lease.reader, deadline, lease.currency.reached(received)).await;
         proven.map_err(|in_vain| match in_vain {
-            InVain::Late => Unready::Forward(Reason::NoProof),
+            InVain::Late => Unready::Forward(ForwardReason::NoProof),
             InVain::Over => Unready::Over,
         })
     }
 
     /// Waits until states of the feed are as the server that it follows writes them. To be called right before a state
     /// is taken: what was waited for before may have taken longer than an upgrade.
-    pub(super) async fn of_present(&self, source: &Source) -> Result<(), Unready> {
+    pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), Unready> {
         let lease = &source.lease;
         let deadline = Instant::now() + self.config.sync_wait_max;
         while_it_runs(&lease.reader, deadline, lease.vintage.present()).await.map_err(|in_vain| match in_vain {
-            InVain::Late => Unready::Forward(Reason::Syncing),
+            InVain::Late => Unready::Forward(ForwardReason::Syncing),
             InVain::Over => Unready::Over,
         })?;
         // It would write new bodies as the old release did.
@@ -249,9 +257,9 @@ impl Door {
     }
 
     /// Seconds without upstream's stream, while that lasts.
-    pub(super) fn stale_seconds(lease: &Lease) -> Option<u64> {
+    pub(super) fn stale_seconds(lease: &FeedHandle) -> Option<u64> {
         match lease.reader.state() {
-            State::Stale { since } => Some(since.elapsed().as_secs()),
+            FeedState::Stale { since } => Some(since.elapsed().as_secs()),
             _ => None,
         }
     }
@@ -270,13 +278,13 @@ async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Fu
 /// The forms that a representation can be had from, the best first. Built-in resources are held in protobuf, which is
 /// what the most and the most sensitive clients ask for and from which the others are derived; in JSON only for what
 /// that does not give (encodings.md §7). Tables are upstream's own: nobody else knows what it prints.
-fn forms(resource: &Resource, wanted: Representation) -> &'static [Form] {
+fn forms(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.form, wanted) {
-        (_, Representation::Table(_)) => &[Form::Table],
-        (Form::Protobuf, Representation::Object(Form::Protobuf)) => &[Form::Protobuf],
-        (Form::Protobuf, _) => &[Form::Protobuf, Form::Json],
-        (_, Representation::Object(Form::Protobuf)) => &[],
-        (_, _) => &[Form::Json],
+        (_, Representation::Table(_)) => &[Encoding::Table],
+        (Encoding::Protobuf, Representation::Object(Encoding::Protobuf)) => &[Encoding::Protobuf],
+        (Encoding::Protobuf, _) => &[Encoding::Protobuf, Encoding::Json],
+        (_, Representation::Object(Encoding::Protobuf)) => &[],
+        (_, _) => &[Encoding::Json],
     }
 }
 
@@ -295,7 +303,7 @@ pub(super) fn unavailable(message: &str) -> Status {
 }
 
 /// What the feed for this resource fetches.
-pub fn spec(resource: &Resource, scope: Scope, form: Form) -> FeedSpec {
+pub fn spec(resource: &Resource, scope: Scope, form: Encoding) -> FeedSpec {
     // Nodes' agents list their own node's objects: the apiserver has an index for that (semantics.md §8.2).
     let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
     FeedSpec {
@@ -304,8 +312,8 @@ pub fn spec(resource: &Resource, scope: Scope, form: Form) -> FeedSpec {
         list_kind: resource.list_kind.clone(),
         edition: resource.edition.clone(),
         shape: match resource.origin {
-            Origin::BuiltIn => Shape::BuiltIn,
-            Origin::Custom | Origin::Aggregated => Shape::Custom,
+            ResourceOrigin::BuiltIn => JsonLayout::BuiltIn,
+            ResourceOrigin::Custom | ResourceOrigin::Aggregated => JsonLayout::Custom,
         },
         namespaced: resource.namespaced,
         fields: resource.fields.clone(),
@@ -313,15 +321,15 @@ pub fn spec(resource: &Resource, scope: Scope, form: Form) -> FeedSpec {
     }
 }
 
-fn key(resource: &Resource, scope: Scope, form: Form) -> FeedKey {
+fn key(resource: &Resource, scope: Scope, form: Encoding) -> FeedKey {
     FeedKey { gvr: resource.gvr.clone(), scope, form }
 }
 
-impl From<Unavailable> for Reason {
+impl From<Unavailable> for ForwardReason {
     fn from(why: Unavailable) -> Self {
         match why {
-            Unavailable::Ended(End::Forbidden) => Self::Forbidden,
-            Unavailable::Ended(End::OverBudget) => Self::OverBudget,
+            Unavailable::Ended(FeedEnd::Forbidden) => Self::Forbidden,
+            Unavailable::Ended(FeedEnd::OverBudget) => Self::OverBudget,
             Unavailable::Ended(_) | Unavailable::TooMany => Self::Unavailable,
         }
     }

@@ -14,27 +14,29 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
 
-use super::admission::{Admission, Place, Shed};
-use super::answer::{AUDIT_ID, Manner};
+use super::admission::{Admission, AdmissionPlace, Shed};
+use super::answer::{AUDIT_ID, ResponseContext};
 use super::audit::Ours;
 use super::body::{BodyError, ReplyBody};
-use super::coalesce::{Answer, Key};
-use super::door::Door;
+use super::coalesce::{Key, SharedAnswer};
+use super::door::Frontend;
 use super::feed::unavailable;
 use super::metrics;
-use super::route::Reason;
-use super::underway::{Underway, Whole};
+use super::route::ForwardReason;
+use super::underway::{BoundedBody, Whole};
 use super::websocket;
 use crate::auth::{Caller, Impersonation};
 use crate::base::Cut;
 use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
-use crate::upstream::{Behalf, Body, Client, Error, Forwarder, HOPS, Lane, ResponseBody, status_from_code};
+use crate::upstream::{
+    ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody, status_from_code,
+};
 
 /// What came of asking together.
 enum Shared {
     Answered(Box<Response<ReplyBody>>),
     /// Each has to ask for itself, and read as fast as it likes: it is large, or its user has no room for it.
-    TooLarge(Arc<Place>),
+    TooLarge(Arc<AdmissionPlace>),
 }
 
 impl Shared {
@@ -57,7 +59,7 @@ const BROKEN_BODY: &str = "the request's body is malformed, or broke off";
 /// Rows of a Table that identical requests wait for together.
 const SHARED_ROWS_MAX: usize = 1_000;
 
-impl Door {
+impl Frontend {
     /// Passes a request on as it is.
     pub(super) async fn forward(
         &self,
@@ -65,8 +67,8 @@ impl Door {
         caller: &Caller,
         info: Option<&RequestInfo>,
         query: &Query,
-        manner: &Manner,
-        reason: Reason,
+        manner: &ResponseContext,
+        reason: ForwardReason,
     ) -> Response<ReplyBody> {
         metrics::forwarded(reason);
         let lane = lane_of(request.headers(), request.method(), info);
@@ -82,15 +84,16 @@ impl Door {
             Ok(place) => place,
             Err(shed) => return manner.status(&too_many(shed)),
         };
-        if lane == Lane::Tunnel {
+        if lane == ForwardPool::Tunnel {
             return self.tunnel(request, &behalf, manner, place).await;
         }
         let alike = match reason {
-            Reason::ConsistentGet | Reason::NoProof => true,
-            Reason::Table => is_short_table(info, query),
+            ForwardReason::ConsistentGet | ForwardReason::NoProof => true,
+            ForwardReason::Table => is_short_table(info, query),
             _ => false,
         };
-        let shared = alike && lane == Lane::Short && behalf != Behalf::Nobody && request.body().is_end_stream();
+        let shared =
+            alike && lane == ForwardPool::Short && behalf != ActingAs::Nobody && request.body().is_end_stream();
         let place = if shared {
             match self.shared(&request, (caller.payer(), behalf.clone()), manner, place).await {
                 Shared::Answered(response) => return *response,
@@ -108,7 +111,7 @@ impl Door {
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(Underway::new(body, self.config.body_max, &self.tasks, Cut::default()), is_broken)
+                noticed(BoundedBody::new(body, self.config.body_max, &self.tasks, Cut::default()), is_broken)
             } else {
                 noticed(body, is_broken)
             }
@@ -134,8 +137,8 @@ impl Door {
         &self,
         response: Response<ResponseBody>,
         is_short: bool,
-        place: Arc<Place>,
-        manner: &Manner,
+        place: Arc<AdmissionPlace>,
+        manner: &ResponseContext,
     ) -> Response<ReplyBody> {
         let is_short = is_short || !response.status().is_success();
         response.map(|body| {
@@ -152,9 +155,9 @@ impl Door {
     async fn shared(
         &self,
         request: &Request<Incoming>,
-        (payer, behalf): (Option<Payer>, Behalf),
-        manner: &Manner,
-        place: Place,
+        (payer, behalf): (Option<Payer>, ActingAs),
+        manner: &ResponseContext,
+        place: AdmissionPlace,
     ) -> Shared {
         let place = Arc::new(place);
         let path_and_query = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
@@ -184,7 +187,7 @@ impl Door {
         };
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
-            Some(Ok(Answer { status, headers, body, place: room })) => {
+            Some(Ok(SharedAnswer { status, headers, body, place: room })) => {
                 let end = (self.config.body_max, &self.tasks, manner.cut.clone());
                 let mut response = Response::new(ReplyBody::whole(Whole::of(body, vec![place, room]), end));
                 *response.status_mut() = status;
@@ -206,9 +209,9 @@ impl Door {
     async fn tunnel(
         &self,
         mut request: Request<Incoming>,
-        behalf: &Behalf,
-        manner: &Manner,
-        place: Place,
+        behalf: &ActingAs,
+        manner: &ResponseContext,
+        place: AdmissionPlace,
     ) -> Response<ReplyBody> {
         let downstream = hyper::upgrade::on(&mut request);
         if let Err(status) = self.make_outgoing(request.headers_mut(), behalf) {
@@ -216,8 +219,8 @@ impl Door {
         }
         let request = without_body(request);
         let held = self.drain.hold();
-        let answering = self.forwarder.forward(behalf, Lane::Tunnel, request);
-        let answer = if *behalf == Behalf::Nobody { self.in_time(answering).await } else { answering.await };
+        let answering = self.forwarder.forward(behalf, ForwardPool::Tunnel, request);
+        let answer = if *behalf == ActingAs::Nobody { self.in_time(answering).await } else { answering.await };
         let mut response = match answer {
             Ok(response) => response,
             Err(error) => return manner.status(&unreachable(&error)),
@@ -246,9 +249,14 @@ impl Door {
     ///
     /// # Errors
     /// A caller whose credential cannot be passed on wants to be taken for somebody else, and may not.
-    async fn behalf(&self, caller: &Caller, headers: &HeaderMap, info: Option<&RequestInfo>) -> Result<Behalf, Status> {
+    async fn behalf(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        info: Option<&RequestInfo>,
+    ) -> Result<ActingAs, Status> {
         let behalf = self.gate.behalf(caller).await;
-        if !matches!(behalf, Behalf::User(_)) {
+        if !matches!(behalf, ActingAs::User(_)) {
             return Ok(behalf);
         }
         let Some(impersonation) = Impersonation::of(headers).map_err(|why| Status::bad_request(why.to_string()))?
@@ -257,22 +265,28 @@ impl Door {
         };
         let user = self.gate.impersonation(caller, &impersonation, info).await;
         let user = user.map_err(|impeded| impeded.status(caller.name()))?;
-        Ok(Behalf::User(Arc::new(user)))
+        Ok(ActingAs::User(Arc::new(user)))
     }
 
-    fn place(&self, lane: Lane, caller: &Caller, behalf: &Behalf, reason: Reason) -> Result<Place, Shed> {
+    fn place(
+        &self,
+        lane: ForwardPool,
+        caller: &Caller,
+        behalf: &ActingAs,
+        reason: ForwardReason,
+    ) -> Result<AdmissionPlace, Shed> {
         let payer = caller.payer();
         let payer = payer.as_ref();
         match (lane, reason) {
-            _ if *behalf == Behalf::Nobody => self.admission.anonymous(),
-            (_, Reason::Syncing) => self.admission.unready(payer),
-            (Lane::Short, _) => self.admission.forward(payer),
-            (Lane::Stream | Lane::Tunnel, _) => self.admission.stream(payer),
+            _ if *behalf == ActingAs::Nobody => self.admission.anonymous(),
+            (_, ForwardReason::Syncing) => self.admission.unready(payer),
+            (ForwardPool::Short, _) => self.admission.forward(payer),
+            (ForwardPool::Stream | ForwardPool::Tunnel, _) => self.admission.stream(payer),
         }
     }
 
     /// Makes a request's headers those of one that leaves this proxy.
-    fn make_outgoing(&self, headers: &mut HeaderMap, behalf: &Behalf) -> Result<(), Status> {
+    fn make_outgoing(&self, headers: &mut HeaderMap, behalf: &ActingAs) -> Result<(), Status> {
         self.add_hop(headers)?;
         if !keeps_token(behalf) {
             websocket::drop_bearer(headers);
@@ -298,7 +312,7 @@ impl Door {
 }
 
 /// A body that says so when it does not come whole: that is its sender's fault, and not upstream's.
-fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> Body
+fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> UpstreamBody
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
 {
@@ -310,12 +324,12 @@ where
 }
 
 /// Whether a request and its answer have a minute each. Who is nobody in particular has no more for anything.
-fn is_short(lane: Lane, behalf: &Behalf) -> bool {
-    lane == Lane::Short || *behalf == Behalf::Nobody
+fn is_short(lane: ForwardPool, behalf: &ActingAs) -> bool {
+    lane == ForwardPool::Short || *behalf == ActingAs::Nobody
 }
 
 /// The request without its body, and without what its headers say of one.
-fn without_body(request: Request<Incoming>) -> Request<Body> {
+fn without_body(request: Request<Incoming>) -> Request<UpstreamBody> {
     let mut request = request.map(|_| Empty::new().map_err(|never| match never {}).boxed_unsync());
     for name in [CONTENT_LENGTH, EXPECT] {
         request.headers_mut().remove(name);
@@ -329,21 +343,21 @@ fn hops(headers: &HeaderMap) -> Vec<&str> {
 }
 
 /// Whether the token of a request is for upstream, and not for us alone.
-fn keeps_token(behalf: &Behalf) -> bool {
-    matches!(behalf, Behalf::Bearer(..) | Behalf::Nobody)
+fn keeps_token(behalf: &ActingAs) -> bool {
+    matches!(behalf, ActingAs::Bearer(..) | ActingAs::Nobody)
 }
 
 async fn ask(
     client: Client,
     forwarder: Arc<Forwarder>,
-    behalf: Behalf,
+    behalf: ActingAs,
     (path_and_query, headers): (String, HeaderMap),
 ) -> Result<Response<Bytes>, Error> {
-    let body: Body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+    let body: UpstreamBody = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut request = Request::new(body);
     *request.uri_mut() = path_and_query.parse().map_err(|error| Error::Form(format!("{error}")))?;
     *request.headers_mut() = headers;
-    let response = forwarder.forward(&behalf, Lane::Short, request).await?;
+    let response = forwarder.forward(&behalf, ForwardPool::Short, request).await?;
     let (status, mut headers) = (response.status(), response.headers().clone());
     let mut whole = Response::new(client.read_at_most(response, SHARED_BYTES_MAX).await?);
     headers.remove(CONTENT_LENGTH);
@@ -353,10 +367,10 @@ async fn ask(
 
 /// The answer with a place for its bytes, which all who share it hold together: none of them need take it before its
 /// time is over.
-fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<Answer, Error> {
+fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<SharedAnswer, Error> {
     let (head, body) = answer.into_parts();
     let place = admission.whole(payer, body.len()).map_err(|_| Error::TooLarge(body.len()))?;
-    Ok(Answer { status: head.status, headers: head.headers, body, place: place.into() })
+    Ok(SharedAnswer { status: head.status, headers: head.headers, body, place: place.into() })
 }
 
 /// One row, or a page of some: what is shared is read whole. kubectl asks for pages of 500.
@@ -366,16 +380,16 @@ fn is_short_table(info: Option<&RequestInfo>, query: &Query) -> bool {
 }
 
 /// Which connections a passed-through request uses.
-fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> Lane {
+fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPool {
     if headers.contains_key(http::header::UPGRADE) && (websocket::is_upgrade(headers) || is_spdy(headers)) {
-        return Lane::Tunnel;
+        return ForwardPool::Tunnel;
     }
-    let Some(info) = info else { return Lane::Short };
+    let Some(info) = info else { return ForwardPool::Short };
     // What upstream lets last: the others it ends after a minute.
     let streams = matches!(info.verb, Verb::Watch | Verb::Proxy)
         || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy" | "log")
         || (!info.is_resource && info.path.starts_with("/debug/pprof/"));
-    if streams && *method != Method::HEAD { Lane::Stream } else { Lane::Short }
+    if streams && *method != Method::HEAD { ForwardPool::Stream } else { ForwardPool::Short }
 }
 
 fn is_spdy(headers: &HeaderMap) -> bool {

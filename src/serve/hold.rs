@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::door::{Consistency, Door};
+use super::door::{Consistency, Frontend};
 use super::metrics;
-use crate::cache::{Currency, Lease, State};
+use crate::cache::{FeedHandle, FeedState, Freshness};
 
 /// What became of a held request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum HoldOutcome {
     /// It can be answered.
     Proven,
     /// Not within the time that it is held for.
@@ -31,23 +31,28 @@ pub(super) enum Held {
 /// How long a feed may be without its stream before those who need a proof are told so.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
-impl Door {
+impl Frontend {
     /// Waits until the feed is proven to have everything that was complete when the request came. Dropped with its
     /// request, it leaves nothing behind.
-    pub(super) async fn hold(&self, lease: &Lease, received: Instant, timeout_seconds: Option<i64>) -> Held {
-        let is_bounded = self.config.consistency == Consistency::Bounded && lease.reader.state() == State::Live;
+    pub(super) async fn hold(
+        &self,
+        lease: &FeedHandle,
+        received: Instant,
+        timeout_seconds: Option<i64>,
+    ) -> HoldOutcome {
+        let is_bounded = self.config.consistency == Consistency::Bounded && lease.reader.state() == FeedState::Live;
         if is_bounded || lease.currency.covers(received) {
-            return Held::Proven;
+            return HoldOutcome::Proven;
         }
         let began = Instant::now();
-        let _counted = metrics::Held::new();
+        let _counted = metrics::HeldWatch::new();
         let mut drain = self.drain.clone();
         tokio::select! {
             biased;
-            () = lease.currency.reached(received) => Held::Proven,
+            () = lease.currency.reached(received) => HoldOutcome::Proven,
             gone = upstream_is_gone(lease, began) => gone,
-            () = drain.started() => Held::Draining,
-            () = sleep_until(began + held_for(timeout_seconds)) => Held::Late,
+            () = drain.started() => HoldOutcome::Draining,
+            () = sleep_until(began + held_for(timeout_seconds)) => HoldOutcome::Late,
         }
     }
 }
@@ -55,22 +60,22 @@ impl Door {
 /// As long as the client would have it last, and not for ever.
 fn held_for(timeout_seconds: Option<i64>) -> Duration {
     let theirs = timeout_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
-    theirs.filter(|theirs| !theirs.is_zero()).map_or(Currency::WAIT_MAX, |theirs| theirs.min(Currency::WAIT_MAX))
+    theirs.filter(|theirs| !theirs.is_zero()).map_or(Freshness::WAIT_MAX, |theirs| theirs.min(Freshness::WAIT_MAX))
 }
 
 /// Completes when the feed is over, or has been without its stream for too long.
-async fn upstream_is_gone(lease: &Lease, began: Instant) -> Held {
+async fn upstream_is_gone(lease: &FeedHandle, began: Instant) -> HoldOutcome {
     let mut state = lease.reader.watch_state();
     loop {
         let now = *state.borrow_and_update();
         let cut_off = match now {
-            State::Ended(_) => return Held::Over,
-            State::Stale { since } => Some(since.max(began) + CUT_OFF_MAX),
-            State::Live | State::Syncing => None,
+            FeedState::Ended(_) => return HoldOutcome::Over,
+            FeedState::Stale { since } => Some(since.max(began) + CUT_OFF_MAX),
+            FeedState::Live | FeedState::Syncing => None,
         };
         tokio::select! {
-            changed = state.changed() => if changed.is_err() { return Held::Over },
-            () = sleep_until(cut_off.unwrap_or(began)), if cut_off.is_some() => return Held::CutOff,
+            changed = state.changed() => if changed.is_err() { return HoldOutcome::Over },
+            () = sleep_until(cut_off.unwrap_or(began)), if cut_off.is_some() => return HoldOutcome::CutOff,
         }
     }
 }
@@ -82,11 +87,11 @@ mod tests {
     #[test]
     fn a_watch_is_held_as_long_as_it_would_last_and_not_longer_than_the_bound() {
         for (asked, held) in [
-            (None, Currency::WAIT_MAX),
-            (Some(0), Currency::WAIT_MAX),
-            (Some(-1), Currency::WAIT_MAX),
+            (None, Freshness::WAIT_MAX),
+            (Some(0), Freshness::WAIT_MAX),
+            (Some(-1), Freshness::WAIT_MAX),
             (Some(5), Duration::from_secs(5)),
-            (Some(i64::MAX), Currency::WAIT_MAX),
+            (Some(i64::MAX), Freshness::WAIT_MAX),
         ] {
             assert_eq!(held_for(asked), held, "{asked:?}");
         }

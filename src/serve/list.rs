@@ -9,30 +9,30 @@ use std::sync::Arc;
 
 use super::gzip::PLAIN_BYTES_MAX;
 use super::look;
-use super::pace::Pace;
+use super::pace::ScanPace;
 use super::route::ListRead;
-use super::scribe::Scribe;
-use super::stretches::Stretches;
+use super::scribe::ChunkWriter;
+use super::stretches::PageChunks;
 use crate::auth::Permit;
-use crate::cache::{CacheReader, Lease, Snapshot, View};
+use crate::cache::{CacheReader, FeedHandle, Snapshot, View};
 use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
-use crate::wire::{Form, ListMeta, Object, Refused, Renderer};
+use crate::wire::{Encoding, ListMeta, Object, Refused, Renderer};
 
 /// One page of a collection, not yet written.
 #[derive(Debug)]
 pub(super) struct Page {
     reader: CacheReader,
     meta: ListMeta,
-    stretches: Stretches,
+    stretches: PageChunks,
 }
 
 /// One page of `snapshot`, as the read asks for it. A page that is not the last keeps the snapshot for the next ones.
 pub(super) async fn page(
     permit: &Permit,
-    lease: &Lease,
+    lease: &FeedHandle,
     snapshot: &Snapshot,
     read: &ListRead,
-    pace: &mut Pace,
+    pace: &mut ScanPace,
 ) -> Page {
     let reader = &lease.reader;
     let namespaced = reader.namespaced();
@@ -42,9 +42,9 @@ pub(super) async fn page(
         _ => start.to_owned(),
     });
     let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let whole = Stretches::suit(&read.view);
+    let whole = PageChunks::suit(&read.view);
     let runs = if whole { snapshot.runs().await } else { Arc::default() };
-    let mut stretches = Stretches::new(snapshot.clone(), runs);
+    let mut stretches = PageChunks::new(snapshot.clone(), runs);
     let mut more = if whole {
         stretches.put_runs(permit, &read.view, namespaced, start.as_deref(), limit)
     } else {
@@ -77,15 +77,15 @@ impl Page {
     }
 
     /// The answer in a representation. That every object can be written in it is known before the first byte is sent.
-    pub(super) async fn written_by(self, renderer: &Renderer, pace: &mut Pace) -> Result<ListBody, Refused> {
+    pub(super) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, Refused> {
         let Self { reader, meta, stretches } = self;
         let items = stretches.lengths().items;
         let frame = renderer.list(&meta, items);
-        let scribe = Scribe::items(reader, renderer.clone(), frame.clone());
+        let scribe = ChunkWriter::items(reader, renderer.clone(), frame.clone());
         let mut items_len = frame.items_len(stretches.lengths());
         if !renderer.is_verbatim() {
             // A JSON head says nothing of lengths; whether it is worth compressing is all that is asked.
-            let measures = renderer.representation().form() == Form::Protobuf;
+            let measures = renderer.representation().form() == Encoding::Protobuf;
             items_len = 0;
             for index in 0..stretches.len() {
                 if measures || items_len <= PLAIN_BYTES_MAX || !scribe.was_written(&stretches, index) {
@@ -104,11 +104,11 @@ impl Page {
 /// may be empty.
 async fn is_left_behind(
     permit: &Permit,
-    lease: &Lease,
+    lease: &FeedHandle,
     snapshot: &Snapshot,
     read: &ListRead,
     last: &Object,
-    pace: &mut Pace,
+    pace: &mut ScanPace,
 ) -> bool {
     let namespaced = lease.reader.namespaced();
     if read.view.single(namespaced).is_some() {
@@ -137,7 +137,7 @@ async fn is_left_behind(
 
 /// The field by which the apiserver finds what it scans, and its value: it uses its index but for lists of an exact
 /// version.
-fn index<'a>(lease: &'a Lease, read: &'a ListRead) -> Option<(usize, &'a str)> {
+fn index<'a>(lease: &'a FeedHandle, read: &'a ListRead) -> Option<(usize, &'a str)> {
     let key = lease.spec.index_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;
     let value = read.view.selector().fields.required_field(key)?;
     Some((lease.spec.fields.fields.iter().position(|field| field.key == key)?, value))

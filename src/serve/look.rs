@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::pace::Pace;
-use super::stretches::Stretches;
+use super::pace::ScanPace;
+use super::stretches::PageChunks;
 use crate::auth::Permit;
 use crate::cache::{Snapshot, View};
 use crate::wire::Object;
@@ -32,11 +32,11 @@ impl<'a> Sight<'a> {
 /// Appends what may be shown and `view` sees, up to `limit` objects. Rights come first: what may not be shown is not
 /// compared with anything.
 pub(super) async fn pick<'a>(
-    stretches: &mut Stretches,
+    stretches: &mut PageChunks,
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),
     limit: usize,
-    pace: &mut Pace,
+    pace: &mut ScanPace,
 ) {
     let (mut picking, mut picked, mut sight) = (stretches.picking(), 0, Sight::new(permit));
     for object in looked_at {
@@ -58,7 +58,7 @@ pub(super) async fn pick<'a>(
 pub(super) async fn first<'a>(
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),
-    pace: &mut Pace,
+    pace: &mut ScanPace,
 ) -> Option<&'a Arc<Object>> {
     let mut sight = Sight::new(permit);
     for object in looked_at {
@@ -79,7 +79,7 @@ pub(super) async fn namespaces(
     view: &View,
     start: Option<&str>,
     limit: usize,
-    pace: &mut Pace,
+    pace: &mut ScanPace,
 ) -> Vec<Arc<str>> {
     let (mut found, mut start) = (Vec::<Arc<str>>::new(), start.map(str::to_owned));
     'namespaces: while found.len() < limit {

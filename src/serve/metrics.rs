@@ -10,8 +10,8 @@ use metrics::{gauge, histogram};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::route::Reason;
-use super::session::End;
+use super::route::ForwardReason;
+use super::session::WatchEnd;
 use crate::cache::FeedKey;
 use crate::kube::Gvr;
 use crate::wire::Representation;
@@ -90,7 +90,7 @@ impl WatchMetrics {
     }
 
     /// The watch is over: counted, and one line in the access log.
-    pub(super) fn ended(&self, end: End) {
+    pub(super) fn ended(&self, end: WatchEnd) {
         let (resource, reason, lasted) = (&*self.of.resource, end.as_str(), self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
         self.of.open.decrement(1.0);
@@ -101,9 +101,9 @@ impl WatchMetrics {
 }
 
 /// Counts a watch that is held until it is proven what it may be told.
-pub(super) struct Held(Gauge);
+pub(super) struct HeldWatch(Gauge);
 
-impl Held {
+impl HeldWatch {
     pub(super) fn new() -> Self {
         let held = gauge!("kube_fanout_watches_held");
         held.increment(1.0);
@@ -111,7 +111,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldWatch {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }
@@ -127,7 +127,7 @@ pub(super) fn served(verb: &'static str, key: &FeedKey, representation: Represen
     counter!("kube_fanout_served_total", &labels).increment(1);
 }
 
-pub(super) fn forwarded(reason: Reason) {
+pub(super) fn forwarded(reason: ForwardReason) {
     counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
 }
 

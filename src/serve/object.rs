@@ -9,23 +9,23 @@ use http::Response;
 
 use super::answer::gzipped;
 use super::body::ReplyBody;
-use super::door::{Door, Visit};
+use super::door::{Frontend, ReadRequest};
 use super::gzip;
 use super::read::{LIST_RETRY_SECONDS, too_many};
 use super::underway::{PIECE_BYTES_MAX, TOO_SLOW, Whole};
-use crate::wire::{Envelope, Form};
+use crate::wire::{Encoding, Envelope};
 
 /// Answers of no more than this have no place: a codec may hold back as much for any stream
-/// (`net::Limits::send_buffer_bytes_max`), and most answers are far smaller.
+/// (`net::ConnectionLimits::send_buffer_bytes_max`), and most answers are far smaller.
 const FREE_BYTES_MAX: usize = 64 << 10;
 
-impl Door {
+impl Frontend {
     /// The answer around an object's body, compressed if that is asked for and worth it.
     pub(super) async fn show(
         &self,
-        visit: &Visit,
+        visit: &ReadRequest,
         envelope: &Envelope,
-        (form, body): (Form, Bytes),
+        (form, body): (Encoding, Bytes),
         stale_seconds: Option<u64>,
     ) -> Response<ReplyBody> {
         let (manner, bytes) = (&visit.manner, envelope.object_len(body.len()));

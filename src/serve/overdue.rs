@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::auth::Standing;
+use crate::auth::GrantStatus;
 use crate::base::{Cut, DrainWatch};
 use crate::cache::PinTerms;
 
@@ -56,7 +56,7 @@ pub(super) struct Watchdog {
     overdue: Overdue,
     cut: Cut,
     deadline: Instant,
-    standing: Standing,
+    standing: GrantStatus,
     /// Whom the alarm is for.
     task: Mutex<Waker>,
     /// When the alarm last rang, if the watch has not been polled since: microseconds behind [`Shared::started`], or 0.
@@ -154,7 +154,7 @@ async fn due(at: Option<Instant>) {
 
 impl Watchdog {
     /// For a watch that is run by who hears of `cut`.
-    pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, standing: Standing) -> Arc<Self> {
+    pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, standing: GrantStatus) -> Arc<Self> {
         Arc::new(Self {
             overdue,
             cut,
@@ -271,7 +271,7 @@ mod tests {
     use crate::auth::{Caller, Gate, Permit};
     use crate::kube::{Query, RequestInfo};
 
-    fn standing() -> Standing {
+    fn standing() -> GrantStatus {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
         let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
         Permit::Whole(grant.expect("whoever asks is us")).standing()

@@ -8,11 +8,11 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::cost;
 use super::scans::{Scans, Turn, Whose};
-use super::slices::{Slice, Slices, Waits};
+use super::slices::{Slice, Slices, WaitingForSlice};
 
 /// Counts what has been done since others were let in.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct ScanPace {
     turn: Option<Turn>,
     scans: Scans,
     slices: Slices,
@@ -21,7 +21,7 @@ pub(super) struct Pace {
     rests: usize,
 }
 
-impl Pace {
+impl ScanPace {
     /// `turn`: of what is going to cost more than a slice, by all that is known.
     pub(super) fn new(turn: Option<Turn>, (scans, slices): (Scans, Slices), whose: Whose) -> Self {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
@@ -103,7 +103,7 @@ pub(super) struct Looks {
 #[derive(Debug)]
 struct Wait {
     timer: Pin<Box<Sleep>>,
-    _counted: Waits,
+    _counted: WaitingForSlice,
 }
 
 impl Looks {

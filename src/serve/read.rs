@@ -6,26 +6,26 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::admission::{Place, Shed};
+use super::admission::{AdmissionPlace, Shed};
 use super::answer::put_served;
 use super::audit::Ours;
 use super::body::ReplyBody;
 use super::cost;
-use super::door::{Door, Visit};
-use super::feed::{Source, Unready, unavailable};
-use super::hold::Held;
+use super::door::{Frontend, ReadRequest};
+use super::feed::{FeedSource, Unready, unavailable};
+use super::hold::HoldOutcome;
 use super::list;
 use super::look;
 use super::metrics;
-use super::pace::{Looks, Pace};
-use super::route::{GetRead, ListRead, Reason, WatchRead};
-use super::session::{End, Opening, Terms, WatchSession};
-use super::stretches::Stretches;
+use super::pace::{Looks, ScanPace};
+use super::route::{ForwardReason, GetRead, ListRead, WatchRead};
+use super::session::{Opening, WatchEnd, WatchSession, WatchTerms};
+use super::stretches::PageChunks;
 use super::underway::List;
 use super::websocket;
 use crate::auth::{Permit, Readable};
 use crate::base::Cut;
-use crate::cache::{CacheReader, Lease, Opened, Run, Snapshot, Start, TooOld, View};
+use crate::cache::{CacheReader, Chunk, FeedHandle, OpenedWatch, Snapshot, Start, TooOld, View};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::upstream::Resource;
 use crate::wire::{Object, Representation};
@@ -43,31 +43,31 @@ const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be prove
 /// A watch that may be opened: permission, a place, and the feed.
 struct Admitted {
     permit: Permit,
-    place: Place,
-    source: Source,
-    opened: Result<Opened, TooOld>,
+    place: AdmissionPlace,
+    source: FeedSource,
+    opened: Result<OpenedWatch, TooOld>,
     /// Those with something to show, of a watch that may not show all.
     namespaces: Vec<Arc<str>>,
     /// Of the state that it begins with.
-    runs: Option<Arc<[Run]>>,
+    runs: Option<Arc<[Chunk]>>,
     /// What a Table watch begins with.
     row: Option<Object>,
 }
 
-impl Door {
+impl Frontend {
     pub(super) async fn get(
         &self,
-        visit: Visit,
+        visit: ReadRequest,
         permit: &Permit,
         resource: &Resource,
         read: GetRead,
     ) -> Response<ReplyBody> {
         if !permit.names(Some(read.key.name())) {
-            return self.pass(visit, Reason::Ungranted).await;
+            return self.pass(visit, ForwardReason::Ungranted).await;
         }
         let namespace = Some(read.key.namespace()).filter(|namespace| !namespace.is_empty());
         let Some(source) = self.running_source(permit, resource, namespace, read.representation) else {
-            return self.pass(visit, Reason::NotCached).await;
+            return self.pass(visit, ForwardReason::NotCached).await;
         };
         let lease = &source.lease;
         if let Err(why) = self.fresh(lease, read.version, visit.received).await {
@@ -98,20 +98,20 @@ impl Door {
             }
             Err(refused) => {
                 source.refuse(&refused);
-                self.pass(visit, Reason::Underivable).await
+                self.pass(visit, ForwardReason::Underivable).await
             }
         }
     }
 
     pub(super) async fn list(
         &self,
-        visit: Visit,
+        visit: ReadRequest,
         permit: &Permit,
         resource: &Resource,
         read: ListRead,
     ) -> Response<ReplyBody> {
         if !permit.names(read.view.name()) {
-            return self.pass(visit, Reason::Ungranted).await;
+            return self.pass(visit, ForwardReason::Ungranted).await;
         }
         let source = match self.source(resource, &visit.need(permit, resource, read.representation, None)).await {
             Ok(source) => source,
@@ -128,11 +128,11 @@ impl Door {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
                 None if permit.part().is_some() => return visit.manner.status(&Status::too_old_list()),
-                None => return self.pass(visit, Reason::Continue).await,
+                None => return self.pass(visit, ForwardReason::Continue).await,
             },
             VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
                 Some(snapshot) => snapshot,
-                None => return self.pass(visit, Reason::ExactVersion).await,
+                None => return self.pass(visit, ForwardReason::ExactVersion).await,
             },
             _ => match lease.reader.current() {
                 Some(snapshot) => snapshot,
@@ -170,7 +170,7 @@ impl Door {
     }
 
     /// Waits until the state can be shown that a list asks for.
-    async fn fit_to_show(&self, source: &Source, read: &ListRead, received: Instant) -> Result<(), Unready> {
+    async fn fit_to_show(&self, source: &FeedSource, read: &ListRead, received: Instant) -> Result<(), Unready> {
         let lease = &source.lease;
         match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_none() && lease.reader.is_open(rv) => {
@@ -183,9 +183,9 @@ impl Door {
     }
 
     /// Upstream's to answer; but a part of a collection is not: it would deny all of it, and not say why.
-    async fn too_dear(&self, visit: Visit, permit: &Permit) -> Response<ReplyBody> {
+    async fn too_dear(&self, visit: ReadRequest, permit: &Permit) -> Response<ReplyBody> {
         if permit.part().is_none() {
-            return self.pass(visit, Reason::DearSelector).await;
+            return self.pass(visit, ForwardReason::DearSelector).await;
         }
         let refused = Status::bad_request(TOO_DEAR);
         metrics::refused(refused.http_code());
@@ -193,16 +193,16 @@ impl Door {
     }
 
     /// For a scan that costs so much: it waits for its turn if that is more than a little.
-    async fn pace(&self, visit: &Visit, cost: usize) -> Result<Pace, Shed> {
+    async fn pace(&self, visit: &ReadRequest, cost: usize) -> Result<ScanPace, Shed> {
         let whose = visit.caller.payer();
         let turn = if cost > cost::SMALL { Some(self.scans.turn(whose.clone()).await?) } else { None };
-        Ok(Pace::new(turn, (self.scans.clone(), self.slices.clone()), whose))
+        Ok(ScanPace::new(turn, (self.scans.clone(), self.slices.clone()), whose))
     }
 
     /// The namespaces with something to show, when it is known which of them may be shown.
     async fn find_out(
         &self,
-        visit: &Visit,
+        visit: &ReadRequest,
         part: &Readable,
         state: &Snapshot,
         (view, start): (&View, Option<&str>),
@@ -220,13 +220,13 @@ impl Door {
 
     pub(super) async fn watch(
         &self,
-        visit: Visit,
+        visit: ReadRequest,
         permit: Permit,
         resource: &Resource,
         mut read: WatchRead,
     ) -> Response<ReplyBody> {
         if !permit.names(read.view.name()) {
-            return self.pass(visit, Reason::Ungranted).await;
+            return self.pass(visit, ForwardReason::Ungranted).await;
         }
         if !cost::is_for_watch(read.view.selector()) {
             return self.too_dear(visit, &permit).await;
@@ -243,7 +243,7 @@ impl Door {
             Ok(source) => source,
             // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
             // being filled (semantics.md §3.3).
-            Err(Unready::Forward(Reason::Syncing)) => return self.unready(visit, initializing()).await,
+            Err(Unready::Forward(ForwardReason::Syncing)) => return self.unready(visit, initializing()).await,
             Err(why) => return self.unready(visit, why).await,
         };
         let lease = &source.lease;
@@ -251,7 +251,7 @@ impl Door {
         if let (Representation::Table(_), Some(resume)) = (read.representation, resume)
             && resume < lease.reader.floor()
         {
-            return self.pass(visit, Reason::TooOld).await;
+            return self.pass(visit, ForwardReason::TooOld).await;
         }
         // Before it waits for anything, so that those who wait are as few as those who are served.
         let place = match self.admission.watch(visit.caller.payer().as_ref(), selector_bytes(&visit, &read)) {
@@ -265,7 +265,7 @@ impl Door {
         if failed.is_none() && matches!(read.start, WatchStart::State { .. }) {
             match self.of_present(&source).await {
                 Ok(()) => {}
-                Err(Unready::Forward(Reason::Syncing)) => return self.unready(visit, initializing()).await,
+                Err(Unready::Forward(ForwardReason::Syncing)) => return self.unready(visit, initializing()).await,
                 Err(why) => return self.unready(visit, why).await,
             }
         }
@@ -282,7 +282,7 @@ impl Door {
     /// as the apiserver does (semantics.md §3.5); a private watch upstream for everybody would be worse than an error.
     async fn fit_to_watch(
         &self,
-        lease: &Lease,
+        lease: &FeedHandle,
         read: &WatchRead,
         received: Instant,
     ) -> Result<Option<Status>, Unready> {
@@ -290,11 +290,11 @@ impl Door {
             WatchStart::After(_) | WatchStart::FromCached => return Ok(None),
             WatchStart::State { at: VersionMatch::Unset, .. } | WatchStart::FromCurrent => {
                 match self.hold(lease, received, read.timeout_seconds).await {
-                    Held::Proven => return Ok(None),
-                    Held::Late => Unready::Forward(Reason::NoProof),
-                    Held::CutOff => return Err(refusal(CUT_OFF)),
-                    Held::Draining => return Err(refusal("the proxy is going away")),
-                    Held::Over => return Err(Unready::Over),
+                    HoldOutcome::Proven => return Ok(None),
+                    HoldOutcome::Late => Unready::Forward(ForwardReason::NoProof),
+                    HoldOutcome::CutOff => return Err(refusal(CUT_OFF)),
+                    HoldOutcome::Draining => return Err(refusal("the proxy is going away")),
+                    HoldOutcome::Over => return Err(Unready::Over),
                 }
             }
             WatchStart::State { at, .. } => match self.fit_to_list(lease, at, received).await {
@@ -316,9 +316,9 @@ impl Door {
     /// The namespaces that a watch may begin with, if it may not show all.
     async fn begins_with(
         &self,
-        visit: &Visit,
+        visit: &ReadRequest,
         permit: &Permit,
-        opened: &Result<Opened, TooOld>,
+        opened: &Result<OpenedWatch, TooOld>,
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
         let (Ok(opened), Some(part)) = (opened, permit.part()) else { return Ok(Vec::new()) };
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
@@ -327,7 +327,7 @@ impl Door {
 
     async fn open_watch(
         &self,
-        mut visit: Visit,
+        mut visit: ReadRequest,
         mut admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
@@ -370,15 +370,16 @@ impl Door {
         failed: Option<Status>,
         (protocol, cut, looks): (&'static str, Cut, Looks),
     ) -> WatchSession {
-        let Admitted { permit, place, source: Source { lease, renderer }, opened, namespaces, runs, row } = admitted;
+        let Admitted { permit, place, source: FeedSource { lease, renderer }, opened, namespaces, runs, row } =
+            admitted;
         let end_bookmark = read.start.ends_with_bookmark();
-        let terms = Terms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
+        let terms = WatchTerms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
         let metrics = self.watches.open(&lease.spec.key, read.representation, protocol);
         let (opened, refusal) = match opened {
-            Ok(opened) => (opened, failed.map(|status| (status, End::TooLarge))),
+            Ok(opened) => (opened, failed.map(|status| (status, WatchEnd::TooLarge))),
             Err(too_old) => {
                 let status = Status::too_old(too_old.requested.0, too_old.floor.0);
-                (lease.reader.open_at_end(read.view.clone()), Some((status, End::Expired)))
+                (lease.reader.open_at_end(read.view.clone()), Some((status, WatchEnd::Expired)))
             }
         };
         let (drain, overdue) = (self.drain.clone(), self.overdue.clone());
@@ -405,7 +406,7 @@ impl Door {
     }
 }
 
-fn open(reader: &CacheReader, read: &WatchRead) -> Result<Opened, TooOld> {
+fn open(reader: &CacheReader, read: &WatchRead) -> Result<OpenedWatch, TooOld> {
     let view = read.view.clone();
     match read.start {
         WatchStart::After(rv) => reader.open(Start::After(rv), view),
@@ -415,15 +416,15 @@ fn open(reader: &CacheReader, read: &WatchRead) -> Result<Opened, TooOld> {
 }
 
 /// The runs of the state that a watch begins with, if what it shows is made of them.
-async fn runs(admitted: &Admitted) -> Option<Arc<[Run]>> {
+async fn runs(admitted: &Admitted) -> Option<Arc<[Chunk]>> {
     let opened = admitted.opened.as_ref().ok()?;
     let snapshot = opened.snapshot.as_ref().filter(|_| admitted.permit.part().is_none())?;
-    if Stretches::suit(opened.cursor.view()) { Some(snapshot.runs().await) } else { None }
+    if PageChunks::suit(opened.cursor.view()) { Some(snapshot.runs().await) } else { None }
 }
 
 /// What a watch holds for its selector as long as it is open: as it was written, for the question about its right, and
 /// as it is matched.
-fn selector_bytes(visit: &Visit, read: &WatchRead) -> usize {
+fn selector_bytes(visit: &ReadRequest, read: &WatchRead) -> usize {
     let written = [&visit.info.label_selector, &visit.info.field_selector];
     let written: usize = written.into_iter().flatten().map(String::len).sum();
     written + read.view.selector().held_bytes()

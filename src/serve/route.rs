@@ -10,16 +10,16 @@ use super::coverage::{Coverage, Uncovered, covers};
 use crate::cache::{Scope, View};
 use crate::kube::{
     Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion,
-    ObjectKey, Offers, Pages, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout,
+    ObjectKey, Offers, PageStore, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout,
     negotiate, pretty, router_accepts,
 };
-use crate::upstream::{Origin, Resource};
-use crate::wire::{Form, Include, Representation};
+use crate::upstream::{Resource, ResourceOrigin};
+use crate::wire::{Encoding, Include, Representation};
 
 /// Who answers a request, and with what.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Route {
-    Forward(Reason),
+    Forward(ForwardReason),
     Refuse(Box<Status>),
     Get(GetRead),
     List(ListRead),
@@ -28,7 +28,7 @@ pub(super) enum Route {
 
 /// Why a request goes upstream. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Reason {
+pub(super) enum ForwardReason {
     /// Not about a resource: discovery, health, version, OpenAPI.
     NonResource,
     /// Not a read.
@@ -106,7 +106,7 @@ pub(super) struct ListRead {
     /// The path names a namespace, so the keys of continue tokens are relative to it.
     pub(super) in_namespace: bool,
     /// How those tokens are spelled.
-    pub(super) pages: Pages,
+    pub(super) pages: PageStore,
 }
 
 /// A stream of changes.
@@ -122,7 +122,7 @@ pub(super) struct WatchRead {
 
 /// The parts of a request that decide its route.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct RouteInput<'a> {
     pub(super) method: &'a Method,
     pub(super) info: &'a RequestInfo,
     pub(super) query: &'a Query,
@@ -133,7 +133,7 @@ pub(super) struct Asked<'a> {
 }
 
 /// Decides. `resource` is what discovery knows under the request's group, version and plural.
-pub(super) fn route(asked: &Asked<'_>, resource: Option<&Resource>, coverage: &Coverage) -> Route {
+pub(super) fn route(asked: &RouteInput<'_>, resource: Option<&Resource>, coverage: &Coverage) -> Route {
     match cacheable(asked, resource).and_then(|resource| Ok((resource, covered(asked, resource, coverage)?))) {
         Ok((resource, scope)) => match read(asked, resource, &scope) {
             Ok(route) => route,
@@ -144,29 +144,29 @@ pub(super) fn route(asked: &Asked<'_>, resource: Option<&Resource>, coverage: &C
 }
 
 /// The resource, if requests of this kind for it can be answered here at all.
-fn cacheable<'a>(asked: &Asked<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, Reason> {
+fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, ForwardReason> {
     let info = asked.info;
     if !info.is_resource {
-        return Err(Reason::NonResource);
+        return Err(ForwardReason::NonResource);
     }
     if *asked.method != Method::GET || !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
-        return Err(Reason::Verb);
+        return Err(ForwardReason::Verb);
     }
     if asked.impersonates {
-        return Err(Reason::Impersonation);
+        return Err(ForwardReason::Impersonation);
     }
     if !info.is_canonical || !asked.query.is_lossless() {
-        return Err(Reason::Spelling);
+        return Err(ForwardReason::Spelling);
     }
     if !info.subresource.is_empty() {
-        return Err(Reason::Subresource);
+        return Err(ForwardReason::Subresource);
     }
-    let resource = resource.ok_or(Reason::Unknown)?;
-    if resource.origin == Origin::Aggregated {
-        return Err(Reason::Aggregated);
+    let resource = resource.ok_or(ForwardReason::Unknown)?;
+    if resource.origin == ResourceOrigin::Aggregated {
+        return Err(ForwardReason::Aggregated);
     }
     if !resource.watchable {
-        return Err(Reason::NotWatchable);
+        return Err(ForwardReason::NotWatchable);
     }
     // A Namespace's own request carries its name as its namespace (semantics.md §1.2).
     let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
@@ -177,18 +177,18 @@ fn cacheable<'a>(asked: &Asked<'_>, resource: Option<&'a Resource>) -> Result<&'
         _ => false,
     };
     if scoped_wrongly {
-        return Err(Reason::Spelling);
+        return Err(ForwardReason::Spelling);
     }
     if asked.query.first("shardSelector").is_some() {
-        return Err(Reason::Parameter);
+        return Err(ForwardReason::Parameter);
     }
     Ok(resource)
 }
 
 /// The scope in which the resource is held, if the request asks for nothing beyond it.
-fn covered(asked: &Asked<'_>, resource: &Resource, coverage: &Coverage) -> Result<Scope, Reason> {
+fn covered(asked: &RouteInput<'_>, resource: &Resource, coverage: &Coverage) -> Result<Scope, ForwardReason> {
     let scope = coverage.scope(resource)?;
-    if covers(&scope, asked.info) { Ok(scope) } else { Err(Reason::OutOfScope) }
+    if covers(&scope, asked.info) { Ok(scope) } else { Err(ForwardReason::OutOfScope) }
 }
 
 /// `/api/v1/namespaces/a/namespaces/a` reads like the Namespace's own request, and is no path of the API.
@@ -198,29 +198,29 @@ fn is_inside_itself(info: &RequestInfo) -> bool {
 
 /// What the read is, or the refusal that upstream would answer. The order of checks is the apiserver's
 /// (semantics.md §2.3).
-fn read(asked: &Asked<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Status> {
-    let Asked { info, query, accept, user_agent, .. } = *asked;
+fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Status> {
+    let RouteInput { info, query, accept, user_agent, .. } = *asked;
     let watch = info.verb == Verb::Watch;
-    let built_in = resource.origin == Origin::BuiltIn;
+    let built_in = resource.origin == ResourceOrigin::BuiltIn;
     let offers = if built_in { Offers::BUILTIN } else { Offers::CUSTOM };
     let offers = if watch { offers.watching() } else { offers };
     if built_in && !router_accepts(accept) {
-        return Ok(Route::Forward(Reason::NotAcceptable));
+        return Ok(Route::Forward(ForwardReason::NotAcceptable));
     }
     let choice = negotiate(accept, offers);
     if matches!(choice, Choice::NotAcceptable | Choice::NotStreamable) {
-        return Ok(Route::Forward(Reason::NotAcceptable));
+        return Ok(Route::Forward(ForwardReason::NotAcceptable));
     }
     let Some(representation) = representation(choice, &info.verb, query) else {
         let table = matches!(choice, Choice::Converted { target: Conversion::Table, media: MediaType::Json, .. });
-        return Ok(Route::Forward(if table { Reason::Table } else { Reason::Representation }));
+        return Ok(Route::Forward(if table { ForwardReason::Table } else { ForwardReason::Representation }));
     };
-    if representation.form() == Form::Json && pretty(query, user_agent, accept, offers) {
-        return Ok(Route::Forward(Reason::Representation));
+    if representation.form() == Encoding::Json && pretty(query, user_agent, accept, offers) {
+        return Ok(Route::Forward(ForwardReason::Representation));
     }
     // Nor are errors written in YAML here.
     if negotiate(accept, Offers::ERROR).media() == Some(MediaType::Yaml) {
-        return Ok(Route::Forward(Reason::Representation));
+        return Ok(Route::Forward(ForwardReason::Representation));
     }
     if !watch {
         check_timeout(query)?;
@@ -231,7 +231,7 @@ fn read(asked: &Asked<'_>, resource: &Resource, scope: &Scope) -> Result<Route, 
     let options = ListOptions::decode(query)?.defaulted();
     options.validate(options.watch)?;
     let mut fields = match options.fields.compile(&resource.fields) {
-        Err(_) if resource.fields_unknown => return Ok(Route::Forward(Reason::Parameter)),
+        Err(_) if resource.fields_unknown => return Ok(Route::Forward(ForwardReason::Parameter)),
         compiled => compiled?,
     };
     if !info.name.is_empty() {
@@ -242,13 +242,13 @@ fn read(asked: &Asked<'_>, resource: &Resource, scope: &Scope) -> Result<Route, 
     if watch {
         let start = options.watch_start()?;
         if matches!(representation, Representation::Table(_)) && !is_printed(start, &view, resource) {
-            return Ok(Route::Forward(Reason::Table));
+            return Ok(Route::Forward(ForwardReason::Table));
         }
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
         return Ok(Route::Watch(WatchRead { representation, view, start, bookmarks, timeout_seconds }));
     }
     if !ContinueToken::is_legible(&options.continue_token) {
-        return Ok(Route::Forward(Reason::Continue));
+        return Ok(Route::Forward(ForwardReason::Continue));
     }
     let plan = options.list_plan()?;
     if let Some(reason) = unheld(&options, &plan, &view, resource, scope) {
@@ -258,21 +258,29 @@ fn read(asked: &Asked<'_>, resource: &Resource, scope: &Scope) -> Result<Route, 
 }
 
 /// Why a list cannot be had of what is held in `scope`, however fresh that is.
-fn unheld(options: &ListOptions, plan: &ListPlan, view: &View, resource: &Resource, scope: &Scope) -> Option<Reason> {
+fn unheld(
+    options: &ListOptions,
+    plan: &ListPlan,
+    view: &View,
+    resource: &Resource,
+    scope: &Scope,
+) -> Option<ForwardReason> {
     let single = view.single(resource.namespaced).is_some();
     match (plan.version, &plan.start) {
         // What has no cache has no whole list that would be cheaper than a page of it.
-        (VersionMatch::Any, _) if options.limit > 0 && !resource.gvr.has_watch_cache() => Some(Reason::Parameter),
+        (VersionMatch::Any, _) if options.limit > 0 && !resource.gvr.has_watch_cache() => {
+            Some(ForwardReason::Parameter)
+        }
         // Continuing in the most recent state: only upstream knows what that is without a proof for every page.
-        (VersionMatch::Unset, Some(_)) => Some(Reason::Continue),
+        (VersionMatch::Unset, Some(_)) => Some(ForwardReason::Continue),
         // A list of one name reads one key: it has no second page, and a version beside a limit is not an exact one.
-        (_, Some(_)) if single => Some(Reason::Continue),
+        (_, Some(_)) if single => Some(ForwardReason::Continue),
         (VersionMatch::Exact(_), None) if single && options.resource_version_match.is_empty() => {
-            Some(Reason::ExactVersion)
+            Some(ForwardReason::ExactVersion)
         }
         // Whether there is a further page depends on what the apiserver would have to scan, which is more than we hold.
         (VersionMatch::Exact(_), _) if plan.limit.is_some() && !single && scope.selector().is_some() => {
-            Some(Reason::OutOfScope)
+            Some(ForwardReason::OutOfScope)
         }
         _ => None,
     }
@@ -283,8 +291,8 @@ fn unheld(options: &ListOptions, plan: &ListPlan, view: &View, resource: &Resour
 /// each that a watch shows, as one; what other pairs mean is upstream's to say.
 fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Representation> {
     let form = match choice.media()? {
-        MediaType::Json => Form::Json,
-        MediaType::Protobuf => Form::Protobuf,
+        MediaType::Json => Encoding::Json,
+        MediaType::Protobuf => Encoding::Protobuf,
         MediaType::Yaml => return None,
     };
     match (choice, verb) {
@@ -310,15 +318,15 @@ fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
     }
 }
 
-fn get(asked: &Asked<'_>, resource: &Resource, representation: Representation) -> Result<Route, Status> {
+fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, Status> {
     let options = GetOptions::decode(asked.query)?;
     let version = match options.version_match() {
         // Read from upstream's storage, which has other words for it.
-        Err(_) if !resource.gvr.has_watch_cache() => return Ok(Route::Forward(Reason::Parameter)),
+        Err(_) if !resource.gvr.has_watch_cache() => return Ok(Route::Forward(ForwardReason::Parameter)),
         version => version?,
     };
     if version == VersionMatch::Unset {
-        return Ok(Route::Forward(Reason::ConsistentGet));
+        return Ok(Route::Forward(ForwardReason::ConsistentGet));
     }
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
@@ -330,7 +338,7 @@ fn narrow(fields: FieldMatcher, name: &str) -> Result<FieldMatcher, Status> {
     Ok(fields.narrowed_to(name)?)
 }
 
-impl From<Uncovered> for Reason {
+impl From<Uncovered> for ForwardReason {
     fn from(why: Uncovered) -> Self {
         match why {
             Uncovered::NotChosen => Self::NotChosen,
@@ -339,7 +347,7 @@ impl From<Uncovered> for Reason {
     }
 }
 
-impl Reason {
+impl ForwardReason {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::NonResource => "non_resource",

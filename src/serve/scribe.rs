@@ -4,15 +4,15 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::stretches::{Batch, Stretches};
+use super::stretches::{Batch, PageChunks};
 use crate::base::Account;
-use crate::cache::{CacheReader, Deflated, Encoding, Part, Plain};
+use crate::cache::{CacheReader, ChunkFormat, ChunkPart, DeflatedChunk, PlainChunk};
 use crate::kube::EventType;
-use crate::wire::{Form, ListFrame, Object, Refused, Renderer};
+use crate::wire::{Encoding, ListFrame, Object, Refused, Renderer};
 
 /// Writes stretches of objects, and shares what it writes of whole runs with everybody.
 #[derive(Debug)]
-pub(super) struct Scribe {
+pub(super) struct ChunkWriter {
     reader: CacheReader,
     renderer: Renderer,
     what: What,
@@ -57,7 +57,7 @@ struct Pieces {
 /// Bodies from here on are a piece of their own, which costs less than a copy.
 const SHARED_BYTES: usize = 32 << 10;
 
-impl Scribe {
+impl ChunkWriter {
     pub(super) fn items(reader: CacheReader, renderer: Renderer, frame: ListFrame) -> Self {
         Self { reader, renderer, what: What::Items(frame), worked: AtomicBool::new(false) }
     }
@@ -69,10 +69,10 @@ impl Scribe {
     /// A stretch, written by whoever comes first; others wait for that.
     pub(super) fn poll_plain(
         &self,
-        stretches: &Stretches,
+        stretches: &PageChunks,
         index: usize,
         cx: &Context<'_>,
-    ) -> Poll<Result<Plain, Refused>> {
+    ) -> Poll<Result<PlainChunk, Refused>> {
         let write = || self.write(stretches, index);
         if !stretches.is_whole(index) {
             return Poll::Ready(write().map(|(plain, _)| plain));
@@ -82,19 +82,19 @@ impl Scribe {
     }
 
     /// A piece, if somebody has compressed it.
-    pub(super) fn deflated(&self, at: Piece<'_>) -> Option<Deflated> {
+    pub(super) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.reader.encodings().deflated(self.encoding_of_piece(at))
     }
 
     /// A piece, compressed by whoever comes first behind the `window` bytes that are sent before its batch.
     pub(super) fn poll_deflated(
         &self,
-        stretches: &Stretches,
+        stretches: &PageChunks,
         at: Piece<'_>,
         window: usize,
         cx: &Context<'_>,
-        deflate: impl FnOnce(&[u8]) -> Deflated,
-    ) -> Poll<Result<Deflated, Refused>> {
+        deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
+    ) -> Poll<Result<DeflatedChunk, Refused>> {
         let make = || {
             self.worked.store(true, Ordering::Relaxed);
             let before = at.behind.filter(|_| at.index == 0).map(|behind| self.tail(stretches, behind, window));
@@ -104,7 +104,7 @@ impl Scribe {
     }
 
     /// What a batch ends with: so many bytes, or all that are its own whatever is before it.
-    fn tail(&self, stretches: &Stretches, batch: &Batch, bytes: usize) -> Result<Vec<u8>, Refused> {
+    fn tail(&self, stretches: &PageChunks, batch: &Batch, bytes: usize) -> Result<Vec<u8>, Refused> {
         let objects = batch.stretches.clone().rev().flat_map(|index| stretches.objects(index).into_iter().rev());
         let (mut written, mut len) = (Vec::new(), 0);
         for object in objects {
@@ -131,13 +131,13 @@ impl Scribe {
     /// Bytes that a stretch begins with and a list does not.
     pub(super) fn separator(&self) -> usize {
         match &self.what {
-            What::Items(_) if self.renderer.representation().form() == Form::Json => 1,
+            What::Items(_) if self.renderer.representation().form() == Encoding::Json => 1,
             What::Items(_) | What::Added => 0,
         }
     }
 
     /// Whether everything in a stretch was written in this representation, and so can be again.
-    pub(super) fn was_written(&self, stretches: &Stretches, index: usize) -> bool {
+    pub(super) fn was_written(&self, stretches: &PageChunks, index: usize) -> bool {
         let (run, representation) = (stretches.run(index), self.renderer.representation());
         if self.renderer.is_verbatim() || run.was_written(representation) {
             return true;
@@ -149,29 +149,29 @@ impl Scribe {
         written
     }
 
-    fn encoding(&self, stretches: &Stretches, index: usize) -> Encoding {
-        Encoding {
+    fn encoding(&self, stretches: &PageChunks, index: usize) -> ChunkFormat {
+        ChunkFormat {
             run: stretches.run(index).name(),
             representation: self.renderer.representation(),
             release: self.renderer.release(),
             part: match self.what {
-                What::Items(_) => Part::Items,
-                What::Added => Part::Added,
+                What::Items(_) => ChunkPart::Items,
+                What::Added => ChunkPart::Added,
             },
         }
     }
 
-    fn encoding_of_piece(&self, at: Piece<'_>) -> Encoding {
-        Encoding {
+    fn encoding_of_piece(&self, at: Piece<'_>) -> ChunkFormat {
+        ChunkFormat {
             run: at.batch.name,
             representation: self.renderer.representation(),
             release: self.renderer.release(),
-            part: Part::Deflated { behind: at.behind.map(|behind| behind.name), piece: at.index },
+            part: ChunkPart::Deflated { behind: at.behind.map(|behind| behind.name), piece: at.index },
         }
     }
 
     /// The pieces, and how many bytes of them are not the store's own.
-    fn write(&self, stretches: &Stretches, index: usize) -> Result<(Plain, usize), Refused> {
+    fn write(&self, stretches: &PageChunks, index: usize) -> Result<(PlainChunk, usize), Refused> {
         let lengths = stretches.run(index).lengths();
         let mut pieces = Pieces::new(self.reader.encodings().account().clone());
         if !self.renderer.is_verbatim() {
@@ -187,7 +187,7 @@ impl Scribe {
 
     /// What is not kept with its run is kept with the object, if it costs more than a copy.
     fn put(&self, object: &Arc<Object>, with_run: bool, pieces: &mut Pieces) -> Result<(), Refused> {
-        if with_run && self.renderer.representation().form() == Form::Json && !self.renderer.is_verbatim() {
+        if with_run && self.renderer.representation().form() == Encoding::Json && !self.renderer.is_verbatim() {
             // Its length is not known yet, and need not be.
             self.put_head(0, &mut pieces.open);
             self.reader.put_body(object, &self.renderer, &mut pieces.open)?;
@@ -241,7 +241,7 @@ impl Pieces {
         }
     }
 
-    fn end(mut self) -> (Plain, usize) {
+    fn end(mut self) -> (PlainChunk, usize) {
         self.close();
         (self.done.into(), self.copied)
     }

@@ -14,19 +14,19 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
-pub(super) use self::end::End;
-pub(super) use self::opening::{Opening, Terms};
+pub(super) use self::end::WatchEnd;
+pub(super) use self::opening::{Opening, WatchTerms};
 
-use self::alarm::{Alarm, Call};
+use self::alarm::{Call, WatchTimers};
 use self::clock::Clock;
-use self::initial::{Initial, Put};
-use self::part::{Bookmark, Part, Told};
-use super::admission::Place;
+use self::initial::{InitialEvents, Put};
+use self::part::{Bookmark, PartialView, TurnProgress};
+use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
 use super::pace::Looks;
-use crate::auth::Standing;
-use crate::cache::{Cursor, Lease, Opened, Pull, Reason, Snapshot, State, Step};
+use crate::auth::GrantStatus;
+use crate::cache::{Cursor, FeedHandle, FeedState, OpenedWatch, Pull, RenderingRefusal, SiftStep, Snapshot};
 use crate::kube::{EventType, ResourceVersion, Status};
 use crate::wire::{Columns, Object, Refused, Representation};
 
@@ -34,7 +34,7 @@ use crate::wire::{Columns, Object, Refused, Representation};
 ///
 /// Pulled by a sink whenever its client has room; the sink's protocol is none of its business.
 pub(super) struct WatchSession {
-    lease: Lease,
+    lease: FeedHandle,
     cursor: Cursor,
     phase: Phase,
     bookmarks: bool,
@@ -44,7 +44,7 @@ pub(super) struct WatchSession {
     seen_bookmarks: u64,
     clock: Clock,
     /// Polled when its dog says so.
-    alarm: Pin<Box<Alarm>>,
+    alarm: Pin<Box<WatchTimers>>,
     dog: Arc<Watchdog>,
     /// Whom the dog wakes.
     task: Waker,
@@ -57,25 +57,25 @@ pub(super) struct WatchSession {
     /// Of a Table: for the first event, and for that one alone.
     columns: Option<Columns>,
     metrics: WatchMetrics,
-    standing: Standing,
+    standing: GrantStatus,
     /// Of a watch that does not show all namespaces.
-    part: Option<Box<Part>>,
+    part: Option<Box<PartialView>>,
     looks: Looks,
     /// The end waits for the rest of a transaction, until then.
     rest: Option<Pin<Box<Sleep>>>,
-    _place: Place,
+    _place: AdmissionPlace,
 }
 
 /// What the client gets next.
 #[derive(Debug)]
 enum Phase {
     /// The state as ADDED events.
-    Initial(Box<Initial>),
+    Initial(Box<InitialEvents>),
     /// A state of one object as upstream has just printed it, older than all events.
     Row(Box<Object>),
     Live,
     /// A last frame, then the end.
-    Last(Bytes, End),
+    Last(Bytes, WatchEnd),
     Ended,
 }
 
@@ -90,25 +90,25 @@ impl WatchSession {
         let pin = opened.snapshot.as_ref().filter(|_| !over).map(pin);
         let (part, pin) = match readable {
             Some(readable) => {
-                let part = Part::new(readable, &opened, namespaces, terms.end_bookmark, pin);
+                let part = PartialView::new(readable, &opened, namespaces, terms.end_bookmark, pin);
                 (Some(Box::new(part)), None)
             }
             None => (None, pin),
         };
-        let Opened { snapshot, cursor } = opened;
+        let OpenedWatch { snapshot, cursor } = opened;
         let is_table = matches!(renderer.representation(), Representation::Table(_));
         let columns = is_table.then(|| lease.columns.clone());
         let cursor = cursor.rendered_by(renderer);
         let phase = match snapshot.zip(pin) {
             // Already over when it begins (semantics.md §2.7).
             _ if over => {
-                metrics.ended(End::Timeout);
+                metrics.ended(WatchEnd::Timeout);
                 Phase::Ended
             }
             // It is told in parts.
             _ if part.is_some() => Phase::Live,
             Some((snapshot, pin)) => {
-                let initial = Initial::new(snapshot, pin, terms.end_bookmark);
+                let initial = InitialEvents::new(snapshot, pin, terms.end_bookmark);
                 Phase::Initial(Box::new(match runs.filter(|_| !is_table) {
                     Some(runs) => initial.in_runs(runs, &permit, &cursor, &lease.reader),
                     None => initial,
@@ -119,7 +119,7 @@ impl WatchSession {
         let clock = Clock::new(Instant::now(), terms.timeout_seconds);
         let mut session = Self {
             seen_bookmarks: lease.reader.progress().bookmarks,
-            alarm: Box::pin(Alarm::new(&drain, &standing, clock.next())),
+            alarm: Box::pin(WatchTimers::new(&drain, &standing, clock.next())),
             dog: Watchdog::new(overdue, cut, clock.deadline(), standing.clone()),
             task: Waker::noop().clone(),
             called: None,
@@ -249,7 +249,7 @@ impl WatchSession {
             return;
         }
         if let Some(status) = self.standing.revoked().cloned() {
-            self.end_with(&status, End::Revoked);
+            self.end_with(&status, WatchEnd::Revoked);
         }
     }
 
@@ -279,13 +279,13 @@ impl WatchSession {
                 return Ok(());
             }
             let step = self.pull(room, Some(cx.waker()), batch);
-            if step == Step::More {
+            if step == SiftStep::More {
                 return Ok(());
             }
             if batch.is_empty() && !self.is_settled() {
                 continue;
             }
-            if let Step::Pulled(pull) = step {
+            if let SiftStep::Pulled(pull) = step {
                 return self.pulled(pull, batch);
             }
             self.wait();
@@ -299,7 +299,7 @@ impl WatchSession {
     }
 
     fn is_settled(&self) -> bool {
-        self.part.as_deref().is_none_or(Part::is_settled)
+        self.part.as_deref().is_none_or(PartialView::is_settled)
     }
 
     /// What comes or goes with rights. False: there is nothing of the kind.
@@ -314,17 +314,17 @@ impl WatchSession {
                 return Ok(false);
             }
             match part.pull(&mut self.cursor, (room, self.looks.left()), None, batch) {
-                Step::Reached => {}
-                Step::Waits => {
+                SiftStep::Reached => {}
+                SiftStep::Waits => {
                     part.wait();
                     self.wait();
                     return Ok(true);
                 }
-                Step::More => return Ok(true),
-                Step::Pulled(pull) => return self.pulled(pull, batch).map(|()| true),
+                SiftStep::More => return Ok(true),
+                SiftStep::Pulled(pull) => return self.pulled(pull, batch).map(|()| true),
             }
             let places = (room, self.looks.left());
-            if let Told::All { at, bookmark } = part.tell(&self.cursor, &self.lease.reader, places, batch)? {
+            if let TurnProgress::All { at, bookmark } = part.tell(&self.cursor, &self.lease.reader, places, batch)? {
                 self.told = self.told.max(at);
                 let place = self.bookmarks && bookmark == Bookmark::Place;
                 if place && !self.lease.reader.is_open(self.told) {
@@ -337,7 +337,7 @@ impl WatchSession {
         }
     }
 
-    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Step {
+    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> SiftStep {
         let places = (room, self.looks.left());
         match &mut self.part {
             Some(part) => part.pull(&mut self.cursor, places, waker, batch),
@@ -370,13 +370,13 @@ impl WatchSession {
                 }
             }
             // Its feed is over: the resource is gone, or no longer ours to read. No version was too old.
-            Pull::Expired { .. } if matches!(self.lease.reader.state(), State::Ended(_)) => {
+            Pull::Expired { .. } if matches!(self.lease.reader.state(), FeedState::Ended(_)) => {
                 self.phase = Phase::Ended;
-                self.metrics.ended(End::FeedEnded);
+                self.metrics.ended(WatchEnd::FeedEnded);
             }
             Pull::Expired { oldest } => {
                 let status = Status::too_old(self.told.0, oldest.0);
-                self.end_with(&status, End::Expired);
+                self.end_with(&status, WatchEnd::Expired);
             }
             Pull::Refused(refused) => return Err(refused),
         }
@@ -390,9 +390,9 @@ impl WatchSession {
     /// An object cannot be written as this client wants it. The watch ends between two events, as watches end every
     /// now and then: the client goes on from the last version it has seen, and from a feed that has the whole object.
     fn underivable(&mut self, refused: &Refused) {
-        self.lease.refuse(self.cursor.renderer().representation(), Reason::Unrenderable, refused);
+        self.lease.refuse(self.cursor.renderer().representation(), RenderingRefusal::Unrenderable, refused);
         self.phase = Phase::Ended;
-        self.metrics.ended(End::Underivable);
+        self.metrics.ended(WatchEnd::Underivable);
     }
 
     /// Whether the watch ends now: its time is up, or the proxy drains.
@@ -402,17 +402,17 @@ impl WatchSession {
         let end = if self.cursor.renderer().is_disproven() {
             // What this client holds may be wrong: going on from here would leave it so.
             let status = Status::too_old(self.told.0, self.lease.reader.progress().rv.0);
-            self.end_with(&status, End::Underivable);
+            self.end_with(&status, WatchEnd::Underivable);
             return true;
         } else if is_revoked {
-            End::Underivable
+            WatchEnd::Underivable
         } else {
             match self.heed(cx) {
                 Some(end) => end,
                 None => return false,
             }
         };
-        if end != End::Revoked && self.is_amid(cx) {
+        if end != WatchEnd::Revoked && self.is_amid(cx) {
             return false;
         }
         match self.last_bookmark(end) {
@@ -423,11 +423,11 @@ impl WatchSession {
     }
 
     /// What the alarm has said, if the watch ends by it; it is set again if not.
-    fn heed(&mut self, cx: &Context<'_>) -> Option<End> {
+    fn heed(&mut self, cx: &Context<'_>) -> Option<WatchEnd> {
         match self.called(cx)? {
-            Call::Time if self.clock.is_over(Instant::now()) => Some(End::Timeout),
-            Call::Drained => Some(End::Drained),
-            Call::Revoked => Some(End::Revoked),
+            Call::Time if self.clock.is_over(Instant::now()) => Some(WatchEnd::Timeout),
+            Call::Drained => Some(WatchEnd::Drained),
+            Call::Revoked => Some(WatchEnd::Revoked),
             Call::Time => {
                 self.called = None;
                 self.is_bookmark_due = true;

@@ -30,7 +30,7 @@ pub(super) struct Slice {
 
 /// Counts for its caller as one that found no slice.
 #[derive(Debug)]
-pub(super) struct Waits {
+pub(super) struct WaitingForSlice {
     slices: Slices,
     whose: Whose,
 }
@@ -97,12 +97,12 @@ impl Slices {
     }
 
     /// One more of this caller's waits.
-    pub(super) fn wait(&self, whose: &Whose) -> Waits {
+    pub(super) fn wait(&self, whose: &Whose) -> WaitingForSlice {
         let now = Instant::now();
         let mut queue = self.0.lock();
         let unknown = Caller { waiting: 0, tried: now, round: queue.round };
         queue.callers.entry(whose.clone()).or_insert(unknown).waiting += 1;
-        Waits { slices: self.clone(), whose: whose.clone() }
+        WaitingForSlice { slices: self.clone(), whose: whose.clone() }
     }
 }
 
@@ -159,7 +159,7 @@ impl Drop for Slice {
     }
 }
 
-impl Drop for Waits {
+impl Drop for WaitingForSlice {
     fn drop(&mut self) {
         let mut queue = self.slices.0.lock();
         let round = queue.round;

@@ -2,15 +2,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::auth::Permit;
-use crate::cache::{Cutter, Run, Snapshot, View};
+use crate::cache::{Chunk, Chunker, Snapshot, View};
 use crate::wire::{Lengths, Object};
 
 /// Objects of one state in the order of their keys, in stretches: whole runs, which everybody shares, and what was
 /// picked of others.
 #[derive(Debug)]
-pub(super) struct Stretches {
+pub(super) struct PageChunks {
     snapshot: Snapshot,
-    runs: Arc<[Run]>,
+    runs: Arc<[Chunk]>,
     parts: Vec<Stretch>,
     lengths: Lengths,
 }
@@ -18,13 +18,13 @@ pub(super) struct Stretches {
 #[derive(Debug)]
 enum Stretch {
     Whole(usize),
-    Picked(Run, Vec<Arc<Object>>),
+    Picked(Chunk, Vec<Arc<Object>>),
 }
 
 /// Objects that follow each other, and are not in a stretch yet.
 #[derive(Debug)]
 pub(super) struct Picking {
-    cutter: Cutter,
+    cutter: Chunker,
     picked: Vec<Arc<Object>>,
 }
 
@@ -38,9 +38,9 @@ pub(super) struct Batch {
     pub(super) is_shared: bool,
 }
 
-impl Stretches {
+impl PageChunks {
     /// None so far. `runs`: of the snapshot, or none of them.
-    pub(super) fn new(snapshot: Snapshot, runs: Arc<[Run]>) -> Self {
+    pub(super) fn new(snapshot: Snapshot, runs: Arc<[Chunk]>) -> Self {
         Self { snapshot, runs, parts: Vec::new(), lengths: Lengths::default() }
     }
 
@@ -65,7 +65,7 @@ impl Stretches {
         let start = start.unwrap_or_default().max(&prefix);
         let whole = runs.partition_point(|run| run.first().as_str() < start);
         // The rest of the run that it starts in the middle of.
-        let end = runs.get(whole).map(Run::first);
+        let end = runs.get(whole).map(Chunk::first);
         let objects = snapshot.select(view, namespaced, Some(start).filter(|start| !start.is_empty()));
         let rest = objects.take_while(|object| end.is_none_or(|end| object.key < *end));
         let mut more = self.put(rest.filter(|object| permit.sees(object.key.namespace())), limit);
@@ -116,7 +116,7 @@ impl Stretches {
         objects.count()
     }
 
-    fn put_picked(&mut self, run: Run, objects: Vec<Arc<Object>>) {
+    fn put_picked(&mut self, run: Chunk, objects: Vec<Arc<Object>>) {
         self.lengths = self.lengths + run.lengths();
         self.parts.push(Stretch::Picked(run, objects));
     }
@@ -132,7 +132,7 @@ impl Stretches {
     }
 
     /// What names a stretch, as a run of its own.
-    pub(super) fn run(&self, index: usize) -> &Run {
+    pub(super) fn run(&self, index: usize) -> &Chunk {
         match &self.parts[index] {
             Stretch::Whole(run) => &self.runs[*run],
             Stretch::Picked(run, _) => run,
@@ -145,17 +145,17 @@ impl Stretches {
     }
 
     /// All stretches, those together that are short because of where namespaces end: about as long as
-    /// [`Run::BYTES`]. Where a batch ends is a matter of what is in it, as it is of runs.
+    /// [`Chunk::BYTES`]. Where a batch ends is a matter of what is in it, as it is of runs.
     pub(super) fn batches(&self) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         let (mut bytes, mut is_full) = (0, true);
         for index in 0..self.len() {
             let (run, is_shared) = (self.run(index), self.is_whole(index));
             bytes += run.lengths().bytes;
-            match batches.last_mut().filter(|_| !is_full && bytes <= Run::BYTES_MAX) {
+            match batches.last_mut().filter(|_| !is_full && bytes <= Chunk::BYTES_MAX) {
                 Some(batch) => {
                     batch.stretches.end = index + 1;
-                    batch.name = Run::joined_name(batch.name, run.name());
+                    batch.name = Chunk::joined_name(batch.name, run.name());
                     batch.is_shared &= is_shared;
                 }
                 None => {

@@ -1,42 +1,42 @@
 //! The state that a Table watch of one object begins with: printed by upstream when it is asked for, as cells must be.
 
-use super::door::{Door, Visit};
+use super::door::{Frontend, ReadRequest};
 use super::feed::spec;
-use super::route::{Reason, WatchRead};
+use super::route::{ForwardReason, WatchRead};
 use crate::cache::Scope;
 use crate::kube::{Gvr, Payer, Query, WatchStart};
 use crate::upstream::{Error, Resource};
-use crate::wire::{Form, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
+use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 
 /// Parameters that a watch has and a list has not, or that are ours to choose.
 const NOT_OF_LISTS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
 
-impl Door {
+impl Frontend {
     /// Makes of a Table watch with a state one that goes on behind a list, and gives what the list says of its object.
     ///
     /// # Errors
     /// Upstream does not answer as expected: then it is for upstream to say.
     pub(super) async fn first_row(
         &self,
-        visit: &Visit,
+        visit: &ReadRequest,
         resource: &Resource,
         read: &mut WatchRead,
-    ) -> Result<Option<Object>, Reason> {
+    ) -> Result<Option<Object>, ForwardReason> {
         if !matches!((read.representation, read.start), (Representation::Table(_), WatchStart::State { .. })) {
             return Ok(None);
         }
         let namespace = if resource.namespaced { visit.info.namespace.as_str() } else { "" };
-        let path =
-            list_path(visit.request.uri().path(), namespace, &visit.query, &resource.gvr).ok_or(Reason::Table)?;
+        let path = list_path(visit.request.uri().path(), namespace, &visit.query, &resource.gvr)
+            .ok_or(ForwardReason::Table)?;
         let ListPage { resource_version, continue_token, items, .. } =
             self.rows(visit.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
                 tracing::debug!(%error, "the state of a Table watch could not be listed");
-                Reason::Table
+                ForwardReason::Table
             })?;
         // Upstream was asked with our own rights: what it says is held against what the caller has a right to.
         if !continue_token.is_empty() || items.len() > 1 || !items.iter().all(|row| read.view.matches(row)) {
-            return Err(Reason::Table);
+            return Err(ForwardReason::Table);
         }
         read.start = WatchStart::After(resource_version);
         Ok(items.into_iter().next())
@@ -45,11 +45,11 @@ impl Door {
     async fn rows(&self, payer: Option<&Payer>, path: &str, resource: &Resource) -> Result<ListPage, Error> {
         let _place = self.admission.forward(payer).map_err(|shed| Error::Form(shed.to_string()))?;
         let (form, body) = self.client.fetch(path, TABLE_ACCEPT).await?;
-        if form != Some(Form::Table.encoding()) {
+        if form != Some(Encoding::Table.encoding()) {
             return Err(Error::Form(format!("asked for a Table, got {form:?}")));
         }
-        let shape = spec(resource, Scope::Cluster, Form::Table).shape;
-        Ok(ObjectReader::new(Form::Table, shape, resource.fields.clone()).list(&body)?)
+        let shape = spec(resource, Scope::Cluster, Encoding::Table).shape;
+        Ok(ObjectReader::new(Encoding::Table, shape, resource.fields.clone()).list(&body)?)
     }
 }
 

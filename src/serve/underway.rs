@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::admission::Place;
+use super::admission::AdmissionPlace;
 use super::body::BodyError;
 use super::gzip::GzipList;
 use super::list::ListBody;
@@ -24,7 +24,7 @@ use crate::cache;
 /// moment, also while the other side reads nothing and so nobody polls it; whoever polls it then gets an error, so that
 /// what was cut never looks whole.
 #[derive(Debug)]
-pub(super) struct Underway<B> {
+pub(super) struct BoundedBody<B> {
     going: Arc<Mutex<Going<B>>>,
     _ends: Option<DropGuard>,
 }
@@ -45,7 +45,7 @@ pub(super) const TOO_SLOW: &str = "too_slow";
 #[error("not taken, or not come, in time")]
 pub(super) struct TooSlow;
 
-impl<B: Body + Send + 'static> Underway<B> {
+impl<B: Body + Send + 'static> BoundedBody<B> {
     /// From now on, and no longer than `max`.
     ///
     /// `answer` resets the stream of an answer when its time is over: a codec whose window is closed never polls it.
@@ -87,7 +87,7 @@ fn cut<B>(going: &Mutex<Going<B>>) {
     }
 }
 
-impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for Underway<B> {
+impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody<B> {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -113,8 +113,8 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for Underway<B>
 /// A LIST, written as the client takes it. It has a place, and its end is that of its state's pin, which has it cut.
 #[derive(Debug)]
 pub(super) struct List {
-    written: Written,
-    _place: Place,
+    written: ListEncoding,
+    _place: AdmissionPlace,
     pin: cache::Pin,
 }
 
@@ -124,13 +124,13 @@ impl List {
         cache::PinTerms { until: Some((Instant::now() + max, TOO_SLOW)), idle_max: None }
     }
 
-    pub(super) fn new(written: Written, place: Place, pin: cache::Pin) -> Self {
+    pub(super) fn new(written: ListEncoding, place: AdmissionPlace, pin: cache::Pin) -> Self {
         Self { written, _place: place, pin }
     }
 }
 
 #[derive(Debug)]
-pub(super) enum Written {
+pub(super) enum ListEncoding {
     Plain(Box<ListBody>),
     Gzip(Box<GzipList>),
 }
@@ -143,14 +143,14 @@ impl Body for List {
         let list = self.get_mut();
         list.pin.told();
         let chunk = match &mut list.written {
-            Written::Plain(list) => ready!(list.poll_chunk(cx)),
-            Written::Gzip(list) => ready!(list.poll_chunk(cx)),
+            ListEncoding::Plain(list) => ready!(list.poll_chunk(cx)),
+            ListEncoding::Gzip(list) => ready!(list.poll_chunk(cx)),
         };
         Poll::Ready(chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(&self.written, Written::Plain(list) if list.is_over())
+        matches!(&self.written, ListEncoding::Plain(list) if list.is_over())
     }
 }
 
@@ -161,16 +161,16 @@ pub(super) struct Whole {
     /// In this order. None of them is joined with the next: an end of a few bytes is not taken before what is large has
     /// found room.
     left: [Bytes; 3],
-    _places: Vec<Arc<Place>>,
+    _places: Vec<Arc<AdmissionPlace>>,
 }
 
 impl Whole {
-    pub(super) fn new(left: [Bytes; 3], places: Vec<Arc<Place>>) -> Self {
+    pub(super) fn new(left: [Bytes; 3], places: Vec<Arc<AdmissionPlace>>) -> Self {
         Self { left, _places: places }
     }
 
     /// Of bytes in one piece.
-    pub(super) fn of(mut bytes: Bytes, places: Vec<Arc<Place>>) -> Self {
+    pub(super) fn of(mut bytes: Bytes, places: Vec<Arc<AdmissionPlace>>) -> Self {
         // Copied: the end that a codec has taken and cannot send is not to keep all of it, without a place.
         let end = Bytes::copy_from_slice(&bytes.split_off(bytes.len().saturating_sub(1)));
         Self::new([Bytes::new(), bytes, end], places)
@@ -211,10 +211,10 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::serve::admission::{Admission, Limits};
+    use crate::serve::admission::{Admission, AdmissionLimits};
 
     /// Never says anything, and holds a place.
-    struct Silent(#[expect(dead_code, reason = "it is held")] Place);
+    struct Silent(#[expect(dead_code, reason = "it is held")] AdmissionPlace);
 
     impl Body for Silent {
         type Data = Bytes;
@@ -228,13 +228,13 @@ mod tests {
     const MAX: Duration = Duration::from_secs(60);
 
     fn one_place() -> Admission {
-        Admission::new(&Limits { forwards_max: 1, ..Limits::default() })
+        Admission::new(&AdmissionLimits { forwards_max: 1, ..AdmissionLimits::default() })
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_nobody_polls_gives_back_what_it_holds() {
         let (tasks, admission) = (Tasks::new(), one_place());
-        let body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, Cut::default());
+        let body = BoundedBody::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, Cut::default());
         sleep(Duration::from_secs(59)).await;
         assert!(admission.forward(None).is_err());
         sleep(Duration::from_secs(2)).await;
@@ -246,7 +246,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_for_more_of_it_hears_that_it_was_cut() {
         let (tasks, admission) = (Tasks::new(), one_place());
-        let mut body = Underway::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, Cut::default());
+        let mut body = BoundedBody::new(Silent(admission.forward(None).expect("a place")), MAX, &tasks, Cut::default());
         assert!(body.frame().await.expect("an error, not the end").is_err());
         assert!(!body.is_end_stream());
     }
@@ -256,7 +256,7 @@ mod tests {
         let (tasks, admission) = (Tasks::new(), one_place());
         let place = Arc::new(admission.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
-        let mut body = Underway::new(Whole::of(text.clone(), vec![place]), MAX, &tasks, Cut::default());
+        let mut body = BoundedBody::new(Whole::of(text.clone(), vec![place]), MAX, &tasks, Cut::default());
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
@@ -291,7 +291,7 @@ mod tests {
     async fn what_is_over_at_once_has_no_timer() {
         let (tasks, admission) = (Tasks::new(), one_place());
         let place = Arc::new(admission.forward(None).expect("a place"));
-        let mut body = Underway::new(Whole::of(Bytes::new(), vec![place]), MAX, &tasks, Cut::default());
+        let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), MAX, &tasks, Cut::default());
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
         assert_eq!(Arc::weak_count(&body.going), 0);
     }

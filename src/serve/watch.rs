@@ -3,10 +3,10 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 
-use super::audit::Record;
+use super::audit::AuditRecord;
 use super::overdue::Watchdog;
 use super::session::WatchSession;
-use crate::base::Bell;
+use crate::base::WakeFlag;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
 #[derive(Debug)]
@@ -16,21 +16,21 @@ pub(super) struct WatchBody {
     /// Cuts what is not taken.
     _dog: Arc<Watchdog>,
     /// Rung by what the session waits for. A codec polls a body whenever it has made room in itself, too.
-    bell: Bell,
+    bell: WakeFlag,
     batch: Vec<Bytes>,
     /// Says that the watch is over when it is dropped.
-    _record: Option<Arc<Record>>,
+    _record: Option<Arc<AuditRecord>>,
 }
 
 /// Bytes pulled at a time: what one client may make us hold for it.
 pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
-    pub(super) fn new(session: WatchSession, record: Option<Arc<Record>>) -> Self {
+    pub(super) fn new(session: WatchSession, record: Option<Arc<AuditRecord>>) -> Self {
         Self {
             _dog: session.dog().clone(),
             session: Some(session),
-            bell: Bell::rung(),
+            bell: WakeFlag::rung(),
             batch: Vec::new(),
             _record: record,
         }

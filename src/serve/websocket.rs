@@ -23,7 +23,7 @@ use super::body::ReplyBody;
 use super::session::WatchSession;
 use super::watch::BATCH_BYTES;
 use crate::auth::BEARER_PROTOCOL;
-use crate::wire::{Form, websocket_payload};
+use crate::wire::{Encoding, websocket_payload};
 
 /// Whether the request asks for a WebSocket: as the apiserver detects it, on HTTP/1.1 only.
 pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
@@ -134,7 +134,7 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Runs a watch on an upgraded connection until either side ends it, or it is cut.
-pub(super) async fn run(upgrade: OnUpgrade, form: Form, session: WatchSession) {
+pub(super) async fn run(upgrade: OnUpgrade, form: Encoding, session: WatchSession) {
     let dog = session.dog().clone();
     tokio::select! {
         // Nothing that is not read outlives it.
@@ -143,7 +143,7 @@ pub(super) async fn run(upgrade: OnUpgrade, form: Form, session: WatchSession) {
     }
 }
 
-async fn converse(upgrade: OnUpgrade, form: Form, mut session: WatchSession) {
+async fn converse(upgrade: OnUpgrade, form: Encoding, mut session: WatchSession) {
     let Ok(upgraded) = upgrade.await else { return };
     let config = WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES_MAX))
@@ -180,15 +180,15 @@ async fn converse(upgrade: OnUpgrade, form: Form, mut session: WatchSession) {
 type Failure = tokio_tungstenite::tungstenite::Error;
 
 /// One message per event: text for JSON, binary for protobuf.
-async fn send<S>(socket: &mut WebSocketStream<S>, form: Form, batch: &[Bytes]) -> Result<(), Failure>
+async fn send<S>(socket: &mut WebSocketStream<S>, form: Encoding, batch: &[Bytes]) -> Result<(), Failure>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
     for frame in batch {
         let payload = websocket_payload(form, frame);
         let message = match form {
-            Form::Json | Form::Table => Message::Text(Utf8Bytes::try_from(payload)?),
-            Form::Protobuf => Message::Binary(payload),
+            Encoding::Json | Encoding::Table => Message::Text(Utf8Bytes::try_from(payload)?),
+            Encoding::Protobuf => Message::Binary(payload),
         };
         socket.feed(message).await?;
     }

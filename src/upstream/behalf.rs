@@ -9,7 +9,7 @@ pub struct CredentialId([u8; 32]);
 
 /// With whose rights a request goes upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Behalf {
+pub enum ActingAs {
     /// With ours: the caller is who we are.
     Ours,
     /// With the bearer token that the request carries, at the cost of its user.

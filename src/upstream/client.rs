@@ -13,10 +13,10 @@ use super::behalf::CredentialId;
 use super::credentials::put_all;
 use super::dress::{Nested, put_ours};
 use super::link::{CredentialChanges, Link, Links};
-use super::pool::{Body, ResponseBody};
-use super::{BODY_BYTES_MAX, CredentialError, Error, Server, Source, set_retry_after, status_from_code};
+use super::pool::{ResponseBody, UpstreamBody};
+use super::{BODY_BYTES_MAX, CredentialError, CredentialSource, Error, Server, set_retry_after, status_from_code};
 use crate::kube::{Payer, Status};
-use crate::wire::Form;
+use crate::wire::Encoding;
 
 /// Talks to one apiserver with our own credentials. Cloning shares the connections.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Client {
     /// Reads the credentials. Nothing is asked yet.
-    pub fn connect(source: &Source) -> Result<Self, CredentialError> {
+    pub fn connect(source: &CredentialSource) -> Result<Self, CredentialError> {
         let links = Links::load(source)?;
         let shared = Shared {
             base: links.current().credentials.base.clone(),
@@ -147,7 +147,7 @@ impl Client {
         path_and_query: &str,
         request: http::request::Builder,
         body: Bytes,
-    ) -> Result<(Request<Body>, Arc<Link>), Error> {
+    ) -> Result<(Request<UpstreamBody>, Arc<Link>), Error> {
         let mut request = request
             .uri(self.uri(path_and_query)?)
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
@@ -175,7 +175,7 @@ impl Client {
     }
 
     /// A GET of ours, read whole: its form by Content-Type, and the body.
-    pub async fn fetch(&self, path_and_query: &str, accept: &str) -> Result<(Option<Form>, Bytes), Error> {
+    pub async fn fetch(&self, path_and_query: &str, accept: &str) -> Result<(Option<Encoding>, Bytes), Error> {
         let response = self.open(Question::Short, path_and_query, accept).await?;
         let form = form_of(&response);
         Ok((form, self.read(response).await?))
@@ -204,8 +204,8 @@ impl Client {
     /// is upstream's to judge whether we may.
     pub(super) async fn send(
         &self,
-        lane: super::Lane,
-        mut request: Request<Body>,
+        lane: super::ForwardPool,
+        mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
         self.readdress(&mut request)?;
         let link = self.shared.links.current();
@@ -215,9 +215,9 @@ impl Client {
             Error::Refused(Box::new(status_from_code(403, why)))
         })?;
         let pool = match lane {
-            super::Lane::Short => &link.forwards,
-            super::Lane::Stream => &link.long,
-            super::Lane::Tunnel => &link.tunnels,
+            super::ForwardPool::Short => &link.forwards,
+            super::ForwardPool::Stream => &link.long,
+            super::ForwardPool::Tunnel => &link.tunnels,
         };
         pool.send(request).await
     }
@@ -235,8 +235,8 @@ impl Client {
     pub(super) async fn send_bare(
         &self,
         credential: Option<(CredentialId, &Payer)>,
-        lane: super::Lane,
-        mut request: Request<Body>,
+        lane: super::ForwardPool,
+        mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
         self.readdress(&mut request)?;
         let link = self.shared.links.current();
@@ -274,9 +274,9 @@ const STATUS_BYTES_MAX: usize = 1 << 20;
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// The form that the response says it is in.
-pub(crate) fn form_of<B>(response: &Response<B>) -> Option<Form> {
+pub(crate) fn form_of<B>(response: &Response<B>) -> Option<Encoding> {
     let content_type = response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
-    Form::from_content_type(content_type)
+    Encoding::from_content_type(content_type)
 }
 
 async fn read_whole(
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     fn readdressed(base: &'static str, asked: &'static str) -> String {
-        let client = Client::connect(&Source::Anonymous(Uri::from_static(base))).expect("nothing is asked");
+        let client = Client::connect(&CredentialSource::Anonymous(Uri::from_static(base))).expect("nothing is asked");
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_static(asked);
         client.readdress(&mut request).expect("an address");

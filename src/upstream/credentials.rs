@@ -18,7 +18,7 @@ use crate::net::is_loopback;
 
 /// Where our credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum CredentialSource {
     /// A kubeconfig file: certificates, tokens, token files, exec plugins.
     File(PathBuf),
     /// The service account that a pod is given, with its rotation.
@@ -27,7 +27,7 @@ pub enum Source {
     Anonymous(Uri),
 }
 
-impl Source {
+impl CredentialSource {
     /// The files that connections are made from: a kubeconfig and the certificates and keys that it names.
     ///
     /// Not files of tokens, which every request reads as they are; and none in a pod, where kube-client looks at the CA
@@ -89,7 +89,7 @@ type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Fail
 
 /// Everything that a request to upstream needs besides itself.
 #[derive(Clone)]
-pub(super) struct Credentials {
+pub(super) struct UpstreamCredentials {
     pub(super) base: Uri,
     pub(super) tls: rustls::ClientConfig,
     /// The same without a client certificate.
@@ -103,18 +103,18 @@ pub(super) struct Credentials {
 /// How often the log is told that there are no credentials: every request that needs them finds that out.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-impl Credentials {
-    pub(super) fn load(source: &Source) -> Result<Self, CredentialError> {
+impl UpstreamCredentials {
+    pub(super) fn load(source: &CredentialSource) -> Result<Self, CredentialError> {
         let config = match source {
-            Source::File(path) => {
+            CredentialSource::File(path) => {
                 let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
                 let file = Kubeconfig::read_from(path).map_err(|error| fail(words(&error)))?;
                 kube_client::Config::try_from(file).map_err(|error| fail(words(&error)))?
             }
-            Source::InCluster => {
+            CredentialSource::InCluster => {
                 kube_client::Config::incluster().map_err(|error| CredentialError::InCluster(error.to_string()))?
             }
-            Source::Anonymous(uri) => {
+            CredentialSource::Anonymous(uri) => {
                 let mut config = kube_client::Config::new(uri.clone());
                 // Nothing to verify: plain HTTP. An empty root set also keeps the platform's roots from being read.
                 config.root_cert = Some(Vec::new());
@@ -125,7 +125,7 @@ impl Credentials {
             return Err(CredentialError::Insecure);
         }
         // Whoever has no credentials has none to lose, and is no source that a configuration could name.
-        if !matches!(source, Source::Anonymous(_)) && !is_private(&config.cluster_url) {
+        if !matches!(source, CredentialSource::Anonymous(_)) && !is_private(&config.cluster_url) {
             return Err(CredentialError::Plaintext(config.cluster_url));
         }
         Self::from_config(&config)
@@ -204,7 +204,7 @@ fn echo()
     })
 }
 
-impl std::fmt::Debug for Credentials {
+impl std::fmt::Debug for UpstreamCredentials {
     /// Never a secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("base", &self.base).finish_non_exhaustive()
@@ -274,7 +274,7 @@ mod tests {
                 "users:\n- name: u\n  user: {token: t}\ncontexts:\n- name: x\n  context: {cluster: c, user: u}\n";
             let text = format!("apiVersion: v1\nkind: Config\ncurrent-context: x\n{cluster}{rest}");
             std::fs::write(&path, text).expect("written");
-            Credentials::load(&Source::File(path.clone()))
+            UpstreamCredentials::load(&CredentialSource::File(path.clone()))
         };
         assert!(load("http://127.0.0.1:1").is_ok());
         let refused = load("http://10.1.2.3:6443").expect_err("without TLS").to_string();

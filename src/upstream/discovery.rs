@@ -14,10 +14,10 @@ use tokio::time::Instant;
 use self::definitions::{CustomResourceDefinitions, Definition};
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
 pub use self::insistence::Insistence;
-use self::insistence::Refused;
+use self::insistence::RefusedDocument;
 use super::{Client, Error};
-use crate::kube::{FieldTable, Gvr, Pages};
-use crate::wire::Form;
+use crate::kube::{FieldTable, Gvr, PageStore};
+use crate::wire::Encoding;
 
 /// One resource that upstream serves.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,15 +28,15 @@ pub struct Resource {
     pub namespaced: bool,
     /// It has both `list` and `watch`.
     pub watchable: bool,
-    pub origin: Origin,
+    pub origin: ResourceOrigin,
     /// What its feed is fetched in. Protobuf is what kubelets and controllers ask for, and the rest is derived from it;
     /// no custom resource has it, and there are servers that speak JSON only.
-    pub form: Form,
+    pub form: Encoding,
     pub fields: Arc<FieldTable>,
     /// `fields` may lack some: our identity may not read the resource's definition.
     pub fields_unknown: bool,
     /// What upstream reads the pages of its lists from.
-    pub pages: Pages,
+    pub pages: PageStore,
     /// Of a custom resource's definition: objects that were read under another one may read differently now.
     pub edition: Option<Arc<str>>,
 }
@@ -46,13 +46,13 @@ impl Resource {
     pub fn is_called(&self, name: &str) -> bool {
         name == self.gvr.to_string()
             || name == self.gvr.group_resource()
-            || (name == &*self.gvr.resource && self.origin == Origin::BuiltIn)
+            || (name == &*self.gvr.resource && self.origin == ResourceOrigin::BuiltIn)
     }
 }
 
 /// Who serves a resource: decides its forms, the layout of its JSON and whether it may be cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum ResourceOrigin {
     /// The apiserver's own types: JSON in declaration order, and protobuf.
     BuiltIn,
     /// From a CustomResourceDefinition: JSON with sorted keys, no protobuf.
@@ -73,7 +73,7 @@ struct Shared {
     insistence: Insistence,
     served: RwLock<Served>,
     asking: tokio::sync::Mutex<Asking>,
-    refused: Mutex<Documents<Refused>>,
+    refused: Mutex<Documents<RefusedDocument>>,
 }
 
 /// What upstream is asked besides its discovery, and may refuse.
@@ -231,7 +231,7 @@ impl Catalog {
         let release = self.client.release().await.ok().filter(|release| release.major == 1);
         let known = Known {
             minor: release.map(|release| release.minor).or_else(|| self.shared.served.read().minor),
-            protobuf: answered == Some(Form::Protobuf),
+            protobuf: answered == Some(Encoding::Protobuf),
             customs: customs.map(CustomResourceDefinitions::served),
             remote: services.map(ApiServices::remote),
         };
@@ -273,7 +273,7 @@ impl Catalog {
         &self,
         path: &str,
         is_known: bool,
-        of: for<'a> fn(&'a mut Documents<Refused>) -> &'a mut Refused,
+        of: for<'a> fn(&'a mut Documents<RefusedDocument>) -> &'a mut RefusedDocument,
     ) -> Result<Option<T>, Error> {
         let Shared { insistence, refused, .. } = &*self.shared;
         if !is_known && of(&mut refused.lock()).stands(Instant::now(), *insistence) {
@@ -307,36 +307,36 @@ struct Known {
 
 impl Known {
     /// Who serves a resource. In doubt another server, which is not cached.
-    fn origin(&self, gvr: &Gvr) -> Origin {
+    fn origin(&self, gvr: &Gvr) -> ResourceOrigin {
         let is_named = |(group, version): &(String, String)| *group == *gvr.group && *version == *gvr.version;
         let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
         let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
         match (remote, is_custom) {
-            (Some(true), _) => Origin::Aggregated,
-            (_, true) => Origin::Custom,
-            _ if is_built_in(&gvr.group) => Origin::BuiltIn,
-            (Some(false), false) if self.customs.is_none() => Origin::Custom,
-            _ => Origin::Aggregated,
+            (Some(true), _) => ResourceOrigin::Aggregated,
+            (_, true) => ResourceOrigin::Custom,
+            _ if is_built_in(&gvr.group) => ResourceOrigin::BuiltIn,
+            (Some(false), false) if self.customs.is_none() => ResourceOrigin::Custom,
+            _ => ResourceOrigin::Aggregated,
         }
     }
 
-    fn pages(&self, gvr: &Gvr) -> Pages {
-        Pages::of_release(self.minor, gvr.has_watch_cache())
+    fn pages(&self, gvr: &Gvr) -> PageStore {
+        PageStore::of_release(self.minor, gvr.has_watch_cache())
     }
 
     /// What the definitions say is served, whether discovery has it already or not.
     fn customs(&self) -> impl Iterator<Item = Resource> {
-        let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == Origin::Custom);
+        let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
         defined.map(|(gvr, definition)| Resource {
             gvr: gvr.clone(),
             kind: definition.kind.clone(),
             list_kind: definition.list_kind.clone(),
             namespaced: definition.namespaced,
             watchable: true,
-            origin: Origin::Custom,
+            origin: ResourceOrigin::Custom,
             fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
             fields_unknown: false,
-            form: Form::Json,
+            form: Encoding::Json,
             pages: self.pages(gvr),
             edition: Some(definition.edition.clone()),
         })
@@ -350,7 +350,7 @@ impl VersionList {
             let gvr = Gvr::new(&group, &version, &name);
             let origin = known.origin(&gvr);
             let fields = match origin {
-                Origin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
+                ResourceOrigin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
                 _ => FieldTable::of_custom(&[], namespaced),
             };
             let has = |verb: &str| verbs.iter().any(|v| v == verb);
@@ -362,9 +362,13 @@ impl VersionList {
                 namespaced,
                 watchable: has("list") && has("watch"),
                 origin,
-                form: if known.protobuf && origin == Origin::BuiltIn { Form::Protobuf } else { Form::Json },
+                form: if known.protobuf && origin == ResourceOrigin::BuiltIn {
+                    Encoding::Protobuf
+                } else {
+                    Encoding::Json
+                },
                 fields: Arc::new(fields),
-                fields_unknown: origin == Origin::Custom,
+                fields_unknown: origin == ResourceOrigin::Custom,
                 edition: None,
             }
         };

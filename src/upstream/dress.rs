@@ -25,7 +25,7 @@ pub enum Ambiguous {
 
 /// A user that headers would make somebody else of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Unspeakable;
+pub(super) struct UnencodableUser;
 
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
@@ -83,7 +83,7 @@ pub(super) fn listed(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
 }
 
 /// Removes whatever says who the request is from.
-pub(super) fn undress(headers: &mut HeaderMap) {
+pub(super) fn strip_identity(headers: &mut HeaderMap) {
     drop_asserted(headers);
     remove(headers, |name| is_impersonation(name) || *name == AUTHORIZATION);
 }
@@ -114,10 +114,10 @@ pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), N
 ///
 /// # Errors
 /// The user has no name, or a part that no header can carry as it is.
-pub(super) fn dress_as(headers: &mut HeaderMap, user: &User) -> Result<(), Unspeakable> {
+pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), UnencodableUser> {
     remove(headers, is_impersonation);
     if user.name.is_empty() {
-        return Err(Unspeakable);
+        return Err(UnencodableUser);
     }
     headers.insert(IMPERSONATE_USER, value(&user.name)?);
     if !user.uid.is_empty() {
@@ -127,7 +127,7 @@ pub(super) fn dress_as(headers: &mut HeaderMap, user: &User) -> Result<(), Unspe
         headers.append(IMPERSONATE_GROUP, value(group)?);
     }
     for (key, values) in &user.extra {
-        let name = HeaderName::try_from(format!("{IMPERSONATE_EXTRA}{}", escaped(key))).map_err(|_| Unspeakable)?;
+        let name = HeaderName::try_from(format!("{IMPERSONATE_EXTRA}{}", escaped(key))).map_err(|_| UnencodableUser)?;
         for text in values {
             headers.append(name.clone(), value(text)?);
         }
@@ -136,12 +136,12 @@ pub(super) fn dress_as(headers: &mut HeaderMap, user: &User) -> Result<(), Unspe
 }
 
 /// A value that is read as it was meant: space around it would be lost on the way, and make it somebody else's name.
-fn value(text: &str) -> Result<HeaderValue, Unspeakable> {
+fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
     let is_space = |c: char| c == ' ' || c == '\t';
     if text.starts_with(is_space) || text.ends_with(is_space) {
-        return Err(Unspeakable);
+        return Err(UnencodableUser);
     }
-    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable)
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| UnencodableUser)
 }
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";

@@ -4,14 +4,14 @@ mod tests;
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 
-use super::behalf::Behalf;
-use super::dress::{self, Unspeakable, dress_as, drop_asserted, undress};
-use super::pool::{Body, ResponseBody};
+use super::behalf::ActingAs;
+use super::dress::{self, UnencodableUser, drop_asserted, set_user, strip_identity};
+use super::pool::{ResponseBody, UpstreamBody};
 use super::{Client, Error, HOPS, status_from_code};
 
 /// Which connections a passed-through request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lane {
+pub enum ForwardPool {
     /// Answered within seconds: many share a connection.
     Short,
     /// Read for as long as the client likes: a connection of its own.
@@ -36,24 +36,24 @@ impl Forwarder {
 
     /// Passes a request on, streaming both ways, with the rights of `behalf` and no others.
     ///
-    /// Hop-by-hop headers do not cross; for a [`Lane::Tunnel`] the upgrade itself does. A request that may be read in
-    /// two ways has been refused before ([`inspect`](super::inspect)).
+    /// Hop-by-hop headers do not cross; for a [`ForwardPool::Tunnel`] the upgrade itself does. A request that may be
+    /// read in two ways has been refused before ([`inspect`](super::inspect)).
     ///
     /// # Errors
-    /// Besides what upstream does: [`Behalf::User`] without an impersonator, or of a user that no header can carry.
+    /// Besides what upstream does: [`ActingAs::User`] without an impersonator, or of a user that no header can carry.
     pub async fn forward(
         &self,
-        behalf: &Behalf,
-        lane: Lane,
-        mut request: Request<Body>,
+        behalf: &ActingAs,
+        lane: ForwardPool,
+        mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
         cross(lane, &mut request);
-        clothe(behalf, request.headers_mut())?;
+        apply_identity(behalf, request.headers_mut())?;
         let mut response = match behalf {
-            Behalf::Ours => self.ours.send(lane, request).await?,
-            Behalf::Bearer(id, payer) => self.ours.send_bare(Some((*id, payer)), lane, request).await?,
-            Behalf::Nobody => self.ours.send_bare(None, lane, request).await?,
-            Behalf::User(_) => {
+            ActingAs::Ours => self.ours.send(lane, request).await?,
+            ActingAs::Bearer(id, payer) => self.ours.send_bare(Some((*id, payer)), lane, request).await?,
+            ActingAs::Nobody => self.ours.send_bare(None, lane, request).await?,
+            ActingAs::User(_) => {
                 let impersonator = self.impersonator.as_ref().ok_or_else(no_impersonator)?;
                 impersonator.send(lane, request).await?
             }
@@ -67,8 +67,8 @@ impl Forwarder {
 }
 
 /// What crosses from one connection to the next.
-fn cross(lane: Lane, request: &mut Request<Body>) {
-    let upgrade = (lane == Lane::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
+fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
+    let upgrade = (lane == ForwardPool::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
     // The way a request has come is not for its `Connection` header to forget.
     let hops = request.headers_mut().remove(HOPS);
     strip_hop_by_hop(request.headers_mut());
@@ -82,13 +82,13 @@ fn cross(lane: Lane, request: &mut Request<Body>) {
 }
 
 /// Makes the identity headers say whom a request is for; whose connection carries it says the rest.
-fn clothe(behalf: &Behalf, headers: &mut HeaderMap) -> Result<(), Error> {
+fn apply_identity(behalf: &ActingAs, headers: &mut HeaderMap) -> Result<(), Error> {
     match behalf {
         // It is upstream's to judge what its sender asks for.
-        Behalf::Ours | Behalf::Bearer(..) | Behalf::Nobody => drop_asserted(headers),
-        Behalf::User(user) => {
-            undress(headers);
-            dress_as(headers, user).map_err(|Unspeakable| unspeakable())?;
+        ActingAs::Ours | ActingAs::Bearer(..) | ActingAs::Nobody => drop_asserted(headers),
+        ActingAs::User(user) => {
+            strip_identity(headers);
+            set_user(headers, user).map_err(|UnencodableUser| unspeakable())?;
         }
     }
     Ok(())

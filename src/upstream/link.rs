@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use http::Uri;
 
-use super::credentials::Credentials;
-use super::pool::{Pool, Protocol};
-use super::strangers::Strangers;
-use super::{CredentialError, Source};
+use super::credentials::UpstreamCredentials;
+use super::pool::{Pool, PoolProtocol};
+use super::strangers::CallerPools;
+use super::{CredentialError, CredentialSource};
 use crate::base::{LoadError, Reloaded};
 
 /// Credentials, and the connections that were made with them.
@@ -15,7 +15,7 @@ use crate::base::{LoadError, Reloaded};
 /// old one goes on until it ends, and its connections with it.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) credentials: Credentials,
+    pub(super) credentials: UpstreamCredentials,
     pub(super) watches: Pool,
     /// Our own questions.
     pub(super) short: Pool,
@@ -26,7 +26,7 @@ pub(super) struct Link {
     pub(super) long: Pool,
     pub(super) tunnels: Pool,
     /// Requests that carry a credential of their own.
-    pub(super) strangers: Strangers,
+    pub(super) strangers: CallerPools,
 }
 
 /// The link as the credentials are now.
@@ -47,14 +47,14 @@ impl CredentialChanges {
 }
 
 impl Links {
-    pub(super) fn load(source: &Source) -> Result<Self, CredentialError> {
+    pub(super) fn load(source: &CredentialSource) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
-            return Ok(Self { current: Reloaded::fixed(Link::new(Credentials::load(source)?)?) });
+            return Ok(Self { current: Reloaded::fixed(Link::new(UpstreamCredentials::load(source)?)?) });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
         // kube-client reads the files once more. Should they have changed in between, the next look finds that out.
         let read = move |_: &[Vec<u8>]| {
-            let credentials = Credentials::load(&read)?;
+            let credentials = UpstreamCredentials::load(&read)?;
             stay_at(&upstream, &credentials.base)?;
             Link::new(credentials)
         };
@@ -80,14 +80,14 @@ impl Links {
 }
 
 impl Link {
-    fn new(credentials: Credentials) -> Result<Self, CredentialError> {
+    fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
         Ok(Self {
-            watches: Pool::new(&credentials, Protocol::Multiplexed)?,
-            short: Pool::new(&credentials, Protocol::Multiplexed)?,
-            forwards: Pool::new(&credentials, Protocol::Multiplexed)?,
-            long: Pool::new(&credentials, Protocol::Single)?,
-            tunnels: Pool::new(&credentials, Protocol::Once)?,
-            strangers: Strangers::new(&credentials)?,
+            watches: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
+            short: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
+            forwards: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
+            long: Pool::new(&credentials, PoolProtocol::Single)?,
+            tunnels: Pool::new(&credentials, PoolProtocol::Once)?,
+            strangers: CallerPools::new(&credentials)?,
             credentials,
         })
     }

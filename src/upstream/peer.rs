@@ -17,7 +17,7 @@ use super::Build;
 /// runs: a process does not change its release.
 #[derive(Debug, Clone)]
 pub struct Server {
-    peer: Arc<Peer>,
+    peer: Arc<UpstreamPeer>,
     /// Of the connections that it was met on.
     pub(super) streams: Arc<AtomicU32>,
     /// It can be asked while it answers something else.
@@ -26,7 +26,7 @@ pub struct Server {
 
 /// What is known of it, kept with the connection.
 #[derive(Debug, Default)]
-pub(super) struct Peer {
+pub(super) struct UpstreamPeer {
     told: Mutex<Told>,
     /// One question at a time.
     asking: tokio::sync::Mutex<()>,
@@ -53,7 +53,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(20);
 const REST: Duration = Duration::from_millis(250);
 
 impl Server {
-    pub(super) fn new(peer: Arc<Peer>, streams: Arc<AtomicU32>, multiplexes: bool) -> Self {
+    pub(super) fn new(peer: Arc<UpstreamPeer>, streams: Arc<AtomicU32>, multiplexes: bool) -> Self {
         Self { peer, streams, multiplexes }
     }
 
@@ -74,7 +74,7 @@ impl Server {
     #[must_use]
     pub fn known(&self) -> Self {
         let told = Mutex::new(self.peer.told.lock().clone());
-        Self { peer: Arc::new(Peer { told, ..Peer::default() }), ..self.clone() }
+        Self { peer: Arc::new(UpstreamPeer { told, ..UpstreamPeer::default() }), ..self.clone() }
     }
 
     /// Whether there is no more to be asked.
@@ -182,7 +182,7 @@ pub(super) struct Meeting<C>(pub(super) C);
 #[derive(Debug)]
 pub(super) struct Met<T> {
     io: T,
-    peer: Arc<Peer>,
+    peer: Arc<UpstreamPeer>,
     _connection: Arc<()>,
 }
 
@@ -202,7 +202,7 @@ where
         let connecting = self.0.call(uri);
         Box::pin(async move {
             let (io, connection) = (connecting.await?, Arc::new(()));
-            let peer = Peer { connection: Arc::downgrade(&connection), ..Peer::default() };
+            let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
             Ok(Met { io, peer: Arc::new(peer), _connection: connection })
         })
     }
@@ -287,7 +287,7 @@ mod tests {
     fn an_answer_that_came_by_another_connection_is_of_that_one_and_of_no_other_that_is_gone() {
         let by = Server::silent();
         let (connection, gone) = (Arc::new(()), Server::silent());
-        let peer = Peer { connection: Arc::downgrade(&connection), ..Peer::default() };
+        let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
         let alive = Server::new(Arc::new(peer), Arc::default(), true);
         alive.answered(&by, Some(build("v1.36.1")));
         assert_eq!((by.is_certain(), alive.writes_as(&by), alive.is_certain()), (true, Some(true), false));

@@ -14,18 +14,18 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use parking_lot::Mutex;
 
-use super::credentials::Credentials;
-use super::peer::{Meeting, Peer, Server};
+use super::credentials::UpstreamCredentials;
+use super::peer::{Meeting, Server, UpstreamPeer};
 use super::{CredentialError, Error};
 
 /// A request body on its way upstream.
-pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
-type Connections = legacy::Client<Meeting<HttpsConnector<HttpConnector>>, Body>;
+type Connections = legacy::Client<Meeting<HttpsConnector<HttpConnector>>, UpstreamBody>;
 
 /// Which protocol a pool speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(super) enum PoolProtocol {
     /// HTTP/2 where upstream offers it: many requests a connection.
     Multiplexed,
     /// HTTP/1.1: one request a connection at a time.
@@ -43,8 +43,8 @@ const IDLE_CONNECTIONS_MAX: usize = 64;
 /// apiserver's own limit of 100 (semantics.md §7.1), beyond which requests would queue behind watches that never end.
 #[derive(Debug)]
 pub(super) struct Pool {
-    credentials: Credentials,
-    protocol: Protocol,
+    credentials: UpstreamCredentials,
+    protocol: PoolProtocol,
     idle_max: usize,
     shards: Mutex<Vec<Shard>>,
 }
@@ -74,15 +74,15 @@ impl Pool {
     /// Room for every stream: however many are not read, the others go on.
     const CONNECTION_WINDOW: u32 = Self::STREAM_WINDOW * Self::STREAMS_MAX;
 
-    pub(super) fn new(credentials: &Credentials, protocol: Protocol) -> Result<Self, CredentialError> {
-        let idle_max = if protocol == Protocol::Once { 0 } else { IDLE_CONNECTIONS_MAX };
+    pub(super) fn new(credentials: &UpstreamCredentials, protocol: PoolProtocol) -> Result<Self, CredentialError> {
+        let idle_max = if protocol == PoolProtocol::Once { 0 } else { IDLE_CONNECTIONS_MAX };
         Self::keeping(credentials, protocol, idle_max)
     }
 
     /// One that keeps no more connections than that for the next request.
     pub(super) fn keeping(
-        credentials: &Credentials,
-        protocol: Protocol,
+        credentials: &UpstreamCredentials,
+        protocol: PoolProtocol,
         idle_max: usize,
     ) -> Result<Self, CredentialError> {
         let pool = Self { credentials: credentials.clone(), protocol, idle_max, shards: Mutex::new(Vec::new()) };
@@ -91,7 +91,7 @@ impl Pool {
     }
 
     /// Sends a request; its place on the connection is held until the response body has been dropped.
-    pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
+    pub(super) async fn send(&self, request: Request<UpstreamBody>) -> Result<Response<ResponseBody>, Error> {
         send_by(self.place(), request).await
     }
 
@@ -99,8 +99,8 @@ impl Pool {
     pub(super) async fn send_beside(
         &self,
         server: &Server,
-        request: Request<Body>,
-    ) -> Result<Result<Response<ResponseBody>, Error>, Request<Body>> {
+        request: Request<UpstreamBody>,
+    ) -> Result<Result<Response<ResponseBody>, Error>, Request<UpstreamBody>> {
         match self.place_beside(server) {
             Some(place) => Ok(send_by(place, request).await),
             None => Err(request),
@@ -119,7 +119,7 @@ impl Pool {
         let mut shards = self.shards.lock();
         let free = shards.iter().find(|shard| shard.streams.load(Ordering::Relaxed) < Self::STREAMS_MAX).cloned();
         let shard = free.unwrap_or_else(|| match (self.protocol, self.shard()) {
-            (Protocol::Multiplexed, Ok(shard)) => {
+            (PoolProtocol::Multiplexed, Ok(shard)) => {
                 shards.push(shard.clone());
                 shard
             }
@@ -136,7 +136,7 @@ impl Pool {
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(Self::PING_AFTER));
         tcp.set_connect_timeout(Some(Self::CONNECT_TIMEOUT));
-        if self.protocol != Protocol::Multiplexed {
+        if self.protocol != PoolProtocol::Multiplexed {
             // Streams of others, which they may not read: what the kernel takes for each is bounded as well.
             tcp.set_recv_buffer_size(Some(Self::UNREAD_BYTES));
         }
@@ -147,8 +147,8 @@ impl Pool {
             tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
         let connector = match self.protocol {
-            Protocol::Multiplexed => tls.enable_all_versions().wrap_connector(tcp),
-            Protocol::Single | Protocol::Once => tls.enable_http1().wrap_connector(tcp),
+            PoolProtocol::Multiplexed => tls.enable_all_versions().wrap_connector(tcp),
+            PoolProtocol::Single | PoolProtocol::Once => tls.enable_http1().wrap_connector(tcp),
         };
         let connections = legacy::Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -169,10 +169,10 @@ impl Pool {
 
 async fn send_by(
     (connections, slot): (Connections, Slot),
-    request: Request<Body>,
+    request: Request<UpstreamBody>,
 ) -> Result<Response<ResponseBody>, Error> {
     let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
-    let peer = response.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
+    let peer = response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default();
     let server = Server::new(peer, slot.streams.clone(), response.version() == Version::HTTP_2);
     Ok(response.map(|incoming| ResponseBody { incoming, server, _slot: slot }))
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Client, Error};
-use crate::kube::{Access, ResourceTarget, Target, User};
+use crate::kube::{Access, AccessTarget, ResourceTarget, User};
 
 /// What upstream says of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,11 +91,11 @@ fn user(info: UserInfo) -> User {
 /// The whole question: whatever is left out would be answered for more than is asked (reliability.md M20).
 fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
     let (resource_attributes, non_resource_attributes) = match &access.target {
-        Target::Path(path) => {
+        AccessTarget::Path(path) => {
             let attributes = NonResourceAttributes { path: Some(path.clone()), verb: Some(access.verb.clone()) };
             (None, Some(attributes))
         }
-        Target::Resource(target) => (Some(resource_attributes(&access.verb, target)), None),
+        AccessTarget::Resource(target) => (Some(resource_attributes(&access.verb, target)), None),
     };
     SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
@@ -155,7 +155,7 @@ mod tests {
             label_selector: "a in (b)".to_owned(),
             ..ResourceTarget::default()
         };
-        let access = Access { verb: "watch".to_owned(), target: Target::Resource(Box::new(target)) };
+        let access = Access { verb: "watch".to_owned(), target: AccessTarget::Resource(Box::new(target)) };
         let spec = serde_json::to_value(access_spec(&user, &access)).expect("JSON");
         let expected = json!({
             "user": "ada", "uid": "7", "groups": ["dev"], "extra": {"scopes": ["a"]},

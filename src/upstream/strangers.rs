@@ -5,9 +5,9 @@ use http::{Request, Response};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::behalf::CredentialId;
-use super::credentials::Credentials;
-use super::pool::{Body, Pool, Protocol, ResponseBody};
-use super::{CredentialError, Error, Lane};
+use super::credentials::UpstreamCredentials;
+use super::pool::{Pool, PoolProtocol, ResponseBody, UpstreamBody};
+use super::{CredentialError, Error, ForwardPool};
 use crate::base::Shares;
 use crate::kube::Payer;
 
@@ -17,8 +17,8 @@ use crate::kube::Payer;
 /// credential, nor a connection, which upstream closes when it refuses a credential on it (reliability.md §0,
 /// finding 6). Nor do two credentials share one.
 #[derive(Debug)]
-pub(super) struct Strangers {
-    credentials: Credentials,
+pub(super) struct CallerPools {
+    credentials: UpstreamCredentials,
     pools: moka::sync::Cache<CredentialId, Arc<Pools>>,
     /// How many pools one user's credentials may have.
     shares: Shares<Payer>,
@@ -44,11 +44,11 @@ const CREDENTIALS_OF_A_USER_MAX: usize = 256;
 /// Connections for streams that one credential keeps for the next one.
 const IDLE_STREAMS_MAX: usize = 4;
 
-impl Strangers {
+impl CallerPools {
     /// `credentials`: ours, of which only the way to upstream is kept.
-    pub(super) fn new(credentials: &Credentials) -> Result<Self, CredentialError> {
+    pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
         let credentials = credentials.without_identity();
-        let once = Pool::new(&credentials, Protocol::Once)?;
+        let once = Pool::new(&credentials, PoolProtocol::Once)?;
         let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
         Ok(Self { credentials, pools, shares: Shares::new(CREDENTIALS_OF_A_USER_MAX), once })
     }
@@ -57,20 +57,20 @@ impl Strangers {
     pub(super) async fn send(
         &self,
         (credential, payer): (CredentialId, &Payer),
-        lane: Lane,
-        request: Request<Body>,
+        lane: ForwardPool,
+        request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
         let Some(pools) = self.pools(credential, payer)? else { return self.once.send(request).await };
         match lane {
-            Lane::Short => pools.short.send(request).await,
-            Lane::Stream => pools.long.send(request).await,
+            ForwardPool::Short => pools.short.send(request).await,
+            ForwardPool::Stream => pools.long.send(request).await,
             // What was to become a tunnel and did not is not trusted with another request.
-            Lane::Tunnel => self.once.send(request).await,
+            ForwardPool::Tunnel => self.once.send(request).await,
         }
     }
 
     /// Sends what nobody in particular asks, on a connection that is not used again.
-    pub(super) async fn send_once(&self, request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
+    pub(super) async fn send_once(&self, request: Request<UpstreamBody>) -> Result<Response<ResponseBody>, Error> {
         self.once.send(request).await
     }
 
@@ -94,15 +94,15 @@ impl Strangers {
     }
 
     fn fresh(&self, place: OwnedSemaphorePermit) -> Result<Pools, CredentialError> {
-        let short = Pool::new(&self.credentials, Protocol::Multiplexed)?;
-        let long = Pool::keeping(&self.credentials, Protocol::Single, IDLE_STREAMS_MAX)?;
+        let short = Pool::new(&self.credentials, PoolProtocol::Multiplexed)?;
+        let long = Pool::keeping(&self.credentials, PoolProtocol::Single, IDLE_STREAMS_MAX)?;
         Ok(Pools { short, long, _place: place })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Source;
+    use super::super::CredentialSource;
     use super::*;
     use crate::kube::User;
 
@@ -118,9 +118,9 @@ mod tests {
 
     #[tokio::test]
     async fn many_credentials_of_one_user_leave_room_for_those_of_others() {
-        let source = Source::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
-        let credentials = Credentials::load(&source).expect("nothing to read");
-        let strangers = Strangers::new(&credentials).expect("nothing is asked");
+        let source = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
+        let credentials = UpstreamCredentials::load(&source).expect("nothing to read");
+        let strangers = CallerPools::new(&credentials).expect("nothing is asked");
         let (ada, bob) = (payer("ada"), payer("bob"));
         let has = |number, payer| strangers.pools(id(number), payer).expect("made").is_some();
         let of_ada = (0..2 * CREDENTIALS_OF_A_USER_MAX).filter(|number| has(*number, &ada)).count();

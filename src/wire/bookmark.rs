@@ -7,7 +7,7 @@ use super::envelope::json_text;
 use super::object::Digits;
 use super::proto_object::{META_ANNOTATIONS, META_RESOURCE_VERSION};
 use super::protobuf::{self, Fields, map_entry, put_field, put_header};
-use super::{Envelope, Form, Object, Shape, WireError, table};
+use super::{Encoding, Envelope, JsonLayout, Object, WireError, table};
 use crate::kube::{EventType, ResourceVersion};
 
 /// The last upstream bookmark as a template, re-stamped for each bookmark sent.
@@ -41,9 +41,9 @@ impl BookmarkTemplate {
     /// Those of reading, if `object` is not of the envelope's form and shape.
     pub fn from_object(envelope: &Envelope, object: &Object) -> Result<Self, WireError> {
         let holes = |end| match envelope.form() {
-            Form::Json => Hole::in_json(envelope.shape(), object.body(), end),
-            Form::Protobuf => Hole::in_protobuf(object.body(), end),
-            Form::Table => Hole::in_table(envelope.shape(), object.body(), end),
+            Encoding::Json => Hole::in_json(envelope.shape(), object.body(), end),
+            Encoding::Protobuf => Hole::in_protobuf(object.body(), end),
+            Encoding::Table => Hole::in_table(envelope.shape(), object.body(), end),
         };
         if object.form() != envelope.form() {
             return Err(WireError::WrongForm);
@@ -76,16 +76,16 @@ impl Hole {
     fn minimal(envelope: &Envelope, end: bool) -> Self {
         let (api_version, kind) = (json_text(envelope.api_version()), json_text(envelope.kind()));
         let hole = match (envelope.form(), envelope.shape()) {
-            (Form::Protobuf, _) => Self::in_protobuf(&MINIMAL_PROTOBUF, end),
-            (Form::Json, shape @ Shape::BuiltIn) => Self::in_json(shape, MINIMAL_METADATA.as_bytes(), end),
-            (Form::Json, shape @ Shape::Custom) => {
+            (Encoding::Protobuf, _) => Self::in_protobuf(&MINIMAL_PROTOBUF, end),
+            (Encoding::Json, shape @ JsonLayout::BuiltIn) => Self::in_json(shape, MINIMAL_METADATA.as_bytes(), end),
+            (Encoding::Json, shape @ JsonLayout::Custom) => {
                 let object = format!(r#"{{"apiVersion":{api_version},"kind":{kind},{MINIMAL_METADATA}"#);
                 Self::in_json(shape, object.as_bytes(), end)
             }
-            (Form::Table, shape) => {
+            (Encoding::Table, shape) => {
                 let type_meta = match shape {
-                    Shape::BuiltIn => format!(r#""kind":{kind},"apiVersion":{api_version}"#),
-                    Shape::Custom => format!(r#""apiVersion":{api_version},"kind":{kind}"#),
+                    JsonLayout::BuiltIn => format!(r#""kind":{kind},"apiVersion":{api_version}"#),
+                    JsonLayout::Custom => format!(r#""apiVersion":{api_version},"kind":{kind}"#),
                 };
                 let row = format!(r#"{{"cells":[],"object":{{{type_meta},{MINIMAL_METADATA}}}"#);
                 let body = [table::VERSION, "1", table::ROWS, &row, table::TAIL].concat();
@@ -95,23 +95,23 @@ impl Hole {
         hole.expect("the minimal bodies are well-formed")
     }
 
-    fn filled(&self, form: Form, digits: &[u8]) -> BytesMut {
+    fn filled(&self, form: Encoding, digits: &[u8]) -> BytesMut {
         let Self { before, after, rest } = self;
         let mut out = BytesMut::with_capacity(before.len() + digits.len() + after.len() + rest.len() + HEADERS_MAX);
         match form {
-            Form::Json => {
+            Encoding::Json => {
                 out.put_slice(before);
                 out.put_slice(digits);
                 out.put_slice(after);
             }
-            Form::Table => {
+            Encoding::Table => {
                 out.put_slice(before);
                 out.put_slice(digits);
                 out.put_slice(after);
                 out.put_slice(digits);
                 out.put_slice(rest);
             }
-            Form::Protobuf => {
+            Encoding::Protobuf => {
                 put_header(&mut out, METADATA, before.len() + protobuf::field_len(digits.len()) + after.len());
                 out.put_slice(before);
                 put_field(&mut out, RESOURCE_VERSION, digits);
@@ -122,10 +122,10 @@ impl Hole {
         out
     }
 
-    fn in_json(shape: Shape, body: &[u8], end: bool) -> Result<Self, WireError> {
+    fn in_json(shape: JsonLayout, body: &[u8], end: bool) -> Result<Self, WireError> {
         let body = std::str::from_utf8(body).map_err(|_| WireError::NotUtf8)?;
         // The body of a built-in kind is an object but for its brace.
-        let brace = if shape == Shape::BuiltIn { "{" } else { "" };
+        let brace = if shape == JsonLayout::BuiltIn { "{" } else { "" };
         let document = format!("{brace}{body}");
         let Top { metadata } = serde_json::from_str(&document)?;
         let at = metadata.get().as_ptr().addr() - document.as_ptr().addr();
@@ -141,8 +141,8 @@ impl Hole {
         }
         if !annotations.is_empty() {
             let before_annotations = |(key, _): &(String, String)| match shape {
-                Shape::BuiltIn => !AFTER_ANNOTATIONS.contains(&key.as_str()),
-                Shape::Custom => key.as_str() < "annotations",
+                JsonLayout::BuiltIn => !AFTER_ANNOTATIONS.contains(&key.as_str()),
+                JsonLayout::Custom => key.as_str() < "annotations",
             };
             let place = fields.iter().position(|field| !before_annotations(field)).unwrap_or(fields.len());
             fields.insert(place, ("annotations".to_owned(), object_of(&annotations)));
@@ -156,15 +156,15 @@ impl Hole {
         Ok(Self { before: head.into(), after: tail.into(), rest: Vec::new() })
     }
 
-    fn in_table(shape: Shape, body: &[u8], end: bool) -> Result<Self, WireError> {
+    fn in_table(shape: JsonLayout, body: &[u8], end: bool) -> Result<Self, WireError> {
         let object = table::object_of(body).ok_or(WireError::Layout("a bookmark that is no Table of one row"))?;
         let version = table::version_and_rows(body).map_or(0, |(version, _)| version.len());
         let (before, between) = body[..object.start].split_at(table::VERSION.len());
         // Its `TypeMeta` stays where it is.
         let inner = &body[object.clone()];
         let metadata_at = match shape {
-            Shape::BuiltIn => memmem::find(inner, br#""metadata":"#).ok_or(WireError::NoMetadata)?,
-            Shape::Custom => 0,
+            JsonLayout::BuiltIn => memmem::find(inner, br#""metadata":"#).ok_or(WireError::NoMetadata)?,
+            JsonLayout::Custom => 0,
         };
         let inner = Self::in_json(shape, &inner[metadata_at..], end)?;
         let after = [&between[version..], &body[object.start..object.start + metadata_at], &inner.before].concat();

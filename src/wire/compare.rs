@@ -1,17 +1,17 @@
 use memchr::memmem;
 
-use super::Form;
+use super::Encoding;
 use super::proto_document::Document;
 use super::protobuf::leading_message;
 
 /// Whether two LIST answers of built-in layout are the same but for their own metadata: the version, the continue token
 /// and what remains. False when one of them is no such document.
-pub fn same_items(form: Form, ours: &[u8], theirs: &[u8]) -> bool {
+pub fn same_items(form: Encoding, ours: &[u8], theirs: &[u8]) -> bool {
     match form {
-        Form::Json | Form::Table => {
+        Encoding::Json | Encoding::Table => {
             without_json_metadata(ours).is_some_and(|ours| without_json_metadata(theirs) == Some(ours))
         }
-        Form::Protobuf => {
+        Encoding::Protobuf => {
             without_protobuf_metadata(ours).is_some_and(|ours| without_protobuf_metadata(theirs) == Some(ours))
         }
     }
@@ -35,15 +35,15 @@ fn without_protobuf_metadata(document: &[u8]) -> Option<[&[u8]; 3]> {
 mod tests {
     use super::*;
     use crate::kube::ResourceVersion;
-    use crate::wire::{Envelope, ListMeta, Shape};
+    use crate::wire::{Envelope, JsonLayout, ListMeta};
 
-    fn list(form: Form, kind: &str, rv: u64, token: &str, bodies: &[&[u8]]) -> Vec<u8> {
+    fn list(form: Encoding, kind: &str, rv: u64, token: &str, bodies: &[&[u8]]) -> Vec<u8> {
         let meta = ListMeta {
             resource_version: ResourceVersion(rv),
             continue_token: token.to_owned(),
             remaining: (!token.is_empty()).then_some(7),
         };
-        let frame = Envelope::new(form, "v1", kind, Shape::BuiltIn).list(&meta);
+        let frame = Envelope::new(form, "v1", kind, JsonLayout::BuiltIn).list(&meta);
         let mut out = frame.head(bodies.len(), bodies.iter().map(|body| frame.item_len(body.len())).sum()).to_vec();
         for (index, body) in bodies.iter().enumerate() {
             frame.put_item(index == 0, body, &mut out);
@@ -55,8 +55,8 @@ mod tests {
     #[test]
     fn lists_are_the_same_whatever_their_own_metadata_is() {
         for (form, bodies) in [
-            (Form::Json, [br#""metadata":{"name":"a"}}"#.as_slice(), br#""metadata":{},"items":[1]}"#.as_slice()]),
-            (Form::Protobuf, [b"\x0a\x03\x0a\x01a".as_slice(), b"\x0a\x00\x12\x00".as_slice()]),
+            (Encoding::Json, [br#""metadata":{"name":"a"}}"#.as_slice(), br#""metadata":{},"items":[1]}"#.as_slice()]),
+            (Encoding::Protobuf, [b"\x0a\x03\x0a\x01a".as_slice(), b"\x0a\x00\x12\x00".as_slice()]),
         ] {
             let ours = list(form, "Pod", 1, "", &bodies);
             assert!(same_items(form, &ours, &list(form, "Pod", 22_222, "abc", &bodies)), "{form}");

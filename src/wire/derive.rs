@@ -2,7 +2,7 @@
 //! `PartialObjectMetadata` from either.
 //!
 //! A [`Transcoder`] writes the JSON body that the apiserver would have written of an object whose protobuf body is
-//! held; a [`Metadata`] takes the metadata out of a body. Both take and give bodies in the normal form of
+//! held; a [`MetadataRenderer`] takes the metadata out of a body. Both take and give bodies in the normal form of
 //! [`wire`](super), so that the same [`Envelope`](super::Envelope)s and [`ListFrame`](super::ListFrame)s go around what
 //! they write.
 //!
@@ -27,6 +27,6 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use metadata::Metadata;
-pub use refused::{Refused, Why};
+pub use metadata::MetadataRenderer;
+pub use refused::{RefusalReason, Refused};
 pub use transcoder::Transcoder;

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::protobuf::{self, field_len, put_field, put_header};
-use super::{Form, ListFrame, ListMeta, Shape, table};
+use super::{Encoding, JsonLayout, ListFrame, ListMeta, table};
 use crate::kube::EventType;
 
 /// How a feed's bodies become frames: its form, its shape and its kind's `TypeMeta`.
@@ -17,8 +17,8 @@ pub struct Envelope {
 
 #[derive(Debug)]
 struct Parts {
-    form: Form,
-    shape: Shape,
+    form: Encoding,
+    shape: JsonLayout,
     api_version: String,
     kind: String,
     list_kind: String,
@@ -30,7 +30,7 @@ struct Parts {
 impl Envelope {
     /// For objects of `kind` in `api_version` (`v1`, `apps/v1`), or for their rows. The list kind is `kind` followed by
     /// `List`, as it is for every built-in; see [`with_list_kind`](Self::with_list_kind).
-    pub fn new(form: Form, api_version: &str, kind: &str, shape: Shape) -> Self {
+    pub fn new(form: Encoding, api_version: &str, kind: &str, shape: JsonLayout) -> Self {
         let object_head = Bytes::from(object_head(form, shape, api_version, kind));
         let (api_version, list_kind, kind) = (api_version.to_owned(), format!("{kind}List"), kind.to_owned());
         Self { parts: Arc::new(Parts { form, shape, api_version, kind, list_kind, object_head }) }
@@ -45,12 +45,12 @@ impl Envelope {
     }
 
     /// What it writes, and the bodies it takes.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> Encoding {
         self.parts.form
     }
 
     /// How its JSON is laid out.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> JsonLayout {
         self.parts.shape
     }
 
@@ -79,11 +79,11 @@ impl Envelope {
     /// Appends what comes before the body in a [`frame`](Self::frame). Only protobuf needs to know its length.
     pub fn put_frame_head(&self, event_type: EventType, body_len: usize, out: &mut impl BufMut) {
         match self.parts.form {
-            Form::Json | Form::Table => {
+            Encoding::Json | Encoding::Table => {
                 put_json_event(out, event_type);
                 out.put_slice(&self.parts.object_head);
             }
-            Form::Protobuf => {
+            Encoding::Protobuf => {
                 put_protobuf_event(out, event_type, self.object_len(body_len));
                 out.put_slice(&self.parts.object_head);
                 put_header(out, UNKNOWN_RAW, body_len);
@@ -94,18 +94,18 @@ impl Envelope {
     /// Appends what comes behind the body.
     pub fn put_frame_tail(&self, out: &mut impl BufMut) {
         out.put_slice(match self.parts.form {
-            Form::Json | Form::Table => JSON_EVENT_TAIL,
-            Form::Protobuf => &UNKNOWN_TAIL,
+            Encoding::Json | Encoding::Table => JSON_EVENT_TAIL,
+            Encoding::Protobuf => &UNKNOWN_TAIL,
         });
     }
 
     /// Bytes of [`frame`](Self::frame) for a body of `body_len` bytes.
     pub fn frame_len(&self, event_type: EventType, body_len: usize) -> usize {
         match self.parts.form {
-            Form::Json | Form::Table => {
+            Encoding::Json | Encoding::Table => {
                 json_event_head_len(event_type) + self.parts.object_head.len() + body_len + JSON_EVENT_TAIL.len()
             }
-            Form::Protobuf => protobuf_event_len(event_type, self.object_len(body_len)),
+            Encoding::Protobuf => protobuf_event_len(event_type, self.object_len(body_len)),
         }
     }
 
@@ -113,12 +113,12 @@ impl Envelope {
     pub fn object(&self, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.object_len(body.len()));
         match self.parts.form {
-            Form::Json | Form::Table => {
+            Encoding::Json | Encoding::Table => {
                 out.put_slice(&self.parts.object_head);
                 out.put_slice(body);
                 out.put_u8(b'\n');
             }
-            Form::Protobuf => self.put_protobuf_object(&mut out, body),
+            Encoding::Protobuf => self.put_protobuf_object(&mut out, body),
         }
         debug_assert_eq!(out.len(), out.capacity());
         out.freeze()
@@ -129,8 +129,8 @@ impl Envelope {
     pub fn object_pieces(&self, body: Bytes) -> [Bytes; 3] {
         let head = &self.parts.object_head;
         match self.parts.form {
-            Form::Json | Form::Table => [head.clone(), body, Bytes::from_static(b"\n")],
-            Form::Protobuf => {
+            Encoding::Json | Encoding::Table => [head.clone(), body, Bytes::from_static(b"\n")],
+            Encoding::Protobuf => {
                 let mut out = BytesMut::with_capacity(head.len() + field_len(body.len()) - body.len());
                 out.put_slice(head);
                 put_header(&mut out, UNKNOWN_RAW, body.len());
@@ -145,8 +145,8 @@ impl Envelope {
     pub fn list(&self, meta: &ListMeta) -> ListFrame {
         let Parts { form, shape, api_version, list_kind, .. } = &*self.parts;
         match form {
-            Form::Json | Form::Table => ListFrame::json(*shape, api_version, list_kind, meta),
-            Form::Protobuf => ListFrame::protobuf(type_meta_head(api_version, list_kind), meta),
+            Encoding::Json | Encoding::Table => ListFrame::json(*shape, api_version, list_kind, meta),
+            Encoding::Protobuf => ListFrame::protobuf(type_meta_head(api_version, list_kind), meta),
         }
     }
 
@@ -156,13 +156,13 @@ impl Envelope {
         let event_type = EventType::Error;
         let mut out = BytesMut::new();
         match self.parts.form {
-            Form::Json | Form::Table => {
+            Encoding::Json | Encoding::Table => {
                 out.reserve(json_event_head_len(event_type) + status_json.len() + JSON_EVENT_TAIL.len());
                 put_json_event(&mut out, event_type);
                 out.put_slice(status_json);
                 out.put_slice(JSON_EVENT_TAIL);
             }
-            Form::Protobuf => {
+            Encoding::Protobuf => {
                 out.reserve(protobuf_event_len(event_type, status_proto.len()));
                 put_protobuf_event(&mut out, event_type, status_proto.len());
                 out.put_slice(status_proto);
@@ -175,8 +175,8 @@ impl Envelope {
     pub fn object_len(&self, body_len: usize) -> usize {
         let head = self.parts.object_head.len();
         match self.parts.form {
-            Form::Json | Form::Table => head + body_len + 1,
-            Form::Protobuf => head + field_len(body_len) + UNKNOWN_TAIL.len(),
+            Encoding::Json | Encoding::Table => head + body_len + 1,
+            Encoding::Protobuf => head + field_len(body_len) + UNKNOWN_TAIL.len(),
         }
     }
 
@@ -189,21 +189,21 @@ impl Envelope {
 
 /// The websocket message that carries `frame`: JSON is the line itself, protobuf goes without its length prefix
 /// (semantics.md §6). Shares the frame's bytes.
-pub fn websocket_payload(form: Form, frame: &Bytes) -> Bytes {
+pub fn websocket_payload(form: Encoding, frame: &Bytes) -> Bytes {
     match form {
-        Form::Json | Form::Table => frame.clone(),
-        Form::Protobuf => frame.slice(LENGTH_PREFIX.min(frame.len())..),
+        Encoding::Json | Encoding::Table => frame.clone(),
+        Encoding::Protobuf => frame.slice(LENGTH_PREFIX.min(frame.len())..),
     }
 }
 
-fn object_head(form: Form, shape: Shape, api_version: &str, kind: &str) -> Vec<u8> {
+fn object_head(form: Encoding, shape: JsonLayout, api_version: &str, kind: &str) -> Vec<u8> {
     match (form, shape) {
-        (Form::Json, Shape::Custom) => Vec::new(),
-        (Form::Json, Shape::BuiltIn) => {
+        (Encoding::Json, JsonLayout::Custom) => Vec::new(),
+        (Encoding::Json, JsonLayout::BuiltIn) => {
             format!(r#"{{"kind":{},"apiVersion":{},"#, json_text(kind), json_text(api_version)).into_bytes()
         }
-        (Form::Protobuf, _) => type_meta_head(api_version, kind),
-        (Form::Table, _) => table::TYPE_META.into(),
+        (Encoding::Protobuf, _) => type_meta_head(api_version, kind),
+        (Encoding::Table, _) => table::TYPE_META.into(),
     }
 }
 

@@ -2,7 +2,7 @@ use std::fmt;
 
 /// The encoding a feed is fetched in and served in, verbatim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Form {
+pub enum Encoding {
     /// Go's `encoding/json`, compact.
     Json,
     /// Built-in kinds only: custom resources have no protobuf form.
@@ -13,14 +13,14 @@ pub enum Form {
 
 /// How the apiserver lays out one resource's JSON. Protobuf has one layout, and ignores this.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Shape {
+pub enum JsonLayout {
     /// Go structs: declaration order, `TypeMeta` first, and list items without `TypeMeta`.
     BuiltIn,
     /// Custom resources: keys sorted at every level, and list items with `TypeMeta` (semantics.md §5.4).
     Custom,
 }
 
-impl Form {
+impl Encoding {
     /// What its bytes are encoded in: a Table is JSON.
     #[must_use]
     pub fn encoding(self) -> Self {
@@ -68,7 +68,7 @@ impl Form {
     }
 }
 
-impl fmt::Display for Form {
+impl fmt::Display for Encoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }

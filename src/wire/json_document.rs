@@ -46,7 +46,7 @@ pub(super) fn utf8(bytes: &[u8]) -> Result<&str, WireError> {
 
 /// A LIST page; its items are slices of it.
 #[derive(Deserialize)]
-pub(super) struct Page<'a> {
+pub(super) struct ParsedPage<'a> {
     #[serde(borrow)]
     pub(super) kind: Cow<'a, str>,
     #[serde(borrow, rename = "apiVersion")]
@@ -71,7 +71,7 @@ pub(super) struct PageMetadata<'a> {
 
 /// The parts of a Status that decide what to do about it.
 #[derive(Deserialize)]
-pub(super) struct Status {
+pub(super) struct ParsedStatus {
     #[serde(default)]
     pub(super) code: i64,
     #[serde(default)]
@@ -79,11 +79,11 @@ pub(super) struct Status {
     #[serde(default)]
     pub(super) message: String,
     #[serde(default)]
-    pub(super) details: Option<StatusDetails>,
+    pub(super) details: Option<ParsedStatusDetails>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct StatusDetails {
+pub(super) struct ParsedStatusDetails {
     #[serde(default, rename = "retryAfterSeconds")]
     pub(super) retry_after_seconds: i64,
 }

@@ -23,7 +23,7 @@ pub(super) struct JsonPaths {
 }
 
 /// What one pass has found; texts are borrowed from the document unless they have escapes.
-pub(super) struct Found<'de> {
+pub(super) struct ObjectParts<'de> {
     document: &'de str,
     texts: Vec<Option<Cow<'de, str>>>,
     labels: Vec<(Cow<'de, str>, Cow<'de, str>)>,
@@ -48,9 +48,9 @@ impl JsonPaths {
     }
 
     /// Reads `document`, which must be exactly one JSON value.
-    pub(super) fn read<'de>(&self, document: &'de str) -> Result<Found<'de>, WireError> {
+    pub(super) fn read<'de>(&self, document: &'de str) -> Result<ObjectParts<'de>, WireError> {
         let texts = vec![None; self.trie.slots()];
-        let mut found = Found { document, texts, labels: Vec::new(), has_metadata: false };
+        let mut found = ObjectParts { document, texts, labels: Vec::new(), has_metadata: false };
         let mut deserializer = serde_json::Deserializer::from_str(document);
         Walk { paths: self, node: PathTrie::<Box<str>>::ROOT, found: &mut found }.deserialize(&mut deserializer)?;
         deserializer.end()?;
@@ -59,10 +59,10 @@ impl JsonPaths {
     }
 
     /// Turns what was found into an object's parts. The body begins `body_at` bytes into the document.
-    pub(super) fn reading(&self, found: Found<'_>, body_at: usize) -> Result<Reading, WireError> {
+    pub(super) fn reading(&self, found: ObjectParts<'_>, body_at: usize) -> Result<Reading, WireError> {
         let (rv, rv_at) = found.resource_version(body_at)?;
         let key = ObjectKey::new(found.text(NAMESPACE), found.text(NAME));
-        let Found { texts, mut labels, .. } = found;
+        let ObjectParts { texts, mut labels, .. } = found;
         sort_labels(&mut labels)?;
         let text = |_, slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Cow::Borrowed));
         let fields = FieldSlots::values(&self.fields, text)?;
@@ -70,7 +70,7 @@ impl JsonPaths {
     }
 }
 
-impl<'de> Found<'de> {
+impl<'de> ObjectParts<'de> {
     pub(super) fn name(&self) -> &str {
         self.text(NAME)
     }
@@ -119,7 +119,7 @@ impl<'de> Found<'de> {
 }
 
 /// One pass over an object, and the checks that do not depend on how its `TypeMeta` is laid out.
-pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -> Result<Found<'a>, WireError> {
+pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -> Result<ObjectParts<'a>, WireError> {
     // Insignificant whitespace is legal JSON, but a newline inside a body would end its watch frame early.
     if memchr(b'\n', object).is_some() {
         return Err(WireError::Layout("an object is spread over several lines"));
@@ -178,7 +178,7 @@ fn string_end(bytes: &[u8], mut at: usize) -> usize {
 struct Walk<'p, 'f, 'de> {
     paths: &'p JsonPaths,
     node: NodeId,
-    found: &'f mut Found<'de>,
+    found: &'f mut ObjectParts<'de>,
 }
 
 impl<'de> Walk<'_, '_, 'de> {

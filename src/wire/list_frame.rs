@@ -2,7 +2,7 @@ use std::ops::Add;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::Shape;
+use super::JsonLayout;
 use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
 use super::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
 use crate::kube::{MetaVersion, ResourceVersion};
@@ -64,19 +64,19 @@ impl Add for Lengths {
 }
 
 impl ListFrame {
-    pub(super) fn json(shape: Shape, api_version: &str, list_kind: &str, meta: &ListMeta) -> Self {
+    pub(super) fn json(shape: JsonLayout, api_version: &str, list_kind: &str, meta: &ListMeta) -> Self {
         let (kind, api_version) = (json_text(list_kind), json_text(api_version));
         let ListMeta { resource_version, continue_token, remaining } = meta;
         let token = json_text(continue_token);
         let remaining = remaining.map(|count| format!(r#","remainingItemCount":{count}"#)).unwrap_or_default();
         let (head, tail, item_prefix) = match shape {
-            Shape::BuiltIn => {
+            JsonLayout::BuiltIn => {
                 let token = if continue_token.is_empty() { String::new() } else { format!(r#","continue":{token}"#) };
                 let meta = format!(r#"{{"resourceVersion":"{resource_version}"{token}{remaining}}}"#);
                 let head = format!(r#"{{"kind":{kind},"apiVersion":{api_version},"metadata":{meta},"items":["#);
                 (head, "]}\n".to_owned(), b"{".as_slice())
             }
-            Shape::Custom => {
+            JsonLayout::Custom => {
                 let meta = format!(r#"{{"continue":{token}{remaining},"resourceVersion":"{resource_version}"}}"#);
                 let head = format!(r#"{{"apiVersion":{api_version},"items":["#);
                 (head, format!("],\"kind\":{kind},\"metadata\":{meta}}}\n"), b"".as_slice())
@@ -88,7 +88,7 @@ impl ListFrame {
     /// A JSON list of `PartialObjectMetadata`: its items have a kind, as in no other list of built-in kinds
     /// (semantics.md §5.6), and where there are none they are `null` (encodings.md §2.3).
     pub(super) fn metadata(version: MetaVersion, meta: &ListMeta, items: usize) -> Self {
-        let frame = Self::json(Shape::BuiltIn, version.group_version(), "PartialObjectMetadataList", meta);
+        let frame = Self::json(JsonLayout::BuiltIn, version.group_version(), "PartialObjectMetadataList", meta);
         if items == 0 {
             let head = frame.head.strip_suffix(b"[").unwrap_or(&frame.head);
             return Self { head: [head, b"null"].concat().into(), tail: Bytes::from_static(b"}\n"), ..frame };

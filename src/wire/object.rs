@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 
 use super::protobuf::{self, put_varint, varint_len};
-use super::{Form, Representation, WireError, table};
+use super::{Encoding, Representation, WireError, table};
 use crate::base::Account;
 use crate::kube::{Attributes, ObjectKey, ResourceVersion};
 
@@ -20,7 +20,7 @@ pub struct Object {
     pub attributes: Attributes,
     body: Bytes,
     rv_at: RvSpan,
-    form: Form,
+    form: Encoding,
     /// Bytes of the allocation that `body` keeps alive: its own, or the whole watch frame it is a slice of.
     held: u32,
     /// A bit for each representation that it has been written in.
@@ -70,7 +70,7 @@ fn beside(key: &ObjectKey, attributes: &Attributes) -> usize {
 
 impl Object {
     /// `held` is the size of the allocation behind `body`; `reading.rv_at` must lie inside `body`.
-    pub(super) fn new(form: Form, body: Bytes, held: usize, reading: Reading) -> Self {
+    pub(super) fn new(form: Encoding, body: Bytes, held: usize, reading: Reading) -> Self {
         let Reading { key, rv, rv_at, attributes } = reading;
         debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
         let held = u32::try_from(held).unwrap_or(u32::MAX);
@@ -88,7 +88,7 @@ impl Object {
     }
 
     /// The encoding of [`body`](Self::body).
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> Encoding {
         self.form
     }
 
@@ -103,9 +103,9 @@ impl Object {
         let digits = digits.write(rv);
         let (start, end) = (self.rv_at.offset as usize, self.rv_at.offset as usize + usize::from(self.rv_at.len));
         match self.form {
-            Form::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
-            Form::Table => table::restamped(&self.body, (start, end), digits),
-            Form::Protobuf => self.restamped_protobuf(start, end, digits),
+            Encoding::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
+            Encoding::Table => table::restamped(&self.body, (start, end), digits),
+            Encoding::Protobuf => self.restamped_protobuf(start, end, digits),
         }
     }
 

@@ -5,7 +5,7 @@ use super::envelope::{
     EVENT_OBJECT, EVENT_TYPE, LENGTH_PREFIX, RAW_EXTENSION_RAW, UNKNOWN_CONTENT_ENCODING, UNKNOWN_CONTENT_TYPE,
     UNKNOWN_RAW, UNKNOWN_TYPE_META,
 };
-use super::json_document::{Status, StatusDetails};
+use super::json_document::{ParsedStatus, ParsedStatusDetails};
 use super::protobuf::{Fields, MAGIC, Value, map_entry};
 use crate::kube::EventType;
 
@@ -81,8 +81,8 @@ fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
 }
 
 /// Status: message = 3, reason = 4, details = 5, code = 6; `StatusDetails`: `retryAfterSeconds` = 5.
-pub(super) fn status(document: &[u8]) -> Result<Status, WireError> {
-    let mut status = Status { code: 0, reason: String::new(), message: String::new(), details: None };
+pub(super) fn status(document: &[u8]) -> Result<ParsedStatus, WireError> {
+    let mut status = ParsedStatus { code: 0, reason: String::new(), message: String::new(), details: None };
     let mut fields = Fields::new(Document::split(document)?.raw);
     while let Some(field) = fields.next()? {
         match (field.number, field.value) {
@@ -96,8 +96,8 @@ pub(super) fn status(document: &[u8]) -> Result<Status, WireError> {
     Ok(status)
 }
 
-fn status_details(message: &[u8]) -> Result<StatusDetails, WireError> {
-    let mut details = StatusDetails { retry_after_seconds: 0 };
+fn status_details(message: &[u8]) -> Result<ParsedStatusDetails, WireError> {
+    let mut details = ParsedStatusDetails { retry_after_seconds: 0 };
     let mut fields = Fields::new(message);
     while let Some(field) = fields.next()? {
         if let (5, Value::Varint(seconds)) = (field.number, field.value) {

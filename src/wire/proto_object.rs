@@ -18,7 +18,7 @@ pub(super) struct ProtoPaths {
 
 /// The fields of an `ObjectMeta` that are read.
 #[derive(Default)]
-pub(super) struct Metadata<'a> {
+pub(super) struct ProtoMetadata<'a> {
     pub(super) name: &'a str,
     pub(super) namespace: &'a str,
     resource_version: &'a str,
@@ -34,14 +34,14 @@ impl ProtoPaths {
     }
 
     /// Reads the selectable fields of `body` and joins them with its metadata.
-    pub(super) fn reading(&self, body: &[u8], metadata: Metadata<'_>) -> Result<Reading, WireError> {
+    pub(super) fn reading(&self, body: &[u8], metadata: ProtoMetadata<'_>) -> Result<Reading, WireError> {
         let (rv, rv_at) = metadata.resource_version(body)?;
         let mut values = vec![None; self.trie.slots()];
         // Also without selectable fields: the top level is three fields, and a body cut short shows there.
         self.walk(PathTrie::<u32>::ROOT, body, &mut values)?;
         let text = |kind, slot: usize| values[slot].map(|value| render(kind, value)).transpose();
         let fields = FieldSlots::values(&self.fields, text)?;
-        let Metadata { name, namespace, mut labels, .. } = metadata;
+        let ProtoMetadata { name, namespace, mut labels, .. } = metadata;
         sort_labels(&mut labels)?;
         let key = ObjectKey::new(namespace, name);
         Ok(Reading { key, rv, rv_at, attributes: Attributes::new(&labels, &fields) })
@@ -71,7 +71,7 @@ impl ProtoPaths {
     }
 }
 
-impl<'a> Metadata<'a> {
+impl<'a> ProtoMetadata<'a> {
     /// Reads field 1 of `body`, which must come first, as Go writes it.
     pub(super) fn read(body: &'a [u8]) -> Result<Self, WireError> {
         let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;

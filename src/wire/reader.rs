@@ -3,15 +3,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::json_document::{self, Page, Status, utf8};
-use super::json_object::{Found, JsonPaths, check_name, json_found};
+use super::json_document::{self, ParsedPage, ParsedStatus, utf8};
+use super::json_object::{JsonPaths, ObjectParts, check_name, json_found};
 use super::list_frame::{LIST_ITEMS, LIST_META_CONTINUE, LIST_META_RESOURCE_VERSION, LIST_METADATA};
 use super::object::{Reading, parse_resource_version};
 use super::proto_document::{self, Document};
-use super::proto_object::{Metadata, ProtoPaths};
+use super::proto_object::{ProtoMetadata, ProtoPaths};
 use super::protobuf::Fields;
 use super::table::{self, OneRow, Rows};
-use super::{Columns, Form, Object, Shape, WireError};
+use super::{Columns, Encoding, JsonLayout, Object, WireError};
 use crate::base::Account;
 use crate::kube::{EventType, FieldTable, ResourceVersion};
 
@@ -20,7 +20,7 @@ use crate::kube::{EventType, FieldTable, ResourceVersion};
 /// Made once per feed: the table's paths are compiled here, and each object is then read in one pass. `&self`
 /// everywhere, so one reader serves a feed's LIST and all its watches.
 pub struct ObjectReader {
-    shape: Shape,
+    shape: JsonLayout,
     fields: Arc<FieldTable>,
     paths: Paths,
     expected: Option<TypeMeta>,
@@ -96,11 +96,11 @@ pub struct ListPage {
 impl ObjectReader {
     /// A reader of `form`, which extracts what `fields` names besides key, version and labels. `shape` matters to JSON
     /// only.
-    pub fn new(form: Form, shape: Shape, fields: Arc<FieldTable>) -> Self {
+    pub fn new(form: Encoding, shape: JsonLayout, fields: Arc<FieldTable>) -> Self {
         let paths = match form {
-            Form::Json => Paths::Json(JsonPaths::new(&fields)),
-            Form::Protobuf => Paths::Protobuf(ProtoPaths::new(&fields)),
-            Form::Table => Paths::Table(JsonPaths::new(&fields), Columns::default()),
+            Encoding::Json => Paths::Json(JsonPaths::new(&fields)),
+            Encoding::Protobuf => Paths::Protobuf(ProtoPaths::new(&fields)),
+            Encoding::Table => Paths::Table(JsonPaths::new(&fields), Columns::default()),
         };
         Self { shape, fields, paths, expected: None, account: None }
     }
@@ -129,11 +129,11 @@ impl ObjectReader {
     }
 
     /// The encoding it reads.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> Encoding {
         match self.paths {
-            Paths::Json(_) => Form::Json,
-            Paths::Protobuf(_) => Form::Protobuf,
-            Paths::Table(..) => Form::Table,
+            Paths::Json(_) => Encoding::Json,
+            Paths::Protobuf(_) => Encoding::Protobuf,
+            Paths::Table(..) => Encoding::Table,
         }
     }
 
@@ -208,8 +208,8 @@ impl ObjectReader {
                 };
                 self.check_kind(api_version, kind)?;
                 let body_at = match self.shape {
-                    Shape::BuiltIn => json_document::type_meta_len(found.document(), kind, api_version)?,
-                    Shape::Custom => 0,
+                    JsonLayout::BuiltIn => json_document::type_meta_len(found.document(), kind, api_version)?,
+                    JsonLayout::Custom => 0,
                 };
                 let initial_events_end = found.is_initial_events_end();
                 Ok((&document[body_at..], paths.reading(found, body_at)?, initial_events_end))
@@ -236,7 +236,7 @@ impl ObjectReader {
         if document.first() != Some(&b'{') {
             return Err(WireError::WrongForm);
         }
-        let Page { kind, api_version, metadata, items } = serde_json::from_str(utf8(document)?)?;
+        let ParsedPage { kind, api_version, metadata, items } = serde_json::from_str(utf8(document)?)?;
         let items = items.0.unwrap_or_default().into_iter().map(|item| self.json_item(paths, item.get().as_bytes()));
         Ok(ListPage {
             resource_version: parse_resource_version(&metadata.resource_version)?,
@@ -251,10 +251,10 @@ impl ObjectReader {
         check_size(item)?;
         let found = json_found(paths, item, true)?;
         let body_at = match (self.shape, found.kind(), found.api_version()) {
-            (Shape::BuiltIn, None, None) => 1,
-            (Shape::BuiltIn, ..) => return Err(WireError::Layout("a list item of a built-in kind with TypeMeta")),
-            (Shape::Custom, Some(kind), Some(api_version)) => self.check_kind(api_version, kind).map(|()| 0)?,
-            (Shape::Custom, ..) => return Err(WireError::Layout("a custom resource without kind and apiVersion")),
+            (JsonLayout::BuiltIn, None, None) => 1,
+            (JsonLayout::BuiltIn, ..) => return Err(WireError::Layout("a list item of a built-in kind with TypeMeta")),
+            (JsonLayout::Custom, Some(kind), Some(api_version)) => self.check_kind(api_version, kind).map(|()| 0)?,
+            (JsonLayout::Custom, ..) => return Err(WireError::Layout("a custom resource without kind and apiVersion")),
         };
         let reading = paths.reading(found, body_at)?;
         Ok(self.copied(&item[body_at..], reading))
@@ -293,14 +293,14 @@ impl ObjectReader {
     }
 
     /// An object inside of a row is laid out as one outside of lists.
-    fn check_row(&self, found: &Found<'_>) -> Result<(), WireError> {
+    fn check_row(&self, found: &ObjectParts<'_>) -> Result<(), WireError> {
         let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
             return Err(WireError::Layout("a row whose object has no kind and apiVersion"));
         };
         self.check_kind(api_version, kind)?;
         match self.shape {
-            Shape::BuiltIn => json_document::type_meta_len(found.document(), kind, api_version).map(drop),
-            Shape::Custom => Ok(()),
+            JsonLayout::BuiltIn => json_document::type_meta_len(found.document(), kind, api_version).map(drop),
+            JsonLayout::Custom => Ok(()),
         }
     }
 
@@ -350,7 +350,7 @@ impl ObjectReader {
     }
 
     fn error_event(&self, status: Bytes) -> Result<ErrorEvent, WireError> {
-        let Status { code, reason, message, details } = match self.paths {
+        let ParsedStatus { code, reason, message, details } = match self.paths {
             Paths::Json(_) | Paths::Table(..) => serde_json::from_slice(&status)?,
             Paths::Protobuf(_) => proto_document::status(&status)?,
         };
@@ -360,8 +360,8 @@ impl ObjectReader {
     }
 }
 
-fn protobuf_metadata(body: &[u8], named: bool) -> Result<Metadata<'_>, WireError> {
-    let metadata = Metadata::read(body)?;
+fn protobuf_metadata(body: &[u8], named: bool) -> Result<ProtoMetadata<'_>, WireError> {
+    let metadata = ProtoMetadata::read(body)?;
     check_name(named, metadata.namespace, metadata.name)?;
     Ok(metadata)
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 
 use super::{
-    Envelope, Form, Include, ListFrame, ListMeta, Metadata, Refused, Representation, Shape, Transcoder, Why, table,
+    Encoding, Envelope, Include, JsonLayout, ListFrame, ListMeta, MetadataRenderer, RefusalReason, Refused,
+    Representation, Transcoder, table,
 };
 use crate::kube::{EventType, MetaVersion};
 
@@ -38,11 +39,11 @@ enum Means {
     /// JSON from protobuf.
     Json(Transcoder),
     /// The metadata alone, from bodies of this form.
-    Metadata(Metadata, Form),
+    Metadata(MetadataRenderer, Encoding),
     /// Rows without their objects.
     Cells,
     /// Rows with their objects' metadata.
-    Rows(Metadata),
+    Rows(MetadataRenderer),
 }
 
 impl Renderer {
@@ -61,23 +62,24 @@ impl Renderer {
         if representation == Representation::verbatim(feed.form()) {
             return Some(Self::verbatim(feed));
         }
-        let rows = feed.form() == Form::Table;
+        let rows = feed.form() == Encoding::Table;
         let (means, envelope) = match representation {
             Representation::Table(_) if !rows => return None,
             Representation::Table(Include::None) => (Means::Cells, feed.clone()),
             Representation::Table(Include::Metadata | Include::Object) => {
-                (Means::Rows(Metadata::for_server(minor, feed.api_version(), feed.kind())), feed.clone())
+                (Means::Rows(MetadataRenderer::for_server(minor, feed.api_version(), feed.kind())), feed.clone())
             }
-            Representation::Object(Form::Protobuf | Form::Table)
-            | Representation::Metadata(Form::Protobuf, MetaVersion::V1beta1) => return None,
+            Representation::Object(Encoding::Protobuf | Encoding::Table)
+            | Representation::Metadata(Encoding::Protobuf, MetaVersion::V1beta1) => return None,
             _ if rows => return None,
-            Representation::Object(Form::Json) => {
+            Representation::Object(Encoding::Json) => {
                 let transcoder = Transcoder::for_server(minor, feed.api_version(), feed.kind())?;
-                (Means::Json(transcoder), Envelope::new(Form::Json, feed.api_version(), feed.kind(), feed.shape()))
+                (Means::Json(transcoder), Envelope::new(Encoding::Json, feed.api_version(), feed.kind(), feed.shape()))
             }
             Representation::Metadata(form, version) => {
-                let metadata = Metadata::for_server(minor, feed.api_version(), feed.kind());
-                let envelope = Envelope::new(form, version.group_version(), PARTIAL_OBJECT_METADATA, Shape::BuiltIn);
+                let metadata = MetadataRenderer::for_server(minor, feed.api_version(), feed.kind());
+                let envelope =
+                    Envelope::new(form, version.group_version(), PARTIAL_OBJECT_METADATA, JsonLayout::BuiltIn);
                 (Means::Metadata(metadata, feed.form()), envelope)
             }
         };
@@ -126,8 +128,8 @@ impl Renderer {
     pub fn body(&self, body: &Bytes) -> Result<Bytes, Refused> {
         match (self.means, self.representation.form()) {
             (Means::Verbatim, _) => Ok(body.clone()),
-            (Means::Metadata(metadata, Form::Protobuf), Form::Protobuf) => metadata.protobuf(body),
-            (Means::Metadata(metadata, Form::Json), Form::Protobuf) => metadata.protobuf_from_json(body),
+            (Means::Metadata(metadata, Encoding::Protobuf), Encoding::Protobuf) => metadata.protobuf(body),
+            (Means::Metadata(metadata, Encoding::Json), Encoding::Protobuf) => metadata.protobuf_from_json(body),
             _ => {
                 let mut out = Vec::with_capacity(self.capacity(body));
                 self.put_body(body, &mut out)?;
@@ -140,8 +142,8 @@ impl Renderer {
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), Refused> {
         match (self.means, self.representation.form()) {
             (Means::Json(transcoder), _) => transcoder.json(body, out),
-            (Means::Metadata(metadata, Form::Protobuf), Form::Json) => metadata.json(body, out),
-            (Means::Metadata(metadata, Form::Json), Form::Json) => metadata.json_from_json(body, out),
+            (Means::Metadata(metadata, Encoding::Protobuf), Encoding::Json) => metadata.json(body, out),
+            (Means::Metadata(metadata, Encoding::Json), Encoding::Json) => metadata.json_from_json(body, out),
             (Means::Cells, _) => put_row(body, out, |_, out| {
                 out.extend_from_slice(b"null");
                 Ok(())
@@ -183,7 +185,7 @@ impl Renderer {
     /// The pieces of a LIST of `items` items.
     pub fn list(&self, meta: &ListMeta, items: usize) -> ListFrame {
         match self.representation {
-            Representation::Metadata(Form::Json, version) => ListFrame::metadata(version, meta, items),
+            Representation::Metadata(Encoding::Json, version) => ListFrame::metadata(version, meta, items),
             _ => self.envelope.list(meta),
         }
     }
@@ -211,7 +213,7 @@ fn put_row(
     instead: impl FnOnce(&[u8], &mut Vec<u8>) -> Result<(), Refused>,
 ) -> Result<(), Refused> {
     let start = out.len();
-    let object = table::object_of(body).ok_or_else(|| Refused::new(&[], Why::Malformed("it is no row")))?;
+    let object = table::object_of(body).ok_or_else(|| Refused::new(&[], RefusalReason::Malformed("it is no row")))?;
     out.extend_from_slice(&body[..object.start]);
     instead(&body[object.clone()], out).inspect_err(|_| out.truncate(start))?;
     out.extend_from_slice(&body[object.end..]);

@@ -1,15 +1,15 @@
 use std::fmt;
 
-use super::Form;
+use super::Encoding;
 use crate::kube::MetaVersion;
 
 /// What an answer's objects are written as, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Representation {
     /// The objects themselves.
-    Object(Form),
+    Object(Encoding),
     /// `PartialObjectMetadata`: what metadata-only clients ask for.
-    Metadata(Form, MetaVersion),
+    Metadata(Encoding, MetaVersion),
     /// A `Table` of `meta.k8s.io/v1`: what kubectl prints.
     Table(Include),
 }
@@ -25,12 +25,12 @@ pub enum Include {
 impl Representation {
     /// Every one.
     pub const ALL: [Self; 9] = [
-        Self::Object(Form::Json),
-        Self::Object(Form::Protobuf),
-        Self::Metadata(Form::Json, MetaVersion::V1),
-        Self::Metadata(Form::Protobuf, MetaVersion::V1),
-        Self::Metadata(Form::Json, MetaVersion::V1beta1),
-        Self::Metadata(Form::Protobuf, MetaVersion::V1beta1),
+        Self::Object(Encoding::Json),
+        Self::Object(Encoding::Protobuf),
+        Self::Metadata(Encoding::Json, MetaVersion::V1),
+        Self::Metadata(Encoding::Protobuf, MetaVersion::V1),
+        Self::Metadata(Encoding::Json, MetaVersion::V1beta1),
+        Self::Metadata(Encoding::Protobuf, MetaVersion::V1beta1),
         Self::Table(Include::None),
         Self::Table(Include::Metadata),
         Self::Table(Include::Object),
@@ -40,24 +40,24 @@ impl Representation {
     pub const PLACES: usize = 6;
 
     /// What a feed of this form has as it came.
-    pub fn verbatim(form: Form) -> Self {
+    pub fn verbatim(form: Encoding) -> Self {
         match form {
-            Form::Json | Form::Protobuf => Self::Object(form),
-            Form::Table => Self::Table(Include::Object),
+            Encoding::Json | Encoding::Protobuf => Self::Object(form),
+            Encoding::Table => Self::Table(Include::Object),
         }
     }
 
     /// The encoding, which is JSON or protobuf.
-    pub fn form(self) -> Form {
+    pub fn form(self) -> Encoding {
         match self {
             Self::Object(form) | Self::Metadata(form, _) => form.encoding(),
-            Self::Table(_) => Form::Json,
+            Self::Table(_) => Encoding::Json,
         }
     }
 
     /// Its place among those that one feed's objects can be written in: Tables come from rows, and nothing else does.
     pub fn place(self) -> usize {
-        let form = usize::from(self.form() == Form::Protobuf);
+        let form = usize::from(self.form() == Encoding::Protobuf);
         match self {
             Self::Object(_) => form,
             Self::Metadata(_, MetaVersion::V1) => 2 + form,
@@ -70,9 +70,9 @@ impl Representation {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Object(form) => form.as_str(),
-            Self::Metadata(Form::Protobuf, MetaVersion::V1) => "metadata_protobuf",
+            Self::Metadata(Encoding::Protobuf, MetaVersion::V1) => "metadata_protobuf",
             Self::Metadata(_, MetaVersion::V1) => "metadata_json",
-            Self::Metadata(Form::Protobuf, MetaVersion::V1beta1) => "metadata_v1beta1_protobuf",
+            Self::Metadata(Encoding::Protobuf, MetaVersion::V1beta1) => "metadata_v1beta1_protobuf",
             Self::Metadata(_, MetaVersion::V1beta1) => "metadata_v1beta1_json",
             Self::Table(Include::None) => "table_none",
             Self::Table(Include::Metadata) => "table",
@@ -141,13 +141,13 @@ mod tests {
 
     #[test]
     fn metadata_is_asked_for_by_kind_group_and_version() {
-        let json = Representation::Metadata(Form::Json, MetaVersion::V1beta1);
+        let json = Representation::Metadata(Encoding::Json, MetaVersion::V1beta1);
         assert_eq!(json.accept(true), "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1");
-        let protobuf = Representation::Metadata(Form::Protobuf, MetaVersion::V1);
+        let protobuf = Representation::Metadata(Encoding::Protobuf, MetaVersion::V1);
         assert_eq!(
             protobuf.accept(false),
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         );
-        assert_eq!(Representation::Object(Form::Json).accept(true), "application/json");
+        assert_eq!(Representation::Object(Encoding::Json).accept(true), "application/json");
     }
 }

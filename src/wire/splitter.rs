@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use memchr::memchr;
 
-use super::{Form, WireError};
+use super::{Encoding, WireError};
 
 /// Splits a byte stream into watch frames, resumable at any byte.
 ///
@@ -9,7 +9,7 @@ use super::{Form, WireError};
 /// never a length that a peer claims; what is buffered is at most one unfinished frame plus the last chunk pushed.
 #[derive(Debug)]
 pub struct FrameSplitter {
-    form: Form,
+    form: Encoding,
     frame_bytes_max: usize,
     buffer: Vec<u8>,
     /// Start of the first frame not yet taken.
@@ -20,7 +20,7 @@ pub struct FrameSplitter {
 
 impl FrameSplitter {
     /// `frame_bytes_max` bounds one frame, its newline or length prefix included.
-    pub fn new(form: Form, frame_bytes_max: usize) -> Self {
+    pub fn new(form: Encoding, frame_bytes_max: usize) -> Self {
         Self { form, frame_bytes_max, buffer: Vec::new(), start: 0, searched: 0 }
     }
 
@@ -71,14 +71,14 @@ impl FrameSplitter {
         let max = self.frame_bytes_max;
         let rest = &self.buffer[self.start..];
         match self.form {
-            Form::Json | Form::Table => {
+            Encoding::Json | Encoding::Table => {
                 if let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) {
                     return Ok(Some(self.searched + at + 1));
                 }
                 self.searched = self.buffer.len();
                 if rest.len() >= max { Err(WireError::FrameTooLarge { max }) } else { Ok(None) }
             }
-            Form::Protobuf => {
+            Encoding::Protobuf => {
                 let Some((prefix, body)) = rest.split_first_chunk() else { return Ok(None) };
                 let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
                 if len > max.saturating_sub(prefix.len()) {

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 
 use super::WireError;
 use super::json_document::{self, PageMetadata, utf8};
-use super::json_object::{Found, JsonPaths, json_found};
+use super::json_object::{JsonPaths, ObjectParts, json_found};
 use crate::kube::EventType;
 
 /// What upstream says of a Table's columns, once it has said it. Cloning shares.
@@ -45,7 +45,7 @@ impl Columns {
 /// A Table with one row, understood.
 pub(super) struct OneRow<'a> {
     pub(super) event_type: EventType,
-    pub(super) found: Found<'a>,
+    pub(super) found: ObjectParts<'a>,
     /// In the normal form.
     pub(super) body: Range<usize>,
     /// Of the object, in the body.
@@ -128,7 +128,7 @@ pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<Rows<'a>, Wir
 }
 
 /// What is in a list's row, where in its body the object is, and the body.
-pub(super) fn listed_row<'a>(row: &'a str, paths: &JsonPaths) -> Result<(Found<'a>, usize, Bytes), WireError> {
+pub(super) fn listed_row<'a>(row: &'a str, paths: &JsonPaths) -> Result<(ObjectParts<'a>, usize, Bytes), WireError> {
     if memchr(b'\n', row.as_bytes()).is_some() {
         return Err(WireError::Layout("a row is spread over several lines"));
     }

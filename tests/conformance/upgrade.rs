@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use kube_fanout::kube::FieldTable;
-use kube_fanout::wire::{Form, ObjectReader, Shape};
+use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader};
 use serde_json::json;
 
 use crate::bed::{self, Ask, Http, Plan, Plane, Proxy, Watch, eventually, kubectl, say};
@@ -24,14 +24,14 @@ const QUIET: Duration = Duration::from_millis(300);
 /// Bodies by key and version.
 type State = BTreeMap<(String, u64), Bytes>;
 
-fn state(form: Form, list: &Bytes) -> State {
-    let reader = ObjectReader::new(form, Shape::BuiltIn, Arc::new(FieldTable::default()));
+fn state(form: Encoding, list: &Bytes) -> State {
+    let reader = ObjectReader::new(form, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
     let page = reader.list(list).expect("a list");
     page.items.iter().map(|object| ((object.key.as_str().to_owned(), object.rv.0), object.body().clone())).collect()
 }
 
 /// The state of every resource, in a form.
-async fn states(direct: &Http, paths: &[String], accept: &str, form: Form) -> BTreeMap<String, State> {
+async fn states(direct: &Http, paths: &[String], accept: &str, form: Encoding) -> BTreeMap<String, State> {
     let mut states = BTreeMap::new();
     for path in paths {
         let list = direct.ask(Ask::get(path).accept(accept)).await;
@@ -57,7 +57,7 @@ fn make_objects(bed: &Plane) {
 }
 
 /// What is served from memory in a form, as soon as the feed has its stream again.
-async fn from_memory(through: &Http, path: &str, (accept, form): (&str, Form)) -> State {
+async fn from_memory(through: &Http, path: &str, (accept, form): (&str, Encoding)) -> State {
     eventually(&format!("{path} is followed again"), async || {
         let list = through.ask(Ask::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
         let is_followed = list.status == 200 && list.is_cached() && list.header("kube-fanout-stale-seconds").is_empty();
@@ -88,7 +88,7 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     let proxy = Plan::tls().config("limits: {watches: 4000}").start(bed).await;
     let (direct, through) = (bed.direct(), proxy.client());
     let mut paths: Vec<_> = built_ins(bed).await.iter().map(Resource::path).collect();
-    let forms = [(JSON, Form::Json), (PROTOBUF, Form::Protobuf)];
+    let forms = [(JSON, Encoding::Json), (PROTOBUF, Encoding::Protobuf)];
     let mut before = Vec::new();
     for (accept, form) in forms {
         before.push(states(&direct, &paths, accept, form).await);

@@ -1,6 +1,6 @@
 //! The bench against the demo upstream, which has no protobuf, and the proxy: what it counts is what happened.
 
-use kube_fanout::bench::{self, Credentials, Order, Outcome, Progress, Results, Scenario, Side};
+use kube_fanout::bench::{self, BenchOrder, ProgressLine, Results, RunOutcome, Scenario, Side, TargetCredentials};
 use kube_fanout::demo;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -16,7 +16,7 @@ fn small() -> Value {
     })
 }
 
-fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> Order {
+fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> BenchOrder {
     let mut keys = small().as_object().cloned().expect("keys");
     keys.extend(more.as_object().cloned().expect("keys"));
     let variants = Scenario::default().plans(&keys).unwrap_or_else(|wrong| panic!("{wrong}"));
@@ -26,39 +26,39 @@ fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> Order {
         pid: Some(std::process::id()),
         metrics: None,
     };
-    Order {
+    BenchOrder {
         scenario: "test".to_owned(),
         about: String::new(),
         variants,
         sides: sides.iter().map(side).collect(),
         write: write.to_owned(),
-        credentials: Credentials::default(),
+        credentials: TargetCredentials::default(),
         rounds: 1,
         keep: false,
         command: Vec::new(),
     }
 }
 
-async fn measured(order: &Order) -> Results {
+async fn measured(order: &BenchOrder) -> Results {
     let stop = CancellationToken::new();
-    let results = direct::within("results", bench::run(order, &Progress::silent(), &stop)).await;
+    let results = direct::within("results", bench::run(order, &ProgressLine::silent(), &stop)).await;
     results.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Runs one plan through the proxy.
-async fn through(app: &App, up: &demo::Running, more: Value) -> Outcome {
+async fn through(app: &App, up: &demo::RunningUpstream, more: Value) -> RunOutcome {
     let url = app.url();
     let mut results = measured(&order(&[("proxy", &url)], &up.url(), &more)).await;
     assert!(results.is_complete(), "{more}: {:?}", results.outcomes);
     results.outcomes.remove(0)
 }
 
-fn figure(outcome: &Outcome, name: &str) -> f64 {
+fn figure(outcome: &RunOutcome, name: &str) -> f64 {
     outcome.figures.of(name).unwrap_or_else(|| panic!("no {name}: {outcome:?}"))
 }
 
 /// A figure that is a count.
-fn count(outcome: &Outcome, name: &str) -> i64 {
+fn count(outcome: &RunOutcome, name: &str) -> i64 {
     format!("{:.0}", figure(outcome, name)).parse().expect("a number")
 }
 
@@ -135,7 +135,7 @@ async fn two_servers_are_compared_and_nothing_is_left_behind() {
     let app = direct::app(&up).run().await;
     let (straight, proxied) = (up.url(), app.url());
     let order = order(&[("apiserver", &straight), ("proxy", &proxied)], &straight, &json!({}));
-    let results = measured(&Order { rounds: 2, ..order }).await;
+    let results = measured(&BenchOrder { rounds: 2, ..order }).await;
     let turns: Vec<_> = results.outcomes.iter().map(|outcome| (outcome.side.as_str(), outcome.round)).collect();
     assert_eq!(turns, [("apiserver", 0), ("proxy", 0), ("proxy", 1), ("apiserver", 1)]);
     assert_eq!((results.cells.len(), results.ratios.len()), (2, 1));

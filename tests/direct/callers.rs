@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Method;
-use kube_fanout::auth::Mode;
+use kube_fanout::auth::AuthMode;
 use kube_fanout::config::Serve;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::json;
 
 use crate::direct::{self, App, Client, Ended, PODS, Plan, Protocol, Watch};
@@ -17,16 +17,16 @@ const SOON: Duration = Duration::from_millis(50);
 /// Longer than a test takes.
 const LONG: Duration = Duration::from_secs(600);
 
-fn delegated(up: &Running) -> Plan {
+fn delegated(up: &RunningUpstream) -> Plan {
     direct::app(up).with(|config| {
-        config.auth = Mode::Delegated;
+        config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
         (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (SOON, SOON, SOON, SOON);
     })
 }
 
 /// Ada may do everything, Bob nothing.
-async fn ada_and_bob(up: &Running, change: impl FnOnce(&mut Serve)) -> (App, Client, Client) {
+async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> (App, Client, Client) {
     up.reviews().give("a", "ada");
     up.reviews().give("b", "bob");
     up.reviews().allow("ada", "*");
@@ -35,7 +35,7 @@ async fn ada_and_bob(up: &Running, change: impl FnOnce(&mut Serve)) -> (App, Cli
     (app, ada, bob)
 }
 
-async fn live_watch(up: &Running, client: &Client, protocol: Protocol) -> Watch {
+async fn live_watch(up: &RunningUpstream, client: &Client, protocol: Protocol) -> Watch {
     let watch = client.watch(PODS).initial_events().over(protocol).await;
     watch.listed().await;
     watch.reached(up.create_pod("default", "live")).await;

@@ -11,7 +11,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client as Upstream;
 use hyper_util::rt::TokioExecutor;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -126,7 +126,7 @@ async fn drive_raw(client: &Client) {
 }
 
 /// An upstream that knows one token and lets its bearer read everything; the rest is the demo's.
-async fn judging(up: &Running) -> Stub {
+async fn judging(up: &RunningUpstream) -> Stub {
     let address = up.address();
     let upstream = Upstream::builder(TokioExecutor::new()).build_http::<Incoming>();
     stub(move |mut request: Request<Incoming>| {
@@ -161,7 +161,7 @@ fn judged(mut review: Value) -> Value {
 }
 
 /// With contents that may be nowhere.
-async fn planted() -> Running {
+async fn planted() -> RunningUpstream {
     let up = demo::upstream().pods(3).run().await;
     let data = BASE64_STANDARD.encode(SECRET);
     let annotations = json!({"note": "CANARYannotation"});

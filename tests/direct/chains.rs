@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use http::Method;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedKey, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
@@ -63,7 +63,7 @@ impl Authority {
 }
 
 /// An application that takes the certificates of these authorities, and what its clients trust.
-fn plan(up: &Running, dir: &Dir, clients: &str) -> (Plan, PathBuf) {
+fn plan(up: &RunningUpstream, dir: &Dir, clients: &str) -> (Plan, PathBuf) {
     let plan = direct::app(up).for_certificates_of(clients, dir);
     (plan.with(|config| config.delegated.auth.recheck = LONG), dir.join("own.pem"))
 }

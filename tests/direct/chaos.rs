@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, RequestKind, Running};
+use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -109,7 +109,7 @@ impl Informer {
 }
 
 /// One thing that goes wrong.
-async fn misbehave(up: &Running, rng: &mut Rng) {
+async fn misbehave(up: &RunningUpstream, rng: &mut Rng) {
     let faults = up.faults().only("pods");
     match rng.u8(0..14) {
         0 => faults.end_watches(),
@@ -138,7 +138,7 @@ async fn misbehave(up: &Running, rng: &mut Rng) {
 }
 
 /// What a selector matches upstream. Ordered refusals may be left over.
-async fn there(up: &Running, selector: &str) -> Vec<(String, u64)> {
+async fn there(up: &RunningUpstream, selector: &str) -> Vec<(String, u64)> {
     let path = format!("{PODS}?labelSelector={}", selector.replace(' ', "%20"));
     for _ in 0..5 {
         let list = straight(up).get(&path).await;

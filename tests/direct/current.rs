@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, Client, Event, PODS, configmap};
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
 /// Every request that upstream has answered.
-fn asked(up: &Running) -> u64 {
+fn asked(up: &RunningUpstream) -> u64 {
     up.counts().requests
 }
 

@@ -1,13 +1,13 @@
 //! Upstream's stream is cut anywhere inside of a frame, with a reset and with a clean end: nothing is lost, doubled or
 //! torn downstream (reliability.md U1, W13).
 
-use kube_fanout::demo::{self, Faults, Running};
+use kube_fanout::demo::{self, Faults, RunningUpstream};
 
 use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, assert_same, configmap};
 
 /// Orders the cut, with a change before and one behind it, and waits until the proxy is back.
 async fn cut_at(
-    up: &Running,
+    up: &RunningUpstream,
     plural: &str,
     offset: usize,
     cut: fn(&Faults, usize),

@@ -111,7 +111,7 @@ fn the_sidecars_limit_leaves_room_beside_the_feeds() {
     assert_eq!(container["resources"]["limits"]["memory"], "1Gi");
     assert_eq!(container["args"], serde_json::json!(["serve", "--listen", "127.0.0.1:8001"]), "no configuration");
     assert!(container["env"].is_null(), "{container}");
-    let nowhere = kube_fanout::upstream::Source::Anonymous("http://127.0.0.1:1".parse().expect("a URL"));
+    let nowhere = kube_fanout::upstream::CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("a URL"));
     let drain = kube_fanout::config::Serve::in_front_of(nowhere).drain.as_secs();
     let grace = pod["spec"]["terminationGracePeriodSeconds"].as_u64().expect("a time");
     assert!(grace >= drain + 5, "the drain, and then the last records");

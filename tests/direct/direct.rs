@@ -15,7 +15,7 @@ mod watch;
 
 use std::time::Duration;
 
-use kube_fanout::demo::{Running, Seen};
+use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
 use tokio::time::{Instant, sleep, timeout};
 
 pub use app::{App, Plan, app, in_front_of};
@@ -39,7 +39,7 @@ pub const CONFIGMAPS: &str = "/api/v1/configmaps";
 pub const WIDGETS: &str = "/apis/demo.kube-fanout.io/v1/widgets";
 
 /// The upstream itself, asked without the proxy.
-pub fn straight(up: &Running) -> Client {
+pub fn straight(up: &RunningUpstream) -> Client {
     Client::to(Place::Tcp(up.address()))
 }
 
@@ -58,19 +58,19 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() ->
 }
 
 /// Returns when the proxy's watch of a resource is open upstream: what is ordered for open watches is heard by it.
-pub async fn followed(up: &Running, plural: &str) {
+pub async fn followed(up: &RunningUpstream, plural: &str) {
     within("a watch upstream", up.until(|counts| counts.watches_open.of(plural) > 0)).await;
 }
 
 /// Queries of the requests for a path that came from a proxy, not from a test.
-pub fn asked_by_proxies(up: &Running, path: &str) -> Vec<String> {
-    let ours = |seen: &Seen| seen.headers.contains_key("kube-fanout-hops") && seen.uri.path() == path;
+pub fn asked_by_proxies(up: &RunningUpstream, path: &str) -> Vec<String> {
+    let ours = |seen: &ReceivedRequest| seen.headers.contains_key("kube-fanout-hops") && seen.uri.path() == path;
     up.requests().iter().filter(|seen| ours(seen)).map(|seen| seen.uri.query().unwrap_or_default().to_owned()).collect()
 }
 
 /// Does something while pods change, two every few milliseconds. Not for ever, or a slow machine would drown in what it
 /// has to compare.
-pub async fn amid_churn<T>(up: &Running, work: impl Future<Output = T>) -> T {
+pub async fn amid_churn<T>(up: &RunningUpstream, work: impl Future<Output = T>) -> T {
     let churn = async {
         for _ in 0..CHURNS_MAX {
             up.churn(2).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Method;
-use kube_fanout::demo::{self, RequestKind, Running};
+use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use serde_json::{Value, json};
 
 use crate::direct::{self, Ended, WIDGETS, Watch, eventually, straight};
@@ -11,31 +11,31 @@ use crate::direct::{self, Ended, WIDGETS, Watch, eventually, straight};
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const WIDGETS_CRD: &str = "widgets.demo.kube-fanout.io";
 
-fn definition(up: &Running) -> Value {
+fn definition(up: &RunningUpstream) -> Value {
     let body = up.object("customresourcedefinitions", "", WIDGETS_CRD).expect("the demo's definition");
     serde_json::from_slice(&body).expect("JSON")
 }
 
 /// Changes the definition's only version.
-fn define(up: &Running, change: impl FnOnce(&mut Value)) {
+fn define(up: &RunningUpstream, change: impl FnOnce(&mut Value)) {
     let mut definition = definition(up);
     change(&mut definition["spec"]["versions"][0]);
     up.put("customresourcedefinitions", definition);
 }
 
 /// Changes nothing that is said of the resource.
-async fn relabel(up: &Running) {
+async fn relabel(up: &RunningUpstream) {
     let patch = json!({"metadata": {"labels": {"seen": "yes"}}}).to_string();
     let call = straight(up).request(Method::PATCH, &format!("{CRDS}/{WIDGETS_CRD}"));
     assert_eq!(call.header("content-type", "application/merge-patch+json").body(patch).send().await.status, 200);
 }
 
 /// How often the proxy has read the definitions to see what is served.
-fn readings(up: &Running) -> usize {
+fn readings(up: &RunningUpstream) -> usize {
     direct::asked_by_proxies(up, CRDS).iter().filter(|query| query.is_empty()).count()
 }
 
-async fn still_goes_on(watch: &Watch, up: &Running) {
+async fn still_goes_on(watch: &Watch, up: &RunningUpstream) {
     up.put("widgets", json!({"metadata": {"name": "after", "namespace": "default"}, "spec": {"color": "red"}}));
     watch.received(1).await;
     assert!(watch.is_open());

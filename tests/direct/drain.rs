@@ -11,7 +11,7 @@ use kube_fanout::app::{Bound, Inherited};
 use kube_fanout::config::Serve;
 use kube_fanout::demo;
 use kube_fanout::net::Address;
-use kube_fanout::upstream::Source;
+use kube_fanout::upstream::CredentialSource;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Place, Protocol, configmap, eventually, within};
@@ -234,7 +234,7 @@ async fn a_unix_socket_of_a_parent_is_served_and_left_where_it_is() {
     for _ in 0..2 {
         let mut inherited = Inherited::default();
         inherited.add_unix(listener.try_clone().expect("a descriptor")).expect("it listens");
-        let mut config = Serve::in_front_of(Source::Anonymous(up.url().parse().expect("a URL")));
+        let mut config = Serve::in_front_of(CredentialSource::Anonymous(up.url().parse().expect("a URL")));
         (config.listen, config.admin) = (vec![Address::Unix(path.clone())], None);
         let bound = Bound::bind_with(config, inherited).await.expect("it can listen");
         let client = Client::to(Place::Unix(path.clone()));

@@ -1,7 +1,7 @@
 //! The bench's watches against the demo upstream, faults included: what they count is what happened.
 
-use kube_fanout::bench::{Credentials, Fleet, Plan, Protocol};
-use kube_fanout::demo::{self, Running};
+use kube_fanout::bench::{Fleet, Plan, TargetCredentials, WatchProtocol};
+use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::PATIENCE;
 
@@ -11,8 +11,8 @@ fn informers() -> Plan {
 }
 
 /// Watches that have what they begin with.
-async fn synced(up: &Running, plan: Plan) -> Fleet {
-    let target = Credentials::default().target(&up.url()).await.unwrap_or_else(|error| panic!("{error}"));
+async fn synced(up: &RunningUpstream, plan: Plan) -> Fleet {
+    let target = TargetCredentials::default().target(&up.url()).await.unwrap_or_else(|error| panic!("{error}"));
     let fleet = Fleet::start(&plan, &target);
     fleet.set_out();
     assert!(fleet.synced(PATIENCE).await.is_some(), "{:?}: {:?}", fleet.counts(), fleet.complaint());
@@ -29,7 +29,7 @@ async fn delivered(fleet: &Fleet, events: u64) {
 async fn every_watch_receives_everything() {
     let up = demo::upstream().pods(50).run().await;
     let shared = Plan { watches: 40, connections: 3, ..informers() };
-    let own = Plan { watches: 10, protocol: Protocol::H1, ..informers() };
+    let own = Plan { watches: 10, protocol: WatchProtocol::H1, ..informers() };
     for plan in [shared, own] {
         let opened = up.counts().watches_opened.of("pods");
         let fleet = synced(&up, plan).await;
@@ -108,9 +108,9 @@ async fn streams_that_end_at_once_are_not_asked_for_without_a_pause() {
 #[tokio::test]
 async fn only_the_urls_of_servers_are_accepted() {
     for url in ["127.0.0.1:1", "h", "ftp://h:1", "http://h:1/path", "unix:/run/x"] {
-        assert!(Credentials::default().target(url).await.is_err(), "{url}");
+        assert!(TargetCredentials::default().target(url).await.is_err(), "{url}");
     }
     for url in ["http://127.0.0.1:1", "http://h:1/"] {
-        assert!(Credentials::default().target(url).await.is_ok(), "{url}");
+        assert!(TargetCredentials::default().target(url).await.is_ok(), "{url}");
     }
 }

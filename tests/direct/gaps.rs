@@ -1,12 +1,12 @@
 //! Upstream answers 410: one list, the gap is mended if it can be proven, and not made up if it cannot (F4, F6, U4).
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Pod, RequestKind, Running};
+use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
 /// An application whose clients are in step with upstream, which is then down.
-async fn in_step(up: &Running, app: &App, history: &mut History) -> Vec<Watch> {
+async fn in_step(up: &RunningUpstream, app: &App, history: &mut History) -> Vec<Watch> {
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(history.from).over(protocol).into_future());
     let watches = join_all(open).await;
     let last = up.churn(10).await;
@@ -18,7 +18,7 @@ async fn in_step(up: &Running, app: &App, history: &mut History) -> Vec<Watch> {
 }
 
 /// The proxies' LISTs and watch-lists of the whole collection.
-fn whole_lists(up: &Running) -> usize {
+fn whole_lists(up: &RunningUpstream) -> usize {
     let whole = |query: &&String| {
         let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
         !watch && !query.contains("fieldSelector") && !query.contains("continue")
@@ -50,7 +50,7 @@ async fn a_restart_that_missed_nothing_is_invisible() {
 }
 
 /// What happens while nobody looks, each with a name.
-type Gap = (&'static str, fn(&Running));
+type Gap = (&'static str, fn(&RunningUpstream));
 
 const GAPS: [Gap; 6] = [
     ("an update", |up| {

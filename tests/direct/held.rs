@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Running};
-use kube_fanout::serve::Limits;
+use kube_fanout::demo::{self, RunningUpstream};
+use kube_fanout::serve::AdmissionLimits;
 
 use crate::direct::{self, Answer, App, PODS, Watch, WatchPlan};
 
 /// Questions how far upstream is: each is given up after five seconds without an answer.
-fn positions(up: &Running) -> usize {
+fn positions(up: &RunningUpstream) -> usize {
     direct::asked_by_proxies(up, PODS).iter().filter(|query| query.contains("NOBODY")).count()
 }
 
 /// A proxy in step with an upstream that says nothing on any watch from now on, and a write that it was not told of.
-async fn silenced(up: &Running, app: &App) -> (u64, Watch) {
+async fn silenced(up: &RunningUpstream, app: &App) -> (u64, Watch) {
     let watch = app.watch(PODS).initial_events().from(0).await;
     watch.listed().await;
     up.faults().hush_watches();
@@ -59,7 +59,7 @@ async fn as_soon_as_there_is_a_place(app: &App) -> Result<Watch, Answer> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_goes_is_not_waited_for_and_nobody_is_asked_for_them() {
     let up = demo::upstream().pods(700).run().await;
-    let limits = Limits { watches_max: 3, ..Limits::default() };
+    let limits = AdmissionLimits { watches_max: 3, ..AdmissionLimits::default() };
     let app = direct::app(&up).with(|config| config.door.limits = limits).run().await;
     let _heard = silenced(&up, &app).await;
     // The places that are left are taken by those who wait, and given back when they go.

@@ -1,11 +1,11 @@
 //! Upstream says what it should not: nothing of it is passed on (reliability.md U9, U11, U17, W1, W2).
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
-async fn watching(up: &Running, app: &App, history: &History) -> Vec<Watch> {
+async fn watching(up: &RunningUpstream, app: &App, history: &History) -> Vec<Watch> {
     let open =
         Protocol::ALL.map(|protocol| app.watch(PODS).from(history.from).bookmarks().over(protocol).into_future());
     let watches = join_all(open).await;
@@ -14,7 +14,7 @@ async fn watching(up: &Running, app: &App, history: &History) -> Vec<Watch> {
     watches
 }
 
-async fn reopened(up: &Running, opened: u64) {
+async fn reopened(up: &RunningUpstream, opened: u64) {
     let resumed = up.until(|counts| counts.watches_opened.of("pods") > opened && counts.watches_open.of("pods") > 0);
     direct::within("a new watch upstream", resumed).await;
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 use tokio::time::{Instant, timeout};
 
 use crate::direct::{self, App, CONFIGMAPS, Ended, PODS, WIDGETS, assert_alike, configmap, straight};
@@ -16,7 +16,7 @@ async fn warm(app: &App) {
 }
 
 /// The same answer as upstream's, from the cache.
-async fn assert_served(app: &App, up: &Running, path: &str) {
+async fn assert_served(app: &App, up: &RunningUpstream, path: &str) {
     let (ours, theirs) = (app.get(path).await, straight(up).get(path).await);
     assert_alike(path, &ours, &theirs);
     assert_eq!(ours.header("content-type"), theirs.header("content-type"), "{path}");

@@ -1,6 +1,6 @@
 //! A memory that is too small for a collection that grows (I2): in a process of its own, whose memory can be looked at.
 
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap};
 use crate::process::{Process, metric};
@@ -12,7 +12,7 @@ const OBJECT_BYTES: usize = 40_000;
 /// An object and what is around it: what all feeds hold together may be this much too much.
 const ONE_OBJECT: f64 = OBJECT_BYTES as f64 + 4_096.0;
 
-async fn process(dir: &Dir, up: &Running) -> Process {
+async fn process(dir: &Dir, up: &RunningUpstream) -> Process {
     let file = dir.file("config", &format!("feeds: {{memoryMebibytes: {MEBIBYTES}}}"));
     Process::serve(dir, &up.url(), &["--config", file.to_str().expect("a path")]).await
 }
@@ -25,7 +25,7 @@ fn held(metrics: &str) -> f64 {
 
 /// Objects as large, until there are five times as many bytes as may be held. What `look` sees after each:
 /// many at once would leave the ring before anybody could read them.
-async fn grow(up: &Running, mut look: impl AsyncFnMut(u64)) -> u64 {
+async fn grow(up: &RunningUpstream, mut look: impl AsyncFnMut(u64)) -> u64 {
     let count = 5 * (MEBIBYTES << 20) / OBJECT_BYTES;
     let value = "x".repeat(OBJECT_BYTES);
     let mut last = 0;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kube_fanout::demo::{self, RequestKind, Running};
+use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Watch, configmap};
 use crate::process::{Process, metric};
@@ -81,7 +81,7 @@ async fn move_up(process: &Process, metrics: &[Metric]) {
 }
 
 /// A little of everything; the watch that is left open.
-async fn serve_all_kinds(up: &Running, client: &Client) -> Watch {
+async fn serve_all_kinds(up: &RunningUpstream, client: &Client) -> Watch {
     client.get(PODS).await;
     let open = client.watch("/api/v1/namespaces/default/pods").initial_events().await;
     open.listed().await;

@@ -3,14 +3,14 @@
 use std::future::IntoFuture;
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Pod, Running};
+use kube_fanout::demo::{self, Pod, RunningUpstream};
 use serde_json::Value;
 
 use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alike, assert_same, straight};
 
 const OURS: &str = "spec.nodeName=node-1";
 
-fn on_node_1(up: &Running) -> Plan {
+fn on_node_1(up: &RunningUpstream) -> Plan {
     direct::app(up).with(|config| config.door.coverage.node = Some("node-1".into()))
 }
 
@@ -23,7 +23,7 @@ fn pod(name: &str, node: &str, restarts: u64) -> Pod {
 }
 
 /// Pods that come to the node, change there, leave it, come back and go; and others elsewhere.
-fn moves(up: &Running) -> u64 {
+fn moves(up: &RunningUpstream) -> u64 {
     for (name, node, restarts) in [
         ("a", "", 0),
         ("b", "node-2", 0),

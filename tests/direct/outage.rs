@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use kube_fanout::base::Waits;
-use kube_fanout::demo::{self, Counts, RequestKind, Running};
+use kube_fanout::demo::{self, RequestCounts, RequestKind, RunningUpstream};
 
 use crate::direct::{self, History, PODS, Protocol, Watch, assert_same};
 
-fn asked(counts: &Counts) -> (u64, u64) {
+fn asked(counts: &RequestCounts) -> (u64, u64) {
     (counts.watch_lists.of("pods"), counts.lists.of("pods"))
 }
 
-async fn turned_away(up: &Running) {
+async fn turned_away(up: &RunningUpstream) {
     direct::within("the end of upstream's watch", up.until(|counts| counts.watches_open.of("pods") == 0)).await;
 }
 
-async fn watches(up: &Running, app: &direct::App, from: u64) -> Vec<Watch> {
+async fn watches(up: &RunningUpstream, app: &direct::App, from: u64) -> Vec<Watch> {
     let open = (0..9).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future());
     let watches = join_all(open).await;
     if app.feed("pods").await.is_some_and(|feed| feed["state"] == "live") {

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use kube_fanout::auth::Mode;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::auth::AuthMode;
+use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, App, Client, Ended, Event, PODS, Protocol, Watch};
 
@@ -13,7 +13,7 @@ const READABLE: &str = "/api/v1/pods?kubeFanoutReadable=true";
 const SOON: Duration = Duration::from_millis(50);
 
 /// Ada may read two namespaces of three.
-async fn ada(up: &Running) -> (App, Client) {
+async fn ada(up: &RunningUpstream) -> (App, Client) {
     for namespace in ["a", "b", "c"] {
         up.create_pod(namespace, "p");
     }
@@ -21,7 +21,7 @@ async fn ada(up: &Running) -> (App, Client) {
     up.reviews().allow("ada", "a");
     up.reviews().allow("ada", "b");
     let app = direct::app(up).with(|config| {
-        config.auth = Mode::Delegated;
+        config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
         (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (SOON, SOON, SOON, SOON);
     });
@@ -55,7 +55,7 @@ async fn a_list_is_filtered_and_nobody_upstream_hears_of_it() {
     .await;
     // What is passed through is passed through without it.
     ada.get("/api/v1/namespaces/a/pods/p?kubeFanoutReadable=true").await;
-    let told = |seen: &demo::Seen| seen.uri.to_string().contains("kubeFanout");
+    let told = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("kubeFanout");
     assert!(!up.requests().iter().any(told));
 }
 
@@ -115,6 +115,6 @@ async fn whoever_may_read_a_part_is_told_that_a_selector_is_too_dear() {
         assert_eq!(answer.status, 400, "{}", answer.text());
         assert!(answer.text().contains("single namespaces"), "{}", answer.text());
     }
-    let told = |seen: &demo::Seen| seen.uri.to_string().contains("labelSelector");
+    let told = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("labelSelector");
     assert!(!up.requests().iter().any(told), "nothing is passed through");
 }

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use kube_fanout::auth::Mode;
+use kube_fanout::auth::AuthMode;
 use kube_fanout::base::Waits;
-use kube_fanout::demo::{self, RequestKind, Running};
+use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 
 use crate::direct::{self, Plan, eventually};
 
@@ -18,7 +18,7 @@ const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// An upstream that refuses what it refuses a node's identity.
-async fn refusing() -> Running {
+async fn refusing() -> RunningUpstream {
     let up = demo::upstream().pods(3).run().await;
     for plural in RBAC.into_iter().chain(["customresourcedefinitions", "apiservices"]) {
         up.faults().only(plural).answer(RequestKind::Any, 1_000_000, 403, None);
@@ -27,14 +27,14 @@ async fn refusing() -> Running {
 }
 
 /// A proxy that tells callers apart, and so wants to hear of changes of RBAC.
-fn delegated(up: &Running) -> Plan {
+fn delegated(up: &RunningUpstream) -> Plan {
     direct::app(up).with(|config| {
-        config.auth = Mode::Delegated;
+        config.auth = AuthMode::Delegated;
         config.cache.refused = Waits { first: FIRST, longest: LONGEST };
     })
 }
 
-fn asked(up: &Running, path: &str) -> usize {
+fn asked(up: &RunningUpstream, path: &str) -> usize {
     direct::asked_by_proxies(up, path).len()
 }
 
@@ -42,7 +42,7 @@ fn rbac(plural: &str) -> String {
     format!("/apis/rbac.authorization.k8s.io/v1/{plural}")
 }
 
-fn all_asked(up: &Running) -> usize {
+fn all_asked(up: &RunningUpstream) -> usize {
     up.requests().iter().filter(|seen| seen.headers.contains_key("kube-fanout-hops")).count()
 }
 

@@ -1,13 +1,13 @@
 //! Watches go on where another one stopped, or are told that they cannot (reliability.md W2, W6–W8, F5, L2).
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 use serde_json::Value;
 
 use crate::direct::{self, CONFIGMAPS, Ended, Event, History, NODES, PODS, Protocol, assert_same, straight};
 
 /// Writes pods of one namespace only, so that revisions follow each other without a gap.
-fn write(up: &Running, times: u64) -> u64 {
+fn write(up: &RunningUpstream, times: u64) -> u64 {
     (0..times).fold(up.revision(), |_, n| up.update_pod("default", &format!("p{}", n % 3)))
 }
 

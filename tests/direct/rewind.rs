@@ -1,12 +1,12 @@
 //! Upstream's storage is restored from a backup: watches end with 410, and nothing of what was lost is served (F3, L6).
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Backup, Running};
+use kube_fanout::demo::{self, Backup, RunningUpstream};
 
 use crate::direct::{self, App, CONFIGMAPS, Ended, NODES, PODS, Protocol, Watch, assert_same, configmap};
 
 /// The proxies' LISTs and watch-lists of a whole collection.
-fn whole_lists(up: &Running, path: &str) -> usize {
+fn whole_lists(up: &RunningUpstream, path: &str) -> usize {
     let whole = |query: &&String| {
         let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
         !watch && !query.contains("fieldSelector") && !query.contains("continue")
@@ -31,14 +31,14 @@ async fn doubts(app: &App, resource: &str) -> u64 {
 }
 
 /// What is lost: an update, a creation and a deletion.
-fn happen(up: &Running) -> u64 {
+fn happen(up: &RunningUpstream) -> u64 {
     up.update_pod("default", "kept");
     up.create_pod("default", "ghost");
     up.delete_pod("default", "doomed")
 }
 
 /// The apiserver is stopped, its storage restored, and what is given done before it is reached again.
-async fn restored(up: &Running, app: &App, backup: &Backup, meanwhile: impl FnOnce(&Running)) {
+async fn restored(up: &RunningUpstream, app: &App, backup: &Backup, meanwhile: impl FnOnce(&RunningUpstream)) {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     up.faults().restore(backup);
@@ -60,7 +60,7 @@ async fn watches(app: &App, path: &str) -> Vec<Watch> {
 }
 
 /// What anybody is given is what upstream holds.
-async fn assert_restored(up: &Running, app: &App, path: &str) {
+async fn assert_restored(up: &RunningUpstream, app: &App, path: &str) {
     let any = app.get(&format!("{path}?resourceVersion=0")).await;
     assert!(any.is_cached());
     let theirs = direct::straight(up).get(path).await;
@@ -74,7 +74,7 @@ async fn assert_restored(up: &Running, app: &App, path: &str) {
 }
 
 /// A proxy that begins with a state of which the backup knows nothing, and has seen nothing happen since.
-async fn begun_with_a_ghost(seed: u64) -> (Running, App, Vec<Watch>, Backup, u64) {
+async fn begun_with_a_ghost(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Backup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
     let backup = up.faults().backup();
     let last = up.create_pod("default", "ghost");
@@ -84,7 +84,7 @@ async fn begun_with_a_ghost(seed: u64) -> (Running, App, Vec<Watch>, Backup, u64
 }
 
 /// An upstream with a few pods, its backup, and a version that the storage will not have reached when it is restored.
-async fn begun(seed: u64) -> (Running, App, Vec<Watch>, Backup, u64) {
+async fn begun(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Backup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
     up.create_pod("default", "kept");
     up.create_pod("default", "doomed");
@@ -97,14 +97,14 @@ async fn begun(seed: u64) -> (Running, App, Vec<Watch>, Backup, u64) {
 }
 
 /// Writes to other objects until the storage has passed a version.
-fn pass(up: &Running, version: u64) {
+fn pass(up: &RunningUpstream, version: u64) {
     while up.revision() <= version + 10 {
         up.put("nodes", serde_json::json!({"metadata": {"name": "other"}}));
     }
 }
 
 /// What happens between the restore and our return, each with a name; given the version that we had.
-type Meanwhile = (&'static str, fn(&Running, u64));
+type Meanwhile = (&'static str, fn(&RunningUpstream, u64));
 
 const MEANWHILE: [Meanwhile; 8] = [
     ("nothing", |_, _| {}),

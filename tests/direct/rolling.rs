@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, RequestKind, Running};
+use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use tokio::time::{Duration, sleep};
 
 use crate::direct::{self, App, Ended, PODS};
@@ -23,7 +23,7 @@ impl Drop for Writer {
     }
 }
 
-fn writing(up: &Arc<Running>) -> Writer {
+fn writing(up: &Arc<RunningUpstream>) -> Writer {
     let up = up.clone();
     Writer(tokio::spawn(async move {
         loop {
@@ -39,7 +39,7 @@ fn writing(up: &Arc<Running>) -> Writer {
 
 /// Returns when a client has watched for longer than two lists take; each time that it is told 410 it lists again,
 /// here. A feed that is listed over and over has no events to tell.
-async fn goes_on(up: &Running, app: &App) {
+async fn goes_on(up: &RunningUpstream, app: &App) {
     for _ in 0..LISTS_MAX {
         let watch = app.watch(PODS).initial_events().from(0).await;
         let later = up.revision() + 2 * DURING_A_LIST;

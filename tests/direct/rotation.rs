@@ -6,8 +6,8 @@ use http::Method;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use kube_fanout::demo;
-use kube_fanout::net::{ClientCertificates, Limits, Listener, Tls};
-use kube_fanout::upstream::Source;
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
+use kube_fanout::upstream::CredentialSource;
 
 use crate::direct::{self, App, Dir, Listening, Pair, Protocol, Trust, eventually, pair, within};
 use crate::process::metric;
@@ -74,9 +74,9 @@ async fn new_credentials_are_for_new_requests() {
     dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
     let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
     let address = listener.local_address().expect("it is bound").to_string();
-    let upstream = Listening::start(listener, Some(tls), Limits::default());
+    let upstream = Listening::start(listener, Some(tls), ConnectionLimits::default());
     install(&dir, "client", &old);
-    let credentials = Source::File(dir.file("kubeconfig", &kubeconfig(&address)));
+    let credentials = CredentialSource::File(dir.file("kubeconfig", &kubeconfig(&address)));
     let app = direct::in_front_of("http://127.0.0.1:1").with(|config| config.upstream = credentials).run().await;
     let asked_as = |pair: Pair| {
         let (app, upstream) = (&app, &upstream);

@@ -3,13 +3,13 @@
 use std::sync::LazyLock;
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, Pod, Running};
+use kube_fanout::demo::{self, Pod, RunningUpstream};
 use serde_json::Value;
 
 use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_alike, assert_same, straight};
 
 /// One pod that is labelled, moved, relabelled and deleted; the last revision.
-fn life(up: &Running) -> u64 {
+fn life(up: &RunningUpstream) -> u64 {
     let pod = || Pod::new("default", "nomad");
     up.put_pod(&pod().label("app", "front").node(""));
     up.put_pod(&pod().label("app", "front").node("node-1"));

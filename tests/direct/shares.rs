@@ -4,9 +4,9 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http::{Method, Response};
 use hyper::body::Incoming;
-use kube_fanout::auth::Mode;
+use kube_fanout::auth::AuthMode;
 use kube_fanout::config::Serve;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, App, PODS, Plan};
 
@@ -21,11 +21,11 @@ fn spellings() -> Vec<String> {
 }
 
 /// Ada has one token in all its spellings, and Bob another. Both may do everything.
-async fn ada_and_bob(up: &Running, change: impl FnOnce(&mut Serve)) -> App {
+async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> App {
     spellings().iter().for_each(|token| up.reviews().give(token, "ada"));
     up.reviews().give("b", "bob");
     ["ada", "bob"].iter().for_each(|user| up.reviews().allow(user, "*"));
-    let delegated = |plan: Plan| plan.with(|config| config.auth = Mode::Delegated);
+    let delegated = |plan: Plan| plan.with(|config| config.auth = AuthMode::Delegated);
     delegated(direct::app(up)).with(change).run().await
 }
 

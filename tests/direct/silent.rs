@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use kube_fanout::demo;
-use kube_fanout::net::{ClientCertificates, Limits, Listener, Tls};
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -18,14 +18,14 @@ const LONG: Duration = Duration::from_secs(3600);
 const PLACES: usize = 40;
 
 /// Nothing but a newcomer ends a connection.
-fn patient(connections_max: usize) -> Limits {
-    Limits {
+fn patient(connections_max: usize) -> ConnectionLimits {
+    ConnectionLimits {
         connections_max,
         handshake_max: LONG,
         first_request_max: LONG,
         idle_max: LONG,
         header_max: LONG,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     }
 }
 
@@ -176,14 +176,14 @@ async fn whoever_does_not_read_an_answer_makes_room_for_whoever_asks() {
 
 #[tokio::test]
 async fn a_connection_whose_answers_are_not_read_ends_after_a_while() {
-    let limits = Limits { idle_max: Duration::from_millis(100), ..Limits::default() };
+    let limits = ConnectionLimits { idle_max: Duration::from_millis(100), ..ConnectionLimits::default() };
     let listening = Listening::start(listener().await, None, limits);
     let _ = within("its end", unread(&listening).await).await.expect("no panic");
 }
 
 #[tokio::test]
 async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
-    let limits = Limits { idle_max: Duration::from_millis(100), ..Limits::default() };
+    let limits = ConnectionLimits { idle_max: Duration::from_millis(100), ..ConnectionLimits::default() };
     let listening = Listening::start(listener().await, None, limits);
     let (idle, busy) = (listening.client().multiplexed().await, listening.client().multiplexed().await);
     assert_eq!(idle.get("/").await.status, 200);
@@ -202,7 +202,7 @@ async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
 
 #[tokio::test]
 async fn a_connection_that_is_closed_looks_at_nothing_more() {
-    let listening = Listening::start(listener().await, None, Limits::default());
+    let listening = Listening::start(listener().await, None, ConnectionLimits::default());
     let io = listening.client().over(Protocol::Http2).connect().await.expect("a connection");
     let (sender, connection) = h2::client::handshake(io).await.expect("HTTP/2");
     let mut sender = sender.ready().await.expect("it takes requests");

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use http::Method;
-use kube_fanout::auth::Mode;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::auth::AuthMode;
+use kube_fanout::demo::{self, RunningUpstream};
 use kube_fanout::serve::Unread;
 use tokio::net::TcpStream;
 
@@ -17,7 +17,7 @@ const OBJECT_BYTES: usize = 512 << 10;
 /// Impatient, but for `state_idle_max`, which a busy machine could take for a stop.
 const UNREAD: Unread = Unread { grace: Duration::from_millis(100), state_idle_max: Duration::from_secs(60) };
 
-async fn large() -> Running {
+async fn large() -> RunningUpstream {
     let up = demo::upstream().run().await;
     let value = "x".repeat(OBJECT_BYTES);
     for n in 0..OBJECTS {
@@ -26,7 +26,7 @@ async fn large() -> Running {
     up
 }
 
-fn impatient(up: &Running, unread: Unread) -> Plan {
+fn impatient(up: &RunningUpstream, unread: Unread) -> Plan {
     direct::app(up).with(|config| config.door.unread = unread).idle(Duration::from_millis(40))
 }
 
@@ -99,7 +99,7 @@ async fn a_right_that_ends_ends_them() {
     up.reviews().allow("ada", "*");
     let soon = Duration::from_millis(50);
     let app = impatient(&up, UNREAD).with(|config| {
-        config.auth = Mode::Delegated;
+        config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
         (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (soon, soon, soon, soon);
     });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::demo::{self, RequestKind, Running};
+use kube_fanout::demo::{self, RequestKind, RunningUpstream};
 use tokio::time::Instant;
 
 use crate::direct::{self, App, PODS, Protocol, assert_alike, straight};
@@ -11,7 +11,7 @@ use crate::direct::{self, App, PODS, Protocol, assert_alike, straight};
 const ANY: &str = "/api/v1/pods?resourceVersion=0";
 
 /// A proxy whose upstream lists, but does not stream lists, and keeps LISTs waiting.
-async fn gated(up: &Running, plan: direct::Plan) -> App {
+async fn gated(up: &RunningUpstream, plan: direct::Plan) -> App {
     let app = plan.run().await;
     let known = &app;
     // Discovery lists as well.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, App, Ended, PODS, Watch, eventually, followed};
 
@@ -13,7 +13,7 @@ const LEASED: [&str; 4] = ["l0", "l1", "l2", "l3"];
 
 /// An upstream whose open streams have told of two deletions out of four, and the version of all of them.
 struct Amid {
-    up: Running,
+    up: RunningUpstream,
     app: App,
     /// Opened before them.
     watch: Watch,

@@ -8,8 +8,8 @@ use futures_util::stream;
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
-use kube_fanout::auth::Mode;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::auth::AuthMode;
+use kube_fanout::demo::{self, RunningUpstream};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -149,7 +149,7 @@ async fn nobody_in_particular_keeps_no_place_by_not_reading() {
     let guests = watch::Sender::new(0);
     let upstream = endless(guests.clone()).await;
     let plan = direct::in_front_of(&upstream.url()).with(|config| {
-        config.auth = Mode::Delegated;
+        config.auth = AuthMode::Delegated;
         config.door.body_max = MAX;
         config.door.limits.anonymous_forwards_max = 1;
     });
@@ -186,7 +186,7 @@ const ROW: &str = "/api/v1/namespaces/default/configmaps/large?includeObject=Obj
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 const PER_CONNECTION: usize = 200;
 
-async fn with_objects() -> Running {
+async fn with_objects() -> RunningUpstream {
     let up = demo::upstream().run().await;
     up.put("configmaps", direct::configmap("default", "large", &"x".repeat(1 << 20)));
     up.put("configmaps", direct::configmap("default", "middling", &"x".repeat(60_000)));
@@ -266,7 +266,7 @@ async fn gets_that_nobody_reads_hold_no_memory_of_their_own() {
 }
 
 /// A proxy with room for four MiB of answers, which soon gives up on those who do not read.
-async fn with_little_room(up: &Running) -> App {
+async fn with_little_room(up: &RunningUpstream) -> App {
     let plan = direct::app(up).with(|config| {
         config.door.body_max = MAX;
         config.door.limits.lists_bytes_max = 4 << 20;

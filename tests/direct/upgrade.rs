@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::Method;
-use kube_fanout::demo::{self, Running};
+use kube_fanout::demo::{self, RunningUpstream};
 
 use crate::direct::{self, Answer, App, History, PODS, Protocol, Watch, assert_alike, assert_same, straight};
 
@@ -17,7 +17,7 @@ const NEW: u32 = 37;
 const MARK: &str = r#""release":"1.37""#;
 
 /// Lists and watch-lists of all pods that proxies have asked for, and the same of one page.
-fn lists(up: &Running) -> usize {
+fn lists(up: &RunningUpstream) -> usize {
     let is_state = |query: &&String| !query.contains("watch=") || query.contains("sendInitialEvents");
     let is_whole = |query: &&String| !query.contains("fieldSelector") && !query.contains("continue");
     direct::asked_by_proxies(up, PODS).iter().filter(is_state).filter(is_whole).count()
@@ -46,7 +46,7 @@ fn marks(text: &str) -> usize {
 }
 
 /// The server goes, and comes back as the new release.
-async fn upgrade(up: &Running, app: &App, meanwhile: impl FnOnce()) {
+async fn upgrade(up: &RunningUpstream, app: &App, meanwhile: impl FnOnce()) {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     up.faults().upgrade(NEW);
@@ -56,7 +56,7 @@ async fn upgrade(up: &Running, app: &App, meanwhile: impl FnOnce()) {
 }
 
 /// Every way to a state, from memory.
-async fn assert_all_are_new(up: &Running, app: &App, pods: usize) {
+async fn assert_all_are_new(up: &RunningUpstream, app: &App, pods: usize) {
     let (pod, _) = up.keys("pods").remove(0);
     let (namespace, name) = pod.split_once('/').expect("a namespace");
     let one = format!("/api/v1/namespaces/{namespace}/pods/{name}?resourceVersion=0");

@@ -66,7 +66,7 @@ impl Source {
         found
     }
 
-    /// The tokens between the braces of the first item that starts with `head`: `["impl", "Reason"]`.
+    /// The tokens between the braces of the first item that starts with `head`: `["impl", "ForwardReason"]`.
     pub(crate) fn block(&self, head: &[&str]) -> &[Token] {
         let opening: Vec<_> = head.iter().copied().chain(["{"]).collect();
         let start = (0..self.tokens.len()).find(|at| self.reads(*at, &opening));

@@ -1,15 +1,15 @@
 use std::time::Duration;
 
 use super::*;
-use crate::cache::{Config, Demand, End, FeedSpec, Scope};
+use crate::cache::{CacheConfig, Demand, FeedEnd, FeedSpec, Scope};
 use crate::kube::Gvr;
-use crate::wire::Form;
+use crate::wire::Encoding;
 
 fn spec(namespace: &str) -> FeedSpec {
     FeedSpec::like_pods(FeedKey {
         gvr: Gvr::new("", "v1", "pods"),
         scope: Scope::Namespace(namespace.into()),
-        form: Form::Json,
+        form: Encoding::Json,
     })
 }
 
@@ -22,14 +22,14 @@ fn written(feeds: &Feeds) -> Vec<String> {
 /// A thousand namespaces are asked for, one after the other, by a caller who may; nothing is left of them.
 #[tokio::test(start_paused = true)]
 async fn series_begin_and_end_with_their_feed() {
-    let config = Config::default();
+    let config = CacheConfig::default();
     let kept = config.counts_age_max;
     let (feeds, mut demands) = Feeds::new(config);
     for namespace in 0..1_000 {
         let lease = feeds.lease(&spec(&format!("n{namespace}")), None).expect("there is room");
         let Demand { feed, mut writer } = demands.try_recv().expect("it is demanded");
-        writer.set_state(State::Live);
-        Counts::add(&feed.counts.events, 1);
+        writer.set_state(FeedState::Live);
+        FeedCounts::add(&feed.counts.events, 1);
         drop(lease);
         let text = written(&feeds);
         let labels = format!("resource=\"pods.v1\",namespace=\"n{namespace}\",selector=\"\",form=\"json\"");
@@ -41,7 +41,7 @@ async fn series_begin_and_end_with_their_feed() {
             assert!(text.contains(&expected), "{expected} is not in {text:#?}");
         }
         assert!(feeds.end_if_idle(&feed, Duration::ZERO));
-        feeds.ended(&feed, End::Idle);
+        feeds.ended(&feed, FeedEnd::Idle);
         let text = written(&feeds);
         assert!(text.contains(&format!("kube_fanout_feed_state{{{labels},state=\"ended\"}} 1")));
         assert!(!text.iter().any(|line| line.starts_with("kube_fanout_feed_objects")), "it holds none");

@@ -4,13 +4,13 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::app::rights::Rights;
-use crate::cache::{Cursor, Lease, Pull, Scope, State, View};
+use crate::cache::{Cursor, FeedHandle, FeedState, Pull, Scope, View};
 use crate::kube::Gvr;
 use crate::serve::feed_spec;
 
 /// Listens to a resource whose changes say that something else may be served. Its feed is one like any other: clients
 /// that watch the resource share it.
-pub(super) struct Listener {
+pub(super) struct ChangeListener {
     pub(super) gvr: Gvr,
     pub(super) rights: Rights,
     /// Tells under which number.
@@ -33,7 +33,7 @@ pub(super) enum News {
 /// What is pulled is not kept.
 const ROOM: usize = 1 << 20;
 
-impl Listener {
+impl ChangeListener {
     pub(super) async fn run(self) {
         loop {
             if let Some(lease) = self.lease() {
@@ -44,7 +44,7 @@ impl Listener {
         }
     }
 
-    fn lease(&self) -> Option<Lease> {
+    fn lease(&self) -> Option<FeedHandle> {
         if !self.rights.follow_cluster() {
             return None;
         }
@@ -53,17 +53,17 @@ impl Listener {
     }
 
     /// Returns when the feed has ended.
-    async fn listen(&self, lease: &Lease) {
+    async fn listen(&self, lease: &FeedHandle) {
         let mut state = lease.reader.watch_state();
         let mut cursor = None;
         loop {
             let now = *state.borrow_and_update();
             match now {
-                State::Ended(_) => return,
-                State::Syncing => cursor = None,
-                State::Live | State::Stale { .. } => {
+                FeedState::Ended(_) => return,
+                FeedState::Syncing => cursor = None,
+                FeedState::Live | FeedState::Stale { .. } => {
                     cursor.get_or_insert_with(|| lease.reader.open_at_end(View::everything()).cursor);
-                    self.tell(if now == State::Live { News::Listening } else { News::Deaf }).await;
+                    self.tell(if now == FeedState::Live { News::Listening } else { News::Deaf }).await;
                 }
             }
             loop {

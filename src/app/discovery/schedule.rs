@@ -15,7 +15,7 @@ pub(super) struct Schedule {
     unasked: Option<Instant>,
     /// The last change of all.
     changed: Option<Instant>,
-    told: Told,
+    told: ChangesHeard,
     /// How much of the longest period passes before the next question: thousands that began together do not ask
     /// together.
     part: f64,
@@ -23,7 +23,7 @@ pub(super) struct Schedule {
 
 /// What will be heard of changes, behind a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum ChangesHeard {
     All,
     /// Not all, or the last question was not answered.
     Part,
@@ -54,7 +54,7 @@ const EARLIER: f64 = 0.2;
 impl Schedule {
     /// Behind a first question.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
-        Self { asked, answered, unasked: None, changed: None, told: Told::Part, part: 1.0 }
+        Self { asked, answered, unasked: None, changed: None, told: ChangesHeard::Part, part: 1.0 }
     }
 
     /// Something has changed, or may have while nobody looked.
@@ -70,7 +70,7 @@ impl Schedule {
     }
 
     /// What will be heard of changes.
-    pub(super) fn rely(&mut self, told: Told) {
+    pub(super) fn rely(&mut self, told: ChangesHeard) {
         self.told = told;
     }
 
@@ -82,9 +82,9 @@ impl Schedule {
     /// When the next question is due.
     pub(super) fn due(&self) -> Instant {
         let routine = match self.told {
-            Told::All => self.asked + PERIOD_WHEN_TOLD,
-            Told::Part => self.asked + PERIOD,
-            Told::Nothing { again } => {
+            ChangesHeard::All => self.asked + PERIOD_WHEN_TOLD,
+            ChangesHeard::Part => self.asked + PERIOD,
+            ChangesHeard::Nothing { again } => {
                 let routine = self.asked + PERIOD_OF_BUILT_INS.mul_f64(self.part);
                 again.map_or(routine, |again| again.max(self.answered + SPACING).min(routine))
             }
@@ -113,7 +113,7 @@ mod tests {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut schedule = Schedule::new(start, start);
-        schedule.rely(if is_told { Told::All } else { Told::Part });
+        schedule.rely(if is_told { ChangesHeard::All } else { ChangesHeard::Part });
         let (mut changes, mut asked) = (changes.iter().copied().peekable(), Vec::new());
         loop {
             let due = u64::try_from(schedule.due().duration_since(start).as_millis()).expect("soon");
@@ -151,11 +151,11 @@ mod tests {
         let mut schedule = Schedule::new(start, start);
         for _ in 0..100 {
             schedule.ask(start, start);
-            schedule.rely(Told::Nothing { again: None });
+            schedule.rely(ChangesHeard::Nothing { again: None });
             assert!((after(2880)..=after(3600)).contains(&schedule.due()));
-            schedule.rely(Told::Nothing { again: Some(after(30)) });
+            schedule.rely(ChangesHeard::Nothing { again: Some(after(30)) });
             assert_eq!(schedule.due(), after(30));
-            schedule.rely(Told::Nothing { again: Some(after(7200)) });
+            schedule.rely(ChangesHeard::Nothing { again: Some(after(7200)) });
             assert!(schedule.due() <= after(3600));
         }
     }

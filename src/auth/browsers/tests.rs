@@ -200,11 +200,11 @@ fn an_origin_has_one_spelling() {
         ("http://[::1]:1", "http://[0::0:1]:1"),
         ("app://x", "APP://X"),
     ] {
-        assert_eq!(a.parse::<Origin>(), b.parse::<Origin>(), "{a}");
+        assert_eq!(a.parse::<PageOrigin>(), b.parse::<PageOrigin>(), "{a}");
     }
     for text in
         ["", "null", "*", "http://*", "http://*.example", "a.example", "http://a/", "http://", "1a://b", "a b://c"]
     {
-        assert!(text.parse::<Origin>().is_err(), "{text}");
+        assert!(text.parse::<PageOrigin>().is_err(), "{text}");
     }
 }

@@ -1,24 +1,24 @@
 use std::sync::Arc;
 
-use super::super::Refused;
-use super::super::accesses::{Accesses, Asks};
+use super::super::NotGranted;
+use super::super::accesses::{AccessPurpose, AccessReviewer};
 use super::Impersonation;
-use super::modes::{Mode, Step, modes};
-use crate::kube::{Access, Status, Target, User};
+use super::modes::{ImpersonationMode, ImpersonationStep, modes};
+use crate::kube::{Access, AccessTarget, Status, User};
 
 /// Why a requestor is not taken for somebody else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impeded {
     /// What it would have to be allowed.
     access: Access,
-    pub(in super::super) refused: Refused,
+    pub(in super::super) refused: NotGranted,
 }
 
 impl Impeded {
     /// Nobody knows who asks.
     pub(in super::super) fn unknown() -> Self {
-        let access = Access { verb: String::new(), target: Target::Path(String::new()) };
-        Self { access, refused: Refused::Unauthenticated }
+        let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
+        Self { access, refused: NotGranted::Unauthenticated }
     }
 
     /// In the apiserver's words.
@@ -35,7 +35,7 @@ impl Impersonation {
     /// No way is open, or that cannot be found out.
     pub(in super::super) async fn judged(
         &self,
-        accesses: &Accesses,
+        accesses: &AccessReviewer,
         requestor: &Arc<User>,
         request: Option<&Access>,
     ) -> Result<User, Impeded> {
@@ -43,7 +43,7 @@ impl Impersonation {
         for mode in modes(requestor, &self.0, request) {
             match is_open(accesses, requestor, &mode).await {
                 Ok(()) => return Ok(mode.user),
-                Err(impeded) if matches!(impeded.refused, Refused::Denied(_)) => {
+                Err(impeded) if matches!(impeded.refused, NotGranted::Denied(_)) => {
                     first.get_or_insert(impeded);
                 }
                 Err(impeded) => return Err(impeded),
@@ -53,28 +53,28 @@ impl Impersonation {
     }
 }
 
-async fn is_open(accesses: &Accesses, requestor: &Arc<User>, mode: &Mode) -> Result<(), Impeded> {
+async fn is_open(accesses: &AccessReviewer, requestor: &Arc<User>, mode: &ImpersonationMode) -> Result<(), Impeded> {
     let subject = mode.subject.clone().map_or_else(|| requestor.clone(), Arc::new);
     for step in &mode.steps {
         match step {
-            Step::Ask(access) => ask(accesses, &subject, access).await?,
-            Step::AllOrEach(all, each) => match ask(accesses, &subject, all).await {
-                Err(Impeded { refused: Refused::Denied(_), .. }) => {
+            ImpersonationStep::Ask(access) => ask(accesses, &subject, access).await?,
+            ImpersonationStep::AllOrEach(all, each) => match ask(accesses, &subject, all).await {
+                Err(Impeded { refused: NotGranted::Denied(_), .. }) => {
                     for access in each {
                         ask(accesses, &subject, access).await?;
                     }
                 }
                 other => other?,
             },
-            Step::Never(access, why) => {
-                return Err(Impeded { access: access.clone(), refused: Refused::Denied(Arc::from(why.as_str())) });
+            ImpersonationStep::Never(access, why) => {
+                return Err(Impeded { access: access.clone(), refused: NotGranted::Denied(Arc::from(why.as_str())) });
             }
         }
     }
     Ok(())
 }
 
-async fn ask(accesses: &Accesses, subject: &Arc<User>, access: &Access) -> Result<(), Impeded> {
-    let decided = accesses.decide(subject, &Arc::new(access.clone()), Asks::Request).await;
+async fn ask(accesses: &AccessReviewer, subject: &Arc<User>, access: &Access) -> Result<(), Impeded> {
+    let decided = accesses.decide(subject, &Arc::new(access.clone()), AccessPurpose::Request).await;
     decided.map(drop).map_err(|refused| Impeded { access: access.clone(), refused })
 }

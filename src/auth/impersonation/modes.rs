@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 
 use super::names::{Named, wrong_extra_key};
-use crate::kube::{Access, ResourceTarget, Target, User};
+use crate::kube::{Access, AccessTarget, ResourceTarget, User};
 
 /// A way to be taken for somebody. All of its steps have to be taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mode {
+pub(super) struct ImpersonationMode {
     /// Who is asked about, where that is not the requestor as it is.
     pub(super) subject: Option<User>,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<ImpersonationStep>,
     /// Whom the request is from then.
     pub(super) user: User,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ImpersonationStep {
     Ask(Access),
     /// The first, or else every other one.
     AllOrEach(Access, Vec<Access>),
@@ -45,17 +45,17 @@ const MANY: usize = 4;
 /// The ways in which `requestor` may be taken for `wanted` in a request, in the order in which upstream tries them.
 ///
 /// `request`: `None` where upstream knows nothing of constraints, which are on what is done in another one's name.
-pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<Mode> {
+pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<ImpersonationMode> {
     let constrained = request.map(|request| constrained(requestor, wanted, request)).unwrap_or_default();
-    let mut steps = vec![Step::Ask(LEGACY.name(&wanted.name))];
+    let mut steps = vec![ImpersonationStep::Ask(LEGACY.name(&wanted.name))];
     steps.extend(LEGACY.uid(wanted));
-    steps.extend(wanted.groups.iter().map(|group| Step::Ask(LEGACY.group_named(group))));
-    steps.extend(LEGACY.extras(&wanted.extra).into_iter().map(Step::Ask));
-    let legacy = Mode { subject: None, steps, user: wanted.clone() };
+    steps.extend(wanted.groups.iter().map(|group| ImpersonationStep::Ask(LEGACY.group_named(group))));
+    steps.extend(LEGACY.extras(&wanted.extra).into_iter().map(ImpersonationStep::Ask));
+    let legacy = ImpersonationMode { subject: None, steps, user: wanted.clone() };
     constrained.into_iter().chain([legacy]).collect()
 }
 
-fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Mode> {
+fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<ImpersonationMode> {
     let is_bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
     match Named::of(&wanted.name) {
         Named::Node(node) if is_bare => {
@@ -63,7 +63,11 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Mode> {
             let mode = |mode: &str, name: &str, subject| {
                 let verb = format!("impersonate:{mode}");
                 let name = Verb { verb: &verb, group: AUTHENTICATION }.target("nodes", "", "", name);
-                Mode { subject, steps: vec![Step::Ask(on(mode, request)), Step::Ask(name)], user: user.clone() }
+                ImpersonationMode {
+                    subject,
+                    steps: vec![ImpersonationStep::Ask(on(mode, request)), ImpersonationStep::Ask(name)],
+                    user: user.clone(),
+                }
             };
             let associated =
                 is_associated(requestor, node).then(|| mode("associated-node", "*", Some(bound(requestor))));
@@ -71,8 +75,11 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Mode> {
         }
         Named::ServiceAccount { .. } if is_bare => {
             let verb = Verb { verb: "impersonate:serviceaccount", group: AUTHENTICATION };
-            let steps = vec![Step::Ask(on("serviceaccount", request)), Step::Ask(verb.name(&wanted.name))];
-            vec![Mode { subject: None, steps, user: wanted.clone() }]
+            let steps = vec![
+                ImpersonationStep::Ask(on("serviceaccount", request)),
+                ImpersonationStep::Ask(verb.name(&wanted.name)),
+            ];
+            vec![ImpersonationMode { subject: None, steps, user: wanted.clone() }]
         }
         Named::Node(_) | Named::ServiceAccount { .. } => Vec::new(),
         Named::Other => vec![user_info(wanted, request)],
@@ -80,29 +87,34 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Mode> {
 }
 
 /// Somebody who is neither a node nor a service account, with all that makes a user.
-fn user_info(wanted: &User, request: &Access) -> Mode {
+fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
     let verb = Verb { verb: "impersonate:user-info", group: AUTHENTICATION };
-    let mut steps = vec![Step::Ask(on("user-info", request)), Step::Ask(verb.name(&wanted.name))];
+    let mut steps =
+        vec![ImpersonationStep::Ask(on("user-info", request)), ImpersonationStep::Ask(verb.name(&wanted.name))];
     steps.extend(verb.uid(wanted));
     if let Some((group, why)) = wrong_group(&wanted.groups) {
-        steps.push(Step::Never(verb.group_named(group), why.to_owned()));
+        steps.push(ImpersonationStep::Never(verb.group_named(group), why.to_owned()));
     } else {
         let groups: Vec<_> = wanted.groups.iter().map(|group| verb.group_named(group)).collect();
         steps.extend(asked(groups, wanted.groups.len() >= MANY, || verb.group_named("*")));
     }
     if let Some(why) = wrong_extra(&wanted.extra) {
-        steps.push(Step::Never(verb.extra("", ""), why));
+        steps.push(ImpersonationStep::Never(verb.extra("", ""), why));
     } else {
         let extras = verb.extras(&wanted.extra);
         // Each key has values here.
         let are_many = extras.len() >= MANY;
         steps.extend(asked(extras, are_many, || verb.extra("*", "*")));
     }
-    Mode { subject: None, steps, user: wanted.clone() }
+    ImpersonationMode { subject: None, steps, user: wanted.clone() }
 }
 
-fn asked(each: Vec<Access>, are_many: bool, all: impl FnOnce() -> Access) -> Vec<Step> {
-    if are_many { vec![Step::AllOrEach(all(), each)] } else { each.into_iter().map(Step::Ask).collect() }
+fn asked(each: Vec<Access>, are_many: bool, all: impl FnOnce() -> Access) -> Vec<ImpersonationStep> {
+    if are_many {
+        vec![ImpersonationStep::AllOrEach(all(), each)]
+    } else {
+        each.into_iter().map(ImpersonationStep::Ask).collect()
+    }
 }
 
 fn wrong_group(groups: &[String]) -> Option<(&str, &str)> {
@@ -159,9 +171,9 @@ impl Verb<'_> {
         self.target("groups", "", "", group)
     }
 
-    fn uid(self, wanted: &User) -> Option<Step> {
+    fn uid(self, wanted: &User) -> Option<ImpersonationStep> {
         let verb = Self { group: AUTHENTICATION, ..self };
-        (!wanted.uid.is_empty()).then(|| Step::Ask(verb.target("uids", "", "", &wanted.uid)))
+        (!wanted.uid.is_empty()).then(|| ImpersonationStep::Ask(verb.target("uids", "", "", &wanted.uid)))
     }
 
     fn extra(self, key: &str, value: &str) -> Access {
@@ -182,6 +194,6 @@ impl Verb<'_> {
             name: name.to_owned(),
             ..ResourceTarget::default()
         };
-        Access { verb: self.verb.to_owned(), target: Target::Resource(Box::new(target)) }
+        Access { verb: self.verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
     }
 }

@@ -1,8 +1,8 @@
 use http::{HeaderName, HeaderValue};
 
-use super::modes::{Mode, Step, modes};
+use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use super::*;
-use crate::kube::{Access, Query, RequestInfo, ResourceTarget, Target};
+use crate::kube::{Access, AccessTarget, Query, RequestInfo, ResourceTarget};
 
 fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, NobodyNamed> {
     let mut headers = HeaderMap::new();
@@ -20,8 +20,8 @@ fn request(method: &str, path: &str) -> Access {
 fn told(access: &Access) -> String {
     let word = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     match &access.target {
-        Target::Path(path) => format!("{} {path}", access.verb),
-        Target::Resource(target) => {
+        AccessTarget::Path(path) => format!("{} {path}", access.verb),
+        AccessTarget::Resource(target) => {
             let ResourceTarget { group, resource, subresource, namespace, name, version, .. } = &**target;
             assert_eq!(version, "v1");
             let resource = if subresource.is_empty() { resource.clone() } else { format!("{resource}/{subresource}") };
@@ -30,13 +30,13 @@ fn told(access: &Access) -> String {
     }
 }
 
-fn steps(mode: &Mode) -> Vec<String> {
-    let step = |step: &Step| match step {
-        Step::Ask(access) => told(access),
-        Step::AllOrEach(all, each) => {
+fn steps(mode: &ImpersonationMode) -> Vec<String> {
+    let step = |step: &ImpersonationStep| match step {
+        ImpersonationStep::Ask(access) => told(access),
+        ImpersonationStep::AllOrEach(all, each) => {
             format!("{} or {}", told(all), each.iter().map(told).collect::<Vec<_>>().join(" and "))
         }
-        Step::Never(access, why) => format!("never {}: {why}", told(access)),
+        ImpersonationStep::Never(access, why) => format!("never {}: {why}", told(access)),
     };
     mode.steps.iter().map(step).collect()
 }

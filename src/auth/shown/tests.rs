@@ -9,7 +9,7 @@ fn shown(root: &Authority, from: u64, to: u64) -> Shown {
 
 /// Whose it is at these moments, and how often signatures were looked at for that.
 fn asked(shown: &Shown, authorities: &Authorities, moments: &[u64]) -> (usize, Vec<bool>) {
-    checks(|| moments.iter().map(|now| shown.holder(Role::Client, authorities, at(*now)).is_ok()).collect())
+    checks(|| moments.iter().map(|now| shown.holder(AuthorityRole::Client, authorities, at(*now)).is_ok()).collect())
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_client_is_no_front_proxy_by_what_was_found_out_of_it_as_a_client() {
     let client = shown(&clients, 0, 100);
     let (clients, proxies) = (clients.trusted(), proxies.trusted());
     for _ in 0..2 {
-        assert!(client.holder(Role::Client, &clients, at(1)).is_ok());
-        assert!(client.holder(Role::FrontProxy, &proxies, at(1)).is_err());
+        assert!(client.holder(AuthorityRole::Client, &clients, at(1)).is_ok());
+        assert!(client.holder(AuthorityRole::FrontProxy, &proxies, at(1)).is_err());
     }
 }

@@ -37,7 +37,7 @@ async fn guesses_do_not_delay_a_revocation() {
 /// Nor do they delay a lease's question about its token, whoever asks about the same token meanwhile.
 #[tokio::test(start_paused = true)]
 async fn guesses_do_not_delay_the_end_of_a_token() {
-    let scene = scene_with(Config { token_ttl: Duration::from_millis(1), ..Config::default() });
+    let scene = scene_with(AuthConfig { token_ttl: Duration::from_millis(1), ..AuthConfig::default() });
     let watch = scene.watch("ada", PODS).await;
     scene.stub.slow("guess", SLOW);
     scene.stub.take("ada");
@@ -100,7 +100,7 @@ async fn namespaces_of_readable_watches_do_not_delay_a_revocation() {
 
 #[tokio::test(start_paused = true)]
 async fn one_users_leases_do_not_delay_anothers() {
-    let scene = scene_with(Config { accesses_burst_per_user: 10_000, ..Config::default() });
+    let scene = scene_with(AuthConfig { accesses_burst_per_user: 10_000, ..AuthConfig::default() });
     let watch = scene.watch("ada", PODS).await;
     let mut others = Vec::new();
     for number in 0..3_000 {

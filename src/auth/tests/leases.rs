@@ -76,7 +76,7 @@ async fn a_release_of_a_thousand_bindings_costs_each_lease_a_few_questions() {
 /// A change that touches everybody, in front of very many: upstream is asked no faster than is stated.
 #[tokio::test(start_paused = true)]
 async fn leases_ask_upstream_no_faster_than_is_stated() {
-    let scene = scene_with(Config { lease_reviews: 100, accesses_burst_per_user: 10_000, ..Config::default() });
+    let scene = scene_with(AuthConfig { lease_reviews: 100, accesses_burst_per_user: 10_000, ..AuthConfig::default() });
     let mut watches = Vec::new();
     for number in 0..1_000 {
         watches.push(scene.watch(&format!("u-{}", number % 50), &pods(number)).await);

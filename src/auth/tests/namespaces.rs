@@ -6,14 +6,14 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::Verdict;
-use crate::auth::stub::Asked;
+use crate::auth::stub::AskedQuestion;
 
-fn places(asked: &[Asked]) -> BTreeSet<&str> {
+fn places(asked: &[AskedQuestion]) -> BTreeSet<&str> {
     asked.iter().filter_map(|asked| asked.namespace.as_deref()).collect()
 }
 
 /// How much was asked in the busiest second.
-fn most_in_a_second(asked: &[Asked]) -> usize {
+fn most_in_a_second(asked: &[AskedQuestion]) -> usize {
     let times: Vec<_> = asked.iter().map(|asked| asked.at).collect();
     let within = |at: usize| times[at..].iter().take_while(|time| **time < times[at] + seconds(1)).count();
     (0..times.len()).map(within).max().unwrap_or_default()
@@ -50,7 +50,7 @@ async fn without_a_change_each_namespace_is_asked_about_once_a_minute_and_not_to
     sleep(seconds(300)).await;
     let asked = scene.stub.asked();
     let mut last = BTreeMap::new();
-    for Asked { at, namespace, .. } in asked.iter().filter(|asked| asked.namespace.is_some()) {
+    for AskedQuestion { at, namespace, .. } in asked.iter().filter(|asked| asked.namespace.is_some()) {
         if let Some(before) = last.insert(namespace.clone(), *at) {
             assert!(*at - before <= seconds(61), "{namespace:?}");
         }
@@ -86,11 +86,11 @@ async fn a_change_everywhere_is_asserted_in_time_and_within_the_budget() {
 
 #[tokio::test(start_paused = true)]
 async fn one_users_watches_stand_on_no_more_namespaces_than_can_be_asked_about() {
-    let scene = scene_with(Config { namespaces: 100, namespaces_per_user: 25, ..Config::default() });
+    let scene = scene_with(AuthConfig { namespaces: 100, namespaces_per_user: 25, ..AuthConfig::default() });
     let first = scene.readable("ada", &named(60)).await.expect("it is let in");
     let uri = "/api/v1/configmaps?watch=1";
     let second = scene.readable_of("ada", uri, &named(41)).await.map(drop);
-    assert!(matches!(second, Err(Refused::TooMany { .. })), "{second:?}");
+    assert!(matches!(second, Err(NotGranted::TooMany { .. })), "{second:?}");
     let second = scene.readable_of("ada", uri, &named(40)).await.expect("as many as that");
     // One that comes up in an open watch is one too many for it, and for it alone.
     first.ask("another");

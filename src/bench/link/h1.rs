@@ -8,26 +8,26 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::sync::Mutex;
 
-use super::{Answer, Body, Failed, Io, Opened};
+use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer};
 use crate::bench::target::Target;
 
 /// One request at a time, as HTTP/1.1 has it.
 #[derive(Clone)]
-pub(in crate::bench) struct Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
+pub(in crate::bench) struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
 
-pub(super) async fn open(io: Io, _: &Target) -> Result<Opened, Failed> {
+pub(super) async fn open(io: Io, _: &Target) -> Result<OpenedLink, LinkError> {
     let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
-    let sender = Sender(Arc::new(Mutex::new(sender)));
-    Ok(Opened { sender: super::Sender::H1(sender), driver: Box::pin(async { drop(connection.await) }) })
+    let sender = H1Sender(Arc::new(Mutex::new(sender)));
+    Ok(OpenedLink { sender: super::Sender::H1(sender), driver: Box::pin(async { drop(connection.await) }) })
 }
 
-impl Sender {
-    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<Answer, Failed> {
+impl H1Sender {
+    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingAnswer, LinkError> {
         let mut sender = self.0.lock().await;
         sender.ready().await?;
         let response = sender.send_request(request.map(|()| Full::new(body))).await?;
         let (head, body) = response.into_parts();
-        Ok(Answer { status: head.status, body: Body::H1(body) })
+        Ok(PendingAnswer { status: head.status, body: AnswerBody::H1(body) })
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -35,7 +35,7 @@ impl Sender {
     }
 }
 
-pub(super) async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, Failed>> {
+pub(super) async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, LinkError>> {
     loop {
         match body.frame().await? {
             // Trailers are no bytes of the body.

@@ -3,39 +3,39 @@ use h2::RecvStream;
 use h2::client::{Builder, SendRequest};
 use http::Request;
 
-use super::{Answer, Body, Failed, Io, Opened, Windows};
+use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer, Windows};
 use crate::bench::target::Target;
 
 #[derive(Clone)]
-pub(in crate::bench) struct Sender(SendRequest<Bytes>);
+pub(in crate::bench) struct H2Sender(SendRequest<Bytes>);
 
-pub(super) async fn open(io: Io, _: &Target, windows: Windows) -> Result<Opened, Failed> {
+pub(super) async fn open(io: Io, _: &Target, windows: Windows) -> Result<OpenedLink, LinkError> {
     let (sender, connection) = Builder::new()
         .enable_push(false)
         .initial_window_size(windows.stream)
         .initial_connection_window_size(windows.connection)
         .handshake::<_, Bytes>(io)
         .await?;
-    Ok(Opened { sender: super::Sender::H2(Sender(sender)), driver: Box::pin(async { drop(connection.await) }) })
+    Ok(OpenedLink { sender: super::Sender::H2(H2Sender(sender)), driver: Box::pin(async { drop(connection.await) }) })
 }
 
-impl Sender {
-    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<Answer, Failed> {
+impl H2Sender {
+    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingAnswer, LinkError> {
         let mut sender = self.0.clone().ready().await?;
         let (response, mut stream) = sender.send_request(request, body.is_empty())?;
         if !body.is_empty() {
             stream.send_data(body, true)?;
         }
         let (head, body) = response.await?.into_parts();
-        Ok(Answer { status: head.status, body: Body::H2(body) })
+        Ok(PendingAnswer { status: head.status, body: AnswerBody::H2(body) })
     }
 }
 
 /// What is handed out counts as read.
-pub(super) async fn chunk(body: &mut RecvStream) -> Option<Result<Bytes, Failed>> {
+pub(super) async fn chunk(body: &mut RecvStream) -> Option<Result<Bytes, LinkError>> {
     let data = match body.data().await? {
         Ok(data) => data,
         Err(error) => return Some(Err(error.into())),
     };
-    Some(body.flow_control().release_capacity(data.len()).map(|()| data).map_err(Failed::from))
+    Some(body.flow_control().release_capacity(data.len()).map(|()| data).map_err(LinkError::from))
 }

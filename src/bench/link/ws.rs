@@ -9,12 +9,12 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-use super::{Answer, Body, Failed, Io, Opened};
+use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer};
 use crate::bench::target::Target;
 
 /// The connection until it becomes a WebSocket, which it does once.
 #[derive(Clone)]
-pub(in crate::bench) struct Sender {
+pub(in crate::bench) struct WebSocketSender {
     io: Arc<Mutex<Option<Io>>>,
     authority: String,
     origin: String,
@@ -23,20 +23,20 @@ pub(in crate::bench) struct Sender {
 /// An open WebSocket; a message is a frame of the watch.
 pub(in crate::bench) struct Messages(WebSocketStream<Io>);
 
-pub(super) fn open(io: Io, target: &Target) -> Opened {
+pub(super) fn open(io: Io, target: &Target) -> OpenedLink {
     let (authority, origin) = (target.authority().to_owned(), target.origin());
-    let sender = Sender { io: Arc::new(Mutex::new(Some(io))), authority, origin };
+    let sender = WebSocketSender { io: Arc::new(Mutex::new(Some(io))), authority, origin };
     // Who reads the messages drives the connection.
-    Opened { sender: super::Sender::Ws(sender), driver: Box::pin(std::future::pending()) }
+    OpenedLink { sender: super::Sender::Ws(sender), driver: Box::pin(std::future::pending()) }
 }
 
-impl Sender {
+impl WebSocketSender {
     pub(super) fn is_used(&self) -> bool {
         self.io.lock().is_none()
     }
 
-    pub(super) async fn send(&self, request: Request<()>) -> Result<Answer, Failed> {
-        let io = self.io.lock().take().ok_or_else(|| Failed::Ws("the connection is used".to_owned()))?;
+    pub(super) async fn send(&self, request: Request<()>) -> Result<PendingAnswer, LinkError> {
+        let io = self.io.lock().take().ok_or_else(|| LinkError::Ws("the connection is used".to_owned()))?;
         let (mut head, ()) = request.into_parts();
         head.uri = format!("ws://{}{}", self.authority, head.uri).parse().map_err(http::Error::from)?;
         // Any origin will do for an apiserver, but there must be one; a proxy may insist on its own.
@@ -47,15 +47,17 @@ impl Sender {
         let key = http::HeaderValue::try_from(generate_key()).map_err(http::Error::from)?;
         head.headers.insert(SEC_WEBSOCKET_KEY, key);
         match tokio_tungstenite::client_async(Request::from_parts(head, ()), io).await {
-            Ok((stream, _)) => Ok(Answer { status: http::StatusCode::OK, body: Body::Ws(Box::new(Messages(stream))) }),
-            Err(Error::Http(response)) => Err(Failed::Ws(format!("refused: {}", response.status()))),
-            Err(error) => Err(Failed::Ws(error.to_string())),
+            Ok((stream, _)) => {
+                Ok(PendingAnswer { status: http::StatusCode::OK, body: AnswerBody::Ws(Box::new(Messages(stream))) })
+            }
+            Err(Error::Http(response)) => Err(LinkError::Ws(format!("refused: {}", response.status()))),
+            Err(error) => Err(LinkError::Ws(error.to_string())),
         }
     }
 }
 
 impl Messages {
-    pub(super) async fn next(&mut self) -> Option<Result<Bytes, Failed>> {
+    pub(super) async fn next(&mut self) -> Option<Result<Bytes, LinkError>> {
         loop {
             match self.0.next().await? {
                 Ok(Message::Text(text)) => return Some(Ok(text.into())),
@@ -63,7 +65,7 @@ impl Messages {
                 Ok(Message::Close(_)) | Err(Error::ConnectionClosed) => return None,
                 // The library answers pings itself.
                 Ok(_) => {}
-                Err(error) => return Some(Err(Failed::Ws(error.to_string()))),
+                Err(error) => return Some(Err(LinkError::Ws(error.to_string()))),
             }
         }
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::kube::EventType;
-use crate::wire::{Envelope, Form, Shape};
+use crate::wire::{Encoding, Envelope, JsonLayout};
 
 fn put(number: u8, payload: &[u8]) -> Vec<u8> {
     assert!(payload.len() < 128 * 128);
@@ -32,7 +32,7 @@ fn pod() -> Vec<u8> {
 }
 
 fn protobuf(kind: EventType, body: &[u8]) -> Vec<u8> {
-    let framed = Envelope::new(Form::Protobuf, "v1", "Pod", Shape::BuiltIn).frame(kind, body);
+    let framed = Envelope::new(Encoding::Protobuf, "v1", "Pod", JsonLayout::BuiltIn).frame(kind, body);
     framed[4..].to_vec()
 }
 
@@ -44,14 +44,14 @@ fn what_matters_is_found_in_a_line() {
         r#""annotations":{"kube-fanout.io/written-at-ns":"777"}}}}"#
     )
     .as_bytes();
-    assert_eq!(search.classify(line), Found::Written);
+    assert_eq!(search.classify(line), RecognisedFrame::Written);
     assert_eq!((search.version(line), search.written_at_ns(line)), (Some(42), Some(777)));
-    assert_eq!(search.classify(br#"{"type":"DELETED","object":{}}"#), Found::Deleted);
+    assert_eq!(search.classify(br#"{"type":"DELETED","object":{}}"#), RecognisedFrame::Deleted);
     let end = br#"{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
-    assert_eq!(search.classify(end), Found::Bookmark { initial_end: true });
-    assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":410}}"#), Found::Expired);
-    assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":500}}"#), Found::Error);
-    assert_eq!(search.classify(b"oops"), Found::Unknown);
+    assert_eq!(search.classify(end), RecognisedFrame::Bookmark { initial_end: true });
+    assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":410}}"#), RecognisedFrame::Expired);
+    assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":500}}"#), RecognisedFrame::Error);
+    assert_eq!(search.classify(b"oops"), RecognisedFrame::Unknown);
     let list = br#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"99"},"items":["#;
     assert_eq!(search.list_version(list), Some(99));
 }
@@ -64,7 +64,7 @@ fn what_matters_is_found_in_a_table() {
         r#"{{"type":"ADDED","object":{{"kind":"Table","metadata":{{"resourceVersion":"42"}},"rows":[{row}]}}}}"#
     );
     let search = Recogniser::new(false);
-    assert_eq!(search.classify(line.as_bytes()), Found::Written);
+    assert_eq!(search.classify(line.as_bytes()), RecognisedFrame::Written);
     assert_eq!((search.version(line.as_bytes()), search.written_at_ns(line.as_bytes())), (Some(42), Some(777)));
 }
 
@@ -72,15 +72,15 @@ fn what_matters_is_found_in_a_table() {
 fn what_matters_is_found_in_protobuf() {
     let search = Recogniser::new(true);
     let frame = protobuf(EventType::Modified, &pod());
-    assert_eq!(search.classify(&frame), Found::Written);
+    assert_eq!(search.classify(&frame), RecognisedFrame::Written);
     assert_eq!((search.version(&frame), search.written_at_ns(&frame)), (Some(42), Some(777)));
-    assert_eq!(search.classify(&protobuf(EventType::Deleted, &pod())), Found::Deleted);
+    assert_eq!(search.classify(&protobuf(EventType::Deleted, &pod())), RecognisedFrame::Deleted);
     let entry = [put(1, b"k8s.io/initial-events-end"), put(2, b"true")].concat();
     let bookmark = protobuf(EventType::Bookmark, &put(1, &[put(6, b"43"), put(12, &entry)].concat()));
-    assert_eq!(search.classify(&bookmark), Found::Bookmark { initial_end: true });
+    assert_eq!(search.classify(&bookmark), RecognisedFrame::Bookmark { initial_end: true });
     assert_eq!(search.version(&bookmark), Some(43));
     let gone = protobuf(EventType::Error, &[put(4, b"Expired"), vec![6 << 3, 0x9a, 0x03]].concat());
-    assert_eq!(search.classify(&gone), Found::Expired);
+    assert_eq!(search.classify(&gone), RecognisedFrame::Expired);
 }
 
 #[test]

@@ -6,15 +6,15 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::super::BenchError;
-use super::super::link::{self, Failed, Opened, Sender, Windows};
-use super::super::objects::Objects;
-use super::super::outcome::{Figures, Outcome, curve, ms, quantile_ms};
-use super::super::plan::{Kind, Plan};
+use super::super::link::{self, LinkError, OpenedLink, Sender, Windows};
+use super::super::objects::WorkloadObjects;
+use super::super::outcome::{Figures, RunOutcome, curve, ms, quantile_ms};
+use super::super::plan::{ObjectGroup, Plan};
 use super::super::process::own_cpu;
 use super::super::session::{Session, mib, since};
 use super::super::tally::histogram;
 use super::super::target::{Ask, Target};
-use super::super::words::{Protocol, Storm};
+use super::super::words::{Storm, WatchProtocol};
 use crate::base::Tasks;
 
 /// Of answers that are only counted.
@@ -23,10 +23,10 @@ const KEPT_BYTES: usize = 0;
 /// What all the callers share.
 struct Calls {
     target: Target,
-    protocol: Protocol,
+    protocol: WatchProtocol,
     windows: Windows,
-    objects: Objects,
-    kind: Kind,
+    objects: WorkloadObjects,
+    kind: ObjectGroup,
     accept: &'static str,
     /// Requests still to be sent; `u64::MAX` is until the time is up.
     left: AtomicU64,
@@ -43,7 +43,7 @@ struct Record {
 }
 
 impl Calls {
-    fn new(plan: &Plan, target: &Target, objects: &Objects) -> Arc<Self> {
+    fn new(plan: &Plan, target: &Target, objects: &WorkloadObjects) -> Arc<Self> {
         let kind = plan.kinds().swap_remove(0);
         let accept = if plan.storm == Some(Storm::List) { kind.encoding.of_list() } else { "application/json" };
         Arc::new(Self {
@@ -63,7 +63,7 @@ impl Calls {
     async fn connection(self: Arc<Self>, in_flight: usize) {
         while self.left.load(Ordering::Relaxed) > 0 {
             match link::open(&self.target, self.protocol, self.windows).await {
-                Ok(Opened { sender, mut driver }) => {
+                Ok(OpenedLink { sender, mut driver }) => {
                     let callers = (0..in_flight).map(|_| self.call(&sender));
                     let calling = futures_util::future::join_all(callers);
                     tokio::select! {
@@ -106,7 +106,7 @@ impl Calls {
         }
     }
 
-    async fn one(&self, sender: &Sender) -> Result<(http::StatusCode, u64), Failed> {
+    async fn one(&self, sender: &Sender) -> Result<(http::StatusCode, u64), LinkError> {
         let number = usize::try_from(self.number.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
         let path = self.objects.question(&self.kind, number);
         let mut answer = sender.get(&self.target, &Ask::get(&path, self.accept)).await?;
@@ -131,7 +131,7 @@ impl Calls {
 }
 
 /// LISTs, so many of them, or GETs for so long.
-pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut Outcome) -> Result<(), BenchError> {
+pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcome) -> Result<(), BenchError> {
     let plan = session.plan;
     let calls = Calls::new(plan, session.target, session.objects);
     // What a server does for its first reader is not the price of a request.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::Inner;
-use crate::cache::runs::Cut;
+use crate::cache::runs::ChunkIndex;
 use crate::wire::Object;
 
 impl Inner {
@@ -18,7 +18,7 @@ impl Inner {
         }
         self.leave_state();
         self.content += 1;
-        self.cut = Arc::new(Cut::of_content(self.content));
+        self.cut = Arc::new(ChunkIndex::of_content(self.content));
         let mut gone = Vec::with_capacity(objects.len());
         for object in objects {
             self.object_bytes += object.body().len();

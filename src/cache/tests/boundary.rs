@@ -1,7 +1,7 @@
 //! W6–W8 of reliability.md §1.1: where a watch may start, and what it is told first.
 
 use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
-use crate::cache::{CacheReader, CacheWriter, Config, Pull, Start, View};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, Pull, Start, View};
 use crate::kube::ResourceVersion;
 
 /// What a watch from `after` is told, or why it cannot be opened.
@@ -13,7 +13,7 @@ fn from(reader: &CacheReader, after: u64) -> Vec<String> {
 }
 
 /// `Q` is created at every version of `at`, one object after the other.
-fn creating(config: Config, base: u64, at: &[u64]) -> (CacheWriter, CacheReader) {
+fn creating(config: CacheConfig, base: u64, at: &[u64]) -> (CacheWriter, CacheReader) {
     let (mut writer, reader) = listed(config, base, &[]);
     for (name, version) in ["p", "q", "r", "s", "x", "y"].into_iter().zip(at) {
         writer.apply(added(&Pod { name, ..POD }, *version)).expect("in order");

@@ -12,11 +12,12 @@ use tokio::time::advance;
 use super::fixture::{POD, Pod, rv, told, view};
 use crate::base::{Account, Cut};
 use crate::cache::{
-    CacheReader, CacheWriter, Change, Config, Demand, Encoding, End, Event, Feed, FeedKey, FeedSpec, Feeds, Gone, Kind,
-    Lease, Memory, Part, PinTerms, Plain, Scope, Snapshot, Start, State, Unavailable, View,
+    CacheConfig, CacheReader, CacheWriter, Change, ChunkFormat, ChunkPart, Demand, Event, Feed, FeedEnd, FeedHandle,
+    FeedKey, FeedSpec, FeedState, Feeds, Gone, MemoryKind, MemoryUse, PinTerms, PlainChunk, Scope, Snapshot, Start,
+    Unavailable, View,
 };
 use crate::kube::{EventType, Gvr};
-use crate::wire::{Envelope, Form, Object, ObjectReader, Representation, Shape, WatchItem};
+use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, Representation, WatchItem};
 
 /// A feed and who fills it, charged as a reflector's are.
 struct Stage {
@@ -24,21 +25,21 @@ struct Stage {
     writer: CacheWriter,
     reader: ObjectReader,
     /// For as long as it is to be found.
-    _lease: Lease,
+    _lease: FeedHandle,
 }
 
 fn spec(resource: &str) -> FeedSpec {
-    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, form: Form::Json })
+    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, form: Encoding::Json })
 }
 
 fn feeds(memory_bytes_max: usize) -> (Feeds, mpsc::Receiver<Demand>) {
-    Feeds::new(Config { memory_bytes_max, ..Config::default() })
+    Feeds::new(CacheConfig { memory_bytes_max, ..CacheConfig::default() })
 }
 
 fn stage(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, resource: &str) -> Stage {
     let lease = feeds.lease(&spec(resource), None).expect("there is room");
     let Demand { feed, writer } = demands.try_recv().expect("it is demanded");
-    let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::default()).charging(feed.reader.account());
+    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()).charging(feed.reader.account());
     Stage { feed, writer, reader, _lease: lease }
 }
 
@@ -69,15 +70,19 @@ impl Stage {
             staged.push(change.object).expect("there is room");
         }
         self.writer.replace(staged.finish(rv(version)));
-        self.writer.set_state(State::Live);
+        self.writer.set_state(FeedState::Live);
     }
 
     /// Puts something derived on a shelf.
-    fn derive(&self, run: u128, bytes: usize) -> Plain {
+    fn derive(&self, run: u128, bytes: usize) -> PlainChunk {
         let encodings = self.feed.reader.encodings();
-        let encoding =
-            Encoding { run, representation: Representation::Object(Form::Json), release: 36, part: Part::Items };
-        let make = || -> Result<(Plain, usize), &str> {
+        let encoding = ChunkFormat {
+            run,
+            representation: Representation::Object(Encoding::Json),
+            release: 36,
+            part: ChunkPart::Items,
+        };
+        let make = || -> Result<(PlainChunk, usize), &str> {
             Ok((Arc::from([encodings.account().keep(vec![0; bytes].into())]), bytes))
         };
         match encodings.poll_plain(encoding, false, &Context::from_waker(Waker::noop()), make) {
@@ -88,8 +93,12 @@ impl Stage {
 
     fn has_derived(&self, run: u128) -> bool {
         let encodings = self.feed.reader.encodings();
-        let encoding =
-            Encoding { run, representation: Representation::Object(Form::Json), release: 36, part: Part::Items };
+        let encoding = ChunkFormat {
+            run,
+            representation: Representation::Object(Encoding::Json),
+            release: 36,
+            part: ChunkPart::Items,
+        };
         let made = encodings.poll_plain(encoding, false, &Context::from_waker(Waker::noop()), || Err("not there"));
         matches!(made, Poll::Ready(Ok(_)))
     }
@@ -103,7 +112,7 @@ fn large(event_type: EventType, name: &str, version: u64, bytes: usize) -> Bytes
     format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n").into()
 }
 
-fn held(memory: &Memory, kind: Kind) -> usize {
+fn held(memory: &MemoryUse, kind: MemoryKind) -> usize {
     memory.held[kind as usize].1
 }
 
@@ -138,7 +147,7 @@ fn what_is_charged_is_what_is_alive_whatever_happens() {
     let seed = fastrand::u64(..);
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..50 {
-        let (feeds, mut demands) = Feeds::new(Config { window_events_max: 5, ..Config::default() });
+        let (feeds, mut demands) = Feeds::new(CacheConfig { window_events_max: 5, ..CacheConfig::default() });
         let mut stage = stage(&feeds, &mut demands, "pods");
         let mut states: Vec<Snapshot> = Vec::new();
         let mut cursors = Vec::new();
@@ -166,10 +175,14 @@ fn what_is_charged_is_what_is_alive_whatever_happens() {
                 _ => stage.writer.advance(rv(version), false),
             }
             let memory = feeds.memory();
-            assert_eq!(held(&memory, Kind::Objects), alive(&stage, &states), "at {version} with seed {seed}");
+            assert_eq!(held(&memory, MemoryKind::Objects), alive(&stage, &states), "at {version} with seed {seed}");
             let events = stage.feed.reader.stats().events;
-            assert_eq!(held(&memory, Kind::Events), events * Event::OVERHEAD_BYTES, "at {version} with seed {seed}");
-            assert!(!states.is_empty() || held(&memory, Kind::States) == 0, "at {version} with seed {seed}");
+            assert_eq!(
+                held(&memory, MemoryKind::Events),
+                events * Event::OVERHEAD_BYTES,
+                "at {version} with seed {seed}"
+            );
+            assert!(!states.is_empty() || held(&memory, MemoryKind::States) == 0, "at {version} with seed {seed}");
         }
         let kept: usize = {
             drop(stage.writer);
@@ -180,7 +193,11 @@ fn what_is_charged_is_what_is_alive_whatever_happens() {
                 .collect();
             kept.values().sum()
         };
-        assert_eq!(held(&feeds.memory(), Kind::Objects), kept, "what is left is what somebody still reads: {seed}");
+        assert_eq!(
+            held(&feeds.memory(), MemoryKind::Objects),
+            kept,
+            "what is left is what somebody still reads: {seed}"
+        );
         drop(states);
         assert_eq!(total(&feeds), 0, "cursors hold nothing of a feed that is over: {seed}");
     }
@@ -263,8 +280,8 @@ fn the_feed_that_outgrows_the_memory_ends_and_others_go_on() {
     assert!(version > 100 && !small.writer.is_outgrown());
     let weighed = growing.feed.reader.weighed();
     assert!(weighed > MAX * 3 / 4, "{weighed}");
-    feeds.ended(&growing.feed, End::OverBudget);
-    growing.writer.set_state(State::Ended(End::OverBudget));
+    feeds.ended(&growing.feed, FeedEnd::OverBudget);
+    growing.writer.set_state(FeedState::Ended(FeedEnd::OverBudget));
     drop(growing.writer);
     assert!(total(&feeds) < MAX / 4, "whoever still reads it: {:?}", feeds.memory());
     assert!(growing.feed.reader.current().is_none(), "nobody is told that there is nothing");
@@ -275,7 +292,7 @@ fn the_feed_that_outgrows_the_memory_ends_and_others_go_on() {
         assert_eq!(told(cursor).len(), 1, "expired: the session looks why");
     }
     small.put("n", version + 1, 100);
-    assert_eq!(small.feed.reader.state(), State::Live);
+    assert_eq!(small.feed.reader.state(), FeedState::Live);
 }
 
 #[test]
@@ -310,7 +327,7 @@ fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, keep: impl FnOnce(&
 /// A collection is not refused for the sake of states that somebody pages through.
 #[test]
 fn a_page_that_fits_once_older_states_are_gone_is_read() {
-    let config = Config { memory_bytes_max: 4 << 20, window_events_max: 1, ..Config::default() };
+    let config = CacheConfig { memory_bytes_max: 4 << 20, window_events_max: 1, ..CacheConfig::default() };
     let (feeds, mut demands) = Feeds::new(config);
     let _busy = busy(&feeds, &mut demands, |stage, state| stage.feed.reader.hold(&state));
     let mut staged = stage(&feeds, &mut demands, "nodes").feed.reader.stage();
@@ -324,7 +341,7 @@ fn a_page_that_fits_once_older_states_are_gone_is_read() {
 #[test]
 fn an_object_that_fits_once_a_watch_is_cut_is_let_in() {
     const MAX: usize = 4 << 20;
-    let config = Config { memory_bytes_max: MAX, window_events_max: 1, ..Config::default() };
+    let config = CacheConfig { memory_bytes_max: MAX, window_events_max: 1, ..CacheConfig::default() };
     let (feeds, mut demands) = Feeds::new(config);
     let (cut, mut pin) = (Cut::default(), None);
     let _busy = busy(&feeds, &mut demands, |stage, state| {
@@ -349,7 +366,7 @@ fn a_page_counts_while_it_is_read() {
     let stage = stage(&feeds, &mut demands, "pods");
     let mut staged = stage.feed.reader.stage();
     assert!(staged.page_grows_to(600 << 10).is_ok());
-    assert_eq!(held(&feeds.memory(), Kind::Staged), 600 << 10);
+    assert_eq!(held(&feeds.memory(), MemoryKind::Staged), 600 << 10);
     assert!(staged.page_is_read().is_err(), "its objects take as much again");
     assert!(staged.page_grows_to(500 << 10).is_ok() && staged.page_is_read().is_ok());
     assert!(staged.page_grows_to((1 << 20) + 1).is_err());
@@ -365,12 +382,12 @@ async fn what_did_not_fit_is_tried_ever_more_rarely_and_when_there_is_room() {
         let mut staged = demand.feed.reader.stage();
         assert!(staged.page_grows_to(bytes).is_err());
         drop(staged);
-        feeds.ended(&demand.feed, End::OverBudget);
+        feeds.ended(&demand.feed, FeedEnd::OverBudget);
     };
     // As large as all of it: there is never room for that.
     drop(feeds.lease(&spec("pods"), None).expect("there is room"));
     fail(demands.try_recv().expect("it is demanded"), (1 << 20) + 1);
-    let refused = || feeds.lease(&spec("pods"), None).map(drop) == Err(Unavailable::Ended(End::OverBudget));
+    let refused = || feeds.lease(&spec("pods"), None).map(drop) == Err(Unavailable::Ended(FeedEnd::OverBudget));
     advance(Duration::from_secs(59 * 60)).await;
     feeds.forget_refusals();
     assert!(refused(), "nothing has become free");
@@ -394,10 +411,10 @@ fn what_is_made_of_objects_is_charged_for_as_long_as_somebody_sends_it() {
     let (feeds, mut demands) = feeds(1 << 20);
     let stage = stage(&feeds, &mut demands, "pods");
     let sent = stage.derive(1, 600 << 10);
-    assert_eq!(held(&feeds.memory(), Kind::Derived), (600 << 10) + Account::KEPT_BYTES);
+    assert_eq!(held(&feeds.memory(), MemoryKind::Derived), (600 << 10) + Account::KEPT_BYTES);
     let other = stage.derive(2, 600 << 10);
     assert!(!stage.has_derived(1) && !stage.has_derived(2), "both are too much, and nobody else has to go");
-    assert!(held(&feeds.memory(), Kind::Derived) > 1 << 20, "they are being sent");
+    assert!(held(&feeds.memory(), MemoryKind::Derived) > 1 << 20, "they are being sent");
     drop((sent, other));
     assert_eq!(total(&feeds), 0);
 }
@@ -405,8 +422,8 @@ fn what_is_made_of_objects_is_charged_for_as_long_as_somebody_sends_it() {
 /// As in benches and tests of the cache alone: a cache has a memory of its own, and objects without a charge.
 #[test]
 fn a_cache_without_feeds_works_as_well() {
-    let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
+    let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
     let (_writer, reader): (CacheWriter, CacheReader) =
-        CacheWriter::new(Config::default(), Gvr::new("", "v1", "pods"), envelope, true);
+        CacheWriter::new(CacheConfig::default(), Gvr::new("", "v1", "pods"), envelope, true);
     assert_eq!(reader.stats().memory_bytes, 0);
 }

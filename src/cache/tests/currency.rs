@@ -5,13 +5,13 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 
 use super::fixture::rv;
-use crate::cache::Currency;
+use crate::cache::Freshness;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn a_proof_covers_who_came_before_its_question_was_sent() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     let asked = Instant::now() + SECOND;
     assert!(!currency.covers(asked), "nothing is proven yet");
     currency.prove(asked);
@@ -28,7 +28,7 @@ async fn a_proof_covers_who_came_before_its_question_was_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn proofs_only_ever_reach_further() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     let early = Instant::now();
     advance(SECOND).await;
     let late = Instant::now();
@@ -39,7 +39,7 @@ async fn proofs_only_ever_reach_further() {
 
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_starts_over_has_nothing_proven() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     let asked = Instant::now();
     currency.prove(asked);
     currency.forget();
@@ -49,14 +49,14 @@ async fn a_feed_that_starts_over_has_nothing_proven() {
 }
 
 /// Waits in the background; tells whether the wait is over.
-fn waiting(currency: &Currency, received: Instant) -> tokio::task::JoinHandle<()> {
+fn waiting(currency: &Freshness, received: Instant) -> tokio::task::JoinHandle<()> {
     let currency = currency.clone();
     tokio::spawn(async move { currency.reached(received).await })
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_is_served_by_a_question_sent_after_it_came() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     let wanted = currency.wanted();
     let received = Instant::now();
     let waits = waiting(&currency, received);
@@ -71,7 +71,7 @@ async fn who_waits_is_served_by_a_question_sent_after_it_came() {
 
 #[tokio::test(start_paused = true)]
 async fn the_wish_that_counts_is_the_latest() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     let mut wanted = currency.wanted();
     let first = Instant::now();
     advance(SECOND).await;
@@ -89,7 +89,7 @@ async fn the_wish_that_counts_is_the_latest() {
 
 #[tokio::test(start_paused = true)]
 async fn who_is_covered_already_asks_for_nothing() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     let received = Instant::now();
     currency.prove(received);
     currency.reached(received).await;
@@ -98,7 +98,7 @@ async fn who_is_covered_already_asks_for_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn clones_share() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     let now = Instant::now();
     let other = currency.clone();
     other.prove(now);
@@ -109,7 +109,7 @@ async fn clones_share() {
 
 #[test]
 fn a_version_that_nobody_can_reach_is_given_up_unless_a_later_one_is_wanted() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     currency.want_version(rv(5));
     currency.want_version(rv(9));
     currency.give_up_version(rv(5));
@@ -124,7 +124,7 @@ fn a_version_that_nobody_can_reach_is_given_up_unless_a_later_one_is_wanted() {
 
 #[test]
 fn the_version_waited_for_only_grows_and_repetition_wakes_nobody() {
-    let currency = Currency::default();
+    let currency = Freshness::default();
     let mut wanted = currency.wanted_version();
     for (want, changed, stands) in [(5, true, 5), (5, false, 5), (3, false, 5), (9, true, 9), (0, false, 9)] {
         currency.want_version(rv(want));

@@ -2,10 +2,10 @@
 
 use crate::cache::{FeedKey, Scope};
 use crate::kube::{Gvr, ObjectKey};
-use crate::wire::Form;
+use crate::wire::Encoding;
 
 fn key(resource: &str, scope: Scope) -> FeedKey {
-    FeedKey { gvr: Gvr::new("", "v1", resource), scope, form: Form::Json }
+    FeedKey { gvr: Gvr::new("", "v1", resource), scope, form: Encoding::Json }
 }
 
 fn selected(field: &str, value: &str) -> Scope {

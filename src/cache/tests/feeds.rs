@@ -9,22 +9,22 @@ use tokio::time::advance;
 
 use super::fixture::rv;
 use crate::cache::{
-    Config, Demand, End, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, Snapshot, State, Unavailable,
+    CacheConfig, Demand, FEEDS_MAX, Feed, FeedEnd, FeedKey, FeedSpec, FeedState, Feeds, Scope, Snapshot, Unavailable,
 };
 use crate::kube::Gvr;
-use crate::wire::Form;
+use crate::wire::Encoding;
 
-fn spec(resource: &str, namespace: Option<&str>, form: Form) -> FeedSpec {
+fn spec(resource: &str, namespace: Option<&str>, form: Encoding) -> FeedSpec {
     let scope = namespace.map_or(Scope::Cluster, |namespace| Scope::Namespace(namespace.into()));
     FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope, form })
 }
 
 fn pods() -> FeedSpec {
-    spec("pods", None, Form::Json)
+    spec("pods", None, Encoding::Json)
 }
 
 fn feeds() -> (Feeds, mpsc::Receiver<Demand>) {
-    Feeds::new(Config::default())
+    Feeds::new(CacheConfig::default())
 }
 
 /// The only feed there is.
@@ -58,9 +58,9 @@ fn scopes_and_forms_are_feeds_of_their_own() {
     let (feeds, mut demands) = feeds();
     let specs = [
         pods(),
-        spec("pods", Some("a"), Form::Json),
-        spec("pods", None, Form::Protobuf),
-        spec("nodes", None, Form::Json),
+        spec("pods", Some("a"), Encoding::Json),
+        spec("pods", None, Encoding::Protobuf),
+        spec("nodes", None, Encoding::Json),
     ];
     for spec in &specs {
         feeds.lease(spec, None).expect("there is room");
@@ -88,27 +88,27 @@ fn a_feed_that_ended_is_not_found_and_started_anew_when_wanted() {
     let (feeds, mut demands) = feeds();
     let old = feeds.lease(&pods(), None).expect("there is room");
     let mut demand = demands.try_recv().expect("it is demanded");
-    demand.writer.set_state(State::Ended(End::Idle));
+    demand.writer.set_state(FeedState::Ended(FeedEnd::Idle));
     assert!(feeds.find(&pods().key).is_none(), "it is over, though still in the registry");
-    feeds.ended(&the_one(&feeds), End::Idle);
+    feeds.ended(&the_one(&feeds), FeedEnd::Idle);
     assert!(feeds.all().is_empty());
     let new = feeds.lease(&pods(), None).expect("idleness is no refusal");
     let again = demanded(&mut demands);
     assert_eq!(keys(&again), ["pods.v1 (json)"]);
-    assert_eq!((old.reader.state(), new.reader.state()), (State::Ended(End::Idle), State::Syncing));
+    assert_eq!((old.reader.state(), new.reader.state()), (FeedState::Ended(FeedEnd::Idle), FeedState::Syncing));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_feed_is_left_alone_for_half_a_minute() {
     for (end, refused) in [
-        (End::Forbidden, true),
-        (End::Gone, true),
-        (End::NotOffered, true),
-        (End::Unreadable, true),
-        (End::OverBudget, true),
-        (End::Outdated, false),
-        (End::Idle, false),
-        (End::Shutdown, false),
+        (FeedEnd::Forbidden, true),
+        (FeedEnd::Gone, true),
+        (FeedEnd::NotOffered, true),
+        (FeedEnd::Unreadable, true),
+        (FeedEnd::OverBudget, true),
+        (FeedEnd::Outdated, false),
+        (FeedEnd::Idle, false),
+        (FeedEnd::Shutdown, false),
     ] {
         let (feeds, mut demands) = feeds();
         drop(feeds.lease(&pods(), None).expect("there is room"));
@@ -117,7 +117,7 @@ async fn a_refused_feed_is_left_alone_for_half_a_minute() {
         assert_eq!(end.is_refusal(), refused, "{end:?}");
         let again = feeds.lease(&pods(), None).map(drop);
         assert_eq!(again, if refused { Err(Unavailable::Ended(end)) } else { Ok(()) }, "{end:?}");
-        let other = spec("pods", Some("a"), Form::Json);
+        let other = spec("pods", Some("a"), Encoding::Json);
         assert!(feeds.lease(&other, None).is_ok(), "a refusal is about one key");
         advance(Duration::from_secs(29)).await;
         assert_eq!(feeds.lease(&pods(), None).is_err(), refused, "{end:?} after 29 s");
@@ -133,7 +133,7 @@ async fn refused(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, seconds: u
         if feeds.lease(&pods(), None).is_ok() {
             came.push(second);
             assert_eq!(demanded(demands).len(), 1);
-            feeds.ended(&the_one(feeds), End::Forbidden);
+            feeds.ended(&the_one(feeds), FeedEnd::Forbidden);
         }
         advance(Duration::from_secs(1)).await;
     }
@@ -168,8 +168,8 @@ async fn what_had_been_served_and_is_refused_is_tried_again_soon() {
     drop(feeds.lease(&pods(), None).expect("it is due"));
     let mut demand = demands.try_recv().expect("it is demanded");
     demand.writer.replace(Snapshot::from_objects(rv(10), Vec::new()));
-    demand.writer.set_state(State::Live);
-    feeds.ended(&the_one(&feeds), End::Forbidden);
+    demand.writer.set_state(FeedState::Live);
+    feeds.ended(&the_one(&feeds), FeedEnd::Forbidden);
     assert_eq!(refused(&feeds, &mut demands, 40).await, [30]);
 }
 
@@ -177,7 +177,7 @@ async fn what_had_been_served_and_is_refused_is_tried_again_soon() {
 fn when_upstream_serves_something_new_refusals_are_forgotten() {
     let (feeds, _demands) = feeds();
     drop(feeds.lease(&pods(), None).expect("there is room"));
-    feeds.ended(&the_one(&feeds), End::Gone);
+    feeds.ended(&the_one(&feeds), FeedEnd::Gone);
     assert!(feeds.lease(&pods(), None).is_err());
     feeds.forget_refusals();
     assert!(feeds.lease(&pods(), None).is_ok());
@@ -186,14 +186,14 @@ fn when_upstream_serves_something_new_refusals_are_forgotten() {
 #[test]
 fn there_are_only_so_many_feeds() {
     let (feeds, mut demands) = feeds();
-    let specs: Vec<_> = (0..FEEDS_MAX).map(|n| spec("pods", Some(&format!("ns-{n}")), Form::Json)).collect();
+    let specs: Vec<_> = (0..FEEDS_MAX).map(|n| spec("pods", Some(&format!("ns-{n}")), Encoding::Json)).collect();
     for spec in &specs {
         feeds.lease(spec, None).expect("there is room");
     }
     assert_eq!(feeds.lease(&pods(), None).map(drop), Err(Unavailable::TooMany));
     assert!(feeds.lease(&specs[0], None).is_ok(), "one that runs is no further one");
     assert_eq!(demanded(&mut demands).len(), FEEDS_MAX);
-    feeds.ended(&feeds.all()[0], End::Idle);
+    feeds.ended(&feeds.all()[0], FeedEnd::Idle);
     assert!(feeds.lease(&pods(), None).is_ok());
 }
 
@@ -238,7 +238,7 @@ async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
     old.retired().await;
     assert!(new.retired().now_or_never().is_none());
     // The old one ends when it notices; the registry is no longer about it.
-    feeds.ended(&old_feed, End::Outdated);
+    feeds.ended(&old_feed, FeedEnd::Outdated);
     assert_eq!(the_one(&feeds).spec, changed);
     assert!(feeds.find(&changed.key).is_some());
 }
@@ -256,20 +256,20 @@ async fn what_takes_a_retired_feeds_place_settles_for_a_while() {
     assert!(second.is_settling());
     tokio::time::advance(Duration::from_secs(1)).await;
     assert!(!second.is_settling());
-    assert!(!feeds.lease(&spec("nodes", None, Form::Json), None).expect("there is room").is_settling());
+    assert!(!feeds.lease(&spec("nodes", None, Encoding::Json), None).expect("there is room").is_settling());
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_what_upstream_did_not_know_is_forgotten_when_it_may_know_it_now() {
     let (feeds, _demands) = feeds();
-    let (gone, forbidden) = (pods(), spec("nodes", None, Form::Json));
-    for (spec, end) in [(&gone, End::Gone), (&forbidden, End::Forbidden)] {
+    let (gone, forbidden) = (pods(), spec("nodes", None, Encoding::Json));
+    for (spec, end) in [(&gone, FeedEnd::Gone), (&forbidden, FeedEnd::Forbidden)] {
         drop(feeds.lease(spec, None).expect("there is room"));
         feeds.ended(&the_one(&feeds), end);
     }
     feeds.forget_gone();
     assert!(feeds.lease(&gone, None).is_ok());
-    assert_eq!(feeds.lease(&forbidden, None).err(), Some(Unavailable::Ended(End::Forbidden)));
+    assert_eq!(feeds.lease(&forbidden, None).err(), Some(Unavailable::Ended(FeedEnd::Forbidden)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -300,24 +300,24 @@ fn the_oldest_version_to_go_on_from_is_noted_while_the_feed_starts() {
         assert_eq!(lease.oldest_resume(), oldest.map(rv), "{resume:?}");
     }
     let mut demand = demands.try_recv().expect("it is demanded");
-    demand.writer.set_state(State::Live);
+    demand.writer.set_state(FeedState::Live);
     drop(feeds.lease(&pods(), Some(rv(5))).expect("it runs"));
     assert_eq!(lease.oldest_resume(), Some(rv(10)), "it has started: too late");
-    let first = feeds.lease(&spec("nodes", None, Form::Json), Some(rv(7))).expect("there is room");
+    let first = feeds.lease(&spec("nodes", None, Encoding::Json), Some(rv(7))).expect("there is room");
     assert_eq!(first.oldest_resume(), Some(rv(7)), "the one who starts it counts as well");
 }
 
 #[test]
 fn every_end_has_its_word() {
     let ends = [
-        (End::Forbidden, "forbidden"),
-        (End::Gone, "gone"),
-        (End::NotOffered, "not_offered"),
-        (End::Unreadable, "unreadable"),
-        (End::OverBudget, "over_budget"),
-        (End::Outdated, "outdated"),
-        (End::Idle, "idle"),
-        (End::Shutdown, "shutdown"),
+        (FeedEnd::Forbidden, "forbidden"),
+        (FeedEnd::Gone, "gone"),
+        (FeedEnd::NotOffered, "not_offered"),
+        (FeedEnd::Unreadable, "unreadable"),
+        (FeedEnd::OverBudget, "over_budget"),
+        (FeedEnd::Outdated, "outdated"),
+        (FeedEnd::Idle, "idle"),
+        (FeedEnd::Shutdown, "shutdown"),
     ];
     for (end, word) in ends {
         assert_eq!(end.as_str(), word);

@@ -10,9 +10,9 @@ use std::task::{Wake, Waker};
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::cache::{CacheReader, CacheWriter, Change, Config, Cursor, Pull, Snapshot, View};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, Snapshot, View};
 use crate::kube::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
-use crate::wire::{Envelope, Form, Object, ObjectReader, Shape, WatchItem};
+use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, WatchItem};
 
 /// What selectors look at, and a note that no two revisions share: of it come the phase and the label `tier`. Empty
 /// texts are absent.
@@ -102,7 +102,7 @@ thread_local! {
 }
 
 static FIELDS: LazyLock<FieldTable> = LazyLock::new(|| FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true));
-static ENVELOPE: LazyLock<Envelope> = LazyLock::new(|| Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn));
+static ENVELOPE: LazyLock<Envelope> = LazyLock::new(|| Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn));
 
 /// The change that upstream's frame tells of.
 pub(super) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
@@ -117,7 +117,8 @@ pub(super) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
 
 /// Any frame, read anew.
 pub(super) fn read_frame(frame: Bytes) -> Change {
-    let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(FIELDS.clone())).expecting("v1", "Pod");
+    let reader =
+        ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FIELDS.clone())).expecting("v1", "Pod");
     match reader.watch_event(frame).expect("a well-formed frame") {
         WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
         other => panic!("{other:?} is not a change"),
@@ -172,18 +173,18 @@ pub(super) fn rv(version: u64) -> ResourceVersion {
 }
 
 /// A ring of so many events, other bounds out of reach.
-pub(super) fn ring(events: usize) -> Config {
-    Config { window_events_max: events, ..Config::default() }
+pub(super) fn ring(events: usize) -> CacheConfig {
+    CacheConfig { window_events_max: events, ..CacheConfig::default() }
 }
 
 /// An empty cache of pods.
-pub(super) fn pods(config: Config) -> (CacheWriter, CacheReader) {
+pub(super) fn pods(config: CacheConfig) -> (CacheWriter, CacheReader) {
     let gvr = Gvr::new("", "v1", "pods");
     CacheWriter::new(config, gvr, ENVELOPE.clone(), true)
 }
 
 /// The same, listed at `version` with these pods.
-pub(super) fn listed(config: Config, version: u64, listed: &[(Pod, u64)]) -> (CacheWriter, CacheReader) {
+pub(super) fn listed(config: CacheConfig, version: u64, listed: &[(Pod, u64)]) -> (CacheWriter, CacheReader) {
     let (mut writer, reader) = pods(config);
     writer.replace(snapshot(version, listed));
     (writer, reader)

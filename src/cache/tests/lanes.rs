@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use super::fixture::{POD, Pod, added, change, deleted, listed, pods, pull_all, ring, rv, snapshot, told, view};
 use super::want::{self, Want};
-use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, Term};
+use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, LaneTerm};
 use crate::cache::{CacheReader, CacheWriter, Cursor, Start, View};
 use crate::kube::EventType::{Added, Deleted, Modified};
 use crate::kube::{FieldTable, Gvr, ObjectKey, Selector};
-use crate::wire::{Envelope, Form, Shape};
+use crate::wire::{Encoding, Envelope, JsonLayout};
 
 /// Places of `spec.nodeName` and `status.phase` in the table of pods.
 const NODE: usize = 0;
@@ -24,19 +24,19 @@ fn lanes(reader: &CacheReader) -> usize {
 
 #[test]
 fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
-    let app_x = || Term::Label("app".into(), "x".into());
-    let name = || Term::Name("p".into());
-    let node = |value: &str| Term::Field(NODE, value.into());
-    let running = || Term::Field(PHASE, "Running".into());
-    let set = |values: &[&str]| Term::LabelIn("app".into(), values.iter().map(|value| (*value).into()).collect());
-    let has = |key: &str| Term::HasLabel(key.into());
+    let app_x = || LaneTerm::Label("app".into(), "x".into());
+    let name = || LaneTerm::Name("p".into());
+    let node = |value: &str| LaneTerm::Field(NODE, value.into());
+    let running = || LaneTerm::Field(PHASE, "Running".into());
+    let set = |values: &[&str]| LaneTerm::LabelIn("app".into(), values.iter().map(|value| (*value).into()).collect());
+    let has = |key: &str| LaneTerm::HasLabel(key.into());
     let in_a = Some("a");
     for (namespace, labels, fields, expected_namespace, expected) in [
-        ("", "", "", None, Term::Whole),
-        ("a", "", "", in_a, Term::Whole),
-        ("", "", "metadata.namespace=a", in_a, Term::Whole),
-        ("", "", "metadata.namespace!=a", None, Term::Whole),
-        ("", "", "metadata.namespace=", Some(""), Term::Whole),
+        ("", "", "", None, LaneTerm::Whole),
+        ("a", "", "", in_a, LaneTerm::Whole),
+        ("", "", "metadata.namespace=a", in_a, LaneTerm::Whole),
+        ("", "", "metadata.namespace!=a", None, LaneTerm::Whole),
+        ("", "", "metadata.namespace=", Some(""), LaneTerm::Whole),
         // One value of a label, several, any.
         ("", "app=x", "", None, app_x()),
         ("a", "app==x", "", in_a, app_x()),
@@ -47,9 +47,9 @@ fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
         ("", "app>5", "", None, has("app")),
         ("", "app<5", "", None, has("app")),
         // What a negative one matches is everything else.
-        ("", "app!=x", "", None, Term::Whole),
-        ("", "app notin (x)", "", None, Term::Whole),
-        ("a", "!app", "", in_a, Term::Whole),
+        ("", "app!=x", "", None, LaneTerm::Whole),
+        ("", "app notin (x)", "", None, LaneTerm::Whole),
+        ("a", "!app", "", in_a, LaneTerm::Whole),
         // Of several labels: the one value, the smaller set, the first of equals.
         ("", "a,app=x,b in (c)", "", None, app_x()),
         ("", "a in (d,e,f),app in (x,y)", "", None, set(&["x", "y"])),
@@ -60,15 +60,15 @@ fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
         ("", "", "metadata.namespace=a,metadata.name=p", in_a, name()),
         ("", "app=x", "metadata.name=p", None, name()),
         ("a", "", "metadata.name=p,spec.nodeName=n1", in_a, name()),
-        ("a", "", "metadata.name!=p", in_a, Term::Whole),
+        ("a", "", "metadata.name!=p", in_a, LaneTerm::Whole),
         // A field that tells objects apart before labels, any other behind them.
         ("", "", "spec.nodeName=n1", None, node("n1")),
         ("", "", "spec.host=n1", None, node("n1")),
         ("a", "app=x", "spec.nodeName=n1", in_a, node("n1")),
         ("", "", "spec.nodeName=", None, node("")),
         ("", "app=x", "spec.nodeName=", None, app_x()),
-        ("", "", "spec.nodeName!=n1", None, Term::Whole),
-        ("", "", "status.podIPs=", None, Term::Whole),
+        ("", "", "spec.nodeName!=n1", None, LaneTerm::Whole),
+        ("", "", "status.podIPs=", None, LaneTerm::Whole),
         ("", "", "status.phase=Running", None, running()),
         ("", "", "status.phase=Running,spec.nodeName=n1", None, node("n1")),
         ("", "app=x", "status.phase=Running", None, app_x()),
@@ -85,8 +85,8 @@ fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
 fn a_set_of_many_values_follows_all_that_have_the_label() {
     let values = |n: usize| (0..n).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
     let term = |n| LaneKey::of(&view("", &format!("app in ({})", values(n)), "")).term;
-    assert!(matches!(term(LANE_VALUES_MAX), Term::LabelIn(_, values) if values.len() == LANE_VALUES_MAX));
-    assert_eq!(term(LANE_VALUES_MAX + 1), Term::HasLabel("app".into()));
+    assert!(matches!(term(LANE_VALUES_MAX), LaneTerm::LabelIn(_, values) if values.len() == LANE_VALUES_MAX));
+    assert_eq!(term(LANE_VALUES_MAX + 1), LaneTerm::HasLabel("app".into()));
 }
 
 #[test]
@@ -94,15 +94,15 @@ fn the_model_agrees_on_who_follows_what() {
     for want in Want::ALL {
         let lane = want.lane();
         let term = match lane.term {
-            want::Term::Whole => Term::Whole,
-            want::Term::Name(name) => Term::Name(name.into()),
-            want::Term::Node(node) => Term::Field(NODE, node.into()),
-            want::Term::Phase(phase) => Term::Field(PHASE, phase.into()),
-            want::Term::Label(key, [value]) => Term::Label(key.into(), (*value).into()),
+            want::Term::Whole => LaneTerm::Whole,
+            want::Term::Name(name) => LaneTerm::Name(name.into()),
+            want::Term::Node(node) => LaneTerm::Field(NODE, node.into()),
+            want::Term::Phase(phase) => LaneTerm::Field(PHASE, phase.into()),
+            want::Term::Label(key, [value]) => LaneTerm::Label(key.into(), (*value).into()),
             want::Term::Label(key, values) => {
-                Term::LabelIn(key.into(), values.iter().map(|value| (*value).into()).collect())
+                LaneTerm::LabelIn(key.into(), values.iter().map(|value| (*value).into()).collect())
             }
-            want::Term::HasLabel(key) => Term::HasLabel(key.into()),
+            want::Term::HasLabel(key) => LaneTerm::HasLabel(key.into()),
         };
         assert_eq!(LaneKey::of(&want.view()), LaneKey { namespace: lane.namespace.map(Into::into), term }, "{want:?}");
     }
@@ -254,7 +254,7 @@ fn a_reader_behind_the_beginning_of_its_lane_expires_with_its_own_events_only() 
 #[test]
 fn cluster_scoped_objects_have_lanes_by_name() {
     let gvr = Gvr::new("", "v1", "nodes");
-    let envelope = Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn);
+    let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
     let fields = FieldTable::of_builtin(&gvr, false);
     let (mut writer, reader) = CacheWriter::new(ring(10), gvr, envelope, false);
     let by_name = crate::kube::FieldSelector::parse("metadata.name=p").and_then(|parsed| parsed.compile(&fields));

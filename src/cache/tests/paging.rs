@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::advance;
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, shown, snapshot, view};
-use crate::cache::{CacheReader, Config, Snapshot, View};
+use crate::cache::{CacheConfig, CacheReader, Snapshot, View};
 use crate::kube::ObjectKey;
 
 /// Namespaces whose names begin alike: `-` and `.` sort before `/` (semantics.md §3.2).
@@ -147,12 +147,16 @@ fn the_state_of_a_version_is_known_from_its_last_event_to_the_progress_behind_it
     assert_eq!((at.rv, shown(&at, &View::everything())), (rv(15), vec!["a/p 14".to_owned()]));
 }
 
-fn holding(snapshots: usize, age: u64) -> Config {
-    Config { held_snapshots_max: snapshots, held_snapshot_age_max: Duration::from_secs(age), ..Config::default() }
+fn holding(snapshots: usize, age: u64) -> CacheConfig {
+    CacheConfig {
+        held_snapshots_max: snapshots,
+        held_snapshot_age_max: Duration::from_secs(age),
+        ..CacheConfig::default()
+    }
 }
 
 /// One snapshot for every version that is listed, each of which is held.
-fn hold_all(config: Config, last: u64) -> (crate::cache::CacheWriter, CacheReader) {
+fn hold_all(config: CacheConfig, last: u64) -> (crate::cache::CacheWriter, CacheReader) {
     let (mut writer, reader) = listed(config, 10, &[]);
     for version in 11..=last {
         writer.apply(added(&POD, version)).expect("in order");

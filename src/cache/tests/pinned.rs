@@ -6,7 +6,7 @@ use tokio::time::{Instant, advance};
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring};
 use crate::base::Cut;
-use crate::cache::{CacheReader, CacheWriter, End, Pin, PinTerms, Pins, State};
+use crate::cache::{CacheReader, CacheWriter, FeedEnd, FeedState, Pin, PinTerms, Pins};
 
 const OTHERS: [Pod; 3] = [Pod { name: "q", ..POD }, Pod { name: "r", ..POD }, Pod { name: "s", ..POD }];
 const FOREVER: PinTerms = PinTerms { until: None, idle_max: None };
@@ -58,7 +58,7 @@ fn what_a_feed_had_that_is_over_is_kept_by_pins_alone() {
     let pins = Pins::default();
     let (_cut, _pin) = pin(&pins, &reader, FOREVER);
     assert_eq!(pins.bytes(), 0);
-    writer.set_state(State::Ended(End::Idle));
+    writer.set_state(FeedState::Ended(FeedEnd::Idle));
     assert_eq!(pins.bytes(), whole(&reader));
 }
 

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 
 use super::fixture::{POD, added, listed, ring, rv};
-use crate::cache::{CacheReader, Mode, Reason, Renderings, Start, View};
+use crate::cache::{CacheReader, RenderingMode, RenderingRefusal, Renderings, Start, View};
 use crate::kube::MetaVersion;
-use crate::wire::{Form, Renderer, Representation};
+use crate::wire::{Encoding, Renderer, Representation};
 
-const METADATA: Representation = Representation::Metadata(Form::Json, MetaVersion::V1);
+const METADATA: Representation = Representation::Metadata(Encoding::Json, MetaVersion::V1);
 
 fn renderer(reader: &CacheReader, minor: u32) -> Renderer {
     Renderer::derived(METADATA, reader.envelope(), minor).expect("metadata of every kind")
@@ -40,7 +40,7 @@ async fn what_was_refused_says_for_which_release_and_what_was_wrong_says_so() {
     let renderings = Renderings::default();
     assert_eq!(renderings.release(), None);
     renderings.set_release(36);
-    for (reason, wrong) in [(Reason::Unrenderable, false), (Reason::Mismatch, true)] {
+    for (reason, wrong) in [(RenderingRefusal::Unrenderable, false), (RenderingRefusal::Mismatch, true)] {
         renderings.start_over();
         let used = renderer(&reader, 36);
         renderings.qualify(used.clone());
@@ -48,6 +48,6 @@ async fn what_was_refused_says_for_which_release_and_what_was_wrong_says_so() {
         assert_eq!((used.is_revoked(), used.is_disproven()), (true, wrong), "{reason:?}");
     }
     renderings.begin();
-    assert!(matches!(renderings.mode(METADATA), Some(Mode::Refused(Reason::Mismatch))));
+    assert!(matches!(renderings.mode(METADATA), Some(RenderingMode::Refused(RenderingRefusal::Mismatch))));
     assert_eq!(renderings.release(), Some(36), "refusals stay, and so does what they were found with");
 }

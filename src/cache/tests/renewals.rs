@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use proptest::prelude::*;
 
 use super::fixture::{POD, Pod, added, listed, read_frame, ring, rv, snapshot};
-use crate::cache::{CacheReader, CacheWriter, Run, Snapshot, Start, View};
+use crate::cache::{CacheReader, CacheWriter, Chunk, Snapshot, Start, View};
 use crate::kube::EventType;
 use crate::wire::Object;
 
@@ -29,7 +29,7 @@ fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &Snapshot) -> usi
 }
 
 fn names(state: &Snapshot) -> Vec<u128> {
-    state.runs().now_or_never().expect("few").iter().map(Run::name).collect()
+    state.runs().now_or_never().expect("few").iter().map(Chunk::name).collect()
 }
 
 const Q: Pod = Pod { name: "q", ..POD };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 
 use super::fixture::read_frame;
-use crate::cache::{CacheWriter, Config, Run, Snapshot};
+use crate::cache::{CacheConfig, CacheWriter, Chunk, Snapshot};
 use crate::kube::ResourceVersion;
 use crate::wire::Object;
 
@@ -19,14 +19,14 @@ fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> Object {
     read_frame(frame.into()).object
 }
 
-fn runs(objects: impl IntoIterator<Item = Object>) -> (Snapshot, Arc<[Run]>) {
+fn runs(objects: impl IntoIterator<Item = Object>) -> (Snapshot, Arc<[Chunk]>) {
     let snapshot = Snapshot::from_objects(ResourceVersion(1), objects);
     let runs = snapshot.runs().now_or_never().expect("few enough for one go");
     (snapshot, runs)
 }
 
-fn names(runs: &[Run]) -> HashSet<u128> {
-    runs.iter().map(Run::name).collect()
+fn names(runs: &[Chunk]) -> HashSet<u128> {
+    runs.iter().map(Chunk::name).collect()
 }
 
 const BYTES: usize = 5_000;
@@ -46,11 +46,11 @@ fn they_have_every_object_once_and_end_with_their_namespace() {
         assert!(objects.iter().all(|object| object.key.namespace() == run.first().namespace()));
         let bytes: usize = objects.iter().map(|object| object.body().len()).sum();
         assert_eq!((run.lengths().items, run.lengths().bytes), (objects.len(), bytes));
-        assert!(bytes <= Run::BYTES_MAX);
+        assert!(bytes <= Chunk::BYTES_MAX);
     }
     assert_eq!(names(&runs).len(), runs.len());
     let average = 1_200 * BYTES / runs.len();
-    assert!((Run::BYTES / 3..Run::BYTES_MAX).contains(&average), "{average} bytes on average");
+    assert!((Chunk::BYTES / 3..Chunk::BYTES_MAX).contains(&average), "{average} bytes on average");
 }
 
 #[test]
@@ -86,14 +86,14 @@ fn an_object_that_comes_goes_or_grows_touches_few() {
 
 #[test]
 fn an_object_that_is_larger_than_a_run_is_one() {
-    let large = |name: &str| pod("a", name, 1, Run::BYTES_MAX * 2);
+    let large = |name: &str| pod("a", name, 1, Chunk::BYTES_MAX * 2);
     let (_, runs) = runs([large("p"), large("q"), large("r")]);
     assert_eq!(runs.iter().map(|run| run.lengths().items).collect::<Vec<_>>(), [1, 1, 1]);
 }
 
 #[test]
 fn a_state_is_cut_once_and_a_new_one_anew() {
-    let (mut writer, reader): (CacheWriter, _) = super::fixture::listed(Config::default(), 10, &[]);
+    let (mut writer, reader): (CacheWriter, _) = super::fixture::listed(CacheConfig::default(), 10, &[]);
     let cut = |snapshot: &Snapshot| snapshot.runs().now_or_never().expect("few enough for one go");
     let empty = reader.snapshot();
     assert_eq!(cut(&empty).len(), 0);
@@ -109,7 +109,7 @@ fn a_state_is_cut_once_and_a_new_one_anew() {
 /// After a restore from a backup a version may stand for something else.
 #[test]
 fn versions_of_another_history_are_other_versions() {
-    let (mut writer, reader) = super::fixture::listed(Config::default(), 10, &[(super::fixture::POD, 5)]);
+    let (mut writer, reader) = super::fixture::listed(CacheConfig::default(), 10, &[(super::fixture::POD, 5)]);
     let name = || reader.snapshot().runs().now_or_never().expect("few")[0].name();
     let before = name();
     writer.replace(super::fixture::snapshot(10, &[(super::fixture::POD, 5)]));

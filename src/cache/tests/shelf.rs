@@ -8,28 +8,28 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 
 use super::fixture::Bell;
-use crate::cache::shelf::Shelf;
-use crate::cache::{Encoding, Part};
-use crate::wire::{Form, Representation};
+use crate::cache::shelf::SingleFlight;
+use crate::cache::{ChunkFormat, ChunkPart};
+use crate::wire::{Encoding, Representation};
 
-fn encoding(run: u128) -> Encoding {
-    Encoding { run, representation: Representation::Object(Form::Json), release: 36, part: Part::Items }
+fn encoding(run: u128) -> ChunkFormat {
+    ChunkFormat { run, representation: Representation::Object(Encoding::Json), release: 36, part: ChunkPart::Items }
 }
 
 /// What is on the shelf, or is put there: its name, which takes so many bytes.
-fn get(shelf: &Shelf<u128>, run: u128, bytes: usize) -> Poll<u128> {
+fn get(shelf: &SingleFlight<u128>, run: u128, bytes: usize) -> Poll<u128> {
     let made = shelf.poll_get_or_make(encoding(run), &Context::from_waker(Waker::noop()), || Ok((run, bytes)));
     made.map(|made: Result<u128, Infallible>| made.unwrap_or_else(|never| match never {}))
 }
 
-fn is_kept(shelf: &Shelf<u128>, run: u128) -> bool {
+fn is_kept(shelf: &SingleFlight<u128>, run: u128) -> bool {
     let made = shelf.poll_get_or_make(encoding(run), &Context::from_waker(Waker::noop()), || Err("not there"));
     made == Poll::Ready(Ok(run))
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_oldest_go_when_there_are_too_many_bytes() {
-    let shelf = Shelf::new(100, None);
+    let shelf = SingleFlight::new(100, None);
     for run in 1..=4 {
         assert_eq!(get(&shelf, run, 25), Poll::Ready(run));
     }
@@ -44,7 +44,7 @@ async fn the_oldest_go_when_there_are_too_many_bytes() {
 
 #[tokio::test(start_paused = true)]
 async fn what_nobody_wants_any_more_goes() {
-    let shelf = Shelf::new(100, Some(Duration::from_secs(10)));
+    let shelf = SingleFlight::new(100, Some(Duration::from_secs(10)));
     let _ = (get(&shelf, 1, 10), get(&shelf, 2, 10));
     advance(Duration::from_secs(8)).await;
     shelf.expire(Instant::now());
@@ -59,7 +59,7 @@ async fn what_nobody_wants_any_more_goes() {
 
 #[test]
 fn whoever_comes_while_it_is_made_waits_for_it() {
-    let (shelf, bell) = (Shelf::new(100, None), Arc::new(Bell::default()));
+    let (shelf, bell) = (SingleFlight::new(100, None), Arc::new(Bell::default()));
     let waker = bell.waker();
     let again = || -> Result<(u128, usize), Infallible> { panic!("it is made already") };
     let make = || {
@@ -74,7 +74,7 @@ fn whoever_comes_while_it_is_made_waits_for_it() {
 
 #[test]
 fn whoever_waits_is_woken_when_it_comes_to_nothing() {
-    let (shelf, bell) = (Shelf::<u128>::new(100, None), Arc::new(Bell::default()));
+    let (shelf, bell) = (SingleFlight::<u128>::new(100, None), Arc::new(Bell::default()));
     let waker = bell.waker();
     let never = || -> Result<(u128, usize), &str> { panic!("somebody else makes it") };
     let wait = || assert!(shelf.poll_get_or_make(encoding(1), &Context::from_waker(&waker), never).is_pending());

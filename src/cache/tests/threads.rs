@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::fixture::{POD, Pod, Seen, change, listed, ring, rv, seen};
 use super::want::Want;
-use crate::cache::{CacheReader, CacheWriter, Opened, Pull, Start};
+use crate::cache::{CacheReader, CacheWriter, OpenedWatch, Pull, Start};
 use crate::kube::EventType::{self, Added, Deleted, Modified};
 
 const EVENTS: u64 = 400;
@@ -49,8 +49,8 @@ async fn write(mut writer: CacheWriter) -> CacheWriter {
 }
 
 /// Follows until the last version, and returns what was told; with the state that it began with, if it did.
-async fn follow(opened: Opened) -> (BTreeMap<String, u64>, Vec<Seen>) {
-    let Opened { snapshot, mut cursor } = opened;
+async fn follow(opened: OpenedWatch) -> (BTreeMap<String, u64>, Vec<Seen>) {
+    let OpenedWatch { snapshot, mut cursor } = opened;
     let view = cursor.view().clone();
     let known = snapshot.iter().flat_map(|snapshot| snapshot.select(&view, true, None));
     let known = known.map(|object| (object.key.to_string(), object.rv.0)).collect();
@@ -157,7 +157,7 @@ async fn a_watch_opened_while_the_history_starts_over_is_of_one_history_or_ends(
         }
         let opened = opening.await.expect("no panic");
         writer.apply(change(Added, &POD, 101)).expect("in order");
-        for Opened { snapshot, mut cursor } in opened {
+        for OpenedWatch { snapshot, mut cursor } in opened {
             let at = snapshot.expect("a state was asked for").rv.0;
             let told = super::fixture::told(&mut cursor);
             let expected = if at == 100 { "ADDED a/p 101" } else { "expired 100" };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::fixture::{Bell, POD, Pod, added, deleted, listed, ring, rv, snapshot, told, view};
-use crate::cache::{CacheReader, CacheWriter, Cursor, End, Pull, Start, State, View};
+use crate::cache::{CacheReader, CacheWriter, Cursor, FeedEnd, FeedState, Pull, Start, View};
 
 /// A reader that stands at the end of its lane and waits.
 struct Parked {
@@ -293,9 +293,9 @@ async fn who_waits_for_a_version_is_told_when_it_is_reached() {
 #[test]
 fn a_feed_whose_writer_is_gone_is_over_for_whoever_looks() {
     for (last, seen) in [
-        (State::Live, State::Ended(End::Shutdown)),
-        (State::Syncing, State::Ended(End::Shutdown)),
-        (State::Ended(End::Gone), State::Ended(End::Gone)),
+        (FeedState::Live, FeedState::Ended(FeedEnd::Shutdown)),
+        (FeedState::Syncing, FeedState::Ended(FeedEnd::Shutdown)),
+        (FeedState::Ended(FeedEnd::Gone), FeedState::Ended(FeedEnd::Gone)),
     ] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         writer.set_state(last);
@@ -308,18 +308,18 @@ fn a_feed_whose_writer_is_gone_is_over_for_whoever_looks() {
 async fn staleness_counts_from_its_first_moment() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut states = reader.watch_state();
-    assert_eq!(reader.state(), State::Syncing);
-    writer.set_state(State::Live);
+    assert_eq!(reader.state(), FeedState::Syncing);
+    writer.set_state(FeedState::Live);
     assert!(states.has_changed().expect("the feed lives"));
     states.mark_unchanged();
     let since = tokio::time::Instant::now();
-    writer.set_state(State::Stale { since });
+    writer.set_state(FeedState::Stale { since });
     states.mark_unchanged();
     tokio::time::advance(std::time::Duration::from_secs(9)).await;
-    writer.set_state(State::Stale { since: tokio::time::Instant::now() });
-    assert_eq!(reader.state(), State::Stale { since });
+    writer.set_state(FeedState::Stale { since: tokio::time::Instant::now() });
+    assert_eq!(reader.state(), FeedState::Stale { since });
     assert!(!states.has_changed().expect("the feed lives"), "nothing new for those who follow it");
-    writer.set_state(State::Live);
-    writer.set_state(State::Live);
-    assert_eq!(reader.state(), State::Live);
+    writer.set_state(FeedState::Live);
+    writer.set_state(FeedState::Live);
+    assert_eq!(reader.state(), FeedState::Live);
 }

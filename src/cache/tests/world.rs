@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::fixture::{Bell, Pod, Seen, change, pods, ring, rv, seen, snapshot};
 use super::model::{Fact, Model, State, Verdict, visible};
 use super::want::{Lane, Want};
-use crate::cache::{Applied, CacheReader, CacheWriter, Cursor, Event, Opened, Pull, Snapshot, Start};
+use crate::cache::{Applied, CacheReader, CacheWriter, Cursor, Event, OpenedWatch, Pull, Snapshot, Start};
 use crate::kube::EventType::{self, Added, Deleted, Modified};
 
 pub(super) struct World {
@@ -171,7 +171,7 @@ impl World {
         place
     }
 
-    fn follow(&mut self, want: Want, opened: Opened, after: u64, known: Option<State>) -> usize {
+    fn follow(&mut self, want: Want, opened: OpenedWatch, after: u64, known: Option<State>) -> usize {
         let epoch = self.model.epoch;
         let at = if known.is_some() {
             self.model.facts.len()

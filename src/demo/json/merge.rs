@@ -1,6 +1,6 @@
 //! Patches: RFC 7386 merge patch, and as much of the strategic merge patch as kubectl needs.
 
-use super::{Fields, Json};
+use super::{Json, JsonMembers};
 
 /// Fields by which the strategic merge patch matches the elements of a list, in the order in which they are tried.
 const MERGE_KEYS: [&str; 4] = ["name", "type", "containerPort", "mountPath"];
@@ -25,7 +25,7 @@ fn merge(target: &mut Json, patch: Json, strategic: bool) {
         return;
     };
     if !matches!(target, Json::Object(_)) {
-        *target = Json::Object(Fields::default());
+        *target = Json::Object(JsonMembers::default());
     }
     let Json::Object(fields) = target else { return };
     for (key, value) in patch.0 {

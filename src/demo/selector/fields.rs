@@ -1,9 +1,9 @@
 //! The field selector grammar: terms split on commas, each cut at its first operator.
 
 /// Key, value, and whether they must be equal (or must not).
-pub(super) type Term = (String, String, bool);
+pub(super) type FieldCondition = (String, String, bool);
 
-pub(super) fn parse(text: &str) -> Result<Vec<Term>, String> {
+pub(super) fn parse(text: &str) -> Result<Vec<FieldCondition>, String> {
     let mut terms = split(text);
     terms.sort_unstable();
     terms.into_iter().filter(|term| !term.is_empty()).map(parse_term).collect()
@@ -27,7 +27,7 @@ fn split(text: &str) -> Vec<&str> {
     terms
 }
 
-fn parse_term(term: &str) -> Result<Term, String> {
+fn parse_term(term: &str) -> Result<FieldCondition, String> {
     for (at, _) in term.char_indices() {
         for (operator, equal) in [("!=", false), ("==", true), ("=", true)] {
             if let Some(value) = term[at..].strip_prefix(operator) {

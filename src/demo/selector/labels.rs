@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Requirement {
+pub(super) struct LabelRequirement {
     key: String,
     operator: Operator,
     values: Vec<String>,
@@ -19,7 +19,7 @@ enum Operator {
     Less,
 }
 
-impl Requirement {
+impl LabelRequirement {
     pub(super) fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         let found = labels.get(&self.key);
         let number = |text: &String| text.parse::<i64>().ok();
@@ -38,7 +38,7 @@ impl Requirement {
     }
 }
 
-pub(super) fn parse(text: &str) -> Result<Vec<Requirement>, String> {
+pub(super) fn parse(text: &str) -> Result<Vec<LabelRequirement>, String> {
     let mut parser = Parser { tokens: tokens(text), at: 0 };
     let mut requirements = vec![];
     if parser.peek().is_empty() {
@@ -91,15 +91,15 @@ impl<'a> Parser<'a> {
         token
     }
 
-    fn requirement(&mut self) -> Result<Requirement, String> {
+    fn requirement(&mut self) -> Result<LabelRequirement, String> {
         if self.peek() == "!" {
             self.take();
             let key = self.key()?;
-            return Ok(Requirement { key, operator: Operator::Missing, values: vec![] });
+            return Ok(LabelRequirement { key, operator: Operator::Missing, values: vec![] });
         }
         let key = self.key()?;
         if matches!(self.peek(), "" | ",") {
-            return Ok(Requirement { key, operator: Operator::Exists, values: vec![] });
+            return Ok(LabelRequirement { key, operator: Operator::Exists, values: vec![] });
         }
         let (operator, set) = match self.take() {
             "=" | "==" => (Operator::In, false),
@@ -122,7 +122,7 @@ impl<'a> Parser<'a> {
             let text = format!("values[{bad}][{key}]: Invalid value: {:?}: {VALUE_RULE}", values[bad]);
             return Err(format!("unable to parse requirement: {text}"));
         }
-        Ok(Requirement { key, operator, values })
+        Ok(LabelRequirement { key, operator, values })
     }
 
     fn key(&mut self) -> Result<String, String> {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::super::Running;
+use super::super::RunningUpstream;
 
 /// Nothing here takes that long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ pub(super) enum End {
 }
 
 impl Client {
-    pub(super) fn of(up: &Running) -> Self {
+    pub(super) fn of(up: &RunningUpstream) -> Self {
         Self { authority: up.address().to_string(), http2: false, accept: "application/json" }
     }
 

@@ -2,21 +2,21 @@
 
 use http::Method;
 
-use super::super::{Faults, RequestKind, Running, upstream};
+use super::super::{Faults, RequestKind, RunningUpstream, upstream};
 use super::client::End;
 use super::{Client, Lines};
 
 /// What a test orders, and the end that its watches come to.
 type Case = (fn(&Faults), End);
 
-async fn watching(up: &Running) -> [Lines; 2] {
+async fn watching(up: &RunningUpstream) -> [Lines; 2] {
     let path = format!("/api/v1/pods?watch=1&resourceVersion={}", up.revision());
     let watches = [Client::of(up).watch(&path).await, Client::of(up).http2().watch(&path).await];
     up.until(|counts| counts.watches_open.total() == 2).await;
     watches
 }
 
-async fn is_up(up: &Running) -> bool {
+async fn is_up(up: &RunningUpstream) -> bool {
     Client::of(up).try_call(Method::GET, "/readyz", "", "").await.is_some()
 }
 

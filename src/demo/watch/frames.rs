@@ -6,14 +6,20 @@ use bytes::Bytes;
 
 use super::super::accept::Form;
 use super::super::kinds::KINDS;
-use super::super::object::Object;
-use super::super::selector::Selector;
-use super::super::store::{Event, EventType, frame};
+use super::super::object::StoredObject;
+use super::super::selector::ObjectSelector;
+use super::super::store::{StoreEvent, StoreEventType, frame};
 use super::super::table::{self, IncludeObject};
 use super::Watch;
 
 impl Watch {
-    pub(super) fn line(&mut self, as_type: EventType, object: &Object, rv: u64, event: Option<&Event>) -> Bytes {
+    pub(super) fn line(
+        &mut self,
+        as_type: StoreEventType,
+        object: &StoredObject,
+        rv: u64,
+        event: Option<&StoreEvent>,
+    ) -> Bytes {
         let kind = &KINDS[self.plan.kind];
         match self.plan.form {
             Form::Plain => event.map_or_else(|| as_type.frame(&object.body), |event| event.frame(as_type)),
@@ -57,7 +63,7 @@ impl Watch {
         frame("BOOKMARK", &body)
     }
 
-    pub(super) fn any_object(&self) -> Option<Arc<Object>> {
+    pub(super) fn any_object(&self) -> Option<Arc<StoredObject>> {
         let (objects, ..) = self.shared.store.now(self.plan.kind);
         objects.iter().find(|object| self.plan.selector.matches(object)).cloned()
     }
@@ -65,20 +71,20 @@ impl Watch {
     pub(super) fn made_up_frame(&mut self) -> Bytes {
         let rv = self.shared.store.revision() + 1;
         match self.any_object() {
-            Some(object) => EventType::Modified.frame(&object.restamped(rv)),
+            Some(object) => StoreEventType::Modified.frame(&object.restamped(rv)),
             None => self.bookmark_line(rv, false),
         }
     }
 }
 
 /// What a change is to somebody who sees only what the selector lets through.
-pub(super) fn seen_as(selector: &Selector, event: &Event) -> Option<EventType> {
+pub(super) fn seen_as(selector: &ObjectSelector, event: &StoreEvent) -> Option<StoreEventType> {
     let before = event.previous.as_ref().is_some_and(|object| selector.matches(object));
     let now = event.current.as_ref().is_some_and(|object| selector.matches(object));
     match (before, now) {
-        (false, true) => Some(EventType::Added),
-        (true, true) => Some(EventType::Modified),
-        (true, false) => Some(EventType::Deleted),
+        (false, true) => Some(StoreEventType::Added),
+        (true, true) => Some(StoreEventType::Modified),
+        (true, false) => Some(StoreEventType::Deleted),
         (false, false) => None,
     }
 }

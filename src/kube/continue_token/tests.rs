@@ -20,27 +20,27 @@ fn tokens_are_spelled_as_the_apiserver_spells_them() {
         (ContinueToken::after(at, &key, true), r#"{"v":"meta.k8s.io/v1","rv":77,"start":"cm-a\u0000"}"#),
         (ContinueToken::after(at, &key, true).at_latest(), r#"{"v":"meta.k8s.io/v1","rv":-1,"start":"cm-a\u0000"}"#),
     ] {
-        let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode(Pages::FromStorage)).expect("base64");
+        let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode(PageStore::FromStorage)).expect("base64");
         assert_eq!(String::from_utf8(decoded).expect("text"), json);
-        assert_eq!(ContinueToken::decode(&token.encode(Pages::FromStorage)), Ok(token));
+        assert_eq!(ContinueToken::decode(&token.encode(PageStore::FromStorage)), Ok(token));
     }
 }
 
 #[test]
 fn pages_from_a_watch_cache_have_the_slash_of_their_collection() {
     for (minor, has_watch_cache, pages) in [
-        (Some(33), true, Pages::FromStorage),
-        (Some(34), true, Pages::FromCache),
-        (Some(37), true, Pages::FromCache),
-        (Some(37), false, Pages::FromStorage),
-        (None, true, Pages::FromStorage),
+        (Some(33), true, PageStore::FromStorage),
+        (Some(34), true, PageStore::FromCache),
+        (Some(37), true, PageStore::FromCache),
+        (Some(37), false, PageStore::FromStorage),
+        (None, true, PageStore::FromStorage),
     ] {
-        assert_eq!(Pages::of_release(minor, has_watch_cache), pages, "{minor:?} {has_watch_cache}");
+        assert_eq!(PageStore::of_release(minor, has_watch_cache), pages, "{minor:?} {has_watch_cache}");
     }
     let token = ContinueToken::after(ContinueAt::Version(ResourceVersion(77)), &ObjectKey::new("t1", "cm-a"), false);
-    let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode(Pages::FromCache)).expect("base64");
+    let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode(PageStore::FromCache)).expect("base64");
     assert_eq!(decoded, br#"{"v":"meta.k8s.io/v1","rv":77,"start":"/t1/cm-a\u0000"}"#);
-    assert_eq!(ContinueToken::decode(&token.encode(Pages::FromCache)), Ok(token));
+    assert_eq!(ContinueToken::decode(&token.encode(PageStore::FromCache)), Ok(token));
 }
 
 #[test]
@@ -148,6 +148,6 @@ proptest! {
     ) {
         let key = ObjectKey::new(&namespace, &name);
         let token = ContinueToken::after(ContinueAt::Version(ResourceVersion(revision)), &key, false);
-        prop_assert_eq!(ContinueToken::decode(&token.encode(Pages::FromStorage)), Ok(token));
+        prop_assert_eq!(ContinueToken::decode(&token.encode(PageStore::FromStorage)), Ok(token));
     }
 }

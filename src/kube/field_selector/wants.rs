@@ -8,7 +8,7 @@ use super::{Condition, Subject};
 /// What conditions ask for, each subject once: what an object costs follows the resource's fields, and not how often or
 /// in how many words they are asked for.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Wants {
+pub(super) struct FieldWants {
     all: Arc<[(Subject, Want)]>,
     /// They contradict each other.
     impossible: bool,
@@ -21,7 +21,7 @@ enum Want {
     Not(Box<[Box<str>]>),
 }
 
-impl Wants {
+impl FieldWants {
     pub(super) fn of(conditions: &[Condition]) -> Self {
         let mut subjects = BTreeMap::<_, (BTreeSet<&str>, BTreeSet<&str>)>::new();
         for condition in conditions {

@@ -9,7 +9,7 @@ use super::{ALLOCATION_BYTES, Operator, Requirement, Values, has, held_bytes};
 /// What requirements ask for, each key once and in the keys' order: what an object costs follows its labels, or the
 /// keys that are asked for, whichever are fewer, and not how often or in how many words they are asked for.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Wants {
+pub(super) struct LabelWants {
     all: Arc<[(Box<str>, Want)]>,
     /// How many of them a label has to be there for.
     needed: usize,
@@ -37,7 +37,7 @@ enum Want {
 /// Texts up to here cost what short ones do.
 const TEXT_BYTES: usize = 64;
 
-impl Wants {
+impl LabelWants {
     /// `requirements` must be sorted by key.
     pub(super) fn of(requirements: &[Requirement]) -> Self {
         let groups = requirements.chunk_by(|a, b| a.key == b.key);

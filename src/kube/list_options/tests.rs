@@ -1,5 +1,5 @@
 use super::*;
-use crate::kube::{ContinueAt, Pages, ResourceVersion};
+use crate::kube::{ContinueAt, PageStore, ResourceVersion};
 use proptest::prelude::*;
 
 fn options(query: &str) -> ListOptions {
@@ -181,8 +181,8 @@ fn one_and_several_problems_are_spelled_differently() {
 #[test]
 fn every_row_of_the_list_matrix() {
     let snapshot = ContinueToken { at: ContinueAt::Version(ResourceVersion(7)), start: "ns/a\0".to_owned() }
-        .encode(Pages::FromStorage);
-    let latest = ContinueToken { at: ContinueAt::Latest, start: "ns/a\0".to_owned() }.encode(Pages::FromStorage);
+        .encode(PageStore::FromStorage);
+    let latest = ContinueToken { at: ContinueAt::Latest, start: "ns/a\0".to_owned() }.encode(PageStore::FromStorage);
     let plan = |version, limit, start: Option<&str>| ListPlan { version, limit, start: start.map(str::to_owned) };
     for (row, query, expected) in [
         (
@@ -328,7 +328,7 @@ fn a_bad_version_is_refused_by_each_verb_in_its_own_way() {
 
 #[test]
 fn a_continue_token_excludes_a_version_and_is_read_first() {
-    let token = ContinueToken { at: ContinueAt::Latest, start: "a\0".to_owned() }.encode(Pages::FromStorage);
+    let token = ContinueToken { at: ContinueAt::Latest, start: "a\0".to_owned() }.encode(PageStore::FromStorage);
     let refused = |query: &str| options(query).list_plan().expect_err("refused");
     let both = refused(&format!("continue={token}&resourceVersion=5"));
     assert_eq!(both.message, "specifying resource version is not allowed when using continue");

@@ -1,7 +1,7 @@
 //! One constructor per row of semantics.md §12, §3.3, §3.5, §3.6, §7.4 and §10.3.
 
 use super::super::go_text::{aggregate, escape_html, parse_uint, quote};
-use super::super::{Access, Gvr, RequestInfo, SelectorError, Target};
+use super::super::{Access, AccessTarget, Gvr, RequestInfo, SelectorError};
 use super::{Status, StatusCause, StatusDetails};
 
 /// Where a "too large resource version" tells the client to try again. The watch cache says one second.
@@ -212,8 +212,8 @@ impl Status {
         let denied = escape_html(&denied(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
         let (gvr, name) = match &access.target {
-            Target::Path(_) => (Gvr::new("", "", ""), ""),
-            Target::Resource(of) => (Gvr::new(&of.group, &of.version, &of.resource), of.name.as_str()),
+            AccessTarget::Path(_) => (Gvr::new("", "", ""), ""),
+            AccessTarget::Resource(of) => (Gvr::new(&of.group, &of.version, &of.resource), of.name.as_str()),
         };
         let message = match (gvr.group.is_empty() && gvr.resource.is_empty(), name) {
             (true, _) => format!("forbidden: {denied}"),
@@ -275,8 +275,8 @@ fn about(gvr: &Gvr, name: &str) -> StatusDetails {
 fn denied(user: &str, access: &Access) -> String {
     let (user, verb) = (quote(user), &access.verb);
     let of = match &access.target {
-        Target::Path(path) => return format!("User {user} cannot {verb} path {}", quote(path)),
-        Target::Resource(of) => of,
+        AccessTarget::Path(path) => return format!("User {user} cannot {verb} path {}", quote(path)),
+        AccessTarget::Resource(of) => of,
     };
     let resource = if of.subresource.is_empty() {
         quote(&of.resource)

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::cache::{Applied, CacheReader, CacheWriter, Change, Config};
+use crate::cache::{Applied, CacheConfig, CacheReader, CacheWriter, Change};
 use crate::kube::Gvr;
-use crate::wire::{Envelope, Form, ObjectReader, Shape};
+use crate::wire::{Encoding, Envelope, JsonLayout, ObjectReader};
 
 fn rv(version: u64) -> ResourceVersion {
     ResourceVersion(version)
@@ -16,7 +16,7 @@ fn item(kind: &str, name: &str, version: u64) -> WatchItem {
         r#"{{"type":"{kind}","object":{{"kind":"Pod","apiVersion":"v1","code":{version},"metadata":{{{}}}}}}}"#,
         format_args!(r#""name":"{name}","namespace":"a","resourceVersion":"{version}""#)
     ) + "\n";
-    let read = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::default()).watch_event(frame.into());
+    let read = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()).watch_event(frame.into());
     read.unwrap_or_else(|error| panic!("{kind} {name} {version}: {error}"))
 }
 
@@ -31,7 +31,7 @@ fn snapshot(at: u64, objects: &[(&str, u64)]) -> Snapshot {
 
 fn cache() -> (CacheWriter, CacheReader) {
     let gvr = Gvr { group: "".into(), version: "v1".into(), resource: "pods".into() };
-    CacheWriter::new(Config::default(), gvr, Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn), true)
+    CacheWriter::new(CacheConfig::default(), gvr, Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn), true)
 }
 
 fn apply(writer: &mut CacheWriter, kind: &str, name: &str, version: u64) {

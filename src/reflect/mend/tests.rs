@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::{Form, ObjectReader, Shape};
+use crate::wire::{Encoding, JsonLayout, ObjectReader};
 
 #[test]
 fn the_window_start_is_read_from_the_apiservers_words() {
@@ -32,7 +32,7 @@ fn object(key: &str, rv: u64) -> Object {
         r#"{{"type":"ADDED","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{{}}}}}}}"#,
         format_args!(r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}""#)
     ) + "\n";
-    match ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::default()).watch_event(frame.into()) {
+    match ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()).watch_event(frame.into()) {
         Ok(WatchItem::Change { object, .. }) => object,
         other => panic!("{other:?} is not a change"),
     }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{Reflector, State};
-use crate::cache::{End, State as FeedState, Witness};
+use crate::cache::{FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Testimony, testimony};
-use crate::reflect::failure::{Failure, over};
-use crate::reflect::inquiry::{Outcome, Why};
-use crate::reflect::session::{self, Broken, Step};
+use crate::reflect::failure::{StepFailure, over};
+use crate::reflect::inquiry::{InquiryOutcome, InquiryReason};
+use crate::reflect::session::{self, BrokenStream, StreamStep};
 use crate::reflect::stream::{Ended, WatchStream};
-use crate::reflect::words::{Proof, Renewal, Word};
+use crate::reflect::words::{Proof, Renewal, SideFinding};
 use crate::upstream::Error;
 use crate::wire::{WatchItem, WireError};
 
@@ -34,7 +34,7 @@ impl Reflector {
     pub(super) async fn resume(
         &self,
         at: ResourceVersion,
-    ) -> Result<(WatchStream, Option<Witness>), (Failure, Option<Witness>)> {
+    ) -> Result<(WatchStream, Option<Witness>), (StepFailure, Option<Witness>)> {
         let spec = &self.means.upstream.feed.spec;
         let witness = self.continuity.witness(&self.means.upstream.feed.reader);
         let from = match &witness {
@@ -62,13 +62,13 @@ impl Reflector {
         mut at: ResourceVersion,
         mut stream: WatchStream,
         mut witness: Option<Witness>,
-    ) -> (State, Option<Failure>) {
+    ) -> (State, Option<StepFailure>) {
         let _open = self.means.upstream.metrics.watch_open();
         let opened = Instant::now();
         if witness.is_some() {
-            self.inquiries.ask(Why::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
+            self.inquiries.ask(InquiryReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
         } else if !self.continuity.is_sure() {
-            self.inquiries.ask(Why::Reopened, Duration::ZERO, REOPENED_SPREAD);
+            self.inquiries.ask(InquiryReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
         // Silence says something only of a stream that has spoken.
         let mut silence = None;
@@ -89,8 +89,8 @@ impl Reflector {
                     continue;
                 }
                 outcome = self.inquiries.next(&self.means.upstream) => {
-                    if let (Outcome::Reached, Some(_)) = (&outcome, &witness) {
-                        self.inquiries.ask(Why::Untold, Duration::ZERO, REOPENED_SPREAD);
+                    if let (InquiryOutcome::Reached, Some(_)) = (&outcome, &witness) {
+                        self.inquiries.ask(InquiryReason::Untold, Duration::ZERO, REOPENED_SPREAD);
                     } else if let Some(anew) = self.found(at, outcome) {
                         return (anew, None);
                     }
@@ -99,7 +99,7 @@ impl Reflector {
                 Ok(()) = self.notices.changed() => {
                     let found = *self.notices.borrow_and_update();
                     if found.is_some_and(|found| self.begun.is_concerned(found)) {
-                        self.inquiries.ask(Why::Notice, Duration::ZERO, NOTICE_SPREAD);
+                        self.inquiries.ask(InquiryReason::Notice, Duration::ZERO, NOTICE_SPREAD);
                     }
                     continue;
                 }
@@ -140,8 +140,8 @@ impl Reflector {
         item: Result<WatchItem, Ended>,
         at: ResourceVersion,
         opened: Instant,
-    ) -> Result<ResourceVersion, (State, Option<Failure>)> {
-        let listed = |failure: Failure| (State::Listed { at }, Some(failure));
+    ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
+        let listed = |failure: StepFailure| (State::Listed { at }, Some(failure));
         let is_bookmark = matches!(item, Ok(WatchItem::Bookmark { .. }));
         let step = match item {
             Ok(item) => session::apply(item, &mut self.writer, &self.means.upstream.metrics),
@@ -152,46 +152,46 @@ impl Reflector {
         // By its own growth, which shows before the next event is applied. By that of others a feed is found to have
         // outgrown the memory while it waits: whoever runs this hears of it.
         if self.writer.is_outgrown() {
-            return Err(listed(Failure::Over(End::OverBudget)));
+            return Err(listed(StepFailure::Over(FeedEnd::OverBudget)));
         }
         match step {
-            Ok(Step::At(rv)) => {
+            Ok(StreamStep::At(rv)) => {
                 self.complete.came(is_bookmark, at, rv, Instant::now());
                 self.relists.goes_on();
                 self.signed_of_life();
                 self.writer.set_state(FeedState::Live);
                 Ok(rv)
             }
-            Ok(Step::Skipped) => Ok(at),
-            Ok(Step::Refused(status)) => {
+            Ok(StreamStep::Skipped) => Ok(at),
+            Ok(StreamStep::Refused(status)) => {
                 let error = Error::Refused(status);
                 Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) })
             }
             // It contradicts the history: what we hold may be wrong, so nothing of it is kept.
-            Err(Broken::OutOfOrder(error)) => {
+            Err(BrokenStream::OutOfOrder(error)) => {
                 let feed = &self.means.upstream.feed.spec.key;
                 tracing::error!(%feed, %error, "upstream contradicts itself; listing anew");
                 self.writer.set_state(FeedState::Syncing);
-                Err((State::Empty, Some(Broken::OutOfOrder(error).into())))
+                Err((State::Empty, Some(BrokenStream::OutOfOrder(error).into())))
             }
             Err(broken) => Err(listed(broken.into())),
         }
     }
 
     /// What those beside it have to say; how far that takes the feed.
-    async fn heard(&mut self, word: Word) -> Result<ResourceVersion, Broken> {
+    async fn heard(&mut self, word: SideFinding) -> Result<ResourceVersion, BrokenStream> {
         match word {
-            Word::Proof(proof) => self.adopt(proof),
-            Word::Renewal(Renewal { objects, count, done }) => {
+            SideFinding::Proof(proof) => self.adopt(proof),
+            SideFinding::Renewal(Renewal { objects, count, done }) => {
                 if self.means.written.is_at(count) {
                     self.writer.renew(objects).await;
                     let _ = done.send(());
                 }
                 Ok(ResourceVersion::default())
             }
-            Word::Doubt { history } => {
+            SideFinding::Doubt { history } => {
                 if history == self.means.upstream.feed.reader.history() {
-                    self.inquiries.ask(Why::Doubt, Duration::ZERO, DOUBT_SPREAD);
+                    self.inquiries.ask(InquiryReason::Doubt, Duration::ZERO, DOUBT_SPREAD);
                 }
                 Ok(ResourceVersion::default())
             }
@@ -199,23 +199,23 @@ impl Reflector {
     }
 
     /// What follows from an inquiry: a new history, if upstream's is another one.
-    fn found(&mut self, at: ResourceVersion, outcome: Outcome) -> Option<State> {
+    fn found(&mut self, at: ResourceVersion, outcome: InquiryOutcome) -> Option<State> {
         match outcome {
-            Outcome::Reached | Outcome::Continues => {
+            InquiryOutcome::Reached | InquiryOutcome::Continues => {
                 self.is_sure();
                 None
             }
-            Outcome::Other(listed) => {
+            InquiryOutcome::Other(listed) => {
                 self.give_up(at, "its current state cannot have come of what was told before");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
             // The storage did go back, and whether this feed is concerned nobody can tell.
-            Outcome::Unproven(Why::Notice, listed) => {
+            InquiryOutcome::Unproven(InquiryReason::Notice, listed) => {
                 self.give_up(at, "the storage went back, and what happened to this resource cannot be told");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
-            Outcome::Unproven(Why::Doubt | Why::Reopened | Why::Untold, _) => None,
-            Outcome::Failed(why) => {
+            InquiryOutcome::Unproven(InquiryReason::Doubt | InquiryReason::Reopened | InquiryReason::Untold, _) => None,
+            InquiryOutcome::Failed(why) => {
                 self.inquiries.ask(why, AGAIN, AGAIN);
                 None
             }
@@ -230,18 +230,18 @@ impl Reflector {
 
     /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
     /// nothing: then upstream is turning us away (reliability.md U5; client-go calls it a very short watch).
-    fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<Failure> {
+    fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<StepFailure> {
         tracing::debug!(feed = %self.means.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
         // Upstream ends the watches of a definition that it has just heard of: what it told us was by the old one.
         if self.means.upstream.feed.is_settling() {
-            return Some(Failure::Over(End::Outdated));
+            return Some(StepFailure::Over(FeedEnd::Outdated));
         }
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
         in_vain.then(|| Ended::Clean.into())
     }
 
     /// Takes in what a proof has read beside our own stream; that stream's copies will be duplicates.
-    fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, Broken> {
+    fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, BrokenStream> {
         if proof.history != self.means.upstream.feed.reader.history() {
             return Ok(ResourceVersion::default());
         }

@@ -3,15 +3,15 @@
 use tokio::time::Instant;
 
 use super::{Reflector, State, ended};
-use crate::cache::{Snapshot, State as FeedState};
+use crate::cache::{FeedState, Snapshot};
 use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Finding, Reach, compare, places};
-use crate::reflect::failure::{Failure, over};
+use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::gap::Relist;
-use crate::reflect::initial::{At, Initial};
+use crate::reflect::initial::{At, InitialState};
 use crate::reflect::mend::{self, Historian, Recovered};
-use crate::reflect::metrics::{Asked, Gap};
-use crate::reflect::session::Broken;
+use crate::reflect::metrics::{Gap, SideRequest};
+use crate::reflect::session::BrokenStream;
 use crate::upstream::Error;
 
 /// A feed that holds up to so much is listed again in one request; the answer is read whole.
@@ -19,7 +19,7 @@ const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 
 impl Reflector {
     /// Upstream says 410: what to list, and whether to pause before that.
-    pub(super) fn expired(&self, at: ResourceVersion, error: Error) -> (State, Option<Failure>) {
+    pub(super) fn expired(&self, at: ResourceVersion, error: Error) -> (State, Option<StepFailure>) {
         let window = match &error {
             Error::Refused(status) => mend::window_start(&status.message).filter(|window| *window >= at),
             _ => None,
@@ -41,9 +41,9 @@ impl Reflector {
         &mut self,
         at: ResourceVersion,
         window: Option<ResourceVersion>,
-    ) -> Result<State, Failure> {
+    ) -> Result<State, StepFailure> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.means.upstream.metrics.asked(Asked::Relist);
+        self.means.upstream.metrics.asked(SideRequest::Relist);
         let asked = Instant::now();
         let is_small = self.means.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
         let initial = match window.map(At::Exact) {
@@ -57,7 +57,7 @@ impl Reflector {
             self.give_up(at, "a list cannot have come of what was told before");
             return Ok(self.starts_with(initial, asked));
         }
-        let Initial { snapshot, stream, servers } = initial;
+        let InitialState { snapshot, stream, servers } = initial;
         let until = snapshot.rv;
         let mended = self.mend(recovered, until)?;
         self.means.upstream.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
@@ -85,7 +85,7 @@ impl Reflector {
     }
 
     /// What happened up to `list`, if that can be proven.
-    async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, Failure> {
+    async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, StepFailure> {
         let known = self.means.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.means.upstream.feed.reader, known.rv);
         if list.rv < at || compare(places(&known), reach, places(list), list.rv) == Finding::Other {
@@ -113,10 +113,10 @@ impl Reflector {
     }
 
     /// Applies what happened up to `until`, if it is known; says whether it is.
-    fn mend(&mut self, recovered: Recovered, until: ResourceVersion) -> Result<bool, Failure> {
+    fn mend(&mut self, recovered: Recovered, until: ResourceVersion) -> Result<bool, StepFailure> {
         let Recovered::Changes(changes) = recovered else { return Ok(false) };
         for change in changes {
-            self.writer.take(change).map_err(Broken::OutOfOrder)?;
+            self.writer.take(change).map_err(BrokenStream::OutOfOrder)?;
         }
         self.writer.advance(until, false);
         Ok(true)
@@ -142,6 +142,6 @@ impl Reflector {
     }
 
     fn metrics_past(&self, objects: usize) {
-        (0..objects).for_each(|_| self.means.upstream.metrics.asked(Asked::Past));
+        (0..objects).for_each(|_| self.means.upstream.metrics.asked(SideRequest::Past));
     }
 }

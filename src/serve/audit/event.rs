@@ -9,7 +9,7 @@ use crate::kube::{RequestInfo, Status, StatusDetails, User};
 /// An `audit.k8s.io/v1` event. Members are in the order in which the apiserver writes them, and left out as it does.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Event<'a> {
+pub(super) struct AuditEvent<'a> {
     pub(super) kind: &'static str,
     pub(super) api_version: &'static str,
     pub(super) level: &'static str,
@@ -19,14 +19,14 @@ pub(super) struct Event<'a> {
     #[serde(rename = "requestURI")]
     pub(super) request_uri: &'a str,
     pub(super) verb: &'a str,
-    pub(super) user: Asker<'a>,
+    pub(super) user: AuditUser<'a>,
     #[serde(rename = "sourceIPs", skip_serializing_if = "<[_]>::is_empty")]
     pub(super) source_ips: &'a [IpAddr],
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(super) user_agent: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) object_ref: Option<Reference<'a>>,
-    pub(super) response_status: Outcome<'a>,
+    pub(super) response_status: AuditOutcome<'a>,
     #[serde(serialize_with = "micros")]
     pub(super) request_received_timestamp: Timestamp,
     #[serde(serialize_with = "micros")]
@@ -45,7 +45,7 @@ pub(super) enum Stage {
 
 /// Who asks.
 #[derive(Debug, Serialize)]
-pub(super) struct Asker<'a> {
+pub(super) struct AuditUser<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
     username: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -76,7 +76,7 @@ pub(super) struct Reference<'a> {
 
 /// How it was answered: the parts of a Status that say nothing of an object.
 #[derive(Debug, Serialize)]
-pub(super) struct Outcome<'a> {
+pub(super) struct AuditOutcome<'a> {
     metadata: Nothing,
     #[serde(skip_serializing_if = "str::is_empty")]
     status: &'a str,
@@ -93,7 +93,7 @@ pub(super) struct Outcome<'a> {
 #[derive(Debug, Serialize)]
 struct Nothing {}
 
-impl<'a> Asker<'a> {
+impl<'a> AuditUser<'a> {
     /// `None`: nobody that is known, or the proxy itself.
     pub(super) fn of(user: Option<&'a User>) -> Self {
         let Some(User { name, uid, groups, extra }) = user else {
@@ -117,7 +117,7 @@ impl<'a> Reference<'a> {
     }
 }
 
-impl<'a> Outcome<'a> {
+impl<'a> AuditOutcome<'a> {
     /// `status`: of an error.
     pub(super) fn of(code: u16, status: Option<&'a Status>) -> Self {
         let metadata = Nothing {};
@@ -128,7 +128,7 @@ impl<'a> Outcome<'a> {
     }
 }
 
-impl Event<'_> {
+impl AuditEvent<'_> {
     /// The event as a line.
     pub(super) fn to_line(&self) -> Vec<u8> {
         let mut line = serde_json::to_vec(self).expect("texts, numbers and lists always serialize");

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::writer::{Destination, Writer};
+use super::writer::{AuditWriter, Destination};
 use crate::serve::metrics;
 
 /// Takes records, if there is somebody to read them. Cloning shares it.
@@ -12,7 +12,7 @@ pub struct Audit {
     queue: Option<Queue>,
 }
 
-/// The way to the [`Writer`]: bounded in records and in bytes, and never waited for.
+/// The way to the [`AuditWriter`]: bounded in records and in bytes, and never waited for.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     lines: mpsc::Sender<Line>,
@@ -42,13 +42,13 @@ impl Audit {
         Self::default()
     }
 
-    /// Opens the log; what is recorded waits until the [`Writer`] runs.
+    /// Opens the log; what is recorded waits until the [`AuditWriter`] runs.
     ///
     /// # Errors
     /// The file cannot be opened for appending.
-    pub fn open(destination: Destination) -> io::Result<(Self, Writer)> {
+    pub fn open(destination: Destination) -> io::Result<(Self, AuditWriter)> {
         let (queue, lines) = Queue::new(RECORDS_MAX, BYTES_MAX);
-        let writer = Writer::open(destination, lines)?;
+        let writer = AuditWriter::open(destination, lines)?;
         Ok((Self { queue: Some(queue) }, writer))
     }
 

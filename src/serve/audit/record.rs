@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Response, Uri};
 use k8s_openapi::jiff::Timestamp;
 
 use super::Audit;
-use super::event::{Asker, Event, Outcome, Reference, Stage};
+use super::event::{AuditEvent, AuditOutcome, AuditUser, Reference, Stage};
 use super::queue::{Full, Queue};
 use crate::auth::Caller;
 use crate::kube::{RequestInfo, Status, User};
@@ -14,7 +14,7 @@ use crate::net::{Peer, PeerAddress};
 use crate::serve::coverage::Sensitive;
 
 /// One request, for the log. A watch that has begun is over when the last clone of its record is dropped.
-pub(in crate::serve) struct Record {
+pub(in crate::serve) struct AuditRecord {
     queue: Queue,
     audit_id: HeaderValue,
     uri: String,
@@ -59,7 +59,7 @@ const TRUNCATED: &str = "...TRUNCATED";
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
 
-impl Record {
+impl AuditRecord {
     /// `None`: nothing is recorded.
     pub(in crate::serve) fn new(
         audit: &Audit,
@@ -117,8 +117,8 @@ impl Record {
         self.queue.put(self.event(stage, now(), answered).to_line())
     }
 
-    fn event<'a>(&'a self, stage: Stage, at: Timestamp, answered: &'a Answered) -> Event<'a> {
-        Event {
+    fn event<'a>(&'a self, stage: Stage, at: Timestamp, answered: &'a Answered) -> AuditEvent<'a> {
+        AuditEvent {
             kind: "Event",
             api_version: "audit.k8s.io/v1",
             level: "Metadata",
@@ -126,11 +126,11 @@ impl Record {
             stage,
             request_uri: &self.uri,
             verb: self.info.verb.as_str(),
-            user: Asker::of(self.user.as_ref()),
+            user: AuditUser::of(self.user.as_ref()),
             source_ips: &self.source_ips,
             user_agent: &self.user_agent,
             object_ref: Reference::of(&self.info),
-            response_status: Outcome::of(answered.code, answered.status.as_ref()),
+            response_status: AuditOutcome::of(answered.code, answered.status.as_ref()),
             request_received_timestamp: self.received,
             stage_timestamp: at,
             annotations: self.annotations(answered.decision.as_ref()),
@@ -148,7 +148,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for AuditRecord {
     fn drop(&mut self) {
         if let Some(answered) = self.begun.take() {
             // Whether there is room or not, it is over; that it began has been recorded.
@@ -213,7 +213,7 @@ pub(super) fn shortened(user_agent: &str) -> String {
     }
 }
 
-impl std::fmt::Debug for Record {
+impl std::fmt::Debug for AuditRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Record").field("id", &self.audit_id).finish_non_exhaustive()
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::queue::{Full, Line, Queue};
 use super::record::{shortened, source_ips, without_tokens};
-use super::{Audit, Decision, Destination, Ours, Record};
+use super::{Audit, AuditRecord, Decision, Destination, Ours};
 use crate::auth::Caller;
 use crate::base::Cut;
 use crate::kube::{Query, RequestInfo, Status};
@@ -20,13 +20,13 @@ fn peer() -> Peer {
     Peer { address, certificates: None, connection: Connection::default(), cut: Cut::default() }
 }
 
-fn record(queue: &Queue, target: &str) -> Record {
+fn record(queue: &Queue, target: &str) -> AuditRecord {
     let uri: Uri = target.parse().expect("a target");
     let info = RequestInfo::parse("GET", uri.path(), &Query::parse(uri.query().unwrap_or_default())).expect("a path");
     let headers = headers(&[("user-agent", "kubectl/v1.37"), ("authorization", "Bearer CANARY"), ("cookie", "CANARY")]);
     let audit = Audit::of(queue.clone());
-    let mut record =
-        Record::new(&audit, &peer(), (&uri, &headers), &info, &HeaderValue::from_static("id-1")).expect("it is on");
+    let mut record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &HeaderValue::from_static("id-1"))
+        .expect("it is on");
     record.put_caller(&Caller::Anonymous);
     record
 }

@@ -19,7 +19,7 @@ pub enum Destination {
 
 /// Writes what is recorded, in order. One task, which nobody waits for.
 #[derive(Debug)]
-pub struct Writer {
+pub struct AuditWriter {
     lines: mpsc::Receiver<Line>,
     output: Output,
 }
@@ -35,7 +35,7 @@ const BATCH_MAX: usize = 1024;
 /// Between two attempts at an output that takes nothing.
 const AGAIN: Duration = Duration::from_secs(1);
 
-impl Writer {
+impl AuditWriter {
     pub(super) fn open(destination: Destination, lines: mpsc::Receiver<Line>) -> io::Result<Self> {
         let output = match destination {
             Destination::Stdout => Output::Stdout(io::stdout()),

@@ -1,17 +1,17 @@
 use super::*;
-use crate::cache::{Config, Demand, Feeds, Snapshot};
+use crate::cache::{CacheConfig, Demand, Feeds, Snapshot};
 use crate::kube::Gvr;
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Everything that a request may wait for of a feed, and that does not come.
-async fn waits(lease: &Lease, wait: usize) -> InVain {
+async fn waits(lease: &FeedHandle, wait: usize) -> InVain {
     let (reader, deadline, received) = (&lease.reader, Instant::now() + DEADLINE, Instant::now());
     let in_vain = match wait {
         0 => while_it_runs(reader, deadline, lease.currency.reached(received)).await.err(),
         1 => while_it_runs(reader, deadline, reader.reached(ResourceVersion(11))).await.err(),
         _ => {
-            let settled = lease.renderings.settled(Representation::Object(Form::Json));
+            let settled = lease.renderings.settled(Representation::Object(Encoding::Json));
             while_it_runs(reader, deadline, settled).await.err()
         }
     };
@@ -22,18 +22,18 @@ async fn waits(lease: &Lease, wait: usize) -> InVain {
 async fn whatever_is_waited_for_the_end_of_the_feed_is_the_end_of_the_wait() {
     for wait in 0..3 {
         for (ends, expected) in [(true, InVain::Over), (false, InVain::Late)] {
-            let (feeds, mut demands) = Feeds::new(Config::default());
-            let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, form: Form::Protobuf };
+            let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+            let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, form: Encoding::Protobuf };
             let lease = feeds.lease(&FeedSpec::like_pods(key), None).expect("there is room");
             let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
             writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
-            writer.set_state(State::Live);
+            writer.set_state(FeedState::Live);
             let began = Instant::now();
             let waiting = tokio::spawn(async move { waits(&lease, wait).await });
             tokio::task::yield_now().await;
             assert!(!waiting.is_finished(), "{wait}: the feed runs");
             if ends {
-                writer.set_state(State::Ended(End::Outdated));
+                writer.set_state(FeedState::Ended(FeedEnd::Outdated));
             }
             assert_eq!(waiting.await.expect("no panic"), expected, "{wait}");
             let waited = if ends { Duration::ZERO } else { DEADLINE };
@@ -45,9 +45,9 @@ async fn whatever_is_waited_for_the_end_of_the_feed_is_the_end_of_the_wait() {
 #[tokio::test(start_paused = true)]
 async fn what_is_there_is_taken_also_of_a_feed_that_is_over() {
     let (writer, reader) = crate::cache::CacheWriter::new(
-        Config::default(),
+        CacheConfig::default(),
         Gvr::new("", "v1", "pods"),
-        crate::wire::Envelope::new(Form::Protobuf, "v1", "Pod", Shape::BuiltIn),
+        crate::wire::Envelope::new(Encoding::Protobuf, "v1", "Pod", JsonLayout::BuiltIn),
         true,
     );
     drop(writer);

@@ -27,7 +27,7 @@ use bytes::Bytes;
 use flate2::{Compress, Compression, FlushCompress};
 
 use super::literals::Literals;
-use crate::cache::Deflated;
+use crate::cache::DeflatedChunk;
 
 /// The table above.
 const LEVEL: u32 = 6;
@@ -44,7 +44,7 @@ pub(super) const WINDOW_BYTES: usize = 32 << 10;
 pub(super) const PIECE_BYTES_MAX: usize = 160 << 10;
 
 /// A piece on its own, behind a text that it may refer to.
-pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> Deflated {
+pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedChunk {
     let before = &before[before.len().saturating_sub(WINDOW_BYTES)..];
     let max = piece.len() - piece.len() / GAIN;
     let matched = matched(before, piece);
@@ -56,7 +56,7 @@ pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> Deflated {
         _ => with_matches(before, piece),
     };
     let bytes = bytes.filter(|bytes| bytes.len() < max).map(Bytes::from);
-    Deflated { bytes, crc: crc32fast::hash(piece), len: piece.len() as u64, is_last }
+    DeflatedChunk { bytes, crc: crc32fast::hash(piece), len: piece.len() as u64, is_last }
 }
 
 /// Where a text is cut into pieces that are about as long as each other.

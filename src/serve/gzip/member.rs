@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use crc32fast::Hasher;
 
 use super::text::Text;
-use crate::cache::Deflated;
+use crate::cache::DeflatedChunk;
 
 /// One gzip member (RFC 1952), put together from pieces that were compressed apart.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Member {
     }
 
     /// Appends a piece. `plain`: the same as it is, of one that is stored.
-    pub(super) fn put(&mut self, piece: &Deflated, plain: impl FnOnce() -> Text) {
+    pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> Text) {
         self.plain.combine(&Hasher::new_with_initial_len(piece.crc, piece.len));
         self.len += piece.len;
         match &piece.bytes {

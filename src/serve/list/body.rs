@@ -5,17 +5,17 @@ use bytes::Bytes;
 use super::super::gzip::PLAIN_BYTES_MAX;
 use super::super::joined::Joined;
 use super::super::pace::{Looks, Rest};
-use super::super::scribe::{Piece, Scribe};
+use super::super::scribe::{ChunkWriter, Piece};
 use super::super::slices::Slice;
-use super::super::stretches::{Batch, Stretches};
-use crate::cache::{Deflated, Plain};
+use super::super::stretches::{Batch, PageChunks};
+use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, Refused};
 
 /// A LIST on its way out. Of what it sends it holds the piece that it is at, and that is shared.
 #[derive(Debug)]
 pub(in super::super) struct ListBody {
-    scribe: Scribe,
-    stretches: Stretches,
+    scribe: ChunkWriter,
+    stretches: PageChunks,
     head: Bytes,
     tail: Bytes,
     /// Worth compressing.
@@ -35,13 +35,19 @@ enum At {
     /// A stretch.
     Stretch(usize),
     /// A piece of a stretch.
-    Piece(usize, Plain, usize),
+    Piece(usize, PlainChunk, usize),
     Over,
 }
 
 impl ListBody {
     /// `items_len`: of all items, or more than [`PLAIN_BYTES_MAX`] of them if the head does not tell.
-    pub(super) fn new(scribe: Scribe, stretches: Stretches, frame: &ListFrame, items_len: usize, looks: Looks) -> Self {
+    pub(super) fn new(
+        scribe: ChunkWriter,
+        stretches: PageChunks,
+        frame: &ListFrame,
+        items_len: usize,
+        looks: Looks,
+    ) -> Self {
         let items = stretches.lengths().items;
         let (head, tail) = (frame.head(items, items_len), frame.tail());
         let worth = frame.content_length(items, items_len) > PLAIN_BYTES_MAX;
@@ -90,7 +96,11 @@ impl ListBody {
     }
 
     /// A stretch, each item with what separates it from the one before.
-    pub(in super::super) fn poll_plain(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Result<Plain, Refused>> {
+    pub(in super::super) fn poll_plain(
+        &mut self,
+        index: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<PlainChunk, Refused>> {
         let is_whole = self.stretches.is_whole(index);
         let _slice = ready!(self.poll_begin(is_whole, cx));
         let plain = ready!(self.scribe.poll_plain(&self.stretches, index, cx));
@@ -142,7 +152,7 @@ impl ListBody {
     }
 
     /// A piece of a batch that is sent behind another one, if somebody has compressed it already.
-    pub(in super::super) fn deflated(&self, at: Piece<'_>) -> Option<Deflated> {
+    pub(in super::super) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.scribe.deflated(at)
     }
 
@@ -152,8 +162,8 @@ impl ListBody {
         at: Piece<'_>,
         window: usize,
         cx: &mut Context<'_>,
-        deflate: impl FnOnce(&[u8]) -> Deflated,
-    ) -> Poll<Result<Deflated, Refused>> {
+        deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
+    ) -> Poll<Result<DeflatedChunk, Refused>> {
         let _slice = ready!(self.poll_begin(at.is_shared(), cx));
         let deflated = ready!(self.scribe.poll_deflated(&self.stretches, at, window, cx, deflate));
         self.pause_behind(at.is_shared());

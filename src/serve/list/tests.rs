@@ -15,26 +15,26 @@ use http_body_util::BodyExt;
 use super::page;
 use crate::auth::{Caller, Gate, Permit};
 use crate::base::Cut;
-use crate::cache::{Config, Demand, Feeds, Lease, Run, Scope, Snapshot, View};
+use crate::cache::{CacheConfig, Chunk, Demand, FeedHandle, Feeds, Scope, Snapshot, View};
 use crate::kube::{
-    ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, Pages, Query, RequestInfo,
+    ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, PageStore, Query, RequestInfo,
     ResourceVersion, Selector, VersionMatch,
 };
-use crate::serve::admission::{Admission, Limits};
+use crate::serve::admission::{Admission, AdmissionLimits};
 use crate::serve::feed_spec;
 use crate::serve::gzip::GzipList;
-use crate::serve::pace::Pace;
+use crate::serve::pace::ScanPace;
 use crate::serve::route::ListRead;
 use crate::serve::scans::Scans;
 use crate::serve::slices::Slices;
-use crate::serve::underway::{List, Written};
-use crate::upstream::{Origin, Resource};
-use crate::wire::{Form, ListMeta, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
+use crate::serve::underway::{List, ListEncoding};
+use crate::upstream::{Resource, ResourceOrigin};
+use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
 
 const REPRESENTATIONS: [Representation; 3] = [
-    Representation::Object(Form::Json),
-    Representation::Metadata(Form::Json, MetaVersion::V1),
-    Representation::Metadata(Form::Protobuf, MetaVersion::V1),
+    Representation::Object(Encoding::Json),
+    Representation::Metadata(Encoding::Json, MetaVersion::V1),
+    Representation::Metadata(Encoding::Protobuf, MetaVersion::V1),
 ];
 const NAMESPACES: [&str; 4] = ["t1", "t1-a", "t1.a", "t2"];
 
@@ -47,7 +47,7 @@ fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> Object {
     let labels = format!(r#""labels":{{"app":"{app}"}},"annotations":{{"padding":"{padding}"}}"#);
     let metadata = format!(r#""name":"p{name:03}","namespace":"{namespace}","resourceVersion":"{rv}",{labels}"#);
     let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{{metadata}}},"spec":{{}},"status":{{}}}}"#);
-    let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(FieldTable::default()));
+    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
     match reader.watch_event(format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n").into()).expect("well-formed") {
         WatchItem::Change { object, .. } => object,
         other => panic!("{other:?} is not a change"),
@@ -55,14 +55,15 @@ fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> Object {
 }
 
 /// A feed of pods with these objects.
-fn feed(objects: Vec<Object>) -> (Lease, (Feeds, Demand)) {
+fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, Demand)) {
     let gvr = Gvr::new("", "v1", "pods");
-    let (fields, origin, form) = (Arc::new(FieldTable::of_builtin(&gvr, true)), Origin::BuiltIn, Form::Json);
+    let (fields, origin, form) =
+        (Arc::new(FieldTable::of_builtin(&gvr, true)), ResourceOrigin::BuiltIn, Encoding::Json);
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    let (namespaced, watchable, fields_unknown, pages) = (true, true, false, Pages::default());
+    let (namespaced, watchable, fields_unknown, pages) = (true, true, false, PageStore::default());
     let pods =
         Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition };
-    let (feeds, mut demands) = Feeds::new(Config::default());
+    let (feeds, mut demands) = Feeds::new(CacheConfig::default());
     let lease = feeds.lease(&feed_spec(&pods, Scope::Cluster, form), None).expect("there is room");
     let mut demand = demands.try_recv().expect("the feed is demanded");
     demand.writer.replace(Snapshot::from_objects(ResourceVersion(1_000), objects));
@@ -75,17 +76,17 @@ fn permit() -> Permit {
     Permit::Whole(grant.expect("whoever asks is us"))
 }
 
-fn renderer(lease: &Lease, representation: Representation) -> Renderer {
+fn renderer(lease: &FeedHandle, representation: Representation) -> Renderer {
     let feed = lease.reader.envelope();
     Renderer::derived(representation, feed, 36).unwrap_or_else(|| Renderer::verbatim(feed))
 }
 
-fn pace() -> Pace {
-    Pace::new(None, (Scans::at_a_time(1), Slices::new(1)), None)
+fn pace() -> ScanPace {
+    ScanPace::new(None, (Scans::at_a_time(1), Slices::new(1)), None)
 }
 
 /// As it comes to the client, and again compressed.
-async fn listed(lease: &Lease, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
+async fn listed(lease: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
     let written = async || {
         let page = page(&permit(), lease, &lease.reader.snapshot(), read, &mut pace()).await;
         page.written_by(renderer, &mut pace()).await.expect("everything can be written")
@@ -111,7 +112,7 @@ async fn listed(lease: &Lease, read: &ListRead, renderer: &Renderer) -> Vec<u8> 
 }
 
 /// The same, object by object.
-fn expected(lease: &Lease, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
+fn expected(lease: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
     let snapshot = lease.reader.snapshot();
     let start = read.plan.start.as_ref().map(|start| match read.view.namespace() {
         Some(namespace) => format!("{namespace}/{start}"),
@@ -158,7 +159,7 @@ fn reads(random: &mut fastrand::Rng) -> ListRead {
         view,
         plan,
         in_namespace: namespace.is_some(),
-        pages: Pages::FromCache,
+        pages: PageStore::FromCache,
     }
 }
 
@@ -194,7 +195,7 @@ async fn lists_share_what_they_are_made_of() {
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let view = View::everything();
     let read =
-        ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: Pages::FromCache };
+        ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: PageStore::FromCache };
     let renderer = renderer(&lease, REPRESENTATIONS[0]);
     let mut addresses = Vec::new();
     for _ in 0..10 {
@@ -207,7 +208,7 @@ async fn lists_share_what_they_are_made_of() {
         let large = chunks.iter().filter(|chunk| chunk.len() > 16 << 10);
         addresses.push(large.map(|chunk| chunk.as_ptr()).collect::<Vec<_>>());
     }
-    assert!(addresses[0].len() >= 200 * 5_000 / Run::BYTES_MAX);
+    assert!(addresses[0].len() >= 200 * 5_000 / Chunk::BYTES_MAX);
     assert!(addresses.iter().all(|others| *others == addresses[0]));
     let kept = lease.reader.stats().derived_bytes;
     assert!((200 * 5_000..200 * 5_300).contains(&kept), "{kept} bytes are kept");
@@ -223,15 +224,15 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
         view: View::everything(),
         plan,
         in_namespace: false,
-        pages: Pages::FromCache,
+        pages: PageStore::FromCache,
     };
     let page = page(&permit(), &lease, &lease.reader.snapshot(), &read, &mut pace()).await;
-    let place = Admission::new(&Limits::default()).list(None, page.bytes()).expect("there is room");
+    let place = Admission::new(&AdmissionLimits::default()).list(None, page.bytes()).expect("there is room");
     let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
     let (cut, pins) = (Cut::default(), feeds.0.pins());
     let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), List::terms(Duration::from_secs(60)));
     tokio::spawn(pins.clone().keep());
-    let mut underway = List::new(Written::Plain(Box::new(list)), place, pin);
+    let mut underway = List::new(ListEncoding::Plain(Box::new(list)), place, pin);
     assert!(matches!(underway.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(underway.frame().await, Some(Ok(_))));
@@ -253,9 +254,14 @@ async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() 
     {
         let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), ..Selector::everything() };
         let (plan, view) = (ListPlan { version: VersionMatch::Any, limit, start: None }, View::new(None, selector));
-        let read =
-            ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: Pages::FromCache };
-        let mut pace = Pace::new(None, (scans.clone(), slices.clone()), None);
+        let read = ListRead {
+            representation: REPRESENTATIONS[0],
+            view,
+            plan,
+            in_namespace: false,
+            pages: PageStore::FromCache,
+        };
+        let mut pace = ScanPace::new(None, (scans.clone(), slices.clone()), None);
         page(&everybody, &lease, &snapshot, &read, &mut pace).await;
         assert!((least..least + 3).contains(&pace.rests()), "{labels}: {} times", pace.rests());
     }
@@ -271,8 +277,8 @@ async fn what_turns_out_to_cost_more_than_a_slice_waits_for_its_turn() {
     let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };
     let (plan, view) = (ListPlan { version: VersionMatch::Any, limit: None, start: None }, View::new(None, selector));
     let read =
-        ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: Pages::FromCache };
-    let mut pace = Pace::new(None, (scans, Slices::new(1)), None);
+        ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: PageStore::FromCache };
+    let mut pace = ScanPace::new(None, (scans, Slices::new(1)), None);
     let mut listed = pin!(page(&everybody, &lease, &snapshot, &read, &mut pace));
     let early = tokio::time::timeout(Duration::from_secs(60), listed.as_mut()).await;
     assert!(early.is_err(), "it looked at everything while others had the turn");

@@ -4,11 +4,11 @@ use std::task::{Context, Poll};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::auth::Standing;
+use crate::auth::GrantStatus;
 use crate::base::{DrainWatch, Draining};
 
 /// All that a watch waits for besides events. A watch has thousands of events for each of these.
-pub(super) struct Alarm {
+pub(super) struct WatchTimers {
     drain: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// Until the watch is over, also one that is no request's any more (WebSocket).
     _held: Draining,
@@ -28,8 +28,8 @@ pub(super) enum Call {
     Revoked,
 }
 
-impl Alarm {
-    pub(super) fn new(drain: &DrainWatch, standing: &Standing, at: Instant) -> Self {
+impl WatchTimers {
+    pub(super) fn new(drain: &DrainWatch, standing: &GrantStatus, at: Instant) -> Self {
         Self {
             drain: Box::pin(drain.my_slot()),
             _held: drain.hold(),
@@ -44,7 +44,7 @@ impl Alarm {
     }
 }
 
-impl Future for Alarm {
+impl Future for WatchTimers {
     type Output = Call;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Call> {

@@ -5,12 +5,12 @@ use bytes::Bytes;
 use tokio::time::sleep;
 
 use super::{Phase, WatchSession};
-use crate::cache::{Pull, Settling, Step};
+use crate::cache::{Pull, Settling, SiftStep};
 use crate::kube::Status;
 
 /// Why a watch is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum End {
+pub(in super::super) enum WatchEnd {
     /// Its time was up.
     Timeout,
     /// Its position left the ring, or its feed started a new history: 410.
@@ -31,7 +31,7 @@ pub(in super::super) enum End {
     Cut(&'static str),
 }
 
-impl End {
+impl WatchEnd {
     pub(in super::super) fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -71,7 +71,7 @@ impl WatchSession {
     }
 
     /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
-    pub(in super::super) fn end_with(&mut self, status: &Status, end: End) {
+    pub(in super::super) fn end_with(&mut self, status: &Status, end: WatchEnd) {
         if matches!(self.phase, Phase::Ended) {
             return;
         }
@@ -83,8 +83,8 @@ impl WatchSession {
     }
 
     /// The permission is looked at next, and says why it is over.
-    pub(super) fn end_without_a_word(&mut self, end: End) {
-        if end == End::Revoked {
+    pub(super) fn end_without_a_word(&mut self, end: WatchEnd) {
+        if end == WatchEnd::Revoked {
             self.called = None;
             return;
         }
@@ -93,13 +93,13 @@ impl WatchSession {
     }
 
     /// A bookmark for a client that is sent away: it resumes here or at another replica without a list.
-    pub(super) fn last_bookmark(&mut self, end: End) -> Option<Bytes> {
-        if end != End::Drained || !self.bookmarks {
+    pub(super) fn last_bookmark(&mut self, end: WatchEnd) -> Option<Bytes> {
+        if end != WatchEnd::Drained || !self.bookmarks {
             return None;
         }
         match self.pull(0, None, &mut Vec::new()) {
             _ if !self.is_settled() => None,
-            Step::Pulled(Pull::CaughtUp { progress }) if progress.rv > self.told => self.bookmark(progress.rv).ok(),
+            SiftStep::Pulled(Pull::CaughtUp { progress }) if progress.rv > self.told => self.bookmark(progress.rv).ok(),
             _ => None,
         }
     }
@@ -108,7 +108,7 @@ impl WatchSession {
 impl Drop for WatchSession {
     fn drop(&mut self) {
         if !matches!(self.phase, Phase::Ended) {
-            self.metrics.ended(self.dog.cut().why().map_or(End::Closed, End::Cut));
+            self.metrics.ended(self.dog.cut().why().map_or(WatchEnd::Closed, WatchEnd::Cut));
         }
     }
 }

@@ -4,17 +4,17 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 
 use crate::auth::Permit;
-use crate::cache::{CacheReader, Cursor, Pin, Plain, Run, Snapshot};
+use crate::cache::{CacheReader, Chunk, Cursor, Pin, PlainChunk, Snapshot};
 use crate::kube::EventType;
 use crate::serve::cost;
 use crate::serve::pace::Rest;
-use crate::serve::scribe::Scribe;
-use crate::serve::stretches::Stretches;
+use crate::serve::scribe::ChunkWriter;
+use crate::serve::stretches::PageChunks;
 use crate::wire::Refused;
 
 /// The state that a watch begins with, as ADDED events.
 #[derive(Debug)]
-pub(super) struct Initial {
+pub(super) struct InitialEvents {
     pub(super) snapshot: Snapshot,
     pub(super) pin: Pin,
     pub(super) end_bookmark: bool,
@@ -31,11 +31,11 @@ enum How {
 
 #[derive(Debug)]
 struct Runs {
-    scribe: Scribe,
-    stretches: Stretches,
+    scribe: ChunkWriter,
+    stretches: PageChunks,
     stretch: usize,
     /// What the stretch was written as, once it is.
-    plain: Option<Plain>,
+    plain: Option<PlainChunk>,
     piece: usize,
     rest: Rest,
 }
@@ -48,19 +48,19 @@ pub(super) enum Put {
     All(usize),
 }
 
-impl Initial {
+impl InitialEvents {
     pub(super) fn new(snapshot: Snapshot, pin: Pin, end_bookmark: bool) -> Self {
         Self { snapshot, pin, end_bookmark, how: How::Frames { next: String::new() } }
     }
 
     /// In runs, if what the watch sees is made of them.
-    pub(super) fn in_runs(self, runs: Arc<[Run]>, permit: &Permit, cursor: &Cursor, reader: &CacheReader) -> Self {
-        if !Stretches::suit(cursor.view()) {
+    pub(super) fn in_runs(self, runs: Arc<[Chunk]>, permit: &Permit, cursor: &Cursor, reader: &CacheReader) -> Self {
+        if !PageChunks::suit(cursor.view()) {
             return self;
         }
-        let mut stretches = Stretches::new(self.snapshot.clone(), runs);
+        let mut stretches = PageChunks::new(self.snapshot.clone(), runs);
         stretches.put_runs(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
-        let scribe = Scribe::added(reader.clone(), cursor.renderer().clone());
+        let scribe = ChunkWriter::added(reader.clone(), cursor.renderer().clone());
         let how =
             How::Runs(Box::new(Runs { scribe, stretches, stretch: 0, plain: None, piece: 0, rest: Rest::default() }));
         Self { how, ..self }

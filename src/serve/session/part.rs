@@ -11,20 +11,20 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-use crate::auth::{Readable, Verdict, Verdicts};
-use crate::cache::{CacheReader, Cursor, Event, Mark, Opened, Pin as Pinned, Sifted, Snapshot, Step, View};
+use crate::auth::{Readable, Verdict, VerdictChanges};
+use crate::cache::{CacheReader, Cursor, Event, Mark, OpenedWatch, Pin as Pinned, SiftStep, Sifted, Snapshot, View};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::serve::cost;
 use crate::wire::{Object, Refused};
 
 /// Which namespaces a watch shows, and which come or go.
-pub(super) struct Part {
+pub(super) struct PartialView {
     readable: Readable,
     places: BTreeMap<Arc<str>, Place>,
     turn: Option<Turn>,
     /// Something may have to come or go.
     stale: bool,
-    changed: Pin<Box<dyn Future<Output = Verdicts> + Send>>,
+    changed: Pin<Box<dyn Future<Output = VerdictChanges> + Send>>,
 }
 
 /// Where a namespace stands with the client. One that has none has not come up: there was nothing in it to tell.
@@ -80,7 +80,7 @@ enum Fate {
 }
 
 /// A turn's frames are in the batch as far as there is room.
-pub(super) enum Told {
+pub(super) enum TurnProgress {
     Some,
     /// And that was all.
     All {
@@ -97,12 +97,12 @@ pub(super) enum Bookmark {
     Place,
 }
 
-impl Part {
+impl PartialView {
     /// What the watch begins with is told by its first turn, which `pin` keeps. `namespaces`: those with something that
     /// it would see.
     pub(super) fn new(
         readable: Readable,
-        opened: &Opened,
+        opened: &OpenedWatch,
         namespaces: Vec<Arc<str>>,
         end_bookmark: bool,
         pin: Option<Pinned>,
@@ -186,7 +186,7 @@ impl Part {
         places_left: (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-    ) -> Step {
+    ) -> SiftStep {
         let Self { readable, places, turn, stale, .. } = self;
         let until = turn.as_ref().map(|turn| &turn.mark);
         cursor.pull_sifted(until, places_left, waker.filter(|_| until.is_none()), batch, |event, seen| {
@@ -201,13 +201,13 @@ impl Part {
         reader: &CacheReader,
         (room, looks): (usize, &mut usize),
         batch: &mut Vec<Bytes>,
-    ) -> Result<Told, Refused> {
+    ) -> Result<TurnProgress, Refused> {
         let Self { readable, places, turn, stale, .. } = self;
-        let Some(turn) = turn else { return Ok(Told::Some) };
+        let Some(turn) = turn else { return Ok(TurnProgress::Some) };
         turn.pin.iter().for_each(Pinned::told);
         let mut page = Page { cursor, reader, room, looks, batch };
         if !turn.come(readable, places, &mut page)? {
-            return Ok(Told::Some);
+            return Ok(TurnProgress::Some);
         }
         let at = turn.mark.snapshot.rv;
         if let Some(Begins { end_bookmark: true }) = turn.begins {
@@ -215,13 +215,13 @@ impl Part {
             turn.begins = Some(Begins { end_bookmark: false });
         }
         if !turn.go(places, &mut page)? {
-            return Ok(Told::Some);
+            return Ok(TurnProgress::Some);
         }
         let bookmark = if turn.said { Bookmark::Place } else { Bookmark::None };
         self.turn = None;
         // What changed meanwhile has its own turn.
         *stale = true;
-        Ok(Told::All { at, bookmark })
+        Ok(TurnProgress::All { at, bookmark })
     }
 }
 

@@ -15,7 +15,7 @@ pub struct Insistence {
 
 /// How a document was refused, as far as that goes on.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct RefusedDocument {
     /// In a row.
     times: u32,
     last: Option<(Instant, Duration)>,
@@ -34,7 +34,7 @@ impl Insistence {
     }
 }
 
-impl Refused {
+impl RefusedDocument {
     pub(super) fn answered(&mut self) {
         *self = Self::default();
     }
@@ -69,7 +69,7 @@ mod tests {
 
     /// Refuses whenever it is asked; the questions' times in seconds, for a day.
     fn asked(insistence: Insistence, changed: &[u64]) -> Vec<u64> {
-        let (start, mut refused, mut asked) = (Instant::now(), Refused::default(), Vec::new());
+        let (start, mut refused, mut asked) = (Instant::now(), RefusedDocument::default(), Vec::new());
         let mut changed = changed.iter().copied().peekable();
         for second in 0..24 * 3600 {
             let now = start + Duration::from_secs(second);

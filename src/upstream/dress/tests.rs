@@ -51,7 +51,7 @@ fn a_user_is_put_in_whole() {
         groups: vec!["dev".to_owned(), "ops".to_owned()],
         extra: [("example.com/Id".to_owned(), vec!["7".to_owned()])].into(),
     };
-    dress_as(&mut dressed, &user).expect("headers can carry it");
+    set_user(&mut dressed, &user).expect("headers can carry it");
     let expected = headers(&[
         ("impersonate-user", "ada"),
         ("impersonate-group", "dev"),
@@ -61,8 +61,8 @@ fn a_user_is_put_in_whole() {
     assert_eq!(dressed, expected);
     for name in ["", "a\nb", "ada ", " ada", "\tada", "ada\t", "a\0b"] {
         let unspeakable = User { name: name.to_owned(), ..User::default() };
-        assert!(dress_as(&mut HeaderMap::new(), &unspeakable).is_err(), "{name:?}");
+        assert!(set_user(&mut HeaderMap::new(), &unspeakable).is_err(), "{name:?}");
         let unspeakable = User { groups: vec![format!("{name} ")], ..user.clone() };
-        assert!(dress_as(&mut HeaderMap::new(), &unspeakable).is_err(), "a group {name:?}");
+        assert!(set_user(&mut HeaderMap::new(), &unspeakable).is_err(), "a group {name:?}");
     }
 }

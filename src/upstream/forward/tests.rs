@@ -128,27 +128,27 @@ proptest! {
             return Ok(());
         }
         let came = read(&headers);
-        let lane = if tunnel { Lane::Tunnel } else { Lane::Short };
+        let lane = if tunnel { ForwardPool::Tunnel } else { ForwardPool::Short };
         let ours = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer ours"))]);
         let id = CredentialId::new([0; 32]);
-        let bearer = Behalf::Bearer(id, Payer::of(&user));
-        for behalf in [Behalf::Ours, bearer, Behalf::Nobody, Behalf::User(Arc::new(user))] {
+        let bearer = ActingAs::Bearer(id, Payer::of(&user));
+        for behalf in [ActingAs::Ours, bearer, ActingAs::Nobody, ActingAs::User(Arc::new(user))] {
             let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
             *request.headers_mut() = headers.clone();
             cross(lane, &mut request);
-            if clothe(&behalf, request.headers_mut()).is_err() {
+            if apply_identity(&behalf, request.headers_mut()).is_err() {
                 continue;
             }
             let named = dress::listed(request.headers()).collect::<Vec<_>>();
             prop_assert!(named.iter().all(|name| *name == UPGRADE), "{:?}", named);
-            if matches!(behalf, Behalf::Ours | Behalf::User(_)) {
+            if matches!(behalf, ActingAs::Ours | ActingAs::User(_)) {
                 prop_assert!(put_ours(request.headers_mut(), ours.clone()).is_ok());
             }
             let goes = read(request.headers());
             let expected = match &behalf {
-                Behalf::Bearer(..) | Behalf::Nobody => (came.authorization.clone(), came.impersonation.clone()),
-                Behalf::Ours => (vec!["Bearer ours".to_owned()], came.impersonation.clone()),
-                Behalf::User(user) => (vec!["Bearer ours".to_owned()], spoken(user)),
+                ActingAs::Bearer(..) | ActingAs::Nobody => (came.authorization.clone(), came.impersonation.clone()),
+                ActingAs::Ours => (vec!["Bearer ours".to_owned()], came.impersonation.clone()),
+                ActingAs::User(user) => (vec!["Bearer ours".to_owned()], spoken(user)),
             };
             prop_assert_eq!(&(goes.authorization, goes.impersonation), &expected);
             prop_assert!(goes.asserted.is_empty(), "{:?}", goes.asserted);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Why;
+use super::RefusalReason;
 use crate::wire::protobuf::put_varint;
 
 #[derive(Deserialize)]
@@ -69,7 +69,7 @@ struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> ObjectMeta<'a> {
     /// The metadata of a JSON body: a whole custom resource, or what follows the `TypeMeta` of a built-in.
-    pub(super) fn read(body: &'a [u8]) -> Result<Self, Why> {
+    pub(super) fn read(body: &'a [u8]) -> Result<Self, RefusalReason> {
         #[derive(Deserialize)]
         struct Custom<'a> {
             #[serde(borrow)]
@@ -79,10 +79,13 @@ impl<'a> ObjectMeta<'a> {
             Some(metadata) => Self::deserialize(&mut serde_json::Deserializer::from_slice(metadata)),
             None => serde_json::from_slice(body).map(|Custom { metadata }| metadata),
         };
-        read.map_err(|_| Why::Value("not metadata as the apiserver prints it"))
+        read.map_err(|_| RefusalReason::Value("not metadata as the apiserver prints it"))
     }
 
-    pub(super) fn remove_annotations(&mut self, hides: impl Fn(&str) -> Result<bool, Why>) -> Result<(), Why> {
+    pub(super) fn remove_annotations(
+        &mut self,
+        hides: impl Fn(&str) -> Result<bool, RefusalReason>,
+    ) -> Result<(), RefusalReason> {
         let mut outcome = Ok(());
         if let Some(annotations) = &mut self.annotations {
             annotations.retain(|name, _| match hides(&name.0) {
@@ -97,7 +100,7 @@ impl<'a> ObjectMeta<'a> {
     }
 
     /// Appends the message. Go's encoder writes every field that is no pointer, list or map, even if it is empty.
-    pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), Why> {
+    pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), RefusalReason> {
         let texts =
             [&self.name, &self.generate_name, &self.namespace, &self.self_link, &self.uid, &self.resource_version];
         for (number, text) in (1..).zip(texts) {
@@ -143,7 +146,7 @@ impl OwnerReference<'_> {
 }
 
 impl ManagedFields<'_> {
-    fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), Why> {
+    fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), RefusalReason> {
         put_text(out, 1, &self.manager);
         put_text(out, 2, &self.operation);
         put_text(out, 3, &self.api_version);
@@ -194,7 +197,7 @@ fn put_map(out: &mut Vec<u8>, number: u64, map: Option<&BTreeMap<Text<'_>, Text<
 }
 
 /// `metav1.Time`: seconds, and nanoseconds that are always 0; the zero time is an empty message.
-fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(), Why> {
+fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(), RefusalReason> {
     let seconds = time.map(|time| unix_seconds(&time.0)).transpose()?;
     put_message(out, number, |out| {
         if let Some(seconds) = seconds {
@@ -206,8 +209,8 @@ fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(
 }
 
 /// Of `2006-01-02T15:04:05Z`, the only form that the apiserver prints.
-fn unix_seconds(text: &str) -> Result<i64, Why> {
-    let error = Why::Value("not a time as the apiserver prints it");
+fn unix_seconds(text: &str) -> Result<i64, RefusalReason> {
+    let error = RefusalReason::Value("not a time as the apiserver prints it");
     let part = |at: usize, end: usize| {
         let digits = text.get(at..end).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
         digits.and_then(|digits| digits.parse::<i64>().ok()).ok_or(error)

@@ -40,17 +40,17 @@ pub(super) struct MessageId(u16);
 /// One message, its fields in the order of its JSON.
 #[derive(Default)]
 pub(super) struct Message {
-    pub(super) fields: Vec<Field>,
+    pub(super) fields: Vec<FieldFact>,
     /// Field number → index into `fields`, or [`NONE`].
     by_number: Vec<u8>,
 }
 
 /// One field in both forms.
-pub(super) struct Field {
+pub(super) struct FieldFact {
     /// `,"name":`
     key: Box<[u8]>,
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: ValueKind,
     pub(super) arity: Arity,
     /// Left out although it is on the wire.
     pub(super) omit: Omit,
@@ -61,7 +61,7 @@ pub(super) struct Field {
 
 /// What one value is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     Bool,
     Int32,
     Int64,
@@ -113,7 +113,7 @@ pub(super) enum Absent {
     Null,
     /// The items of a list, which are made from an empty slice, not from none.
     EmptyList,
-    /// `null` or `[]`: see [`Why::NilOrEmpty`](super::Why::NilOrEmpty).
+    /// `null` or `[]`: see [`RefusalReason::NilOrEmpty`](super::RefusalReason::NilOrEmpty).
     Ambiguous,
 }
 
@@ -162,7 +162,7 @@ impl Message {
     }
 }
 
-impl Field {
+impl FieldFact {
     /// `,"name":`, or without its comma.
     #[inline]
     pub(super) fn key(&self, comma: bool) -> &[u8] {

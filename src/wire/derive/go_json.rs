@@ -1,6 +1,6 @@
 //! How Go's `encoding/json` and `strconv` print: text, numbers and JSON inside JSON.
 
-use super::Why;
+use super::RefusalReason;
 
 /// `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
 /// (semantics.md §5.4).
@@ -95,8 +95,9 @@ fn utf8_len(text: &[u8]) -> usize {
 
 /// JSON inside JSON, as Go's `compact` writes what a `MarshalJSON` gives: no white space, HTML-safe. Refused where Go
 /// fails, and where it is nested deeper than `serde_json` goes (127 levels; Go goes to 10,000).
-pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), Why> {
-    serde_json::from_slice::<serde::de::IgnoredAny>(json).map_err(|_| Why::Value("not JSON, or nested too deeply"))?;
+pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), RefusalReason> {
+    serde_json::from_slice::<serde::de::IgnoredAny>(json)
+        .map_err(|_| RefusalReason::Value("not JSON, or nested too deeply"))?;
     let changes = |byte: u8| u8::from(byte <= b' ') | u8::from(byte == 0xe2) | html(byte);
     if json.iter().fold(0, |found, byte| found | changes(*byte)) == 0 {
         out.extend_from_slice(json);
@@ -159,9 +160,9 @@ fn digit(value: u64) -> u8 {
 }
 
 /// The shortest digits that read back as `value`, with an exponent if it is small or large, as ECMAScript does.
-pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), Why> {
+pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), RefusalReason> {
     if !value.is_finite() {
-        return Err(Why::Value("not a number that JSON has"));
+        return Err(RefusalReason::Value("not a number that JSON has"));
     }
     let magnitude = value.abs();
     if magnitude == 0.0 || (1e-6..1e21).contains(&magnitude) {

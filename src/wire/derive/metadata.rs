@@ -2,8 +2,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::custom_metadata::ObjectMeta;
 use super::facts::Facts;
-use super::writer::Writer;
-use super::{Refused, Why};
+use super::writer::BodyWriter;
+use super::{RefusalReason, Refused};
 use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
 
 /// Makes `PartialObjectMetadata` of one kind's bodies: their metadata, and nothing else.
@@ -11,7 +11,7 @@ use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
 /// Works for every kind, of the API's own or not. What it gives are bodies of kind `PartialObjectMetadata` in
 /// `meta.k8s.io/v1` or `v1beta1`, which do not differ.
 #[derive(Clone, Copy)]
-pub struct Metadata {
+pub struct MetadataRenderer {
     facts: &'static Facts,
     annotations: Annotations,
 }
@@ -25,7 +25,7 @@ struct Annotations {
     doubtful: &'static [&'static str],
 }
 
-impl Metadata {
+impl MetadataRenderer {
     /// For bodies of `kind` in `api_version`, as a server of release `1.minor` makes it. `ObjectMeta` has had the same
     /// fields for long: of releases outside the table, the nearest one's rules hold.
     pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Self {
@@ -55,7 +55,7 @@ impl Metadata {
         }
     }
 
-    /// In protobuf, from a JSON body of either [`Shape`](crate::wire::Shape).
+    /// In protobuf, from a JSON body of either [`JsonLayout`](crate::wire::JsonLayout).
     pub fn protobuf_from_json(&self, body: &[u8]) -> Result<Bytes, Refused> {
         self.read_json(body).map(|metadata| as_body(&metadata))
     }
@@ -79,7 +79,7 @@ impl Metadata {
     fn put_json(&self, metadata: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         let start = out.len();
         out.extend_from_slice(br#""metadata":{"#);
-        let mut writer = Writer::new(self.facts, metadata, out);
+        let mut writer = BodyWriter::new(self.facts, metadata, out);
         if let Err(why) = writer.fields(self.facts.object_meta(), metadata) {
             let path: Vec<_> = writer.path().iter().copied().chain([METADATA]).collect();
             out.truncate(start);
@@ -90,7 +90,7 @@ impl Metadata {
     }
 
     /// The `ObjectMeta` message without the hidden annotations; `None` if it has none of them.
-    fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, Why> {
+    fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, RefusalReason> {
         if self.annotations.shows_all() {
             return Ok(None);
         }
@@ -131,9 +131,9 @@ impl Annotations {
         self.hidden.is_empty() && self.doubtful.is_empty()
     }
 
-    fn hides(self, name: &str) -> Result<bool, Why> {
+    fn hides(self, name: &str) -> Result<bool, RefusalReason> {
         if self.doubtful.contains(&name) {
-            return Err(Why::Value("an annotation that metadata may or may not show"));
+            return Err(RefusalReason::Value("an annotation that metadata may or may not show"));
         }
         Ok(self.hidden.contains(&name))
     }
@@ -147,10 +147,10 @@ fn as_body(metadata: &[u8]) -> Bytes {
 }
 
 fn no_metadata() -> Refused {
-    Refused::new(&[], Why::Malformed("it does not begin with its metadata"))
+    Refused::new(&[], RefusalReason::Malformed("it does not begin with its metadata"))
 }
 
-fn in_metadata(why: Why) -> Refused {
+fn in_metadata(why: RefusalReason) -> Refused {
     Refused::new(&[METADATA], why)
 }
 

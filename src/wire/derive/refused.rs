@@ -6,13 +6,13 @@ use crate::wire::WireError;
 pub struct Refused {
     /// JSON names from the object down, `spec.containers.ports`; empty for the object itself.
     pub path: String,
-    pub why: Why,
+    pub why: RefusalReason,
 }
 
 /// Why one field is in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Why {
+pub enum RefusalReason {
     /// A field that the server's release does not have: the server is a newer one, or a fork.
     #[error("field number {0} is not in the table")]
     UnknownField(u32),
@@ -35,13 +35,13 @@ pub enum Why {
 
 impl Refused {
     /// `path` is from the innermost field outwards.
-    pub(in crate::wire) fn new(path: &[&'static str], why: Why) -> Self {
+    pub(in crate::wire) fn new(path: &[&'static str], why: RefusalReason) -> Self {
         let names: Vec<_> = path.iter().rev().copied().collect();
         Self { path: names.join("."), why }
     }
 }
 
-impl From<WireError> for Why {
+impl From<WireError> for RefusalReason {
     fn from(error: WireError) -> Self {
         Self::Malformed(match error {
             WireError::Protobuf(what) => what,

@@ -1,12 +1,12 @@
 //! The API's types whose JSON is one value of its own form (encodings.md §2.3). Each function takes the message that
 //! the value is in protobuf and writes its JSON.
 
-use super::Why;
+use super::RefusalReason;
 use super::go_json::{put_compact, put_duration, put_int, put_padded, put_text};
 use crate::wire::protobuf::{Fields, RawField, Value};
 
 /// `metav1.Time`: RFC 3339 in UTC without fractions; the zero time, which is an empty message, is `null`.
-pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let Some(time) = Timestamp::read(message)? else {
         put_null(out);
         return Ok(());
@@ -19,7 +19,7 @@ pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
 }
 
 /// `metav1.MicroTime`: always six decimals.
-pub(super) fn put_micro_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+pub(super) fn put_micro_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let Some(time) = Timestamp::read(message)? else {
         put_null(out);
         return Ok(());
@@ -32,12 +32,12 @@ pub(super) fn put_micro_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Wh
 }
 
 /// Whether a `metav1.Time` is zero: what omitzero asks.
-pub(super) fn is_zero_time(message: &[u8]) -> Result<bool, Why> {
+pub(super) fn is_zero_time(message: &[u8]) -> Result<bool, RefusalReason> {
     Ok(Timestamp::read(message)?.is_none_or(|time| time.seconds == ZERO_TIME))
 }
 
 /// `metav1.Duration`: nanoseconds, printed as Go does.
-pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let mut nanoseconds = None;
     for_each(message, |field| match (field.number, field.value) {
         (1, Value::Varint(value)) => once(&mut nanoseconds, value.cast_signed()),
@@ -48,11 +48,11 @@ pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<
 }
 
 /// `resource.Quantity`: in protobuf it is its canonical text already.
-pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let text = sole_bytes(message)?.ok_or(INCOMPLETE)?;
     let canonical = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+');
     if text.is_empty() || !text.iter().all(canonical) {
-        return Err(Why::Value("not a quantity"));
+        return Err(RefusalReason::Value("not a quantity"));
     }
     out.push(b'"');
     out.extend_from_slice(text);
@@ -61,7 +61,7 @@ pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why>
 }
 
 /// `intstr.IntOrString`: its type says which of the two is printed.
-pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     let (mut which, mut number, mut text) = (None, None, None);
     for_each(message, |field| match (field.number, field.value) {
         (1, Value::Varint(value)) => once(&mut which, value),
@@ -72,14 +72,14 @@ pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(),
     match (which, number, text) {
         (Some(0), Some(number), Some(_)) => put_int(out, i64::from(int32(number)?)),
         (Some(1), Some(_), Some(text)) => put_text(out, text),
-        _ => return Err(Why::Value("neither a number nor a string")),
+        _ => return Err(RefusalReason::Value("neither a number nor a string")),
     }
     Ok(())
 }
 
 /// `RawExtension`, `FieldsV1` and apiextensions' `JSON`: JSON as it came, compacted; none is `null`. CBOR and protobuf
 /// are not JSON, and neither is the empty text.
-pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     match sole_bytes(message)? {
         Some(json) => put_compact(out, json),
         None => {
@@ -90,7 +90,7 @@ pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
 }
 
 /// A list of strings in a message of its own, such as `ExtraValue`.
-pub(super) fn put_strings(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Why> {
+pub(super) fn put_strings(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
     out.push(b'[');
     let mut first = true;
     for_each(message, |field| match (field.number, field.value) {
@@ -113,15 +113,15 @@ pub(super) fn put_null(out: &mut Vec<u8>) {
 
 /// An `int32` is sign-extended on the wire. One of more bits is not the encoder's.
 #[inline]
-pub(super) fn int32(varint: u64) -> Result<i32, Why> {
-    i32::try_from(varint.cast_signed()).map_err(|_| Why::Value("not a 32-bit number"))
+pub(super) fn int32(varint: u64) -> Result<i32, RefusalReason> {
+    i32::try_from(varint.cast_signed()).map_err(|_| RefusalReason::Value("not a 32-bit number"))
 }
 
 /// Every field of `message`, in turn.
 pub(super) fn for_each<'a>(
     message: &'a [u8],
-    mut take: impl FnMut(RawField<'a>) -> Result<(), Why>,
-) -> Result<(), Why> {
+    mut take: impl FnMut(RawField<'a>) -> Result<(), RefusalReason>,
+) -> Result<(), RefusalReason> {
     let mut fields = Fields::new(message);
     while let Some(field) = fields.next()? {
         take(field)?;
@@ -130,17 +130,17 @@ pub(super) fn for_each<'a>(
 }
 
 /// The encoder writes a singular field once.
-pub(super) fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Why> {
+pub(super) fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), RefusalReason> {
     if slot.replace(value).is_some() { Err(REPEATED) } else { Ok(()) }
 }
 
 /// Of a field that `message`'s type has not, or has with another wire type.
-pub(super) fn unknown(field: RawField<'_>) -> Why {
-    Why::UnknownField(field.number)
+pub(super) fn unknown(field: RawField<'_>) -> RefusalReason {
+    RefusalReason::UnknownField(field.number)
 }
 
 /// The payload of field 1, of a message that has no other.
-fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, Why> {
+fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, RefusalReason> {
     let mut bytes = None;
     for_each(message, |field| match (field.number, field.value) {
         (1, Value::Bytes(value)) => once(&mut bytes, value),
@@ -157,7 +157,7 @@ struct Timestamp {
 
 impl Timestamp {
     /// `None` of the empty message.
-    fn read(message: &[u8]) -> Result<Option<Self>, Why> {
+    fn read(message: &[u8]) -> Result<Option<Self>, RefusalReason> {
         let (mut seconds, mut nanoseconds) = (None, None);
         for_each(message, |field| match (field.number, field.value) {
             (1, Value::Varint(value)) => once(&mut seconds, value.cast_signed()),
@@ -169,11 +169,11 @@ impl Timestamp {
             (Some(seconds @ ZERO_TIME..=LAST_TIME), Some(nanoseconds @ 0..1_000_000_000)) => {
                 Ok(Some(Self { seconds, nanoseconds }))
             }
-            _ => Err(Why::Value("not a time of the years 1 to 9999")),
+            _ => Err(RefusalReason::Value("not a time of the years 1 to 9999")),
         }
     }
 
-    fn put(&self, out: &mut Vec<u8>, micro: bool) -> Result<(), Why> {
+    fn put(&self, out: &mut Vec<u8>, micro: bool) -> Result<(), RefusalReason> {
         let seconds = u64::try_from(self.seconds - ZERO_TIME).map_err(|_| INCOMPLETE)?;
         let (days, time) = (seconds / DAY, seconds % DAY);
         let (year, month, day) = civil(days);
@@ -207,8 +207,8 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (era * 400 + year + next, month, day)
 }
 
-pub(super) const REPEATED: Why = Why::Malformed("a singular field twice");
-const INCOMPLETE: Why = Why::Malformed("without a field that the encoder always writes");
+pub(super) const REPEATED: RefusalReason = RefusalReason::Malformed("a singular field twice");
+const INCOMPLETE: RefusalReason = RefusalReason::Malformed("without a field that the encoder always writes");
 const DAY: u64 = 86_400;
 /// Days in 400 years.
 const ERA: u64 = 146_097;

@@ -1,15 +1,15 @@
 //! The unions in apiextensions' `JSONSchemaProps`: each is whichever of its members is set
 //! (apiextensions/v1/marshal.go).
 
-use super::Why;
+use super::RefusalReason;
 use super::facts::MessageId;
 use super::go_json::put_text;
 use super::scalar::{for_each, once, put_null, unknown};
-use super::writer::{Item, Writer};
+use super::writer::{BodyWriter, Item};
 use crate::wire::protobuf::Value;
 
-impl<'b> Writer<'_, 'b, '_> {
-    pub(super) fn schema_or_bool(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), Why> {
+impl<'b> BodyWriter<'_, 'b, '_> {
+    pub(super) fn schema_or_bool(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
         let (mut allows, mut props) = (None, None);
         for_each(union, |field| match (field.number, field.value) {
             (1, Value::Varint(value)) => once(&mut allows, value),
@@ -24,11 +24,11 @@ impl<'b> Writer<'_, 'b, '_> {
         Ok(())
     }
 
-    pub(super) fn schema_or_array(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), Why> {
+    pub(super) fn schema_or_array(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
         self.schema_or_list(schema, union, |writer, props| writer.message(schema, props))
     }
 
-    pub(super) fn schema_or_strings(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), Why> {
+    pub(super) fn schema_or_strings(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
         self.schema_or_list(schema, union, |writer, text| {
             put_text(writer.out, text);
             Ok(())
@@ -40,8 +40,8 @@ impl<'b> Writer<'_, 'b, '_> {
         &mut self,
         schema: MessageId,
         union: &'b [u8],
-        put: impl Fn(&mut Self, &'b [u8]) -> Result<(), Why>,
-    ) -> Result<(), Why> {
+        put: impl Fn(&mut Self, &'b [u8]) -> Result<(), RefusalReason>,
+    ) -> Result<(), RefusalReason> {
         let mut props = None;
         let mut separator = b'[';
         for_each(union, |field| match (field.number, field.value) {

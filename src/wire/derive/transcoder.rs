@@ -2,7 +2,7 @@ use std::ops::RangeInclusive;
 
 use super::Refused;
 use super::facts::{Facts, Message};
-use super::writer::Writer;
+use super::writer::BodyWriter;
 
 /// Writes the JSON of one kind's protobuf bodies, as a server of one release does.
 ///
@@ -59,7 +59,7 @@ fn put_body(
     out: &mut Vec<u8>,
 ) -> Result<(), Refused> {
     let start = out.len();
-    let mut writer = Writer::new(facts, body, out);
+    let mut writer = BodyWriter::new(facts, body, out);
     writer.of_zero_value = of_zero_value;
     if let Err(why) = writer.fields(message, body) {
         let refused = Refused::new(writer.path(), why);

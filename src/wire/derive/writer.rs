@@ -5,14 +5,14 @@ use std::ops::Range;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-use super::Why;
-use super::facts::{Absent, Arity, Facts, Field, Kind, Message, MessageId, Omit};
+use super::RefusalReason;
+use super::facts::{Absent, Arity, Facts, FieldFact, Message, MessageId, Omit, ValueKind};
 use super::go_json::{put_double, put_int, put_text};
 use super::scalar::{self, REPEATED};
 use crate::wire::protobuf::{Fields, Value};
 
 /// Writes one body.
-pub(super) struct Writer<'f, 'b, 'o> {
+pub(super) struct BodyWriter<'f, 'b, 'o> {
     facts: &'f Facts,
     pub(super) out: &'o mut Vec<u8>,
     /// Where in `out` this body begins, and how long `out` may become.
@@ -41,7 +41,7 @@ pub(super) enum Item<'b> {
     Bytes(&'b [u8]),
 }
 
-impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
+impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     pub(super) fn new(facts: &'f Facts, body: &'b [u8], out: &'o mut Vec<u8>) -> Self {
         let start = out.len();
         let limit = start + GROWTH_MAX * body.len() + SLACK;
@@ -56,7 +56,7 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
     }
 
     /// The fields of one message without its braces.
-    pub(super) fn fields(&mut self, message: &'f Message, bytes: &'b [u8]) -> Result<(), Why> {
+    pub(super) fn fields(&mut self, message: &'f Message, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         let base = self.found.len();
         self.scan(message, bytes)?;
         let (mut at, end) = (base, self.found.len());
@@ -78,13 +78,13 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
     }
 
     /// One message as an object.
-    pub(super) fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), Why> {
+    pub(super) fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         self.element(id, bytes, b"")
     }
 
-    fn element(&mut self, id: MessageId, bytes: &'b [u8], head: &[u8]) -> Result<(), Why> {
+    fn element(&mut self, id: MessageId, bytes: &'b [u8], head: &[u8]) -> Result<(), RefusalReason> {
         if self.depth == DEPTH_MAX {
-            return Err(Why::TooDeep);
+            return Err(RefusalReason::TooDeep);
         }
         self.depth += 1;
         self.out.push(b'{');
@@ -96,12 +96,12 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
     }
 
     /// Finds the message's fields and puts them in the order of its JSON, which 80 messages' wire order is not.
-    fn scan(&mut self, message: &Message, bytes: &'b [u8]) -> Result<(), Why> {
+    fn scan(&mut self, message: &Message, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         let base = self.found.len();
         let (mut last, mut sorted) = (0, true);
         let mut fields = Fields::new(bytes);
         while let Some(field) = fields.next()? {
-            let index = message.index_of(field.number).ok_or(Why::UnknownField(field.number))?;
+            let index = message.index_of(field.number).ok_or(RefusalReason::UnknownField(field.number))?;
             let item = match field.value {
                 Value::Varint(value) => Item::Varint(value),
                 Value::Bytes(bytes) => Item::Bytes(bytes),
@@ -122,7 +122,7 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
     }
 
     /// `found` is where in `self.found` the field's values are.
-    fn field(&mut self, field: &'f Field, found: Range<usize>) -> Result<(), Why> {
+    fn field(&mut self, field: &'f FieldFact, found: Range<usize>) -> Result<(), RefusalReason> {
         if found.is_empty() {
             return self.absent(field);
         }
@@ -135,7 +135,7 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
             return Err(REPEATED);
         }
         let item = self.found[found.start].item;
-        if let (Arity::Embedded, Kind::Message(id)) = (field.arity, field.kind) {
+        if let (Arity::Embedded, ValueKind::Message(id)) = (field.arity, field.kind) {
             return self.fields(self.facts.message(id), item.bytes()?);
         }
         let left_out = match field.omit {
@@ -151,11 +151,11 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
         self.value(field.kind, item)
     }
 
-    fn absent(&mut self, field: &Field) -> Result<(), Why> {
+    fn absent(&mut self, field: &FieldFact) -> Result<(), RefusalReason> {
         let value = match field.absent {
             Absent::Nothing => return Ok(()),
             Absent::Ambiguous if self.of_zero_value => "null",
-            Absent::Ambiguous => return Err(Why::NilOrEmpty),
+            Absent::Ambiguous => return Err(RefusalReason::NilOrEmpty),
             Absent::Null => "null",
             Absent::EmptyList => "[]",
         };
@@ -165,23 +165,23 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
     }
 
     /// `,"name":`, without the comma at the beginning of an object.
-    fn key(&mut self, field: &Field) -> Result<(), Why> {
+    fn key(&mut self, field: &FieldFact) -> Result<(), RefusalReason> {
         if self.out.len() > self.limit {
-            return Err(Why::TooLarge);
+            return Err(RefusalReason::TooLarge);
         }
         let first = self.out.len() == self.start || self.out.last() == Some(&b'{');
         self.out.extend_from_slice(field.key(!first));
         Ok(())
     }
 
-    fn list(&mut self, field: &'f Field, found: Range<usize>) -> Result<(), Why> {
+    fn list(&mut self, field: &'f FieldFact, found: Range<usize>) -> Result<(), RefusalReason> {
         self.key(field)?;
         let mut separator = b'[';
         for at in found {
             self.out.push(separator);
             separator = b',';
             match (field.kind, self.found[at].item) {
-                (Kind::Message(id), item) => self.element(id, item.bytes()?, field.element_head)?,
+                (ValueKind::Message(id), item) => self.element(id, item.bytes()?, field.element_head)?,
                 (kind, item) => self.value(kind, item)?,
             }
         }
@@ -190,14 +190,14 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
     }
 
     /// Sorted by key, as the encoder has it already.
-    fn map(&mut self, field: &'f Field, found: Range<usize>) -> Result<(), Why> {
+    fn map(&mut self, field: &'f FieldFact, found: Range<usize>) -> Result<(), RefusalReason> {
         self.key(field)?;
         let mut separator = b'{';
         let mut last: Option<&[u8]> = None;
         for at in found {
             let (key, value) = map_entry(self.found[at].item.bytes()?)?;
             if last.is_some_and(|last| last >= key) {
-                return Err(Why::Malformed("a map whose keys are not in order"));
+                return Err(RefusalReason::Malformed("a map whose keys are not in order"));
             }
             last = Some(key);
             self.out.push(separator);
@@ -207,33 +207,33 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
             match value {
                 Some(item) => self.value(field.kind, item)?,
                 // The encoder leaves out bytes that are nil, and what was read from there is empty.
-                None if field.kind == Kind::Bytes => self.out.extend_from_slice(br#""""#),
-                None => return Err(Why::Malformed("a map entry without a value")),
+                None if field.kind == ValueKind::Bytes => self.out.extend_from_slice(br#""""#),
+                None => return Err(RefusalReason::Malformed("a map entry without a value")),
             }
         }
         self.out.push(b'}');
         Ok(())
     }
 
-    fn value(&mut self, kind: Kind, item: Item<'b>) -> Result<(), Why> {
+    fn value(&mut self, kind: ValueKind, item: Item<'b>) -> Result<(), RefusalReason> {
         match kind {
-            Kind::Text => put_text(self.out, item.bytes()?),
-            Kind::Message(id) => self.message(id, item.bytes()?)?,
-            Kind::Bool => self.out.extend_from_slice(if item.bool()? { b"true" } else { b"false" }),
-            Kind::Int32 => put_int(self.out, i64::from(scalar::int32(item.varint()?)?)),
-            Kind::Int64 => put_int(self.out, item.varint()?.cast_signed()),
-            Kind::Double => put_double(self.out, item.double()?)?,
-            Kind::Bytes => self.base64(item.bytes()?),
-            Kind::Strings => scalar::put_strings(self.out, item.bytes()?)?,
-            Kind::Time => scalar::put_time(self.out, item.bytes()?)?,
-            Kind::MicroTime => scalar::put_micro_time(self.out, item.bytes()?)?,
-            Kind::Duration => scalar::put_duration_message(self.out, item.bytes()?)?,
-            Kind::Quantity => scalar::put_quantity(self.out, item.bytes()?)?,
-            Kind::IntOrString => scalar::put_int_or_string(self.out, item.bytes()?)?,
-            Kind::Raw => scalar::put_raw(self.out, item.bytes()?)?,
-            Kind::OrBool(id) => self.schema_or_bool(id, item.bytes()?)?,
-            Kind::OrArray(id) => self.schema_or_array(id, item.bytes()?)?,
-            Kind::OrStrings(id) => self.schema_or_strings(id, item.bytes()?)?,
+            ValueKind::Text => put_text(self.out, item.bytes()?),
+            ValueKind::Message(id) => self.message(id, item.bytes()?)?,
+            ValueKind::Bool => self.out.extend_from_slice(if item.bool()? { b"true" } else { b"false" }),
+            ValueKind::Int32 => put_int(self.out, i64::from(scalar::int32(item.varint()?)?)),
+            ValueKind::Int64 => put_int(self.out, item.varint()?.cast_signed()),
+            ValueKind::Double => put_double(self.out, item.double()?)?,
+            ValueKind::Bytes => self.base64(item.bytes()?),
+            ValueKind::Strings => scalar::put_strings(self.out, item.bytes()?)?,
+            ValueKind::Time => scalar::put_time(self.out, item.bytes()?)?,
+            ValueKind::MicroTime => scalar::put_micro_time(self.out, item.bytes()?)?,
+            ValueKind::Duration => scalar::put_duration_message(self.out, item.bytes()?)?,
+            ValueKind::Quantity => scalar::put_quantity(self.out, item.bytes()?)?,
+            ValueKind::IntOrString => scalar::put_int_or_string(self.out, item.bytes()?)?,
+            ValueKind::Raw => scalar::put_raw(self.out, item.bytes()?)?,
+            ValueKind::OrBool(id) => self.schema_or_bool(id, item.bytes()?)?,
+            ValueKind::OrArray(id) => self.schema_or_array(id, item.bytes()?)?,
+            ValueKind::OrStrings(id) => self.schema_or_strings(id, item.bytes()?)?,
         }
         Ok(())
     }
@@ -250,23 +250,23 @@ impl<'f, 'b, 'o> Writer<'f, 'b, 'o> {
 
 impl<'b> Item<'b> {
     #[inline]
-    pub(super) fn bytes(self) -> Result<&'b [u8], Why> {
+    pub(super) fn bytes(self) -> Result<&'b [u8], RefusalReason> {
         if let Self::Bytes(bytes) = self { Ok(bytes) } else { Err(WIRE_TYPE) }
     }
 
-    fn varint(self) -> Result<u64, Why> {
+    fn varint(self) -> Result<u64, RefusalReason> {
         if let Self::Varint(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
     }
 
-    fn double(self) -> Result<f64, Why> {
+    fn double(self) -> Result<f64, RefusalReason> {
         if let Self::Double(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
     }
 
-    pub(super) fn bool(self) -> Result<bool, Why> {
+    pub(super) fn bool(self) -> Result<bool, RefusalReason> {
         match self.varint()? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(Why::Value("neither true nor false")),
+            _ => Err(RefusalReason::Value("neither true nor false")),
         }
     }
 
@@ -279,17 +279,17 @@ impl<'b> Item<'b> {
     }
 
     /// Whether its wire type is that of `kind`.
-    fn check(self, kind: Kind) -> Result<(), Why> {
+    fn check(self, kind: ValueKind) -> Result<(), RefusalReason> {
         match kind {
-            Kind::Bool | Kind::Int32 | Kind::Int64 => self.varint().map(drop),
-            Kind::Double => self.double().map(drop),
+            ValueKind::Bool | ValueKind::Int32 | ValueKind::Int64 => self.varint().map(drop),
+            ValueKind::Double => self.double().map(drop),
             _ => self.bytes().map(drop),
         }
     }
 }
 
 /// One map entry's key and value.
-fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), Why> {
+fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), RefusalReason> {
     let (mut key, mut item) = (None, None);
     scalar::for_each(entry, |field| match (field.number, field.value) {
         (1, Value::Bytes(value)) => scalar::once(&mut key, value),
@@ -297,10 +297,10 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), Why> {
         (2, Value::Varint(value)) => scalar::once(&mut item, Item::Varint(value)),
         _ => Err(scalar::unknown(field)),
     })?;
-    Ok((key.ok_or(Why::Malformed("a map entry without a key"))?, item))
+    Ok((key.ok_or(RefusalReason::Malformed("a map entry without a key"))?, item))
 }
 
-const WIRE_TYPE: Why = Why::Malformed("wire type differs from the API's");
+const WIRE_TYPE: RefusalReason = RefusalReason::Malformed("wire type differs from the API's");
 /// encodings.md §8.5. What is small may grow by more: two bytes of an empty message are its name and many defaults.
 const GROWTH_MAX: usize = 8;
 const SLACK: usize = 8 << 10;

@@ -2,7 +2,7 @@ use super::envelope::pods;
 use super::fixtures::{FEEDS, bytes, entry, event, number, reader, text, unknown};
 use super::reader::bookmark;
 use crate::kube::ResourceVersion;
-use crate::wire::{BookmarkTemplate, Envelope, Form, Shape, WatchItem, WireError};
+use crate::wire::{BookmarkTemplate, Encoding, Envelope, JsonLayout, WatchItem, WireError};
 
 #[test]
 fn a_template_reproduces_the_bookmark_it_was_made_from_and_its_sibling() {
@@ -38,14 +38,14 @@ fn what_older_servers_print_is_kept() {
         format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},{spec}}}"#)
     };
     let ended = json(r#","annotations":{"k8s.io/initial-events-end":"true"}"#);
-    assert_siblings(Form::Json, Shape::BuiltIn, json("").as_bytes(), ended.as_bytes());
+    assert_siblings(Encoding::Json, JsonLayout::BuiltIn, json("").as_bytes(), ended.as_bytes());
 
     let json = |annotations: &str| {
         let metadata = format!(r#"{{{annotations}"creationTimestamp":null,"resourceVersion":"5"}}"#);
         format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{metadata}}}"#)
     };
     let ended = json(r#""annotations":{"k8s.io/initial-events-end":"true"},"#);
-    assert_siblings(Form::Json, Shape::Custom, json("").as_bytes(), ended.as_bytes());
+    assert_siblings(Encoding::Json, JsonLayout::Custom, json("").as_bytes(), ended.as_bytes());
 }
 
 /// A `DaemonSet`'s conversion always sets one.
@@ -58,7 +58,7 @@ fn other_annotations_stay_in_order() {
     let (before, after, ours) =
         (r#""deprecated.daemonset":"0""#, r#""zone":"<b>\n""#, r#""k8s.io/initial-events-end":"true""#);
     let (plain, ended) = (json(&format!("{before},{after}")), json(&format!("{before},{ours},{after}")));
-    assert_siblings(Form::Json, Shape::BuiltIn, plain.as_bytes(), ended.as_bytes());
+    assert_siblings(Encoding::Json, JsonLayout::BuiltIn, plain.as_bytes(), ended.as_bytes());
 
     let protobuf = |ours: &[u8]| {
         let metadata = [&text(6, "5"), &number(7, 0), &entry(11, "zz", ""), &entry(12, "deprecated.daemonset", "0")];
@@ -66,7 +66,7 @@ fn other_annotations_stay_in_order() {
         unknown("v1", "Pod", &bytes(1, &metadata.concat()))
     };
     let ours = entry(12, "k8s.io/initial-events-end", "true");
-    assert_siblings(Form::Protobuf, Shape::BuiltIn, &protobuf(&[]), &protobuf(&ours));
+    assert_siblings(Encoding::Protobuf, JsonLayout::BuiltIn, &protobuf(&[]), &protobuf(&ours));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn the_annotation_goes_where_go_declares_it() {
         format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{{before}{annotations},{after}}}}}"#)
     };
     let ended = json(r#","annotations":{"k8s.io/initial-events-end":"true"}"#);
-    assert_siblings(Form::Json, Shape::BuiltIn, json("").as_bytes(), ended.as_bytes());
+    assert_siblings(Encoding::Json, JsonLayout::BuiltIn, json("").as_bytes(), ended.as_bytes());
 }
 
 #[test]
@@ -93,16 +93,16 @@ fn before_any_bookmark_was_seen_there_is_a_minimal_one() {
             assert_eq!((rv.0, initial_events_end, object.key.as_str()), (1234, end, ""));
         }
     }
-    let config_map = Envelope::new(Form::Json, "v1", "ConfigMap", Shape::BuiltIn);
+    let config_map = Envelope::new(Encoding::Json, "v1", "ConfigMap", JsonLayout::BuiltIn);
     let frame = BookmarkTemplate::minimal(&config_map).frame(ResourceVersion(9), true);
     let metadata = r#"{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}"#;
     let object = format!(r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{metadata}}}"#);
-    assert_eq!(frame, event(Form::Json, "BOOKMARK", object.as_bytes()));
+    assert_eq!(frame, event(Encoding::Json, "BOOKMARK", object.as_bytes()));
 }
 
 #[test]
 fn a_template_of_another_form_is_refused() {
-    let (json, protobuf) = ((Form::Json, Shape::BuiltIn), (Form::Protobuf, Shape::BuiltIn));
+    let (json, protobuf) = ((Encoding::Json, JsonLayout::BuiltIn), (Encoding::Protobuf, JsonLayout::BuiltIn));
     for (from, to) in [(json, protobuf), (protobuf, json)] {
         let Ok(WatchItem::Bookmark { object, .. }) = reader(from.0, from.1).watch_event(bookmark(from.0, from.1, true))
         else {
@@ -114,7 +114,7 @@ fn a_template_of_another_form_is_refused() {
 }
 
 /// Either of the two gives both.
-fn assert_siblings(form: Form, shape: Shape, plain: &[u8], ended: &[u8]) {
+fn assert_siblings(form: Encoding, shape: JsonLayout, plain: &[u8], ended: &[u8]) {
     let (plain, ended) = (event(form, "BOOKMARK", plain), event(form, "BOOKMARK", ended));
     for seen in [&plain, &ended] {
         let template = template(form, shape, seen.clone());
@@ -123,7 +123,7 @@ fn assert_siblings(form: Form, shape: Shape, plain: &[u8], ended: &[u8]) {
     }
 }
 
-fn template(form: Form, shape: Shape, frame: bytes::Bytes) -> BookmarkTemplate {
+fn template(form: Encoding, shape: JsonLayout, frame: bytes::Bytes) -> BookmarkTemplate {
     match reader(form, shape).watch_event(frame) {
         Ok(WatchItem::Bookmark { object, .. }) => {
             BookmarkTemplate::from_object(&pods(form, shape), &object).expect("well-formed")

@@ -3,7 +3,7 @@ use bytes::{Bytes, BytesMut};
 use super::fixtures::{FEEDS, Pod, bytes, number, reader, text, unknown};
 use super::reader::{change, page_of};
 use crate::kube::{EventType, ResourceVersion};
-use crate::wire::{Envelope, Form, ListMeta, Shape, WatchItem, websocket_payload};
+use crate::wire::{Encoding, Envelope, JsonLayout, ListMeta, WatchItem, websocket_payload};
 
 #[test]
 fn frames_are_reproduced_from_bodies() {
@@ -25,7 +25,7 @@ fn frames_are_reproduced_from_bodies() {
 fn get_answers_are_reproduced_from_bodies() {
     for (form, shape) in FEEDS {
         let mut document = Pod::default().document(form, shape);
-        if form == Form::Json {
+        if form == Encoding::Json {
             document.push(b'\n');
         }
         let object = reader(form, shape).object(&document).expect("well-formed");
@@ -65,12 +65,12 @@ fn list_metadata_is_printed_as_the_apiserver_does() {
     };
     for (shape, meta, text) in [
         (
-            Shape::BuiltIn,
+            JsonLayout::BuiltIn,
             token("", None),
             r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#,
         ),
         (
-            Shape::BuiltIn,
+            JsonLayout::BuiltIn,
             token("abc", Some(12)),
             concat!(
                 r#"{"kind":"PodList","apiVersion":"v1","metadata":"#,
@@ -78,12 +78,12 @@ fn list_metadata_is_printed_as_the_apiserver_does() {
             ),
         ),
         (
-            Shape::Custom,
+            JsonLayout::Custom,
             token("", None),
             r#"{"apiVersion":"v1","items":[],"kind":"PodList","metadata":{"continue":"","resourceVersion":"7"}}"#,
         ),
         (
-            Shape::Custom,
+            JsonLayout::Custom,
             token("abc", Some(0)),
             concat!(
                 r#"{"apiVersion":"v1","items":[],"kind":"PodList","metadata":"#,
@@ -91,13 +91,13 @@ fn list_metadata_is_printed_as_the_apiserver_does() {
             ),
         ),
     ] {
-        assert_eq!(rendered(&pods(Form::Json, shape), &meta, &[]), format!("{text}\n").as_bytes());
+        assert_eq!(rendered(&pods(Encoding::Json, shape), &meta, &[]), format!("{text}\n").as_bytes());
     }
 }
 
 #[test]
 fn a_crd_may_name_its_list_kind() {
-    let envelope = pods_of(Form::Json, Shape::Custom, "PodCollection");
+    let envelope = pods_of(Encoding::Json, JsonLayout::Custom, "PodCollection");
     let meta = ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None };
     let list = rendered(&envelope, &meta, &[]);
     assert!(list.windows(23).any(|window| window == br#""kind":"PodCollection","#.as_slice()));
@@ -111,7 +111,7 @@ fn an_error_frame_carries_the_status_of_its_form() {
         unknown("v1", "Status", &[bytes(1, &[]), text(2, "Failure"), text(4, "Expired"), number(6, 410)].concat());
     for (form, shape) in FEEDS {
         let frame = pods(form, shape).error_frame(json, &protobuf);
-        let own = if form == Form::Json { json } else { &protobuf };
+        let own = if form == Encoding::Json { json } else { &protobuf };
         assert_eq!(frame, super::fixtures::event(form, "ERROR", own));
         let Ok(WatchItem::Error { event }) = reader(form, shape).watch_event(frame) else { panic!("not an error") };
         assert_eq!((event.code, event.status.as_ref()), (410, own));
@@ -122,7 +122,7 @@ fn an_error_frame_carries_the_status_of_its_form() {
 fn a_websocket_message_has_no_length_prefix() {
     for (form, shape) in FEEDS {
         let frame = Pod::default().event(form, shape, "ADDED");
-        let skipped = if form == Form::Json { 0 } else { 4 };
+        let skipped = if form == Encoding::Json { 0 } else { 4 };
         assert_eq!(websocket_payload(form, &frame), frame[skipped..]);
         assert!(websocket_payload(form, &Bytes::new()).is_empty());
     }
@@ -130,16 +130,16 @@ fn a_websocket_message_has_no_length_prefix() {
 
 #[test]
 fn names_cannot_break_out_of_their_quotes() {
-    let envelope = Envelope::new(Form::Json, "v1", "a\"b", Shape::BuiltIn);
+    let envelope = Envelope::new(Encoding::Json, "v1", "a\"b", JsonLayout::BuiltIn);
     let frame = envelope.frame(EventType::Added, br#""metadata":{}}"#);
     assert!(serde_json::from_slice::<serde_json::Value>(&frame).is_ok());
 }
 
-pub(super) fn pods(form: Form, shape: Shape) -> Envelope {
+pub(super) fn pods(form: Encoding, shape: JsonLayout) -> Envelope {
     Envelope::new(form, "v1", "Pod", shape)
 }
 
-fn pods_of(form: Form, shape: Shape, list_kind: &str) -> Envelope {
+fn pods_of(form: Encoding, shape: JsonLayout, list_kind: &str) -> Envelope {
     pods(form, shape).with_list_kind(list_kind)
 }
 
@@ -157,7 +157,7 @@ fn rendered(envelope: &Envelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
 }
 
 /// A LIST answer, from semantics.md §5.4 and §5.5 rather than from the code under test.
-pub(super) fn list_by_hand(form: Form, shape: Shape, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
+pub(super) fn list_by_hand(form: Encoding, shape: JsonLayout, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
     let ListMeta { resource_version: rv, continue_token: token, remaining } = meta;
     let remaining = remaining.expect("set in these tests");
     let joined = |brace: &str| {
@@ -165,19 +165,19 @@ pub(super) fn list_by_hand(form: Form, shape: Shape, meta: &ListMeta, bodies: &[
         bodies.iter().map(item).collect::<Vec<_>>().join(",")
     };
     match (form, shape) {
-        (Form::Json | Form::Table, Shape::BuiltIn) => {
+        (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
             let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
             let meta = format!(r#"{{{version},{token},"remainingItemCount":{remaining}}}"#);
             let items = joined("{");
             format!("{{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{meta},\"items\":[{items}]}}\n").into()
         }
-        (Form::Json | Form::Table, Shape::Custom) => {
+        (Encoding::Json | Encoding::Table, JsonLayout::Custom) => {
             let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
             let meta = format!(r#"{{{token},"remainingItemCount":{remaining},{version}}}"#);
             let items = joined("");
             format!("{{\"apiVersion\":\"v1\",\"items\":[{items}],\"kind\":\"PodList\",\"metadata\":{meta}}}\n").into()
         }
-        (Form::Protobuf, _) => {
+        (Encoding::Protobuf, _) => {
             let remaining = number(4, remaining.cast_unsigned());
             let fields = [text(1, ""), text(2, &rv.to_string()), text(3, token), remaining];
             let items: Vec<_> = bodies.iter().map(|body| bytes(2, body)).collect();

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::kube::{Field, FieldKind, FieldTable};
-use crate::wire::{Form, ListPage, ObjectReader, Shape, WatchItem};
+use crate::kube::{FieldKind, FieldRule, FieldTable};
+use crate::wire::{Encoding, JsonLayout, ListPage, ObjectReader, WatchItem};
 
 /// Every form and shape that a feed can have.
-pub(super) const FEEDS: [(Form, Shape); 3] =
-    [(Form::Json, Shape::BuiltIn), (Form::Json, Shape::Custom), (Form::Protobuf, Shape::BuiltIn)];
+pub(super) const FEEDS: [(Encoding, JsonLayout); 3] = [
+    (Encoding::Json, JsonLayout::BuiltIn),
+    (Encoding::Json, JsonLayout::Custom),
+    (Encoding::Protobuf, JsonLayout::BuiltIn),
+];
 
 /// A pod, or something shaped like one.
 #[derive(Clone)]
@@ -41,29 +44,31 @@ impl Default for Pod {
 }
 
 impl Pod {
-    pub(super) fn body(&self, form: Form, shape: Shape) -> Vec<u8> {
+    pub(super) fn body(&self, form: Encoding, shape: JsonLayout) -> Vec<u8> {
         match (form, shape) {
-            (Form::Protobuf, _) => self.protobuf(),
-            (Form::Json | Form::Table, Shape::BuiltIn) => format!("{}}}", self.json_members()).into_bytes(),
-            (Form::Json | Form::Table, Shape::Custom) => {
+            (Encoding::Protobuf, _) => self.protobuf(),
+            (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
+                format!("{}}}", self.json_members()).into_bytes()
+            }
+            (Encoding::Json | Encoding::Table, JsonLayout::Custom) => {
                 format!(r#"{{"apiVersion":"v1","kind":"Pod",{}}}"#, self.json_members()).into_bytes()
             }
         }
     }
 
     /// What GET answers, but for JSON's final newline.
-    pub(super) fn document(&self, form: Form, shape: Shape) -> Vec<u8> {
+    pub(super) fn document(&self, form: Encoding, shape: JsonLayout) -> Vec<u8> {
         let body = self.body(form, shape);
         match (form, shape) {
-            (Form::Protobuf, _) => unknown("v1", "Pod", &body),
-            (Form::Json | Form::Table, Shape::BuiltIn) => {
+            (Encoding::Protobuf, _) => unknown("v1", "Pod", &body),
+            (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
                 [br#"{"kind":"Pod","apiVersion":"v1","#.as_slice(), &body].concat()
             }
-            (Form::Json | Form::Table, Shape::Custom) => body,
+            (Encoding::Json | Encoding::Table, JsonLayout::Custom) => body,
         }
     }
 
-    pub(super) fn event(&self, form: Form, shape: Shape, event_type: &str) -> Bytes {
+    pub(super) fn event(&self, form: Encoding, shape: JsonLayout, event_type: &str) -> Bytes {
         event(form, event_type, &self.document(form, shape))
     }
 
@@ -118,13 +123,13 @@ pub(super) fn keys(page: &ListPage) -> Vec<String> {
     page.items.iter().map(|object| object.key.to_string()).collect()
 }
 
-pub(super) fn reader(form: Form, shape: Shape) -> ObjectReader {
+pub(super) fn reader(form: Encoding, shape: JsonLayout) -> ObjectReader {
     ObjectReader::new(form, shape, Arc::new(pod_fields()))
 }
 
 /// One field of each kind, one with a fallback, one inside a repeated message.
 pub(super) fn pod_fields() -> FieldTable {
-    let field = |key: &str, json: &[&[&str]], proto: &[&[u32]], kind| Field {
+    let field = |key: &str, json: &[&[&str]], proto: &[&[u32]], kind| FieldRule {
         key: key.to_owned(),
         json: json.iter().map(|path| path.iter().map(|step| (*step).to_owned()).collect()).collect(),
         proto: proto.iter().map(|path| path.to_vec()).collect(),
@@ -146,12 +151,12 @@ pub(super) fn fields_of(object: &crate::wire::Object) -> Vec<&str> {
     object.attributes.fields().collect()
 }
 
-pub(super) fn event(form: Form, event_type: &str, document: &[u8]) -> Bytes {
+pub(super) fn event(form: Encoding, event_type: &str, document: &[u8]) -> Bytes {
     match form {
-        Form::Json | Form::Table => {
+        Encoding::Json | Encoding::Table => {
             [format!(r#"{{"type":"{event_type}","object":"#).as_bytes(), document, b"}\n"].concat().into()
         }
-        Form::Protobuf => length_prefixed(&[text(1, event_type), bytes(2, &bytes(1, document))].concat()),
+        Encoding::Protobuf => length_prefixed(&[text(1, event_type), bytes(2, &bytes(1, document))].concat()),
     }
 }
 

@@ -1,14 +1,14 @@
-use crate::wire::Form;
+use crate::wire::Encoding;
 
 #[test]
 fn content_types_of_upstream_are_recognised() {
     for (value, form) in [
-        ("application/json", Some(Form::Json)),
-        ("application/json; charset=utf-8", Some(Form::Json)),
-        ("Application/JSON", Some(Form::Json)),
-        ("application/json;stream=watch", Some(Form::Json)),
-        ("application/vnd.kubernetes.protobuf", Some(Form::Protobuf)),
-        ("application/vnd.kubernetes.protobuf;stream=watch", Some(Form::Protobuf)),
+        ("application/json", Some(Encoding::Json)),
+        ("application/json; charset=utf-8", Some(Encoding::Json)),
+        ("Application/JSON", Some(Encoding::Json)),
+        ("application/json;stream=watch", Some(Encoding::Json)),
+        ("application/vnd.kubernetes.protobuf", Some(Encoding::Protobuf)),
+        ("application/vnd.kubernetes.protobuf;stream=watch", Some(Encoding::Protobuf)),
         ("application/json;as=Table;v=v1;g=meta.k8s.io", None),
         ("application/json;v=v1;AS=PartialObjectMetadata", None),
         ("application/yaml", None),
@@ -16,15 +16,15 @@ fn content_types_of_upstream_are_recognised() {
         ("text/plain", None),
         ("", None),
     ] {
-        assert_eq!(Form::from_content_type(value), form, "{value:?}");
+        assert_eq!(Encoding::from_content_type(value), form, "{value:?}");
     }
 }
 
 #[test]
 fn a_form_recognises_its_own_media_types() {
-    for form in [Form::Json, Form::Protobuf] {
-        assert_eq!(Form::from_content_type(form.media_type()), Some(form));
-        assert_eq!(Form::from_content_type(form.watch_media_type()), Some(form));
+    for form in [Encoding::Json, Encoding::Protobuf] {
+        assert_eq!(Encoding::from_content_type(form.media_type()), Some(form));
+        assert_eq!(Encoding::from_content_type(form.watch_media_type()), Some(form));
         assert_eq!(form.to_string(), form.as_str());
     }
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::fixtures::{FEEDS, Pod, bytes, entry, event, length_prefixed, reader, text, unknown};
 use super::reader::page_of;
 use crate::kube::ResourceVersion;
-use crate::wire::{BookmarkTemplate, Form, FrameSplitter, Shape, WatchItem, WireError};
+use crate::wire::{BookmarkTemplate, Encoding, FrameSplitter, JsonLayout, WatchItem, WireError};
 
 type Check = fn(&WireError) -> bool;
 
@@ -54,9 +54,9 @@ fn json_objects_that_cannot_be_trusted_are_refused() {
         ("7", "", |error| matches!(error, WireError::NoMetadata)),
     ] {
         let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata}{rest}}}"#);
-        let reader = reader(Form::Json, Shape::BuiltIn);
+        let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
         for refused in [
-            reader.watch_event(event(Form::Json, "ADDED", object.as_bytes())).err(),
+            reader.watch_event(event(Encoding::Json, "ADDED", object.as_bytes())).err(),
             reader.object(object.as_bytes()).err(),
         ] {
             let error = refused.unwrap_or_else(|| panic!("accepted {object}"));
@@ -69,9 +69,9 @@ fn json_objects_that_cannot_be_trusted_are_refused() {
 
 #[test]
 fn json_lines_of_another_layout_are_refused() {
-    let good = Pod::default().document(Form::Json, Shape::BuiltIn);
+    let good = Pod::default().document(Encoding::Json, JsonLayout::BuiltIn);
     let good = String::from_utf8(good).expect("UTF-8");
-    let reader = reader(Form::Json, Shape::BuiltIn);
+    let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
     let line = |object: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n");
     let metadata = r#""metadata":{"name":"a","resourceVersion":"1"}"#;
     let layout: Check = |error| matches!(error, WireError::Layout(_));
@@ -103,16 +103,16 @@ fn json_lines_of_another_layout_are_refused() {
 fn list_items_with_type_meta_are_refused_for_built_in_kinds() {
     let typed = pod_list(r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1"}}"#);
     let bare = pod_list(r#"{"metadata":{"name":"a","resourceVersion":"1"}}"#);
-    for (shape, good, bad) in [(Shape::BuiltIn, &bare, &typed), (Shape::Custom, &typed, &bare)] {
-        assert!(reader(Form::Json, shape).list(good).is_ok());
-        assert!(matches!(reader(Form::Json, shape).list(bad), Err(WireError::Layout(_))));
+    for (shape, good, bad) in [(JsonLayout::BuiltIn, &bare, &typed), (JsonLayout::Custom, &typed, &bare)] {
+        assert!(reader(Encoding::Json, shape).list(good).is_ok());
+        assert!(matches!(reader(Encoding::Json, shape).list(bad), Err(WireError::Layout(_))));
     }
 }
 
 #[test]
 fn invalid_utf8_is_refused_wherever_it_is() {
-    let reader = reader(Form::Json, Shape::BuiltIn);
-    let good = Pod::default().event(Form::Json, Shape::BuiltIn, "ADDED");
+    let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
+    let good = Pod::default().event(Encoding::Json, JsonLayout::BuiltIn, "ADDED");
     // Also in values that are skipped: the annotation and the phase.
     for place in [b"web-1".as_slice(), b"ppp", b"Running", b"containers"] {
         let at = good.windows(place.len()).position(|window| window == place).expect("in the fixture");
@@ -120,7 +120,7 @@ fn invalid_utf8_is_refused_wherever_it_is() {
         bad[at] = 0xff;
         assert!(matches!(reader.watch_event(bad.into()), Err(WireError::NotUtf8)), "{place:?}");
     }
-    let page = page_of(Form::Json, Shape::BuiltIn, &[Pod::default()]);
+    let page = page_of(Encoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
     let at = page.windows(3).position(|window| window == b"ppp").expect("in the fixture");
     let mut bad = page.to_vec();
     bad[at] = 0xff;
@@ -129,7 +129,7 @@ fn invalid_utf8_is_refused_wherever_it_is() {
 
 #[test]
 fn nesting_is_limited_to_what_go_decodes() {
-    let reader = reader(Form::Json, Shape::BuiltIn);
+    let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
     for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
         let nested = |levels: usize| {
             let inner = if open == "[" { String::new() } else { "1".to_owned() };
@@ -200,18 +200,18 @@ fn protobuf_that_cannot_be_trusted_is_refused() {
         (with(&bytes(2, &bytes(10, &[0xff]))), malformed),
         (with(&[0x10, 1]), malformed),
     ] {
-        let frame = event(Form::Protobuf, "ADDED", &unknown("v1", "Pod", &body));
-        let error = reader(Form::Protobuf, Shape::BuiltIn).watch_event(frame).expect_err("a broken body");
+        let frame = event(Encoding::Protobuf, "ADDED", &unknown("v1", "Pod", &body));
+        let error = reader(Encoding::Protobuf, JsonLayout::BuiltIn).watch_event(frame).expect_err("a broken body");
         assert!(check(&error), "{error:?} for {body:02x?}");
     }
 }
 
 #[test]
 fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
-    let reader = reader(Form::Protobuf, Shape::BuiltIn);
-    let body = Pod::default().body(Form::Protobuf, Shape::BuiltIn);
+    let reader = reader(Encoding::Protobuf, JsonLayout::BuiltIn);
+    let body = Pod::default().body(Encoding::Protobuf, JsonLayout::BuiltIn);
     let document = unknown("v1", "Pod", &body);
-    let good = event(Form::Protobuf, "ADDED", &document);
+    let good = event(Encoding::Protobuf, "ADDED", &document);
     let malformed: Check = |error| matches!(error, WireError::Protobuf(_));
     let wrong_form: Check = |error| matches!(error, WireError::WrongForm);
     let object = |document: &[u8]| bytes(2, &bytes(1, document));
@@ -223,12 +223,12 @@ fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
         (length_prefixed(&[text(1, "ADDED"), object(&document), object(&document)].concat()), malformed),
         (length_prefixed(&[text(1, "ADDED"), bytes(2, &[])].concat()), malformed),
         (length_prefixed(&text(1, "ADDED")), malformed),
-        (event(Form::Protobuf, "ADDED", &gzipped), malformed),
-        (event(Form::Protobuf, "ADDED", &json_inside), malformed),
-        (event(Form::Protobuf, "ADDED", &body), wrong_form),
-        (event(Form::Protobuf, "ADDED", b"{}"), wrong_form),
-        (Pod::default().event(Form::Json, Shape::BuiltIn, "ADDED"), wrong_form),
-        (event(Form::Protobuf, "NEW", &document), |error| matches!(error, WireError::UnknownEventType)),
+        (event(Encoding::Protobuf, "ADDED", &gzipped), malformed),
+        (event(Encoding::Protobuf, "ADDED", &json_inside), malformed),
+        (event(Encoding::Protobuf, "ADDED", &body), wrong_form),
+        (event(Encoding::Protobuf, "ADDED", b"{}"), wrong_form),
+        (Pod::default().event(Encoding::Json, JsonLayout::BuiltIn, "ADDED"), wrong_form),
+        (event(Encoding::Protobuf, "NEW", &document), |error| matches!(error, WireError::UnknownEventType)),
         (length_prefixed(&object(&document)), |error| matches!(error, WireError::UnknownEventType)),
         ([good.as_ref(), b"x"].concat().into(), malformed),
         (good.slice(..good.len() - 1), |error| matches!(error, WireError::Truncated)),
@@ -241,10 +241,10 @@ fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
 
 #[test]
 fn lists_in_the_other_form_are_refused() {
-    let json = page_of(Form::Json, Shape::BuiltIn, &[Pod::default()]);
-    let protobuf = page_of(Form::Protobuf, Shape::BuiltIn, &[Pod::default()]);
-    assert!(matches!(reader(Form::Protobuf, Shape::BuiltIn).list(&json), Err(WireError::WrongForm)));
-    assert!(matches!(reader(Form::Json, Shape::BuiltIn).list(&protobuf), Err(WireError::WrongForm)));
+    let json = page_of(Encoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
+    let protobuf = page_of(Encoding::Protobuf, JsonLayout::BuiltIn, &[Pod::default()]);
+    assert!(matches!(reader(Encoding::Protobuf, JsonLayout::BuiltIn).list(&json), Err(WireError::WrongForm)));
+    assert!(matches!(reader(Encoding::Json, JsonLayout::BuiltIn).list(&protobuf), Err(WireError::WrongForm)));
 }
 
 #[test]
@@ -253,11 +253,11 @@ fn a_list_or_frame_cut_anywhere_is_refused() {
         let reader = reader(form, shape);
         let page = page_of(form, shape, &[Pod::default(), Pod { name: "b", ..Pod::default() }]);
         // The newline is not part of the JSON document.
-        let whole = page.len() - usize::from(form == Form::Json);
+        let whole = page.len() - usize::from(form == Encoding::Json);
         for end in 0..whole {
             let cut = reader.list(&page.slice(..end));
             // Unknown's trailing empty fields say nothing: without them it is a whole document.
-            let tail = form == Form::Protobuf && (end == whole - 2 || end == whole - 4);
+            let tail = form == Encoding::Protobuf && (end == whole - 2 || end == whole - 4);
             assert!(cut.is_err() || tail, "{form} {shape:?} cut at {end} of {whole}");
         }
         let frame = Pod::default().event(form, shape, "ADDED");
@@ -306,7 +306,7 @@ fn pod_list(item: &str) -> Bytes {
 }
 
 /// Reads `bytes` as everything they could be, and uses whatever is accepted.
-fn read_everything(form: Form, shape: Shape, bytes: &[u8]) {
+fn read_everything(form: Encoding, shape: JsonLayout, bytes: &[u8]) {
     let bytes = Bytes::copy_from_slice(bytes);
     let reader = reader(form, shape);
     let mut splitter = FrameSplitter::new(form, 1 << 16);

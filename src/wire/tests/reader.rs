@@ -2,7 +2,7 @@ use bytes::Bytes;
 
 use super::fixtures::{FEEDS, Pod, bytes, event, fields_of, keys, number, reader, text, unknown};
 use crate::kube::{EventType, FieldTable, ResourceVersion};
-use crate::wire::{Form, ListMeta, Object, ObjectReader, Shape, WatchItem, WireError};
+use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, WatchItem, WireError};
 
 #[test]
 fn a_change_gives_key_version_labels_and_fields() {
@@ -103,7 +103,7 @@ fn labels_are_sorted_whatever_their_order_was() {
 
 #[test]
 fn escapes_in_values_are_decoded() {
-    let (form, shape) = (Form::Json, Shape::BuiltIn);
+    let (form, shape) = (Encoding::Json, JsonLayout::BuiltIn);
     let pod = Pod { labels: vec![("a\\u003cb", "\\\"x\\\"")], node: "n\\u0026", ..Pod::default() };
     let (_, object, _) = change(form, shape, &pod, "ADDED");
     assert_eq!(object.attributes.label("a<b"), Some("\"x\""));
@@ -142,7 +142,7 @@ fn an_error_event_keeps_its_status() {
     ];
     let protobuf = unknown("v1", "Status", &fields.concat());
     for (form, shape) in FEEDS {
-        let status = if form == Form::Json { json.as_bytes() } else { &protobuf };
+        let status = if form == Encoding::Json { json.as_bytes() } else { &protobuf };
         // A reader that expects pods still takes a Status here.
         let reader = reader(form, shape).expecting("v1", "Pod");
         let Ok(WatchItem::Error { event }) = reader.watch_event(event(form, "ERROR", status)) else {
@@ -168,7 +168,7 @@ fn another_kind_is_refused_when_one_is_expected() {
 
 #[test]
 fn an_empty_list_may_be_null() {
-    let reader = reader(Form::Json, Shape::BuiltIn);
+    let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
     for items in ["[]", "null"] {
         let page = format!(
             r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"8"}},"items":{items}}}{}"#,
@@ -183,15 +183,16 @@ fn an_empty_list_may_be_null() {
 
 #[test]
 fn the_fields_of_custom_resources_may_be_of_any_scalar_type() {
-    use crate::kube::{Field, FieldKind};
-    let field = |key: &str| Field {
+    use crate::kube::{FieldKind, FieldRule};
+    let field = |key: &str| FieldRule {
         key: format!("spec.{key}"),
         json: vec![vec!["spec".to_owned(), key.to_owned()]],
         proto: vec![],
         kind: FieldKind::Any,
     };
     let fields = ["text", "bool", "int", "big", "minus", "null", "object", "list", "absent"].map(field).into();
-    let reader = ObjectReader::new(Form::Json, Shape::Custom, FieldTable { fields, ..FieldTable::default() }.into());
+    let reader =
+        ObjectReader::new(Encoding::Json, JsonLayout::Custom, FieldTable { fields, ..FieldTable::default() }.into());
     let object = concat!(
         r#"{"apiVersion":"g/v1","kind":"Thing","metadata":{"name":"t","resourceVersion":"1"},"#,
         r#""spec":{"absent2":1,"big":18446744073709551615,"bool":true,"int":8,"list":[1],"minus":-3,"null":null,"#,
@@ -201,7 +202,7 @@ fn the_fields_of_custom_resources_may_be_of_any_scalar_type() {
     assert_eq!(fields_of(&object), ["x", "true", "8", "18446744073709551615", "-3", "", "", "", ""]);
 }
 
-pub(super) fn page_of(form: Form, shape: Shape, pods: &[Pod]) -> Bytes {
+pub(super) fn page_of(form: Encoding, shape: JsonLayout, pods: &[Pod]) -> Bytes {
     let meta = ListMeta {
         resource_version: ResourceVersion(5000),
         continue_token: "token".to_owned(),
@@ -211,31 +212,31 @@ pub(super) fn page_of(form: Form, shape: Shape, pods: &[Pod]) -> Bytes {
     super::envelope::list_by_hand(form, shape, &meta, &documents)
 }
 
-pub(super) fn watch(form: Form, shape: Shape, pod: &Pod, event_type: &str) -> Result<WatchItem, WireError> {
+pub(super) fn watch(form: Encoding, shape: JsonLayout, pod: &Pod, event_type: &str) -> Result<WatchItem, WireError> {
     reader(form, shape).watch_event(pod.event(form, shape, event_type))
 }
 
-pub(super) fn change(form: Form, shape: Shape, pod: &Pod, event_type: &str) -> (EventType, Object, Bytes) {
+pub(super) fn change(form: Encoding, shape: JsonLayout, pod: &Pod, event_type: &str) -> (EventType, Object, Bytes) {
     match watch(form, shape, pod, event_type) {
         Ok(WatchItem::Change { event_type, object, frame }) => (event_type, object, frame),
         other => panic!("{form} {shape:?}: {other:?} is not a change"),
     }
 }
 
-pub(super) fn bookmark(form: Form, shape: Shape, end: bool) -> Bytes {
+pub(super) fn bookmark(form: Encoding, shape: JsonLayout, end: bool) -> Bytes {
     let document = match (form, shape) {
-        (Form::Json | Form::Table, Shape::BuiltIn) => {
+        (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
             let annotations = if end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
             let metadata = format!(r#"{{"resourceVersion":"77"{annotations}}}"#);
             let spec = r#""spec":{"containers":null},"status":{}"#;
             format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},{spec}}}"#).into_bytes()
         }
-        (Form::Json | Form::Table, Shape::Custom) => {
+        (Encoding::Json | Encoding::Table, JsonLayout::Custom) => {
             let annotations = if end { r#""annotations":{"k8s.io/initial-events-end":"true"},"# } else { "" };
             format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{{annotations}"resourceVersion":"77"}}}}"#)
                 .into_bytes()
         }
-        (Form::Protobuf, _) => {
+        (Encoding::Protobuf, _) => {
             let mut metadata = vec![text(1, ""), text(6, "77"), number(7, 0), bytes(8, &[])];
             if end {
                 metadata.push(super::fixtures::entry(12, "k8s.io/initial-events-end", "true"));

@@ -2,7 +2,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::fixtures::{FEEDS, Pod, event, reader, told, unknown};
-use crate::wire::{Form, FrameSplitter, Shape, WireError};
+use crate::wire::{Encoding, FrameSplitter, JsonLayout, WireError};
 
 const FRAME_MAX: usize = 1 << 20;
 
@@ -91,20 +91,20 @@ fn the_limit_is_on_the_whole_frame() {
 
 #[test]
 fn a_claimed_length_allocates_nothing() {
-    let mut splitter = FrameSplitter::new(Form::Protobuf, usize::MAX);
+    let mut splitter = FrameSplitter::new(Encoding::Protobuf, usize::MAX);
     splitter.push(&(1_u32 << 30).to_be_bytes());
     splitter.push(b"ten bytes.");
     assert_eq!(splitter.next_frame().expect("not too large"), None);
     assert!(matches!(splitter.finish(), Err(WireError::Truncated)));
 
-    let mut splitter = FrameSplitter::new(Form::Protobuf, FRAME_MAX);
+    let mut splitter = FrameSplitter::new(Encoding::Protobuf, FRAME_MAX);
     splitter.push(&(1_u32 << 30).to_be_bytes());
     assert!(matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: FRAME_MAX })));
 }
 
 #[test]
 fn an_endless_line_is_refused_before_it_ends() {
-    let mut splitter = FrameSplitter::new(Form::Json, 1_000);
+    let mut splitter = FrameSplitter::new(Encoding::Json, 1_000);
     for _ in 0..9 {
         splitter.push(&[b'x'; 100]);
         assert_eq!(splitter.next_frame().expect("still below the limit"), None);
@@ -114,12 +114,14 @@ fn an_endless_line_is_refused_before_it_ends() {
 }
 
 /// Frames of growing size, with a bookmark now and then.
-pub(super) fn stream_of(events: usize, form: Form, shape: Shape) -> Vec<Bytes> {
+pub(super) fn stream_of(events: usize, form: Encoding, shape: JsonLayout) -> Vec<Bytes> {
     let frame = |at: usize| {
         let pod = Pod { rv: 90 + at as u64, padding: at % 50, ..Pod::default() };
         match (at % 7, form, shape) {
-            (6, Form::Protobuf, _) => event(form, "BOOKMARK", &unknown("v1", "Pod", &[0x0a, 4, 0x32, 2, b'9', b'9'])),
-            (6, Form::Json, _) => {
+            (6, Encoding::Protobuf, _) => {
+                event(form, "BOOKMARK", &unknown("v1", "Pod", &[0x0a, 4, 0x32, 2, b'9', b'9']))
+            }
+            (6, Encoding::Json, _) => {
                 event(form, "BOOKMARK", br#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"99"}}"#)
             }
             (at, ..) => pod.event(form, shape, ["ADDED", "MODIFIED", "DELETED"][at % 3]),
@@ -128,7 +130,7 @@ pub(super) fn stream_of(events: usize, form: Form, shape: Shape) -> Vec<Bytes> {
     (0..events).map(frame).collect()
 }
 
-fn split<'a>(form: Form, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<Bytes> {
+fn split<'a>(form: Encoding, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<Bytes> {
     let mut splitter = FrameSplitter::new(form, FRAME_MAX);
     let mut frames = Vec::new();
     for chunk in chunks {
@@ -141,7 +143,7 @@ fn split<'a>(form: Form, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<Byte
     frames
 }
 
-fn items_of<'a>(form: Form, shape: Shape, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+fn items_of<'a>(form: Encoding, shape: JsonLayout, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let reader = reader(form, shape);
     let item = |frame| told(&reader.watch_event(frame).expect("well-formed"));
     split(form, chunks).into_iter().map(item).collect()

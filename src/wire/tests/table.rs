@@ -6,15 +6,15 @@ use bytes::Bytes;
 
 use crate::kube::{EventType, FieldTable, ResourceVersion};
 use crate::wire::{
-    BookmarkTemplate, Columns, Envelope, Form, Include, Metadata, Object, ObjectReader, Renderer, Representation,
-    Shape, WatchItem, WireError, same_rows,
+    BookmarkTemplate, Columns, Encoding, Envelope, Include, JsonLayout, MetadataRenderer, Object, ObjectReader,
+    Renderer, Representation, WatchItem, WireError, same_rows,
 };
 
 const COLUMNS: &str = r#"[{"name":"Name","type":"string","format":"name","description":"a \"b\"","priority":0}]"#;
 
 /// A resource as the apiserver prints it.
 struct Printed {
-    shape: Shape,
+    shape: JsonLayout,
     api_version: &'static str,
     kind: &'static str,
     cells: &'static str,
@@ -27,7 +27,7 @@ struct Printed {
 }
 
 const MAP: Printed = Printed {
-    shape: Shape::BuiltIn,
+    shape: JsonLayout::BuiltIn,
     api_version: "v1",
     kind: "ConfigMap",
     cells: r#"["a",1,"0s"]"#,
@@ -49,7 +49,7 @@ const MAP: Printed = Printed {
 
 /// With a cell that looks like what follows the cells.
 const WIDGET: Printed = Printed {
-    shape: Shape::Custom,
+    shape: JsonLayout::Custom,
     api_version: "e.io/v1",
     kind: "Widget",
     cells: r#"["w","re\"d,\"object\":{}",3],"conditions":[{"type":"Completed","status":"True"}]"#,
@@ -84,12 +84,12 @@ fn frame(event_type: &str, columns: &str, cells: &str, object: &str) -> Bytes {
 
 impl Printed {
     fn reader(&self) -> ObjectReader {
-        ObjectReader::new(Form::Table, self.shape, Arc::new(FieldTable::default()))
+        ObjectReader::new(Encoding::Table, self.shape, Arc::new(FieldTable::default()))
             .expecting(self.api_version, self.kind)
     }
 
     fn envelope(&self) -> Envelope {
-        Envelope::new(Form::Table, self.api_version, self.kind, self.shape)
+        Envelope::new(Encoding::Table, self.api_version, self.kind, self.shape)
     }
 
     fn read(&self, frame: Bytes) -> (Object, Bytes) {
@@ -114,7 +114,7 @@ fn a_row_is_read_as_its_object_and_written_as_it_came() {
     for printed in [MAP, WIDGET] {
         let (object, read) = printed.read(printed.added());
         assert_eq!(object.key.as_str(), format!("t/{}", if printed.kind == "Widget" { "w" } else { "a" }));
-        assert_eq!((object.rv, object.form()), (ResourceVersion(223), Form::Table));
+        assert_eq!((object.rv, object.form()), (ResourceVersion(223), Encoding::Table));
         assert_eq!(object.attributes.labels().collect::<Vec<_>>(), [("app", "x")]);
         assert_eq!(read, printed.added());
         let verbatim = Renderer::verbatim(&printed.envelope());
@@ -164,7 +164,8 @@ fn rows_show_of_their_objects_what_is_asked_for() {
     }
     for representation in Representation::ALL {
         let of_rows = Renderer::derived(representation, &MAP.envelope(), 37);
-        let of_objects = Renderer::derived(representation, &Envelope::new(Form::Json, "v1", "Pod", Shape::BuiltIn), 37);
+        let of_objects =
+            Renderer::derived(representation, &Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn), 37);
         let table = matches!(representation, Representation::Table(_));
         assert_eq!(of_rows.is_some(), table, "{representation}");
         assert!(!table || of_objects.is_none(), "{representation}");
@@ -276,7 +277,7 @@ fn metadata_hides_what_upstream_hides() {
     let written = renderer.expect("a Table").body(object.body()).expect("exact");
     assert!(text(&written).contains(r#""annotations":{"x":"y"}}}}]}"#), "{}", text(&written));
     let mut alone = Vec::new();
-    Metadata::for_server(37, "apps/v1", "DaemonSet")
+    MetadataRenderer::for_server(37, "apps/v1", "DaemonSet")
         .json_from_json(line(hidden).as_bytes(), &mut alone)
         .expect("exact");
     assert!(text(&written).contains(text(&alone)));

@@ -15,7 +15,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use kube_fanout::kube::FieldTable;
-use kube_fanout::wire::{Envelope, Form, FrameSplitter, ListMeta, ObjectReader, Shape, WatchItem};
+use kube_fanout::wire::{Encoding, Envelope, FrameSplitter, JsonLayout, ListMeta, ObjectReader, WatchItem};
 use tokio::net::TcpListener;
 
 use super::http::{Ask, Http, Protocol};
@@ -127,7 +127,7 @@ impl Way {
             return Response::from_parts(head, Full::from(whole).map_err(|never| match never {}).boxed());
         }
         let content_type = head.headers.get("content-type").and_then(|value| value.to_str().ok());
-        let form = content_type.and_then(Form::from_content_type);
+        let form = content_type.and_then(Encoding::from_content_type);
         let is_converted = request.headers().get("accept").is_some_and(|accept| accept.as_bytes().contains(&b';'));
         let (Some(form), true) = (form, path.contains("/configmaps") && head.status == 200 && !is_converted) else {
             return Response::from_parts(head, body.boxed());
@@ -144,23 +144,23 @@ impl Way {
 
 /// Where the field goes.
 struct Soil {
-    form: Form,
+    form: Encoding,
     plants: Arc<AtomicU32>,
     reader: ObjectReader,
     envelope: Envelope,
 }
 
 impl Soil {
-    fn new(form: Form, plants: Arc<AtomicU32>) -> Self {
-        let reader = ObjectReader::new(form, Shape::BuiltIn, Arc::new(FieldTable::default()));
-        Self { form, plants, reader, envelope: Envelope::new(form, "v1", "ConfigMap", Shape::BuiltIn) }
+    fn new(form: Encoding, plants: Arc<AtomicU32>) -> Self {
+        let reader = ObjectReader::new(form, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
+        Self { form, plants, reader, envelope: Envelope::new(form, "v1", "ConfigMap", JsonLayout::BuiltIn) }
     }
 
     fn planted(&self, body: &[u8]) -> Vec<u8> {
         match (self.plants.load(Ordering::SeqCst), self.form) {
-            (NOTHING, _) | (JSON, Form::Protobuf) | (_, Form::Table) => body.to_vec(),
-            (_, Form::Json) => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
-            (_, Form::Protobuf) => [body, Planter::FIELD].concat(),
+            (NOTHING, _) | (JSON, Encoding::Protobuf) | (_, Encoding::Table) => body.to_vec(),
+            (_, Encoding::Json) => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
+            (_, Encoding::Protobuf) => [body, Planter::FIELD].concat(),
         }
     }
 

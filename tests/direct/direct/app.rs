@@ -7,13 +7,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kube_fanout::app::{Bound, StartError};
-use kube_fanout::auth::Mode;
+use kube_fanout::auth::AuthMode;
 use kube_fanout::base::Waits;
 use kube_fanout::config::{Serve, TlsSource};
-use kube_fanout::demo::Running;
+use kube_fanout::demo::RunningUpstream;
 use kube_fanout::net::Address;
 use kube_fanout::serve::Consistency;
-use kube_fanout::upstream::Source;
+use kube_fanout::upstream::CredentialSource;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -45,14 +45,14 @@ pub struct Stopped {
 }
 
 /// In front of a demo upstream.
-pub fn app(up: &Running) -> Plan {
+pub fn app(up: &RunningUpstream) -> Plan {
     in_front_of(&up.url())
 }
 
 /// In front of anything. Impatient where the real one is patient, so that tests are fast: failed attempts are repeated
 /// within milliseconds, and shutdown does not wait.
 pub fn in_front_of(url: &str) -> Plan {
-    let mut config = Serve::in_front_of(Source::Anonymous(url.parse().expect("a URL")));
+    let mut config = Serve::in_front_of(CredentialSource::Anonymous(url.parse().expect("a URL")));
     config.drain = Duration::from_millis(50);
     config.reflect.retry = Waits { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
     config.look_every = Duration::from_millis(5);
@@ -116,7 +116,7 @@ impl Plan {
         let key = dir.file("own.key", &own.signing_key.serialize_pem());
         let client_ca = dir.file("clients.pem", clients);
         self.tls_from(certificate, key).with(|config| {
-            config.auth = Mode::Delegated;
+            config.auth = AuthMode::Delegated;
             config.delegated.client_ca = Some(client_ca);
         })
     }

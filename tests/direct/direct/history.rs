@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kube_fanout::demo::Running;
+use kube_fanout::demo::RunningUpstream;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -27,7 +27,7 @@ pub struct History {
 
 impl History {
     /// Begins with the state of now.
-    pub async fn begin(up: &Running, path: &str) -> Self {
+    pub async fn begin(up: &RunningUpstream, path: &str) -> Self {
         let client = straight(up);
         let watch = client.watch(path).initial_events().await;
         watch.listed().await;

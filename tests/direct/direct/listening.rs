@@ -10,7 +10,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use kube_fanout::base::{DrainTrigger, Tasks};
-use kube_fanout::net::{self, Address, Limits, Listener, Peer, Tls};
+use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer, Tls};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -50,7 +50,7 @@ impl Seen {
 }
 
 impl Listening {
-    pub fn start(listener: Listener, tls: Option<Tls>, limits: Limits) -> Self {
+    pub fn start(listener: Listener, tls: Option<Tls>, limits: ConnectionLimits) -> Self {
         let address = listener.local_address().expect("it is bound");
         let (tasks, seen) = (Tasks::new(), Arc::<Seen>::default());
         let (drain, watch) = DrainTrigger::new();

@@ -6,8 +6,8 @@ use std::io::Read as _;
 
 use bytes::Bytes;
 
-use super::{Pages, REPRESENTATIONS, feed, pace, permit, pod, renderer};
-use crate::cache::{Change, Lease, Run, View};
+use super::{PageStore, REPRESENTATIONS, feed, pace, permit, pod, renderer};
+use crate::cache::{Change, Chunk, FeedHandle, View};
 use crate::kube::{EventType, ListPlan, VersionMatch};
 use crate::serve::gzip::GzipList;
 use crate::serve::list::page;
@@ -20,15 +20,15 @@ fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
     pod(namespace, name, rv, &filler.replace(['<', '>', '\\'], "x"))
 }
 
-async fn list(lease: &Lease) -> GzipList {
+async fn list(lease: &FeedHandle) -> GzipList {
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
-    let (view, pages) = (View::everything(), Pages::FromCache);
+    let (view, pages) = (View::everything(), PageStore::FromCache);
     let read = ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages };
     let page = page(&permit(), lease, &lease.reader.snapshot(), &read, &mut pace()).await;
     GzipList::new(page.written_by(&renderer(lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came"))
 }
 
-async fn chunks(lease: &Lease) -> Vec<Bytes> {
+async fn chunks(lease: &FeedHandle) -> Vec<Bytes> {
     let mut list = list(lease).await;
     let mut chunks = Vec::new();
     while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
@@ -48,7 +48,7 @@ async fn a_change_costs_what_it_is_in_and_what_refers_to_that() {
     let (lease, mut feeds) = feed((0..PODS).map(|name| noise("a", name, 7, 5_000)).collect());
     let first = chunks(&lease).await;
     let shared = places(&first);
-    assert!(shared.len() >= PODS * 5_000 / Run::BYTES_MAX, "{} pieces", shared.len());
+    assert!(shared.len() >= PODS * 5_000 / Chunk::BYTES_MAX, "{} pieces", shared.len());
     for _ in 0..10 {
         assert_eq!(places(&chunks(&lease).await), shared, "compressed once, for everybody");
     }
@@ -89,7 +89,7 @@ async fn short_runs_are_compressed_together() {
     let spread = (0..300).flat_map(|at| (0..2).map(move |name| pod(&format!("n{at:03}"), name, 7, "p")));
     let (spread, _feeds) = feed(spread.collect());
     let (together, _other_feeds) = feed((0..600).map(|name| pod("n", name, 7, "p")).collect());
-    let len = async |lease: &Lease| chunks(lease).await.iter().map(Bytes::len).sum::<usize>();
+    let len = async |lease: &FeedHandle| chunks(lease).await.iter().map(Bytes::len).sum::<usize>();
     let (spread, together) = (len(&spread).await, len(&together).await);
     // The names of the namespaces are more to tell.
     assert!(spread < together + 300 * 8, "{spread} bytes, and {together} of one namespace");

@@ -7,12 +7,12 @@ use http::Method;
 
 use crate::cache::View;
 use crate::kube::{
-    FieldSelector, FieldTable, Gvr, LabelSelector, Pages, Query, RequestInfo, Selector, VersionMatch, WatchStart,
+    FieldSelector, FieldTable, Gvr, LabelSelector, PageStore, Query, RequestInfo, Selector, VersionMatch, WatchStart,
 };
 use crate::serve::Coverage;
-use crate::serve::route::{Asked, Reason, Route, route};
-use crate::upstream::{Origin, Resource};
-use crate::wire::{Form, Representation};
+use crate::serve::route::{ForwardReason, Route, RouteInput, route};
+use crate::upstream::{Resource, ResourceOrigin};
+use crate::wire::{Encoding, Representation};
 
 /// A request, by default a GET without headers.
 #[derive(Debug, Clone)]
@@ -65,7 +65,7 @@ impl Ask {
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
         let Self { accept, user_agent, impersonates, ref coverage, .. } = *self;
-        let asked = Asked { method: &method, info: &info, query: &query, accept, user_agent, impersonates };
+        let asked = RouteInput { method: &method, info: &info, query: &query, accept, user_agent, impersonates };
         route(&asked, resource(&info).as_ref(), coverage)
     }
 
@@ -75,7 +75,7 @@ impl Ask {
     }
 
     /// The reason why it is passed through.
-    pub(super) fn reason(&self) -> Reason {
+    pub(super) fn reason(&self) -> ForwardReason {
         match self.route() {
             Route::Forward(reason) => reason,
             other => panic!("{self:?} is not passed through: {}", said(&other)),
@@ -83,7 +83,7 @@ impl Ask {
     }
 
     /// What it is answered with, which is the object itself.
-    pub(super) fn form(&self) -> Form {
+    pub(super) fn form(&self) -> Encoding {
         match self.representation() {
             Representation::Object(form) => form,
             other @ (Representation::Metadata(..) | Representation::Table(_)) => {
@@ -124,29 +124,33 @@ pub(super) fn assert_said(rows: &[(&str, &str)]) {
 fn resource(info: &RequestInfo) -> Option<Resource> {
     let gvr = Gvr::new(&info.group, &info.version, &info.resource);
     let (kind, namespaced, origin) = match (info.group.as_str(), info.version.as_str(), info.resource.as_str()) {
-        ("", "v1", "pods") => ("Pod", true, Origin::BuiltIn),
-        ("", "v1", "configmaps") => ("ConfigMap", true, Origin::BuiltIn),
-        ("", "v1", "secrets") => ("Secret", true, Origin::BuiltIn),
-        ("", "v1", "nodes") => ("Node", false, Origin::BuiltIn),
-        ("", "v1", "namespaces") => ("Namespace", false, Origin::BuiltIn),
-        ("" | "events.k8s.io", "v1", "events") => ("Event", true, Origin::BuiltIn),
-        ("", "v1", "componentstatuses") => ("ComponentStatus", false, Origin::BuiltIn),
-        ("apps", "v1", "deployments") => ("Deployment", true, Origin::BuiltIn),
-        ("example.com", "v1", "widgets") => ("Widget", true, Origin::Custom),
-        ("example.com", "v1", "planets") => ("Planet", false, Origin::Custom),
-        ("hidden.example", "v1", "secrets") => ("Secret", true, Origin::Custom),
-        ("metrics.k8s.io", "v1beta1", "pods") => ("PodMetrics", true, Origin::Aggregated),
+        ("", "v1", "pods") => ("Pod", true, ResourceOrigin::BuiltIn),
+        ("", "v1", "configmaps") => ("ConfigMap", true, ResourceOrigin::BuiltIn),
+        ("", "v1", "secrets") => ("Secret", true, ResourceOrigin::BuiltIn),
+        ("", "v1", "nodes") => ("Node", false, ResourceOrigin::BuiltIn),
+        ("", "v1", "namespaces") => ("Namespace", false, ResourceOrigin::BuiltIn),
+        ("" | "events.k8s.io", "v1", "events") => ("Event", true, ResourceOrigin::BuiltIn),
+        ("", "v1", "componentstatuses") => ("ComponentStatus", false, ResourceOrigin::BuiltIn),
+        ("apps", "v1", "deployments") => ("Deployment", true, ResourceOrigin::BuiltIn),
+        ("example.com", "v1", "widgets") => ("Widget", true, ResourceOrigin::Custom),
+        ("example.com", "v1", "planets") => ("Planet", false, ResourceOrigin::Custom),
+        ("hidden.example", "v1", "secrets") => ("Secret", true, ResourceOrigin::Custom),
+        ("metrics.k8s.io", "v1beta1", "pods") => ("PodMetrics", true, ResourceOrigin::Aggregated),
         _ => return None,
     };
     let fields = match origin {
-        Origin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
-        Origin::Custom | Origin::Aggregated => FieldTable::of_custom(&[".spec.color".to_owned()], namespaced),
+        ResourceOrigin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
+        ResourceOrigin::Custom | ResourceOrigin::Aggregated => {
+            FieldTable::of_custom(&[".spec.color".to_owned()], namespaced)
+        }
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
     let fields_unknown = &*gvr.group == "hidden.example";
-    let pages = Pages::default();
-    let (list_kind, form) =
-        (format!("{kind}List").into(), if origin == Origin::BuiltIn { Form::Protobuf } else { Form::Json });
+    let pages = PageStore::default();
+    let (list_kind, form) = (
+        format!("{kind}List").into(),
+        if origin == ResourceOrigin::BuiltIn { Encoding::Protobuf } else { Encoding::Json },
+    );
     let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
     Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition })
 }

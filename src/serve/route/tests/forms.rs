@@ -2,8 +2,8 @@
 
 use super::fixture::get;
 use crate::kube::MetaVersion;
-use crate::serve::route::{Reason, Route};
-use crate::wire::{Form, Include, Representation};
+use crate::serve::route::{ForwardReason, Route};
+use crate::wire::{Encoding, Include, Representation};
 
 const POD: &str = "/api/v1/namespaces/a/pods/p?resourceVersion=0";
 const PODS: &str = "/api/v1/pods?resourceVersion=0";
@@ -20,29 +20,29 @@ const KUBECTL: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\
 #[test]
 fn clients_get_the_form_that_the_apiserver_would_choose() {
     for (client, accept, form) in [
-        ("an empty header", "", Form::Json),
-        ("kubelet and controllers", PROTOBUF_FIRST, Form::Protobuf),
-        ("dynamic client, Python, kube-rs", "application/json", Form::Json),
-        ("controller-runtime", "application/json, */*", Form::Json),
-        ("JavaScript", "*/*", Form::Json),
-        ("protobuf only", PROTOBUF, Form::Protobuf),
-        ("JSON first", "application/json,application/vnd.kubernetes.protobuf", Form::Json),
-        ("by quality", "application/json;q=0.5,application/vnd.kubernetes.protobuf;q=0.9", Form::Protobuf),
-        ("CBOR where it is not offered", "application/json;q=0.9,application/cbor;q=1", Form::Json),
+        ("an empty header", "", Encoding::Json),
+        ("kubelet and controllers", PROTOBUF_FIRST, Encoding::Protobuf),
+        ("dynamic client, Python, kube-rs", "application/json", Encoding::Json),
+        ("controller-runtime", "application/json, */*", Encoding::Json),
+        ("JavaScript", "*/*", Encoding::Json),
+        ("protobuf only", PROTOBUF, Encoding::Protobuf),
+        ("JSON first", "application/json,application/vnd.kubernetes.protobuf", Encoding::Json),
+        ("by quality", "application/json;q=0.5,application/vnd.kubernetes.protobuf;q=0.9", Encoding::Protobuf),
+        ("CBOR where it is not offered", "application/json;q=0.9,application/cbor;q=1", Encoding::Json),
         (
             "a Table in protobuf, which there is not",
             "application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json",
-            Form::Json,
+            Encoding::Json,
         ),
-        ("an unknown conversion", "application/json;as=Story;g=meta.k8s.io;v=v1,application/json", Form::Json),
+        ("an unknown conversion", "application/json;as=Story;g=meta.k8s.io;v=v1,application/json", Encoding::Json),
     ] {
         for uri in [POD, PODS, POD_WATCH] {
             assert_eq!(get(uri).accept(accept).form(), form, "{client}: {uri}");
         }
     }
-    assert_eq!([POD, PODS, POD_WATCH].map(|uri| get(uri).form()), [Form::Json; 3], "no header at all");
-    assert_eq!(get(POD_WATCH).accept("application/json;stream=watch").form(), Form::Json);
-    assert_eq!(get(POD_WATCH).accept("application/vnd.kubernetes.protobuf;stream=watch").form(), Form::Protobuf);
+    assert_eq!([POD, PODS, POD_WATCH].map(|uri| get(uri).form()), [Encoding::Json; 3], "no header at all");
+    assert_eq!(get(POD_WATCH).accept("application/json;stream=watch").form(), Encoding::Json);
+    assert_eq!(get(POD_WATCH).accept("application/vnd.kubernetes.protobuf;stream=watch").form(), Encoding::Protobuf);
 }
 
 /// There is no protobuf of a custom resource: who prefers it gets JSON, who accepts nothing else a 406 from upstream.
@@ -50,9 +50,9 @@ fn clients_get_the_form_that_the_apiserver_would_choose() {
 fn custom_resources_are_json() {
     for uri in [WIDGETS, WIDGET_WATCH] {
         for accept in [PROTOBUF_FIRST, "application/json", "*/*", "application/*"] {
-            assert_eq!(get(uri).accept(accept).form(), Form::Json, "{accept}: {uri}");
+            assert_eq!(get(uri).accept(accept).form(), Encoding::Json, "{accept}: {uri}");
         }
-        assert_eq!(get(uri).accept(PROTOBUF).reason(), Reason::NotAcceptable, "{uri}");
+        assert_eq!(get(uri).accept(PROTOBUF).reason(), ForwardReason::NotAcceptable, "{uri}");
     }
 }
 
@@ -63,26 +63,26 @@ fn metadata_is_derived_from_what_is_cached() {
         (
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
-            Representation::Metadata(Form::Protobuf, MetaVersion::V1),
+            Representation::Metadata(Encoding::Protobuf, MetaVersion::V1),
         ),
         (
             "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
-            Representation::Metadata(Form::Json, MetaVersion::V1),
+            Representation::Metadata(Encoding::Json, MetaVersion::V1),
         ),
         (
             "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1beta1",
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1",
-            Representation::Metadata(Form::Json, MetaVersion::V1beta1),
+            Representation::Metadata(Encoding::Json, MetaVersion::V1beta1),
         ),
     ] {
         for uri in [POD, POD_WATCH, WIDGET_WATCH] {
             assert_eq!(get(uri).accept(one).representation(), metadata, "{one}: {uri}");
-            assert_eq!(get(uri).accept(list).reason(), Reason::Representation, "{list}: {uri}");
+            assert_eq!(get(uri).accept(list).reason(), ForwardReason::Representation, "{list}: {uri}");
         }
         for uri in [PODS, WIDGETS] {
             assert_eq!(get(uri).accept(list).representation(), metadata, "{list}: {uri}");
-            assert_eq!(get(uri).accept(one).reason(), Reason::Representation, "{one}: {uri}");
+            assert_eq!(get(uri).accept(one).reason(), ForwardReason::Representation, "{one}: {uri}");
         }
     }
 }
@@ -90,7 +90,7 @@ fn metadata_is_derived_from_what_is_cached() {
 #[test]
 fn tables_are_printed_upstream_but_those_of_a_watch_are_shared() {
     for uri in [POD, PODS, WIDGETS] {
-        assert_eq!(get(uri).accept(KUBECTL).reason(), Reason::Table, "{uri}");
+        assert_eq!(get(uri).accept(KUBECTL).reason(), ForwardReason::Table, "{uri}");
     }
     for uri in [POD_WATCH, WIDGET_WATCH] {
         for (include, expected) in [
@@ -104,9 +104,9 @@ fn tables_are_printed_upstream_but_those_of_a_watch_are_shared() {
             assert_eq!(ask.representation(), Representation::Table(expected), "{ask:?}");
         }
         // What else there may be, upstream says.
-        assert_eq!(get(format!("{uri}&includeObject=All")).accept(KUBECTL).reason(), Reason::Table, "{uri}");
+        assert_eq!(get(format!("{uri}&includeObject=All")).accept(KUBECTL).reason(), ForwardReason::Table, "{uri}");
         let older = "application/json;as=Table;v=v1beta1;g=meta.k8s.io";
-        assert_eq!(get(uri).accept(older).reason(), Reason::Table, "{uri}");
+        assert_eq!(get(uri).accept(older).reason(), ForwardReason::Table, "{uri}");
     }
 }
 
@@ -134,14 +134,14 @@ fn a_table_watch_that_begins_with_a_state_is_upstreams_but_for_one_object() {
     ] {
         let ask = get(format!("/api/v1/pods?watch=1&{query}")).accept(KUBECTL);
         assert_eq!(matches!(ask.route(), Route::Watch(_)), ours, "{ask:?}: {}", ask.said());
-        assert!(ours || ask.reason() == Reason::Table, "{ask:?}");
+        assert!(ours || ask.reason() == ForwardReason::Table, "{ask:?}");
     }
 }
 
 #[test]
 fn yaml_is_made_upstream() {
     for uri in [POD, PODS, WIDGETS] {
-        assert_eq!(get(uri).accept("application/yaml").reason(), Reason::Representation, "{uri}");
+        assert_eq!(get(uri).accept("application/yaml").reason(), ForwardReason::Representation, "{uri}");
     }
 }
 
@@ -174,12 +174,12 @@ fn indented_json_is_made_upstream() {
 fn what_nobody_can_write_is_refused_upstream_in_its_words() {
     for accept in ["text/plain", "application/xml", "application/cbor", "json", "application/json;stream=other"] {
         for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
-            assert_eq!(get(uri).accept(accept).reason(), Reason::NotAcceptable, "{accept}: {uri}");
+            assert_eq!(get(uri).accept(accept).reason(), ForwardReason::NotAcceptable, "{accept}: {uri}");
         }
     }
     // A watch cannot be YAML.
     for uri in [POD_WATCH, WIDGET_WATCH] {
-        assert_eq!(get(uri).accept("application/yaml").reason(), Reason::NotAcceptable, "{uri}");
+        assert_eq!(get(uri).accept("application/yaml").reason(), ForwardReason::NotAcceptable, "{uri}");
     }
 }
 
@@ -187,8 +187,8 @@ fn what_nobody_can_write_is_refused_upstream_in_its_words() {
 #[test]
 fn half_a_wildcard_is_none_for_built_in_resources() {
     for uri in [POD, PODS, POD_WATCH] {
-        assert_eq!(get(uri).accept("application/*").reason(), Reason::NotAcceptable, "{uri}");
-        assert_eq!(get(uri).accept("application/*,application/json").form(), Form::Json, "{uri}");
+        assert_eq!(get(uri).accept("application/*").reason(), ForwardReason::NotAcceptable, "{uri}");
+        assert_eq!(get(uri).accept("application/*,application/json").form(), Encoding::Json, "{uri}");
     }
 }
 
@@ -196,6 +196,6 @@ fn half_a_wildcard_is_none_for_built_in_resources() {
 #[test]
 fn what_is_passed_through_for_its_form_may_have_any_parameters() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
-    assert_eq!(get("/api/v1/pods?limit=abc").accept(table).reason(), Reason::Table);
-    assert_eq!(get("/api/v1/pods?labelSelector=a%20in").accept("text/plain").reason(), Reason::NotAcceptable);
+    assert_eq!(get("/api/v1/pods?limit=abc").accept(table).reason(), ForwardReason::Table);
+    assert_eq!(get("/api/v1/pods?labelSelector=a%20in").accept("text/plain").reason(), ForwardReason::NotAcceptable);
 }

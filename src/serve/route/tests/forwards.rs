@@ -1,11 +1,11 @@
 //! What is passed through, and why: every reason that the request alone can give.
 
 use super::fixture::{Ask, get};
-use crate::kube::{ContinueAt, ContinueToken, Pages};
-use crate::serve::route::Reason;
+use crate::kube::{ContinueAt, ContinueToken, PageStore};
+use crate::serve::route::ForwardReason;
 use crate::serve::{Coverage, Sensitive};
 
-fn assert_reason(reason: Reason, asks: impl IntoIterator<Item = Ask>) {
+fn assert_reason(reason: ForwardReason, asks: impl IntoIterator<Item = Ask>) {
     for ask in asks {
         assert_eq!(ask.reason(), reason, "{ask:?}");
     }
@@ -16,7 +16,7 @@ fn what_is_not_about_a_resource() {
     let paths = ["/", "/healthz", "/livez/ping", "/version", "/metrics", "/api", "/api/v1", "/apis", "/apis/apps/v1"];
     let documents = ["/openapi/v2", "/openapi/v3/apis/apps/v1", "/.well-known/openid-configuration"];
     for path in paths.into_iter().chain(documents) {
-        assert_reason(Reason::NonResource, [get(path), get(path).method("POST"), get(path).method("HEAD")]);
+        assert_reason(ForwardReason::NonResource, [get(path), get(path).method("POST"), get(path).method("HEAD")]);
     }
 }
 
@@ -31,7 +31,7 @@ fn writes() {
         ("POST", "/api/v1/namespaces/a/pods/p/exec?command=ls"),
         ("POST", "/apis/example.com/v1/namespaces/a/widgets"),
     ] {
-        assert_reason(Reason::Verb, [get(uri).method(method)]);
+        assert_reason(ForwardReason::Verb, [get(uri).method(method)]);
     }
 }
 
@@ -40,9 +40,9 @@ fn writes() {
 fn reads_by_another_method_than_get() {
     for method in ["HEAD", "OPTIONS", "TRACE", "FETCH"] {
         let uris = ["/api/v1/pods?resourceVersion=0", "/api/v1/nodes/n?resourceVersion=0", "/api/v1/pods?watch=1"];
-        assert_reason(Reason::Verb, uris.map(|uri| get(uri).method(method)));
+        assert_reason(ForwardReason::Verb, uris.map(|uri| get(uri).method(method)));
     }
-    assert_reason(Reason::Verb, [get("/api/v1/watch/pods").method("POST"), get("/api/v1/proxy/nodes/n/x")]);
+    assert_reason(ForwardReason::Verb, [get("/api/v1/watch/pods").method("POST"), get("/api/v1/proxy/nodes/n/x")]);
 }
 
 /// The apiserver has no cache of events, and what a cache makes of a request is not so for them (semantics.md §4.8).
@@ -54,21 +54,21 @@ fn reads_of_events_that_storage_answers_in_its_own_way() {
         "/api/v1/events?resourceVersion=0&limit=5",
         "/apis/events.k8s.io/v1/namespaces/a/events?resourceVersion=0&limit=5",
     ] {
-        assert_reason(Reason::Parameter, [get(uri)]);
+        assert_reason(ForwardReason::Parameter, [get(uri)]);
     }
 }
 
 /// Only upstream has the words for JSON that is broken in its middle.
 #[test]
 fn continue_tokens_that_are_broken_json() {
-    assert_reason(Reason::Continue, [get("/api/v1/pods?continue=bm9uc2Vuc2U")]);
+    assert_reason(ForwardReason::Continue, [get("/api/v1/pods?continue=bm9uc2Vuc2U")]);
 }
 
 #[test]
 fn errors_that_would_be_yaml() {
     let accept = "application/yaml;q=0.5,\
                   application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
-    assert_reason(Reason::Representation, [get("/api/v1/pods?limit=x").accept(accept)]);
+    assert_reason(ForwardReason::Representation, [get("/api/v1/pods?limit=x").accept(accept)]);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn subresources() {
         "/api/v1/namespaces/a/finalize?resourceVersion=0",
         "/api/v1/watch/namespaces/a/pods/p/log",
     ];
-    assert_reason(Reason::Subresource, uris.map(get));
+    assert_reason(ForwardReason::Subresource, uris.map(get));
 }
 
 #[test]
@@ -99,14 +99,14 @@ fn paths_that_no_client_library_writes() {
         "/api/v1/namespaces/a/pods/..?resourceVersion=0",
         "/api/v1/namespaces/a_b/pods?resourceVersion=0",
     ];
-    assert_reason(Reason::Spelling, uris.map(get));
+    assert_reason(ForwardReason::Spelling, uris.map(get));
 }
 
 /// Go keeps bytes that are no text; here they could not even be compared.
 #[test]
 fn queries_that_are_not_text() {
     let uris = ["/api/v1/pods?labelSelector=%ff&resourceVersion=0", "/api/v1/pods?%fe=1"];
-    assert_reason(Reason::Spelling, uris.map(get));
+    assert_reason(ForwardReason::Spelling, uris.map(get));
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_namespaced_object_without_its_namespace_and_a_cluster_object_inside_of_one(
         "/api/v1/namespaces/a/namespaces/b?resourceVersion=0",
         "/api/v1/namespaces/a/namespaces/a?resourceVersion=0",
     ];
-    assert_reason(Reason::Spelling, uris.map(get));
+    assert_reason(ForwardReason::Spelling, uris.map(get));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn resources_that_discovery_does_not_know() {
         "/apis/example.com/v2/widgets?watch=1",
         "/apis/nobody.example/v1/things",
     ];
-    assert_reason(Reason::Unknown, uris.map(get));
+    assert_reason(ForwardReason::Unknown, uris.map(get));
 }
 
 /// Their versions mean what their server likes.
@@ -149,13 +149,13 @@ fn resources_of_other_servers() {
         // Not ours to refuse either.
         "/apis/metrics.k8s.io/v1beta1/pods?limit=abc",
     ];
-    assert_reason(Reason::Aggregated, uris.map(get));
+    assert_reason(ForwardReason::Aggregated, uris.map(get));
 }
 
 #[test]
 fn resources_that_cannot_be_watched() {
     let uris = ["/api/v1/componentstatuses?resourceVersion=0", "/api/v1/componentstatuses?watch=1"];
-    assert_reason(Reason::NotWatchable, uris.map(get));
+    assert_reason(ForwardReason::NotWatchable, uris.map(get));
 }
 
 #[test]
@@ -165,15 +165,15 @@ fn parameters_that_are_not_ours_to_interpret() {
         "/api/v1/pods?watch=1&shardSelector=x&resourceVersion=5",
         "/api/v1/namespaces/a/pods/p?shardSelector=&resourceVersion=0",
     ];
-    assert_reason(Reason::Parameter, uris.map(get));
+    assert_reason(ForwardReason::Parameter, uris.map(get));
 }
 
 /// Upstream decides whether one may be taken for another; nothing here knows.
 #[test]
 fn reads_in_somebody_elses_name() {
     let uris = ["/api/v1/pods?resourceVersion=0", "/api/v1/nodes/n?resourceVersion=0", "/api/v1/pods?watch=1"];
-    assert_reason(Reason::Impersonation, uris.map(|uri| get(uri).impersonating()));
-    assert_reason(Reason::NonResource, [get("/version").impersonating()]);
+    assert_reason(ForwardReason::Impersonation, uris.map(|uri| get(uri).impersonating()));
+    assert_reason(ForwardReason::NonResource, [get("/version").impersonating()]);
 }
 
 /// Which fields can be selected is in a definition that we may not read: no refusal of ours, but an answer to what
@@ -181,7 +181,7 @@ fn reads_in_somebody_elses_name() {
 #[test]
 fn selectors_on_fields_of_which_nothing_is_known() {
     let secrets = "/apis/hidden.example/v1/secrets?resourceVersion=0";
-    assert_reason(Reason::Parameter, [get(format!("{secrets}&fieldSelector=spec.size%3D1"))]);
+    assert_reason(ForwardReason::Parameter, [get(format!("{secrets}&fieldSelector=spec.size%3D1"))]);
     for (selector, expected) in [
         ("", "list json * any"),
         ("&labelSelector=app", "list json *[app] any"),
@@ -201,26 +201,26 @@ fn a_get_of_the_most_recent_state() {
         "/api/v1/namespaces/a",
         "/apis/example.com/v1/planets/mars",
     ];
-    assert_reason(Reason::ConsistentGet, uris.map(get));
+    assert_reason(ForwardReason::ConsistentGet, uris.map(get));
 }
 
 /// The token that an expired one is answered with: `rv: -1`, at whatever is current.
 #[test]
 fn a_list_that_goes_on_at_whatever_is_current() {
-    let token = ContinueToken { at: ContinueAt::Latest, start: "a/p\0".to_owned() }.encode(Pages::FromStorage);
+    let token = ContinueToken { at: ContinueAt::Latest, start: "a/p\0".to_owned() }.encode(PageStore::FromStorage);
     let uris = [
         format!("/api/v1/pods?limit=1&continue={token}"),
         format!("/api/v1/pods?limit=1&continue={token}&resourceVersion=0"),
         format!("/api/v1/namespaces/a/pods?continue={token}"),
     ];
-    assert_reason(Reason::Continue, uris.map(get));
+    assert_reason(ForwardReason::Continue, uris.map(get));
 }
 
 #[test]
 fn resources_that_are_not_held() {
     let pods = Coverage { resources: vec!["pods".to_owned()], ..Coverage::default() };
     let uris = ["/api/v1/configmaps?watch=1", "/api/v1/nodes/n?resourceVersion=0", "/apis/apps/v1/deployments?limit=x"];
-    assert_reason(Reason::NotChosen, uris.map(|uri| get(uri).covered_by(&pods)));
+    assert_reason(ForwardReason::NotChosen, uris.map(|uri| get(uri).covered_by(&pods)));
     assert_eq!(get("/api/v1/pods?resourceVersion=0").covered_by(&pods).said(), "list json * any");
 }
 
@@ -231,9 +231,9 @@ fn kinds_that_are_sensitive() {
     let secrets = ["/api/v1/secrets?resourceVersion=0", "/api/v1/namespaces/a/secrets/s?resourceVersion=0"];
     let maps = "/api/v1/namespaces/a/configmaps?fieldSelector=metadata.name%3Dc&watch=1";
     for coverage in [&central, &node] {
-        assert_reason(Reason::Sensitive, secrets.map(|uri| get(uri).covered_by(coverage)));
+        assert_reason(ForwardReason::Sensitive, secrets.map(|uri| get(uri).covered_by(coverage)));
     }
-    assert_reason(Reason::Sensitive, [get(maps).covered_by(&node)]);
+    assert_reason(ForwardReason::Sensitive, [get(maps).covered_by(&node)]);
     let named = Coverage { sensitive: Sensitive::ALL.to_vec(), ..node };
     for (coverage, uri) in [(&central, maps), (&named, maps), (&named, secrets[0]), (&Coverage::default(), secrets[0])]
     {
@@ -257,7 +257,7 @@ fn more_than_the_node_that_is_held() {
         // Where its pages end depends on pods that are not held.
         "/api/v1/pods?fieldSelector=spec.nodeName%3Dn7&resourceVersion=5&resourceVersionMatch=Exact&limit=2",
     ];
-    assert_reason(Reason::OutOfScope, uris.map(|uri| get(uri).covered_by(&node)));
+    assert_reason(ForwardReason::OutOfScope, uris.map(|uri| get(uri).covered_by(&node)));
     for (uri, expected) in [
         ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7&resourceVersion=0", "list json * any"),
         ("/api/v1/namespaces/a/pods?fieldSelector=spec.nodeName%3Dn7&limit=2", "list json a current limit 2"),
@@ -275,15 +275,15 @@ fn more_than_the_node_that_is_held() {
 #[test]
 fn of_two_reasons_the_first_in_the_order_of_checks_counts() {
     for (ask, reason) in [
-        (get("/api/v1/namespaces/A/pods").method("POST"), Reason::Verb),
-        (get("/api/v1/namespaces/a/pods").method("POST").impersonating(), Reason::Verb),
-        (get("/api/v1/namespaces/A/pods").impersonating(), Reason::Impersonation),
-        (get("/api/v1/namespaces/A/pods/p/log"), Reason::Spelling),
-        (get("/api/v1/namespaces/a/foos/f/log"), Reason::Subresource),
-        (get("/api/v1/componentstatuses?shardSelector=x"), Reason::NotWatchable),
-        (get("/api/v1/namespaces/a/nodes?shardSelector=x"), Reason::Spelling),
-        (get("/api/v1/pods?shardSelector=x").accept("text/plain"), Reason::Parameter),
-        (get("/api/v1/namespaces/a/pods/p").accept("application/yaml"), Reason::Representation),
+        (get("/api/v1/namespaces/A/pods").method("POST"), ForwardReason::Verb),
+        (get("/api/v1/namespaces/a/pods").method("POST").impersonating(), ForwardReason::Verb),
+        (get("/api/v1/namespaces/A/pods").impersonating(), ForwardReason::Impersonation),
+        (get("/api/v1/namespaces/A/pods/p/log"), ForwardReason::Spelling),
+        (get("/api/v1/namespaces/a/foos/f/log"), ForwardReason::Subresource),
+        (get("/api/v1/componentstatuses?shardSelector=x"), ForwardReason::NotWatchable),
+        (get("/api/v1/namespaces/a/nodes?shardSelector=x"), ForwardReason::Spelling),
+        (get("/api/v1/pods?shardSelector=x").accept("text/plain"), ForwardReason::Parameter),
+        (get("/api/v1/namespaces/a/pods/p").accept("application/yaml"), ForwardReason::Representation),
     ] {
         assert_eq!(ask.reason(), reason, "{ask:?}");
     }
@@ -292,31 +292,31 @@ fn of_two_reasons_the_first_in_the_order_of_checks_counts() {
 #[test]
 fn every_reason_has_a_word_of_its_own() {
     let reasons = [
-        Reason::NonResource,
-        Reason::Verb,
-        Reason::Subresource,
-        Reason::Spelling,
-        Reason::Impersonation,
-        Reason::Unknown,
-        Reason::Aggregated,
-        Reason::NotWatchable,
-        Reason::Representation,
-        Reason::NotAcceptable,
-        Reason::Parameter,
-        Reason::ConsistentGet,
-        Reason::ExactVersion,
-        Reason::Continue,
-        Reason::NotCached,
-        Reason::Syncing,
-        Reason::Forbidden,
-        Reason::NotChosen,
-        Reason::Sensitive,
-        Reason::OutOfScope,
-        Reason::Unavailable,
-        Reason::OverBudget,
-        Reason::NoProof,
+        ForwardReason::NonResource,
+        ForwardReason::Verb,
+        ForwardReason::Subresource,
+        ForwardReason::Spelling,
+        ForwardReason::Impersonation,
+        ForwardReason::Unknown,
+        ForwardReason::Aggregated,
+        ForwardReason::NotWatchable,
+        ForwardReason::Representation,
+        ForwardReason::NotAcceptable,
+        ForwardReason::Parameter,
+        ForwardReason::ConsistentGet,
+        ForwardReason::ExactVersion,
+        ForwardReason::Continue,
+        ForwardReason::NotCached,
+        ForwardReason::Syncing,
+        ForwardReason::Forbidden,
+        ForwardReason::NotChosen,
+        ForwardReason::Sensitive,
+        ForwardReason::OutOfScope,
+        ForwardReason::Unavailable,
+        ForwardReason::OverBudget,
+        ForwardReason::NoProof,
     ];
-    let mut words = reasons.map(Reason::as_str).to_vec();
+    let mut words = reasons.map(ForwardReason::as_str).to_vec();
     assert!(words.iter().all(|word| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')), "{words:?}");
     words.sort_unstable();
     words.dedup();

@@ -1,7 +1,7 @@
 //! GET and LIST that are answered here: whose, in which version, how much of it (semantics.md §3.1, §3.2).
 
 use super::fixture::{assert_said, get, pods_view};
-use crate::kube::{ContinueAt, ContinueToken, ObjectKey, Pages, ResourceVersion};
+use crate::kube::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 use crate::serve::route::Route;
 
 #[test]
@@ -72,7 +72,7 @@ fn the_matrix_of_list_versions_holds() {
 fn a_page_goes_on_where_its_token_says_in_the_version_of_the_first() {
     let token = |start: &str| {
         let at = ContinueAt::Version(ResourceVersion(9));
-        ContinueToken { at, start: start.to_owned() }.encode(Pages::FromStorage)
+        ContinueToken { at, start: start.to_owned() }.encode(PageStore::FromStorage)
     };
     for (uri, expected) in [
         (format!("/api/v1/pods?limit=2&continue={}", token("a/p\0")), r#"list json * =9 limit 2 from "a/p\0""#),

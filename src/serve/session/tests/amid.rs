@@ -4,14 +4,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::fixture::{Stage, TERMS, added, deleted, lasting, pass, pass_ms};
-use crate::cache::{Config, View};
+use crate::cache::{CacheConfig, View};
 use crate::kube::Selector;
-use crate::serve::session::Terms;
+use crate::serve::session::WatchTerms;
 
 const NOTHING: [String; 0] = [];
 
 fn two() -> Stage {
-    Stage::new(Config::default(), &[("p", "x", 5), ("q", "x", 6)])
+    Stage::new(CacheConfig::default(), &[("p", "x", 5), ("q", "x", 6)])
 }
 
 #[tokio::test(start_paused = true)]
@@ -111,8 +111,10 @@ async fn a_drain_waits_for_the_rest_and_says_goodbye_behind_it() {
 async fn no_bookmark_is_at_a_version_that_is_not_whole() {
     let mut stage = two();
     let mut all = stage.watch_after(10, TERMS);
-    let mut one = stage
-        .watch_current(View::new(Some("elsewhere"), Selector::everything()), Terms { end_bookmark: true, ..TERMS });
+    let mut one = stage.watch_current(
+        View::new(Some("elsewhere"), Selector::everything()),
+        WatchTerms { end_bookmark: true, ..TERMS },
+    );
     stage.writer.take(deleted("p", "x", 20)).expect("in order");
     assert_eq!(all.told(), ["DELETED p 20"]);
     assert_eq!(one.told(), ["BOOKMARK 10 end"]);

@@ -5,7 +5,7 @@ use std::task::Poll;
 use super::fixture::{Stage, TERMS, app_x, lasting, pass, pass_ms};
 use crate::cache::Start;
 use crate::kube::ResourceVersion;
-use crate::serve::session::Terms;
+use crate::serve::session::WatchTerms;
 
 const NOTHING: [String; 0] = [];
 
@@ -98,7 +98,7 @@ async fn the_last_one_comes_two_seconds_before_the_end() {
 #[tokio::test(start_paused = true)]
 async fn nobody_gets_one_who_did_not_ask() {
     let mut stage = Stage::empty();
-    let mut client = stage.watch_after(10, Terms { bookmarks: false, ..lasting(150) });
+    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(150) });
     assert_eq!(client.told(), NOTHING);
     for second in 1..150 {
         stage.bookmark(10 + second);

@@ -6,20 +6,20 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::runtime::{Builder, Runtime};
 
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, added, lasting, pass, pass_ms};
-use crate::cache::{Config, End as FeedEnd, Snapshot, View};
+use crate::cache::{CacheConfig, FeedEnd, Snapshot, View};
 use crate::kube::{ResourceVersion, Status};
-use crate::serve::session::{End, Terms};
+use crate::serve::session::{WatchEnd, WatchTerms};
 
 const NOTHING: [String; 0] = [];
 
 fn small_ring() -> Stage {
-    Stage::new(Config { window_events_max: 2, ..Config::default() }, &[])
+    Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &[])
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_lasts_as_long_as_its_client_asked() {
     let mut stage = Stage::empty();
-    let mut client = stage.watch_after(10, Terms { bookmarks: false, ..lasting(5) });
+    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(5) });
     pass_ms(4_999).await;
     stage.put("p", "x", 11);
     assert_eq!(client.told(), ["ADDED p 11"]);
@@ -36,7 +36,8 @@ async fn a_watch_lasts_as_long_as_its_client_asked() {
 async fn without_a_wish_a_watch_lasts_half_an_hour_to_an_hour() {
     for timeout_seconds in [None, Some(0)] {
         let stage = Stage::empty();
-        let mut clients: Vec<_> = (0..50).map(|_| stage.watch_after(10, Terms { timeout_seconds, ..TERMS })).collect();
+        let mut clients: Vec<_> =
+            (0..50).map(|_| stage.watch_after(10, WatchTerms { timeout_seconds, ..TERMS })).collect();
         let over = |clients: &mut Vec<Client>| {
             clients.retain_mut(|client| client.told() != ["over"]);
             50 - clients.len()
@@ -53,9 +54,9 @@ async fn without_a_wish_a_watch_lasts_half_an_hour_to_an_hour() {
 
 #[tokio::test(start_paused = true)]
 async fn a_negative_time_is_over_when_it_begins() {
-    let mut stage = Stage::new(Config::default(), &[("p", "x", 5)]);
+    let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     for seconds in [-1, i64::MIN] {
-        let terms = || Terms { end_bookmark: true, ..lasting(seconds) };
+        let terms = || WatchTerms { end_bookmark: true, ..lasting(seconds) };
         assert_eq!(stage.watch_current(View::everything(), terms()).told(), ["over"], "{seconds}: no state");
         let mut client = stage.watch_after(10, terms());
         stage.put("p", "x", stage.reader.progress().rv.0 + 1);
@@ -90,11 +91,11 @@ async fn a_position_that_left_the_ring_is_one_error_and_then_the_end() {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_history_is_a_410_for_those_who_followed_the_old_one() {
-    let mut stage = Stage::new(Config::default(), &[("p", "x", 5)]);
+    let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     let mut clients = [
         stage.watch_after(10, TERMS),
         stage.watch_current(View::everything(), WATCH_LIST),
-        stage.watch_after(10, Terms { bookmarks: false, ..TERMS }),
+        stage.watch_after(10, WatchTerms { bookmarks: false, ..TERMS }),
     ];
     assert_eq!(clients[0].told(), NOTHING);
     assert_eq!(clients[2].told(), NOTHING);
@@ -125,7 +126,7 @@ async fn a_feed_that_is_over_ends_its_watches_without_an_error() {
 async fn a_watch_that_cannot_be_given_says_why_and_ends() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_current(View::everything(), WATCH_LIST);
-    client.session.end_with(&Status::too_large(99, 10), End::TooLarge);
+    client.session.end_with(&Status::too_large(99, 10), WatchEnd::TooLarge);
     stage.put("p", "x", 11);
     let text = "ERROR 504 Timeout: Timeout: Too large resource version: 99, current: 10";
     assert_eq!(client.told(), [text, "over"], "instead of the state, not behind it");
@@ -135,7 +136,7 @@ async fn a_watch_that_cannot_be_given_says_why_and_ends() {
 async fn an_error_that_comes_after_the_end_is_not_told() {
     let stage = Stage::empty();
     let mut client = stage.watch_after(10, lasting(-1));
-    client.session.end_with(&Status::too_old(1, 10), End::Expired);
+    client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired);
     assert_eq!(client.told(), ["over"]);
 }
 
@@ -183,7 +184,7 @@ async fn a_watch_that_is_behind_leaves_at_its_moment() {
 async fn a_drained_client_gets_a_last_bookmark_to_resume_from() {
     for (terms, pending, expected) in [
         (TERMS, false, vec!["BOOKMARK 20", "over"]),
-        (Terms { bookmarks: false, ..TERMS }, false, vec!["over"]),
+        (WatchTerms { bookmarks: false, ..TERMS }, false, vec!["over"]),
         // It has not been told everything: a bookmark would be a lie. It resumes from its last event.
         (TERMS, true, vec!["over"]),
     ] {
@@ -240,7 +241,7 @@ fn every_end_is_counted_once() {
     type Ending = fn(&Runtime, Stage, Client);
     let endings: [(&str, i64, Ending); 9] = [
         ("timeout", -1, |_, _, mut client| assert_eq!(client.told(), ["over"])),
-        ("timeout", -1, |_, _, mut client| client.session.end_with(&Status::too_old(1, 10), End::Expired)),
+        ("timeout", -1, |_, _, mut client| client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired)),
         ("timeout", 5, |runtime, _stage, mut client| {
             runtime.block_on(pass(5));
             assert_eq!(client.told(), ["over"]);
@@ -250,7 +251,7 @@ fn every_end_is_counted_once() {
             assert_eq!(client.told().len(), 2);
         }),
         ("too_large", 100, |_, _stage, mut client| {
-            client.session.end_with(&Status::too_large(99, 10), End::TooLarge);
+            client.session.end_with(&Status::too_large(99, 10), WatchEnd::TooLarge);
             assert_eq!(client.told().len(), 2);
         }),
         ("feed_ended", 100, |_, stage, mut client| {
@@ -266,7 +267,7 @@ fn every_end_is_counted_once() {
         }),
         ("closed", 100, |_, _stage, mut client| assert_eq!(client.told(), NOTHING)),
         // The client went away before it took the error.
-        ("closed", 100, |_, _stage, mut client| client.session.end_with(&Status::too_old(1, 10), End::Expired)),
+        ("closed", 100, |_, _stage, mut client| client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired)),
     ];
     for (reason, seconds, end) in endings {
         let recorder = PrometheusBuilder::new().build_recorder();

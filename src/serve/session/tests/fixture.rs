@@ -14,28 +14,28 @@ use tokio::task::JoinHandle;
 use crate::auth::{Caller, Gate, Permit, Readable};
 use crate::base::{Cut, DrainTrigger, DrainWatch};
 use crate::cache::{
-    CacheReader, CacheWriter, Change, Config, Demand, End, Feeds, Lease, Opened, Run, Scope, Snapshot, Start, State,
-    View,
+    CacheConfig, CacheReader, CacheWriter, Change, Chunk, Demand, FeedEnd, FeedHandle, FeedState, Feeds, OpenedWatch,
+    Scope, Snapshot, Start, View,
 };
 use crate::kube::{
-    EventType, FieldTable, Gvr, LabelSelector, MetaVersion, Pages, Query, RequestInfo, ResourceVersion, Selector,
+    EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
 };
-use crate::serve::admission::{Admission, Limits, Place};
+use crate::serve::admission::{Admission, AdmissionLimits, AdmissionPlace};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
 use crate::serve::overdue::{Overdue, Unread};
 use crate::serve::pace::Looks;
-use crate::serve::session::{Opening, Terms, WatchSession};
+use crate::serve::session::{Opening, WatchSession, WatchTerms};
 use crate::serve::slices::{Slice, Slices};
-use crate::upstream::{Origin, Resource};
-use crate::wire::{Form, Object, ObjectReader, Renderer, Representation, Shape, WatchItem};
+use crate::upstream::{Resource, ResourceOrigin};
+use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
 
 /// Everything behind the watches: a feed that is live from version 10 on.
 pub(super) struct Stage {
     pub(super) writer: CacheWriter,
     pub(super) reader: CacheReader,
     drain: DrainTrigger,
-    lease: Lease,
+    lease: FeedHandle,
     pub(super) watch: DrainWatch,
     admission: Admission,
     slices: Slices,
@@ -63,33 +63,34 @@ impl Wake for Bell {
 pub(super) const ROOM: usize = 32 << 10;
 
 /// Bookmarks, and no end of its own before half an hour.
-pub(super) const TERMS: Terms = Terms { bookmarks: true, end_bookmark: false, timeout_seconds: None };
+pub(super) const TERMS: WatchTerms = WatchTerms { bookmarks: true, end_bookmark: false, timeout_seconds: None };
 
 /// A watch-list: the state, and a bookmark that ends it.
-pub(super) const WATCH_LIST: Terms = Terms { end_bookmark: true, ..TERMS };
+pub(super) const WATCH_LIST: WatchTerms = WatchTerms { end_bookmark: true, ..TERMS };
 
-pub(super) fn lasting(seconds: i64) -> Terms {
-    Terms { timeout_seconds: Some(seconds), ..TERMS }
+pub(super) fn lasting(seconds: i64) -> WatchTerms {
+    WatchTerms { timeout_seconds: Some(seconds), ..TERMS }
 }
 
 impl Stage {
     /// A feed that was listed at 10 with these objects, `name/app` at their versions.
-    pub(super) fn new(config: Config, pods: &[(&str, &str, u64)]) -> Self {
+    pub(super) fn new(config: CacheConfig, pods: &[(&str, &str, u64)]) -> Self {
         let (feeds, mut demands) = Feeds::new(config);
-        let lease = feeds.lease(&feed_spec(&pod_resource(), Scope::Cluster, Form::Json), None).expect("there is room");
+        let lease =
+            feeds.lease(&feed_spec(&pod_resource(), Scope::Cluster, Encoding::Json), None).expect("there is room");
         let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
         let objects = pods.iter().map(|(name, app, rv)| added(name, app, *rv).object);
         writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));
-        writer.set_state(State::Live);
+        writer.set_state(FeedState::Live);
         let (drain, watch) = DrainTrigger::new();
-        let admission = Admission::new(&Limits { watches_max: 100, ..Limits::default() });
+        let admission = Admission::new(&AdmissionLimits { watches_max: 100, ..AdmissionLimits::default() });
         let (overdue, slices) = (Overdue::new(Unread::default()), Slices::new(1));
         let reader = lease.reader.clone();
         Self { writer, reader, drain, lease, watch, admission, overdue, slices, feeds, _demands: demands }
     }
 
     pub(super) fn empty() -> Self {
-        Self::new(Config::default(), &[])
+        Self::new(CacheConfig::default(), &[])
     }
 
     pub(super) fn put(&mut self, name: &str, app: &str, rv: u64) {
@@ -110,17 +111,17 @@ impl Stage {
         self.writer.advance(ResourceVersion(rv), false);
     }
 
-    pub(super) fn watch_after(&self, rv: u64, terms: Terms) -> Client {
+    pub(super) fn watch_after(&self, rv: u64, terms: WatchTerms) -> Client {
         let opened = self.reader.open(Start::After(ResourceVersion(rv)), View::everything());
         self.client(opened.expect("in the ring"), terms)
     }
 
-    pub(super) fn watch_current(&self, view: View, terms: Terms) -> Client {
+    pub(super) fn watch_current(&self, view: View, terms: WatchTerms) -> Client {
         self.client(self.reader.open(Start::Current, view).expect("current"), terms)
     }
 
     /// A watch that shows what `readable` allows.
-    pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: Terms) -> Client {
+    pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: WatchTerms) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
         self.permitted(
             Permit::Part(readable.clone()),
@@ -131,25 +132,25 @@ impl Stage {
     }
 
     /// The same of a state, of which it tells the metadata alone.
-    pub(super) fn watch_metadata_of_part(&self, readable: &Readable, terms: Terms) -> Client {
+    pub(super) fn watch_metadata_of_part(&self, readable: &Readable, terms: WatchTerms) -> Client {
         let opened = self.reader.open(Start::Current, View::everything()).expect("current");
-        let metadata = Representation::Metadata(Form::Json, MetaVersion::V1);
+        let metadata = Representation::Metadata(Encoding::Json, MetaVersion::V1);
         let renderer = Renderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
         self.permitted(Permit::Part(readable.clone()), opened, (None, renderer), terms)
     }
 
     /// A watch whose sink takes runs of frames.
-    pub(super) fn watch_in_runs(&self, view: View, terms: Terms) -> Client {
+    pub(super) fn watch_in_runs(&self, view: View, terms: WatchTerms) -> Client {
         let opened = self.reader.open(Start::Current, view).expect("current");
         let runs = opened.snapshot.as_ref().expect("asked for").runs().now_or_never().expect("few enough for one go");
         self.client_of(opened, Some(runs), terms)
     }
 
-    pub(super) fn client(&self, opened: Opened, terms: Terms) -> Client {
+    pub(super) fn client(&self, opened: OpenedWatch, terms: WatchTerms) -> Client {
         self.client_of(opened, None, terms)
     }
 
-    fn client_of(&self, opened: Opened, runs: Option<Arc<[Run]>>, terms: Terms) -> Client {
+    fn client_of(&self, opened: OpenedWatch, runs: Option<Arc<[Chunk]>>, terms: WatchTerms) -> Client {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
         let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
         self.permitted(
@@ -163,9 +164,9 @@ impl Stage {
     fn permitted(
         &self,
         permit: Permit,
-        opened: Opened,
-        (runs, renderer): (Option<Arc<[Run]>>, Renderer),
-        terms: Terms,
+        opened: OpenedWatch,
+        (runs, renderer): (Option<Arc<[Chunk]>>, Renderer),
+        terms: WatchTerms,
     ) -> Client {
         let cut = Cut::default();
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
@@ -183,14 +184,14 @@ impl Stage {
             terms,
             drain: self.watch.clone(),
             looks: Looks::new(self.slices.clone(), None, is_dear),
-            metrics: Watches::default().open(&self.lease.spec.key, Representation::Object(Form::Json), "h1"),
+            metrics: Watches::default().open(&self.lease.spec.key, Representation::Object(Encoding::Json), "h1"),
             cut: cut.clone(),
             overdue: self.overdue.clone(),
         });
         Client { session, cut, bell: Arc::default() }
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> AdmissionPlace {
         self.admission.watch(None, 0).expect("there is room")
     }
 
@@ -205,9 +206,9 @@ impl Stage {
     }
 
     /// Ends the feed as a supervisor would. The proxy goes on.
-    pub(super) fn end_feed(self, end: End) -> DrainTrigger {
+    pub(super) fn end_feed(self, end: FeedEnd) -> DrainTrigger {
         let Self { mut writer, drain, .. } = self;
-        writer.set_state(State::Ended(end));
+        writer.set_state(FeedState::Ended(end));
         drain
     }
 
@@ -279,8 +280,8 @@ pub(super) fn app_x() -> View {
 fn pod_resource() -> Resource {
     let gvr = Gvr::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
-    let (namespaced, watchable, origin) = (true, true, Origin::BuiltIn);
-    let (form, fields_unknown, pages) = (Form::Json, false, Pages::default());
+    let (namespaced, watchable, origin) = (true, true, ResourceOrigin::BuiltIn);
+    let (form, fields_unknown, pages) = (Encoding::Json, false, PageStore::default());
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
     Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition }
 }
@@ -303,7 +304,7 @@ fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
             format_args!(r#""labels":{{"app":"{app}"}},"annotations":{{"written":"{rv}"}}"#)
         )
     ) + "\n";
-    let reader = ObjectReader::new(Form::Json, Shape::BuiltIn, Arc::new(FieldTable::default()));
+    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
     match reader.watch_event(frame.into()).expect("a well-formed frame") {
         WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
         other => panic!("{other:?} is not a change"),

@@ -5,14 +5,14 @@ use std::task::Poll;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x};
 use crate::auth::{Readable, Verdict};
-use crate::cache::{Config, Start, View};
+use crate::cache::{CacheConfig, Start, View};
 use crate::kube::ResourceVersion;
 use crate::serve::cost;
 
 const NOTHING: [String; 0] = [];
 
 fn stage() -> Stage {
-    Stage::new(Config::default(), &[("a/p", "x", 1), ("b/p", "x", 2), ("b/q", "x", 3), ("c/p", "x", 4)])
+    Stage::new(CacheConfig::default(), &[("a/p", "x", 1), ("b/p", "x", 2), ("b/q", "x", 3), ("c/p", "x", 4)])
 }
 
 fn readable() -> Readable {
@@ -113,7 +113,7 @@ async fn a_namespace_that_nobody_knows_is_waited_for() {
 async fn what_is_derived_for_one_watch_alone_is_charged() {
     let names: Vec<_> = (0..100).map(|n| format!("a/p{n:03}")).collect();
     let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 1)).collect();
-    let stage = Stage::new(Config::default(), &pods);
+    let stage = Stage::new(CacheConfig::default(), &pods);
     let readable = readable();
     let slice = stage.take_slice();
     let mut client = stage.watch_metadata_of_part(&readable, WATCH_LIST);
@@ -184,7 +184,7 @@ impl Informer {
 async fn informers_converge_on_what_they_may_read() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut stage = Stage::new(Config { window_events_max: 1_000, ..Config::default() }, &[]);
+        let mut stage = Stage::new(CacheConfig { window_events_max: 1_000, ..CacheConfig::default() }, &[]);
         let readable = Readable::told(&[]);
         let namespaces = ["a", "b", "b-c", "d"];
         let view = if rng.bool() { View::everything() } else { app_x() };

@@ -5,14 +5,14 @@ use std::task::Poll;
 use bytes::Bytes;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_ms};
-use crate::cache::{Config, Start, View};
+use crate::cache::{CacheConfig, Start, View};
 use crate::kube::{LabelSelector, ResourceVersion, Selector};
-use crate::serve::session::Terms;
+use crate::serve::session::WatchTerms;
 
 const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
 
 fn stage() -> Stage {
-    Stage::new(Config::default(), &PODS)
+    Stage::new(CacheConfig::default(), &PODS)
 }
 
 /// Frames as they come to a client that takes so much at a time.
@@ -41,7 +41,7 @@ async fn it_comes_in_the_order_of_keys_and_its_end_is_marked_once() {
 #[tokio::test(start_paused = true)]
 async fn the_mark_is_for_those_who_asked_for_a_watch_list() {
     let stage = stage();
-    for terms in [TERMS, Terms { bookmarks: false, ..TERMS }] {
+    for terms in [TERMS, WatchTerms { bookmarks: false, ..TERMS }] {
         assert_eq!(stage.watch_current(View::everything(), terms).told(), STATE);
     }
 }
@@ -67,7 +67,7 @@ async fn a_selector_applies_to_the_state_as_well() {
 async fn an_empty_state_ends_too() {
     let mut empty = Stage::empty();
     assert_eq!(empty.watch_current(View::everything(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
-    let hidden = Stage::new(Config::default(), &[("q", "y", 5)]);
+    let hidden = Stage::new(CacheConfig::default(), &[("q", "y", 5)]);
     assert_eq!(hidden.watch_current(app_x(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
     // Without the mark there is nothing to say, and yet the watch is awake for what comes.
     let mut silent = empty.watch_current(View::everything(), TERMS);
@@ -132,7 +132,7 @@ async fn its_objects_are_not_newer_than_its_mark() {
 /// A client that is slow with the state must not be told that it came too late for what is still there.
 #[tokio::test(start_paused = true)]
 async fn a_slow_start_does_not_expire_while_the_ring_has_what_follows() {
-    let mut stage = Stage::new(Config { window_events_max: 2, ..Config::default() }, &PODS);
+    let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
     let mut client = stage.watch_current(View::everything(), WATCH_LIST);
     assert!(client.poll(1).is_ready());
     stage.put("p", "x", 11);
@@ -143,7 +143,7 @@ async fn a_slow_start_does_not_expire_while_the_ring_has_what_follows() {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_that_is_too_slow_expires_behind_the_mark() {
-    let mut stage = Stage::new(Config { window_events_max: 2, ..Config::default() }, &PODS);
+    let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
     let mut client = stage.watch_current(View::everything(), WATCH_LIST);
     assert!(client.poll(1).is_ready());
     for rv in 11..=13 {
@@ -159,13 +159,13 @@ async fn a_start_that_is_too_slow_expires_behind_the_mark() {
 async fn runs_of_frames_are_shared() {
     let names: Vec<_> = (0..300).map(|n| format!("{}/p{n:03}", ["a", "b"][n % 2])).collect();
     let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 5)).collect();
-    let mut stage = Stage::new(Config::default(), &pods);
+    let mut stage = Stage::new(CacheConfig::default(), &pods);
     let all = |client: &mut Client| -> Vec<Bytes> {
         std::iter::from_fn(|| Some(client.pieces(100)).filter(|pieces| !pieces.is_empty())).flatten().collect()
     };
     let in_namespace = || View::new(Some("b"), Selector::everything());
     for (view, end_bookmark) in [(View::everything(), true), (in_namespace(), true), (in_namespace(), false)] {
-        let terms = || Terms { end_bookmark, ..TERMS };
+        let terms = || WatchTerms { end_bookmark, ..TERMS };
         let frames = all(&mut stage.watch_current(view.clone(), terms()));
         let one = all(&mut stage.watch_in_runs(view.clone(), terms()));
         let other = all(&mut stage.watch_in_runs(view, terms()));
@@ -195,7 +195,7 @@ async fn a_state_with_little_to_show_is_looked_through_bit_by_bit() {
     let names: Vec<_> = (0..6_000).map(|n| format!("n{n:05}")).collect();
     let mut pods: Vec<_> = names.iter().map(|name| (name.as_str(), "y", 5)).collect();
     pods.push(("z", "x", 6));
-    let mut stage = Stage::new(Config::default(), &pods);
+    let mut stage = Stage::new(CacheConfig::default(), &pods);
     let mut client = stage.watch_current(app_x(), WATCH_LIST);
     let mut other = stage.watch_after(10, TERMS);
     let mut pauses = 0;
@@ -290,7 +290,7 @@ async fn a_dear_selector_takes_turns_when_more_changes_than_when_it_was_opened()
 async fn a_state_that_is_shown_costs_a_dear_selector_no_less_than_one_that_is_not() {
     let names: Vec<_> = (0..2_000).map(|n| format!("n{n:05}")).collect();
     let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 5)).collect();
-    let stage = Stage::new(Config::default(), &pods);
+    let stage = Stage::new(CacheConfig::default(), &pods);
     let (mut dear, mut plain) =
         (stage.watch_current(everything_dearly(), WATCH_LIST), stage.watch_current(app_x(), WATCH_LIST));
     let others = stage.take_slice();

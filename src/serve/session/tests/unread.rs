@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, app_x, lasting, pass};
 use crate::auth::{Readable, Verdict};
-use crate::cache::{Config, Start, View};
-use crate::serve::session::Terms;
+use crate::cache::{CacheConfig, Start, View};
+use crate::serve::session::WatchTerms;
 
 const PODS: [(&str, &str, u64); 2] = [("p", "x", 5), ("q", "x", 6)];
 const GRACE: Duration = Duration::from_secs(100);
 
 /// A stage whose watches are looked after, as the proxy does.
 fn kept() -> Stage {
-    let stage = Stage::new(Config::default(), &PODS);
+    let stage = Stage::new(CacheConfig::default(), &PODS);
     tokio::spawn(stage.overdue.clone().keep(stage.watch.clone()));
     tokio::spawn(stage.feeds.pins().clone().keep());
     stage
@@ -29,7 +29,7 @@ async fn seconds(seconds: u64) {
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_is_never_polled_is_cut_behind_its_time() {
     let stage = kept();
-    let state = stage.watch_current(View::everything(), Terms { end_bookmark: true, ..lasting(20) });
+    let state = stage.watch_current(View::everything(), WatchTerms { end_bookmark: true, ..lasting(20) });
     let live = stage.watch_after(10, lasting(20));
     let readable = Readable::told(&[("a", Verdict::Allowed)]);
     let part = stage.watch_part(&readable, Start::Current, View::everything(), lasting(20));
@@ -97,7 +97,7 @@ async fn a_drain_cuts_who_does_not_read_and_leaves_the_others_their_moment() {
 async fn who_does_not_take_the_end_is_cut_too() {
     let stage = kept();
     let mut client = stage.watch_after(10, TERMS);
-    client.session.end_with(&crate::kube::Status::too_old(1, 10), crate::serve::session::End::Expired);
+    client.session.end_with(&crate::kube::Status::too_old(1, 10), crate::serve::session::WatchEnd::Expired);
     seconds(4).await;
     assert_eq!(client.cut.why(), None);
     seconds(3).await;

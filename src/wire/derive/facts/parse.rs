@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use super::{Absent, Arity, Facts, Field, Kind, MINORS_MAX, Message, MessageId, NONE, ObjectKind, Omit};
+use super::{Absent, Arity, Facts, FieldFact, MINORS_MAX, Message, MessageId, NONE, ObjectKind, Omit, ValueKind};
 
 /// The minors that the text is about.
 pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
@@ -47,7 +47,7 @@ fn message_ids(text: &'static str) -> HashMap<&'static str, MessageId> {
     names.zip(0..).map(|(name, id)| (name, MessageId(id))).collect()
 }
 
-fn field(message: &str, name: &'static str, kind: Kind, flags: &str) -> Field {
+fn field(message: &str, name: &'static str, kind: ValueKind, flags: &str) -> FieldFact {
     let has = |flag: char| flags.contains(flag);
     let arity = match () {
         () if has('i') => Arity::Embedded,
@@ -58,17 +58,23 @@ fn field(message: &str, name: &'static str, kind: Kind, flags: &str) -> Field {
     };
     let scalar = matches!(
         kind,
-        Kind::Bool | Kind::Int32 | Kind::Int64 | Kind::Double | Kind::Text | Kind::Bytes | Kind::Strings
+        ValueKind::Bool
+            | ValueKind::Int32
+            | ValueKind::Int64
+            | ValueKind::Double
+            | ValueKind::Text
+            | ValueKind::Bytes
+            | ValueKind::Strings
     );
-    assert!(!has('z') || kind == Kind::Time, "{GENERATED}: omitzero of anything but a time");
-    assert!(arity != Arity::Embedded || matches!(kind, Kind::Message(_)), "{GENERATED}: embedded, but no message");
+    assert!(!has('z') || kind == ValueKind::Time, "{GENERATED}: omitzero of anything but a time");
+    assert!(arity != Arity::Embedded || matches!(kind, ValueKind::Message(_)), "{GENERATED}: embedded, but no message");
     let omit = match arity {
         Arity::One if has('z') => Omit::ZeroTime,
         Arity::One if has('e') && scalar => Omit::ZeroScalar,
         _ => Omit::Never,
     };
     let key = format!(r#","{name}":"#).into_bytes().into();
-    Field {
+    FieldFact {
         key,
         name,
         kind,
@@ -80,8 +86,9 @@ fn field(message: &str, name: &'static str, kind: Kind, flags: &str) -> Field {
 }
 
 /// encodings.md §2.3: no omitempty + nil; absent on the wire; empty LIST.
-fn absent(message: &str, name: &str, kind: Kind, arity: Arity, omitempty: bool) -> Absent {
-    let nil_or_empty = matches!(arity, Arity::Many | Arity::Map) || matches!(kind, Kind::Bytes | Kind::Strings);
+fn absent(message: &str, name: &str, kind: ValueKind, arity: Arity, omitempty: bool) -> Absent {
+    let nil_or_empty =
+        matches!(arity, Arity::Many | Arity::Map) || matches!(kind, ValueKind::Bytes | ValueKind::Strings);
     match arity {
         _ if omitempty => Absent::Nothing,
         Arity::Many if name == "items" && message.ends_with("List") => Absent::EmptyList,
@@ -102,33 +109,33 @@ fn element_head(message: &str, name: &str) -> &'static [u8] {
     b""
 }
 
-fn kind_of(word: &str, ids: &HashMap<&'static str, MessageId>) -> Kind {
+fn kind_of(word: &str, ids: &HashMap<&'static str, MessageId>) -> ValueKind {
     let (name, message) = word.split_once(':').unwrap_or((word, ""));
     let message = || ids[message];
     match name {
-        "bool" => Kind::Bool,
-        "int32" => Kind::Int32,
-        "int64" => Kind::Int64,
-        "double" => Kind::Double,
-        "string" => Kind::Text,
-        "bytes" => Kind::Bytes,
-        "strings" => Kind::Strings,
-        "time" => Kind::Time,
-        "microtime" => Kind::MicroTime,
-        "duration" => Kind::Duration,
-        "quantity" => Kind::Quantity,
-        "intorstring" => Kind::IntOrString,
-        "raw" | "fields" | "json" => Kind::Raw,
-        "orbool" => Kind::OrBool(message()),
-        "orarray" => Kind::OrArray(message()),
-        "orstrings" => Kind::OrStrings(message()),
-        "message" => Kind::Message(message()),
+        "bool" => ValueKind::Bool,
+        "int32" => ValueKind::Int32,
+        "int64" => ValueKind::Int64,
+        "double" => ValueKind::Double,
+        "string" => ValueKind::Text,
+        "bytes" => ValueKind::Bytes,
+        "strings" => ValueKind::Strings,
+        "time" => ValueKind::Time,
+        "microtime" => ValueKind::MicroTime,
+        "duration" => ValueKind::Duration,
+        "quantity" => ValueKind::Quantity,
+        "intorstring" => ValueKind::IntOrString,
+        "raw" | "fields" | "json" => ValueKind::Raw,
+        "orbool" => ValueKind::OrBool(message()),
+        "orarray" => ValueKind::OrArray(message()),
+        "orstrings" => ValueKind::OrStrings(message()),
+        "message" => ValueKind::Message(message()),
         _ => panic!("{GENERATED}: {word}"),
     }
 }
 
 impl Message {
-    fn push(&mut self, number: usize, field: Field) {
+    fn push(&mut self, number: usize, field: FieldFact) {
         if self.by_number.len() <= number {
             self.by_number.resize(number + 1, NONE);
         }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::super::{Metadata, Transcoder};
+use super::super::{MetadataRenderer, Transcoder};
 
 const KINDS: [(&str, &str); 8] = [
     ("v1", "Pod"),
@@ -30,7 +30,7 @@ fn bodies() -> Vec<(String, String, Vec<u8>)> {
 
 fn check(api_version: &str, kind: &str, body: &[u8]) {
     let transcoder = Transcoder::for_kind(api_version, kind).unwrap();
-    let metadata = Metadata::for_server(37, api_version, kind);
+    let metadata = MetadataRenderer::for_server(37, api_version, kind);
     let mut out = b"{".to_vec();
     if transcoder.json(body, &mut out).is_ok() {
         // Deeper than serde_json goes is rare enough to be no matter here.

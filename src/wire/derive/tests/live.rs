@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::super::{Metadata, Refused, Transcoder};
+use super::super::{MetadataRenderer, Refused, Transcoder};
 use super::{difference, report};
 use crate::kube::{EventType, MetaVersion, ResourceVersion};
 use crate::wire::proto_document::{Document, split_event};
 use crate::wire::protobuf::{Fields, MAGIC};
-use crate::wire::{Envelope, Form, ListFrame, ListMeta, Shape};
+use crate::wire::{Encoding, Envelope, JsonLayout, ListFrame, ListMeta};
 
 const MINOR: u32 = 37;
 const PARTIAL: &str = "PartialObjectMetadata";
@@ -90,7 +90,7 @@ impl Capture {
 
     fn frames(&self, judge: &mut impl FnMut(&'static str, &Path, &[u8], &[u8]), refusals: &mut Vec<String>) {
         let Some(transcoder) = self.transcoder() else { return };
-        let envelope = Envelope::new(Form::Json, &self.api_version, &self.kind, Shape::BuiltIn);
+        let envelope = Envelope::new(Encoding::Json, &self.api_version, &self.kind, JsonLayout::BuiltIn);
         let json = self.read(".watch.json");
         for (frame, want) in frames(&self.read(".watch.pb")).iter().zip(json.split_inclusive(|byte| *byte == b'\n')) {
             let (event_type, document) = split_event(frame).unwrap();
@@ -107,7 +107,7 @@ impl Capture {
         version: MetaVersion,
         judge: &mut impl FnMut(&'static str, &Path, &[u8], &[u8]),
     ) -> Result<(), Refused> {
-        let metadata = Metadata::for_server(MINOR, &self.api_version, &self.kind);
+        let metadata = MetadataRenderer::for_server(MINOR, &self.api_version, &self.kind);
         // In v1beta1 it is the items that are first: meta/v1beta1/generated.proto.
         let (number, name) = match version {
             MetaVersion::V1 => (2, "v1"),
@@ -138,9 +138,9 @@ impl Capture {
     }
 
     fn partial_frames(&self, judge: &mut impl FnMut(&'static str, &Path, &[u8], &[u8])) -> Result<(), Refused> {
-        let metadata = Metadata::for_server(MINOR, &self.api_version, &self.kind);
-        let envelope = Envelope::new(Form::Json, "meta.k8s.io/v1", PARTIAL, Shape::BuiltIn);
-        let protobuf = Envelope::new(Form::Protobuf, "meta.k8s.io/v1", PARTIAL, Shape::BuiltIn);
+        let metadata = MetadataRenderer::for_server(MINOR, &self.api_version, &self.kind);
+        let envelope = Envelope::new(Encoding::Json, "meta.k8s.io/v1", PARTIAL, JsonLayout::BuiltIn);
+        let protobuf = Envelope::new(Encoding::Protobuf, "meta.k8s.io/v1", PARTIAL, JsonLayout::BuiltIn);
         let (json, partial) = (self.read(".pomwatch.json"), self.read(".pomwatch.pb"));
         for (frame, want) in frames(&self.read(".watch.pb")).iter().zip(json.split_inclusive(|byte| *byte == b'\n')) {
             let (event_type, document) = split_event(frame).unwrap();

@@ -1,6 +1,6 @@
 use bytes::Bytes;
 
-use super::super::{Metadata, Why};
+use super::super::{MetadataRenderer, RefusalReason};
 
 /// A custom resource as an apiserver has printed it, keys sorted.
 const CUSTOM: &str = concat!(
@@ -22,8 +22,8 @@ const STRUCT_ORDER: &str = concat!(
     r#""fieldsType":"FieldsV1","fieldsV1":{"f:a":{}}}]}}"#,
 );
 
-fn gadget() -> Metadata {
-    Metadata::for_server(37, "example.com/v1", "Gadget")
+fn gadget() -> MetadataRenderer {
+    MetadataRenderer::for_server(37, "example.com/v1", "Gadget")
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn what_is_no_object_meta_is_refused() {
     ];
     for json in rows {
         let refused = gadget().protobuf_from_json(json.as_bytes()).unwrap_err();
-        assert!(matches!(refused.why, Why::Value(_)), "{json}: {refused}");
+        assert!(matches!(refused.why, RefusalReason::Value(_)), "{json}: {refused}");
         assert_eq!(refused.path, "metadata");
     }
     let refused = gadget().protobuf(&Bytes::from_static(b"\x12\x00")).unwrap_err();
@@ -74,7 +74,7 @@ fn annotations_of_the_conversion_are_left_out() {
     };
     let with = json(&["a", hidden, "z"]);
     let body = gadget().protobuf_from_json(with.as_bytes()).unwrap();
-    let printed = |metadata: Metadata| {
+    let printed = |metadata: MetadataRenderer| {
         let (mut of_protobuf, mut of_json) = (Vec::new(), Vec::new());
         metadata.json(&body, &mut of_protobuf).unwrap();
         metadata.json_from_json(with.as_bytes(), &mut of_json).unwrap();
@@ -83,11 +83,11 @@ fn annotations_of_the_conversion_are_left_out() {
         String::from_utf8(of_json).unwrap()
     };
     assert_eq!(printed(gadget()), with);
-    assert_eq!(printed(Metadata::for_server(37, "apps/v1", "DaemonSet")), json(&["a", "z"]));
+    assert_eq!(printed(MetadataRenderer::for_server(37, "apps/v1", "DaemonSet")), json(&["a", "z"]));
 
     let doubtful = json(&["deprecated.deployment.rollback.revision"]);
     let body = gadget().protobuf_from_json(doubtful.as_bytes()).unwrap();
-    let of = |minor| Metadata::for_server(minor, "apps/v1", "Deployment");
+    let of = |minor| MetadataRenderer::for_server(minor, "apps/v1", "Deployment");
     assert!(of(36).protobuf_from_json(doubtful.as_bytes()).is_err());
     assert!(of(36).protobuf(&body).is_err());
     assert_eq!(of(37).protobuf(&body).unwrap(), body);

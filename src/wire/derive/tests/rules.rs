@@ -1,7 +1,7 @@
 //! The rules of encodings.md §2.3 that random objects meet seldom or never.
 
 use super::super::go_json::{put_compact, put_double, put_duration, put_text};
-use super::super::{Transcoder, Why};
+use super::super::{RefusalReason, Transcoder};
 use crate::wire::protobuf::put_varint;
 
 fn printed(put: impl FnOnce(&mut Vec<u8>)) -> String {
@@ -101,21 +101,21 @@ fn releases_outside_the_table_have_no_transcoder() {
 
 #[test]
 fn a_refusal_names_the_field_and_leaves_the_output_alone() {
-    let rows: [(&[u8], &str, Why); 10] = [
-        (b"\x9a\x06\x00", "", Why::UnknownField(99)),
-        (b"\x12\x02\xa2\x06", "spec", Why::Malformed("it ends inside a field")),
-        (b"\x0a\x00\x0a\x00", "metadata", Why::Malformed("a singular field twice")),
-        (b"\x0a\x02\x0a\x05", "metadata", Why::Malformed("it ends inside a field")),
-        (b"\x08\x00", "metadata", Why::Malformed("wire type differs from the API's")),
-        (b"\x12\x05\x12\x03\xa2\x06\x00", "spec.containers", Why::UnknownField(100)),
-        (b"\x0a\x04\x42\x02\x18\x00", "metadata.creationTimestamp", Why::UnknownField(3)),
-        (b"\x0a\x04\x5a\x02\x0a\x00", "metadata.labels", Why::Malformed("a map entry without a value")),
+    let rows: [(&[u8], &str, RefusalReason); 10] = [
+        (b"\x9a\x06\x00", "", RefusalReason::UnknownField(99)),
+        (b"\x12\x02\xa2\x06", "spec", RefusalReason::Malformed("it ends inside a field")),
+        (b"\x0a\x00\x0a\x00", "metadata", RefusalReason::Malformed("a singular field twice")),
+        (b"\x0a\x02\x0a\x05", "metadata", RefusalReason::Malformed("it ends inside a field")),
+        (b"\x08\x00", "metadata", RefusalReason::Malformed("wire type differs from the API's")),
+        (b"\x12\x05\x12\x03\xa2\x06\x00", "spec.containers", RefusalReason::UnknownField(100)),
+        (b"\x0a\x04\x42\x02\x18\x00", "metadata.creationTimestamp", RefusalReason::UnknownField(3)),
+        (b"\x0a\x04\x5a\x02\x0a\x00", "metadata.labels", RefusalReason::Malformed("a map entry without a value")),
         (
             b"\x0a\x06\x8a\x01\x03\x3a\x01\x00",
             "metadata.managedFields.fieldsV1",
-            Why::Malformed("impossible field number"),
+            RefusalReason::Malformed("impossible field number"),
         ),
-        (b"\x12\x02\x58\x02", "spec.hostNetwork", Why::Value("neither true nor false")),
+        (b"\x12\x02\x58\x02", "spec.hostNetwork", RefusalReason::Value("neither true nor false")),
     ];
     let transcoder = Transcoder::for_kind("v1", "Pod").unwrap();
     for (body, path, why) in rows {
@@ -140,7 +140,7 @@ fn schemas_may_nest_but_not_forever() {
     };
     let transcoder = Transcoder::for_kind("apiextensions.k8s.io/v1", "CustomResourceDefinition").unwrap();
     let refused = transcoder.json(&nested(10_000), &mut Vec::new()).unwrap_err();
-    assert_eq!(refused.why, Why::TooDeep);
+    assert_eq!(refused.why, RefusalReason::TooDeep);
     let json = printed(|out| transcoder.json(&nested(100), out).unwrap());
     assert_eq!(json.matches(r#"{"not":"#).count(), 100);
 }
@@ -150,5 +150,5 @@ fn output_is_bounded_by_input() {
     // An endpoint of two bytes is `{"addresses":null}`.
     let body: Vec<u8> = std::iter::repeat_n([0x12, 0], 100_000).flatten().collect();
     let transcoder = Transcoder::for_kind("discovery.k8s.io/v1", "EndpointSlice").unwrap();
-    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, Why::TooLarge);
+    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, RefusalReason::TooLarge);
 }
