@@ -11,40 +11,41 @@
 //! remembered for seconds and never shared between two callers or two requests that differ in anything a right may
 //! depend on. Tokens are in no message, log line or metric.
 
-mod accesses;
+mod access_reviewer;
 mod affected;
 mod agenda;
+mod authenticator;
 mod browsers;
 mod certificate;
 mod changes;
 mod credential;
 mod gate;
 mod grant;
+mod grant_lease;
 mod hosts;
 mod impersonation;
-mod judge;
-mod lease;
 mod metrics;
+mod namespace_quota;
+mod namespace_verdicts;
+mod not_granted;
 mod once;
-mod pace;
 mod policy;
 mod question;
+mod question_pace;
 mod readable;
-mod refused;
 mod reviews;
 mod separation;
 mod shown;
-mod sight;
-mod standing;
 #[cfg(test)]
 mod stub;
 #[cfg(test)]
 mod tests;
-mod tokens;
+mod token_reviewer;
 
 use std::time::{Duration, SystemTime};
 
 pub use affected::{Affected, AffectedScope, Subjects};
+pub use authenticator::{FrontProxy, Trusted};
 pub use browsers::{BrowserGuard, Foreign, NoOrigin, PageOrigin};
 pub use certificate::{Authorities, AuthoritiesError};
 pub use credential::{BEARER_PROTOCOL, Chain};
@@ -52,14 +53,13 @@ pub use gate::{Caller, Delegation, Gate, Known, RequestSender};
 pub use grant::Grant;
 pub use hosts::Hosts;
 pub use impersonation::{Impeded, Impersonation, NobodyNamed};
-pub use judge::{FrontProxy, Trusted};
 pub use metrics::describe;
+pub use namespace_verdicts::Verdict;
+pub use not_granted::NotGranted;
 pub use policy::{Policy, PolicyChange, PolicyKind};
 pub use readable::{GrantStatus, Permit, Readable, VerdictChanges};
-pub use refused::NotGranted;
 pub use separation::{AuthorityRole, Mixed, Separation};
 pub use shown::Shown;
-pub use sight::Verdict;
 
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

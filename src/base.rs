@@ -2,7 +2,6 @@
 
 mod account;
 mod backoff;
-mod bell;
 mod clock;
 mod cut;
 mod drain;
@@ -11,10 +10,10 @@ mod ready;
 mod reloaded;
 mod shares;
 mod tasks;
+mod wake_flag;
 
 pub use account::{Account, Charge};
 pub use backoff::{Backoff, Waits};
-pub use bell::WakeFlag;
 pub use clock::now_ns;
 pub use cut::Cut;
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
@@ -22,3 +21,4 @@ pub use ready::{NotReady, Ready};
 pub use reloaded::{LOOK_EVERY, LoadError, Reloaded};
 pub use shares::Shares;
 pub use tasks::Tasks;
+pub use wake_flag::WakeFlag;

@@ -1,7 +1,6 @@
 //! Sockets, TLS and HTTP connections. Knows no Kubernetes.
 
 mod address;
-mod board;
 mod client_certificates;
 mod connection;
 mod cork;
@@ -15,6 +14,7 @@ mod peer;
 mod places;
 mod serve;
 mod tls;
+mod wake_set;
 
 pub use address::{Address, AddressError, is_loopback};
 pub use client_certificates::CERTIFICATES_MAX as CHAIN_CERTIFICATES_MAX;

@@ -9,22 +9,22 @@
 //! **Invariants.** A state owns what is valid only in it. A list is staged and swapped in whole. A frame that does not
 //! decode is never applied. Nothing here knows of clients: they push back by not pulling, elsewhere.
 
+mod body_writers;
 mod continuity;
-mod currency;
 mod failure;
 mod gap;
-mod initial;
+mod initial_state;
 mod inquiry;
 mod mend;
 mod metrics;
 mod positions;
+mod prover;
 mod qualify;
 mod reflector;
 mod renew;
 mod session;
+mod side_findings;
 mod stream;
 mod supervisor;
-mod words;
-mod written;
 
 pub use supervisor::{ReflectConfig, Supervisor};

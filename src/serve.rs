@@ -11,15 +11,16 @@
 //! nowhere below.
 
 mod admission;
-mod answer;
 mod audit;
 mod body;
+mod bounded_body;
+mod chunk_writer;
 mod coalesce;
 mod cost;
 mod coverage;
-mod door;
 mod feed;
 mod forward;
+mod frontend;
 mod gzip;
 mod hold;
 mod joined;
@@ -28,17 +29,16 @@ mod look;
 mod metrics;
 mod object;
 mod overdue;
-mod pace;
+mod page_chunks;
 mod read;
 mod readable;
+mod response_context;
 mod route;
+mod scan_pace;
 mod scans;
-mod scribe;
 mod session;
 mod slices;
-mod stretches;
 mod table;
-mod underway;
 mod watch;
 mod websocket;
 
@@ -46,7 +46,7 @@ pub use admission::AdmissionLimits;
 pub use audit::{Audit, AuditWriter, Destination as AuditDestination};
 pub use body::ReplyBody;
 pub use coverage::{Coverage, Sensitive, Uncovered};
-pub use door::{Consistency, Frontend, Parts, ServeConfig};
 pub use feed::spec as feed_spec;
+pub use frontend::{Consistency, Frontend, Parts, ServeConfig};
 pub use metrics::describe;
 pub use overdue::Unread;

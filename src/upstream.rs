@@ -4,13 +4,14 @@
 //! for somebody's bad credential, must not end a watch (reliability.md §0, findings 6 and 7). Redirects are never
 //! followed. A request that is not a read is sent at most once.
 
-mod behalf;
+mod acting_as;
+mod caller_pools;
 mod client;
 mod credentials;
 mod discovery;
-mod dress;
 mod error;
 mod forward;
+mod identity_headers;
 mod link;
 mod peer;
 mod pool;
@@ -18,16 +19,15 @@ mod refusal;
 mod release;
 mod review;
 mod secrecy;
-mod strangers;
 
-pub use behalf::{ActingAs, CredentialId};
+pub use acting_as::{ActingAs, CredentialId};
 pub(crate) use client::form_of;
 pub use client::{Client, Question};
 pub use credentials::{CredentialError, CredentialSource};
 pub use discovery::{Catalog, Documents, Insistence, Resource, ResourceOrigin};
-pub use dress::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use error::Error;
 pub use forward::{ForwardPool, Forwarder, strip_hop_by_hop};
+pub use identity_headers::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
 pub use peer::Server;
 pub use pool::{ResponseBody, UpstreamBody};

@@ -5,15 +5,17 @@ use std::time::{Duration, SystemTime};
 use http::HeaderMap;
 use tokio::time::timeout;
 
+use super::authenticator::{Authenticator, FrontProxy, Identity, Trusted};
 use super::changes::{Changes, Rounds};
 use super::credential::{Credential, asserted, token_of};
+use super::grant_lease::{Claim, GrantLease, LeaseTerms, Leases};
 use super::impersonation::{Impeded, Impersonation};
-use super::judge::{Authenticator, FrontProxy, Identity, Trusted};
-use super::lease::{Claim, GrantLease, LeaseTerms, Leases};
+use super::namespace_quota::NamespaceQuota;
+use super::namespace_verdicts::{IN_FLIGHT_MAX, NamespaceVerdicts};
 use super::reviews::Reviews;
-use super::sight::{IN_FLIGHT_MAX, NamespaceVerdicts};
-use super::standing::NamespaceQuota;
-use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, accesses, metrics, tokens};
+use super::{
+    Affected, AuthConfig, Grant, NotGranted, Permit, Readable, Shown, access_reviewer, metrics, token_reviewer,
+};
 use crate::base::{Shares, Tasks};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::upstream::{ActingAs, Client, CredentialId, Release};
@@ -230,7 +232,8 @@ impl Shared {
         let address = sender.address;
         for credential in shown(sender, headers)? {
             let id = self.judge.id(&credential);
-            match self.judge.identify(id, &credential, tokens::TokenPurpose::Request { source: address }).await {
+            match self.judge.identify(id, &credential, token_reviewer::TokenPurpose::Request { source: address }).await
+            {
                 Ok(None) => {}
                 // A proxy's word that nobody in particular asks makes nobody somebody.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
@@ -246,7 +249,7 @@ impl Shared {
     async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let lease = self.lease(&known, info, &access, None);
-        let reason = self.judge.accesses.decide(&known.user, &access, accesses::AccessPurpose::Request).await?;
+        let reason = self.judge.accesses.decide(&known.user, &access, access_reviewer::AccessPurpose::Request).await?;
         Ok(Grant::new(access, lease).because(reason))
     }
 
@@ -270,7 +273,7 @@ impl Shared {
             Caller::Anonymous if !self.config.anonymous => Err(NotGranted::Unauthenticated),
             Caller::Anonymous => {
                 let credential = Credential::Nobody;
-                let user = Arc::new(super::judge::anonymous());
+                let user = Arc::new(super::authenticator::anonymous());
                 Ok(Some(Arc::new(Known::new(self.judge.id(&credential), credential, user, None))))
             }
             Caller::Known(known) => Ok(Some(known.clone())),
@@ -385,7 +388,7 @@ impl Caller {
     pub fn payer(&self) -> Option<Payer> {
         match self {
             Self::Ourselves => None,
-            Self::Anonymous => Some(Payer::of(&super::judge::anonymous())),
+            Self::Anonymous => Some(Payer::of(&super::authenticator::anonymous())),
             Self::Known(known) => Some(known.payer.clone()),
         }
     }

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::lease::GrantLease;
+use super::grant_lease::GrantLease;
 use crate::kube::{Access, AccessTarget, Gvr};
 
 /// Permission to read what one request asks for: verb, resource, namespace, name and selectors.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::lease::GrantLease;
-use super::sight::{self, NamespaceVerdicts, Verdict};
+use super::grant_lease::GrantLease;
+use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
 use super::{Grant, NotGranted};
 use crate::kube::{Access, Gvr, Status};
 
@@ -33,7 +33,7 @@ pub struct GrantStatus(Option<Arc<GrantLease>>);
 
 /// What is known of namespaces, as it changes.
 #[derive(Debug)]
-pub struct VerdictChanges(watch::Receiver<sight::VerdictMap>);
+pub struct VerdictChanges(watch::Receiver<namespace_verdicts::VerdictMap>);
 
 impl Permit {
     /// Whether it is for this collection, or for a part of it.
@@ -102,7 +102,7 @@ impl GrantStatus {
 
 impl Readable {
     /// More namespaces need not be looked for: they would be too many to ask about.
-    pub const ASKED_MAX: usize = sight::NAMESPACES_MAX + 1;
+    pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
 
     pub(super) fn new(access: Arc<Access>, sight: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
         // All watches that stand on one lease see the same.
@@ -117,7 +117,7 @@ impl Readable {
     pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
         // One more is enough to tell that there are too many.
         let namespaces: BTreeSet<Arc<str>> =
-            namespaces.into_iter().take(sight::NAMESPACES_MAX + 1).map(Into::into).collect();
+            namespaces.into_iter().take(namespace_verdicts::NAMESPACES_MAX + 1).map(Into::into).collect();
         self.sight.find_out(namespaces).await
     }
 
@@ -159,7 +159,8 @@ impl Readable {
     pub fn told(verdicts: &[(&str, Verdict)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::Client::connect(&nowhere).expect("nothing is asked");
-        let judge = super::judge::Authenticator::new(Arc::new(client), &super::AuthConfig::default(), None, None);
+        let judge =
+            super::authenticator::Authenticator::new(Arc::new(client), &super::AuthConfig::default(), None, None);
         let access = Access { verb: "watch".to_owned(), target: crate::kube::AccessTarget::Path(String::new()) };
         let (access, slots) = (Arc::new(access), Arc::new(tokio::sync::Semaphore::new(1)));
         let sight = Arc::new(NamespaceVerdicts::new(Arc::new(judge), Arc::default(), access.clone(), slots));

@@ -7,9 +7,9 @@ use imbl::OrdMap;
 use tokio::time::Instant;
 
 use super::budget::Accounts;
+use super::chunks::ChunkIndex;
 use super::lanes::Lanes;
 use super::reader::CacheStats;
-use super::runs::ChunkIndex;
 use super::snapshot::Taken;
 use super::states::States;
 use super::transaction::Transaction;

@@ -7,12 +7,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::budget::{LeastUsed, Share};
+use super::derived_json::DerivedJson;
 use super::event::Made;
-use super::held::PagingSnapshots;
 use super::inner::Inner;
-use super::kept::DerivedJson;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
+use super::paging_snapshots::PagingSnapshots;
 use super::snapshot::Taken;
 use super::transaction::Transaction;
 use super::{CacheConfig, ChunkCache, Cursor, Snapshot, Staging, View};

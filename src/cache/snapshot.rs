@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::runs::ChunkIndex;
+use super::chunks::ChunkIndex;
 use super::{Chunk, Chunker, Event, View};
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
@@ -106,7 +106,7 @@ impl Snapshot {
     }
 
     /// All objects, as runs: cut once, whoever asks.
-    pub async fn runs(&self) -> Arc<[Chunk]> {
+    pub async fn chunks(&self) -> Arc<[Chunk]> {
         self.cut.runs(self.iter()).await
     }
 

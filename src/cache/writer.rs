@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::budget::{Budget, WINDOW_PART};
+use super::derived_json::DerivedJson;
 use super::event::Made;
-use super::held::PagingSnapshots;
 use super::inner::Inner;
-use super::kept::DerivedJson;
 use super::lifecycle::{FeedEnd, FeedState};
+use super::paging_snapshots::PagingSnapshots;
 use super::reader::{CacheReader, Progress, Reached, Shared};
 use super::transaction::Transaction;
 use super::{CacheConfig, ChunkCache, Pins, Snapshot};

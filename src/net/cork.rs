@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker, ready};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::board::{WakePart, WakeSet};
+use super::wake_set::{WakePart, WakeSet};
 
 /// A byte stream that can be corked: what is written then is gathered, whatever the writer flushes, and goes out in a
 /// few large writes when the cork is drawn. A codec of HTTP/2 writes and flushes frame by frame, and each write to a

@@ -11,8 +11,8 @@ use tokio::io::AsyncWrite;
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::board::{StreamWaker, WakePart, WakeSet};
 use super::cork::Corked;
+use super::wake_set::{StreamWaker, WakePart, WakeSet};
 use crate::base::Cut;
 
 /// A connection and the streams on it, run as one task: an event that concerns a hundred streams wakes one task, and

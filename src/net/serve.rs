@@ -17,7 +17,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, sleep_until, timeout};
 use tokio_rustls::server::TlsStream;
 
-use super::board::WakeSet;
 use super::connection::{ConnectionState, RequestUnderWay};
 use super::cork::Corked;
 use super::crowd::ConnectionSource;
@@ -26,6 +25,7 @@ use super::failures::Failures;
 use super::listener::Stream;
 use super::metrics::{ConnectionFailure, OpenConnection};
 use super::places::{ConnectionPlace, Places};
+use super::wake_set::WakeSet;
 use super::{Connection, Listener, Peer, PeerAddress, Tls};
 use crate::base::{Cut, DrainWatch, Tasks, UnderWay};
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::continuity::{Finding, Reach, compare, places};
-use super::initial::{At, FeedClient, InitialState};
+use super::initial_state::{At, FeedClient, InitialState};
 use super::metrics::SideRequest;
 
 /// Why it is asked, in the order of urgency.

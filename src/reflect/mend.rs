@@ -27,7 +27,7 @@ use crate::upstream::Error;
 use crate::wire::{Object, WatchItem};
 
 use super::continuity::{Reach, is_same};
-use super::initial::Lister;
+use super::initial_state::Lister;
 
 /// A gap that is longer than this is not mended: too much may have come and gone in it.
 pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);

@@ -17,11 +17,11 @@ use crate::kube::ResourceVersion;
 use crate::upstream::{Build, Error, Question, form_of};
 use crate::wire::{Encoding, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
 
+use super::body_writers::BodyWriters;
 use super::continuity::is_same;
-use super::initial::FeedClient;
+use super::initial_state::FeedClient;
 use super::metrics;
-use super::words::SideFinding;
-use super::written::BodyWriters;
+use super::side_findings::SideFinding;
 
 /// Qualifies and watches over the representations of one feed.
 pub(super) struct Qualifier {

@@ -12,15 +12,15 @@ use crate::cache::{CacheWriter, FeedEnd, FeedState, Witness};
 use crate::kube::ResourceVersion;
 use crate::wire::BookmarkTemplate;
 
+use super::body_writers::BodyWriters;
 use super::continuity::Continuity;
 use super::failure::{StepFailure, over};
 use super::gap::{Completeness, Position, Relists};
-use super::initial::{At, FeedClient, Follow, InitialState, Lister};
+use super::initial_state::{At, FeedClient, Follow, InitialState, Lister};
 use super::inquiry::Inquiries;
 use super::metrics::SideRequest;
+use super::side_findings::{Begun, Rewinds, SideFinding};
 use super::stream::{Ended, WatchStream};
-use super::words::{Begun, Rewinds, SideFinding};
-use super::written::BodyWriters;
 
 /// Keeps one feed in step with upstream; the only writer of its cache.
 pub(super) struct Reflector {

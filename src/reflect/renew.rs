@@ -15,11 +15,11 @@ use tokio::time::{Instant, sleep};
 use crate::base::Backoff;
 use crate::upstream::Server;
 
-use super::initial::FeedClient;
+use super::body_writers::{Authorship, BodyWriters, By};
+use super::initial_state::FeedClient;
 use super::metrics::SideRequest;
+use super::side_findings::{Renewal, SideFinding};
 use super::stream::Ended;
-use super::words::{Renewal, SideFinding};
-use super::written::{Authorship, BodyWriters, By};
 
 /// Feeds of one proxy are listed for that one after the other.
 pub(super) type Turns = Arc<Mutex<()>>;

@@ -9,14 +9,14 @@ use crate::cache::{Demand, Feed, FeedEnd, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
 
-use super::currency;
-use super::initial::FeedClient;
+use super::body_writers::BodyWriters;
+use super::initial_state::FeedClient;
 use super::metrics::FeedMetrics;
+use super::prover;
 use super::qualify::Qualifier;
 use super::reflector::{Means, Reflector};
 use super::renew::{Renewer, Turns};
-use super::words::Rewinds;
-use super::written::BodyWriters;
+use super::side_findings::Rewinds;
 
 /// When feeds are stopped, and how soon a broken one is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Supervisor {
             turns: self.turns.clone(),
             words: words.clone(),
         };
-        let prover = currency::Prover::new(upstream.clone(), words);
+        let prover = prover::Prover::new(upstream.clone(), words);
         let means = Means { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.retry };
         let mut reflector = Reflector::new(means, writer, heard);
         let (feeds, idle_max) = (self.feeds.clone(), self.config.idle_max);

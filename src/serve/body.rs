@@ -8,8 +8,8 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use super::admission::AdmissionPlace;
 use super::audit::AuditRecord;
+use super::bounded_body::{BoundedBody, List, Whole};
 use super::session::WatchSession;
-use super::underway::{BoundedBody, List, Whole};
 use super::watch::WatchBody;
 use crate::base::{Cut, Tasks};
 use crate::upstream::ResponseBody;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::door::{Consistency, Frontend};
+use super::frontend::{Consistency, Frontend};
 use super::route::ForwardReason;
 use crate::auth::Permit;
 use crate::cache::{

@@ -15,15 +15,15 @@ use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
 
 use super::admission::{Admission, AdmissionPlace, Shed};
-use super::answer::{AUDIT_ID, ResponseContext};
 use super::audit::Ours;
 use super::body::{BodyError, ReplyBody};
+use super::bounded_body::{BoundedBody, Whole};
 use super::coalesce::{Key, SharedAnswer};
-use super::door::Frontend;
 use super::feed::unavailable;
+use super::frontend::Frontend;
 use super::metrics;
+use super::response_context::{AUDIT_ID, ResponseContext};
 use super::route::ForwardReason;
-use super::underway::{BoundedBody, Whole};
 use super::websocket;
 use crate::auth::{Caller, Impersonation};
 use crate::base::Cut;

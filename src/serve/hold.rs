@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::door::{Consistency, Frontend};
+use super::frontend::{Consistency, Frontend};
 use super::metrics;
 use crate::cache::{FeedHandle, FeedState, Freshness};
 

@@ -7,12 +7,12 @@ pub(super) use self::body::ListBody;
 use std::future::poll_fn;
 use std::sync::Arc;
 
+use super::chunk_writer::ChunkWriter;
 use super::gzip::PLAIN_BYTES_MAX;
 use super::look;
-use super::pace::ScanPace;
+use super::page_chunks::PageChunks;
 use super::route::ListRead;
-use super::scribe::ChunkWriter;
-use super::stretches::PageChunks;
+use super::scan_pace::ScanPace;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, FeedHandle, Snapshot, View};
 use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
@@ -43,7 +43,7 @@ pub(super) async fn page(
     });
     let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let whole = PageChunks::suit(&read.view);
-    let runs = if whole { snapshot.runs().await } else { Arc::default() };
+    let runs = if whole { snapshot.chunks().await } else { Arc::default() };
     let mut stretches = PageChunks::new(snapshot.clone(), runs);
     let mut more = if whole {
         stretches.put_runs(permit, &read.view, namespaced, start.as_deref(), limit)

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::pace::ScanPace;
-use super::stretches::PageChunks;
+use super::page_chunks::PageChunks;
+use super::scan_pace::ScanPace;
 use crate::auth::Permit;
 use crate::cache::{Snapshot, View};
 use crate::wire::Object;

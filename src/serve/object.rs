@@ -7,12 +7,12 @@
 use bytes::Bytes;
 use http::Response;
 
-use super::answer::gzipped;
 use super::body::ReplyBody;
-use super::door::{Frontend, ReadRequest};
+use super::bounded_body::{PIECE_BYTES_MAX, TOO_SLOW, Whole};
+use super::frontend::{Frontend, ReadRequest};
 use super::gzip;
 use super::read::{LIST_RETRY_SECONDS, too_many};
-use super::underway::{PIECE_BYTES_MAX, TOO_SLOW, Whole};
+use super::response_context::gzipped;
 use crate::wire::{Encoding, Envelope};
 
 /// Answers of no more than this have no place: a codec may hold back as much for any stream

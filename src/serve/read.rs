@@ -7,21 +7,21 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::admission::{AdmissionPlace, Shed};
-use super::answer::put_served;
 use super::audit::Ours;
 use super::body::ReplyBody;
+use super::bounded_body::List;
 use super::cost;
-use super::door::{Frontend, ReadRequest};
 use super::feed::{FeedSource, Unready, unavailable};
+use super::frontend::{Frontend, ReadRequest};
 use super::hold::HoldOutcome;
 use super::list;
 use super::look;
 use super::metrics;
-use super::pace::{Looks, ScanPace};
+use super::page_chunks::PageChunks;
+use super::response_context::put_served;
 use super::route::{ForwardReason, GetRead, ListRead, WatchRead};
+use super::scan_pace::{Looks, ScanPace};
 use super::session::{Opening, WatchEnd, WatchSession, WatchTerms};
-use super::stretches::PageChunks;
-use super::underway::List;
 use super::websocket;
 use crate::auth::{Permit, Readable};
 use crate::base::Cut;
@@ -419,7 +419,7 @@ fn open(reader: &CacheReader, read: &WatchRead) -> Result<OpenedWatch, TooOld> {
 async fn runs(admitted: &Admitted) -> Option<Arc<[Chunk]>> {
     let opened = admitted.opened.as_ref().ok()?;
     let snapshot = opened.snapshot.as_ref().filter(|_| admitted.permit.part().is_none())?;
-    if PageChunks::suit(opened.cursor.view()) { Some(snapshot.runs().await) } else { None }
+    if PageChunks::suit(opened.cursor.view()) { Some(snapshot.chunks().await) } else { None }
 }
 
 /// What a watch holds for its selector as long as it is open: as it was written, for the question about its right, and

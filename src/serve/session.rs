@@ -1,11 +1,11 @@
-mod alarm;
 mod clock;
 mod end;
-mod initial;
+mod initial_events;
 mod opening;
-mod part;
+mod partial_view;
 #[cfg(test)]
 mod tests;
+mod watch_timers;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use tokio::time::{Instant, Sleep};
 pub(super) use self::end::WatchEnd;
 pub(super) use self::opening::{Opening, WatchTerms};
 
-use self::alarm::{Call, WatchTimers};
 use self::clock::Clock;
-use self::initial::{InitialEvents, Put};
-use self::part::{Bookmark, PartialView, TurnProgress};
+use self::initial_events::{InitialEvents, Put};
+use self::partial_view::{Bookmark, PartialView, TurnProgress};
+use self::watch_timers::{Call, WatchTimers};
 use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
-use super::pace::Looks;
+use super::scan_pace::Looks;
 use crate::auth::GrantStatus;
 use crate::cache::{Cursor, FeedHandle, FeedState, OpenedWatch, Pull, RenderingRefusal, SiftStep, Snapshot};
 use crate::kube::{EventType, ResourceVersion, Status};

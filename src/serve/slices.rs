@@ -177,7 +177,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::super::cost;
-    use super::super::pace::Looks;
+    use super::super::scan_pace::Looks;
     use super::*;
     use crate::kube::{Payer, User};
 

@@ -1,7 +1,7 @@
 //! The state that a Table watch of one object begins with: printed by upstream when it is asked for, as cells must be.
 
-use super::door::{Frontend, ReadRequest};
 use super::feed::spec;
+use super::frontend::{Frontend, ReadRequest};
 use super::route::{ForwardReason, WatchRead};
 use crate::cache::Scope;
 use crate::kube::{Gvr, Payer, Query, WatchStart};

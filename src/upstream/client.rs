@@ -9,9 +9,9 @@ use http_body_util::{BodyExt, Full};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::behalf::CredentialId;
+use super::acting_as::CredentialId;
 use super::credentials::put_all;
-use super::dress::{Nested, put_ours};
+use super::identity_headers::{Nested, put_ours};
 use super::link::{CredentialChanges, Link, Links};
 use super::pool::{ResponseBody, UpstreamBody};
 use super::{BODY_BYTES_MAX, CredentialError, CredentialSource, Error, Server, set_retry_after, status_from_code};

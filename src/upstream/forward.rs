@@ -4,8 +4,8 @@ mod tests;
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 
-use super::behalf::ActingAs;
-use super::dress::{self, UnencodableUser, drop_asserted, set_user, strip_identity};
+use super::acting_as::ActingAs;
+use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, strip_identity};
 use super::pool::{ResponseBody, UpstreamBody};
 use super::{Client, Error, HOPS, status_from_code};
 
@@ -107,7 +107,7 @@ fn unspeakable() -> Error {
 ///
 /// `TE: trailers` is kept: it is how a client says that it reads trailers, and HTTP/2 allows just that.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let listed: Vec<HeaderName> = dress::listed(headers).collect();
+    let listed: Vec<HeaderName> = identity_headers::listed(headers).collect();
     for name in listed {
         headers.remove(name);
     }

@@ -3,9 +3,9 @@ use std::time::Duration;
 
 use http::Uri;
 
+use super::caller_pools::CallerPools;
 use super::credentials::UpstreamCredentials;
 use super::pool::{Pool, PoolProtocol};
-use super::strangers::CallerPools;
 use super::{CredentialError, CredentialSource};
 use crate::base::{LoadError, Reloaded};
 

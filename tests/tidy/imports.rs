@@ -142,8 +142,8 @@ fn a_planted_violation_is_found_wherever_it_is_written() {
         ("demo/store.rs", "use crate::cache::Feeds;"),
         ("demo/view.rs", "use crate::bench::Fleet;"),
         ("bench/lane.rs", "use crate::demo::upstream;"),
-        ("serve/door.rs", "use crate::reflect;"),
-        ("serve/door.rs", "use crate::demo::upstream;"),
+        ("serve/frontend.rs", "use crate::reflect;"),
+        ("serve/frontend.rs", "use crate::demo::upstream;"),
         ("main.rs", "use kube_fanout::serve::Door;"),
         ("novel.rs", "use crate::base::Tasks;"),
         ("cache/lane.rs", "use crate::novel::Thing;"),
@@ -156,9 +156,9 @@ fn a_planted_violation_is_found_wherever_it_is_written() {
 #[test]
 fn what_is_allowed_or_only_looks_like_an_import_is_not_found() {
     let fine = [
-        ("serve/door.rs", "use crate::{auth::Gate, cache::{Feeds, Lease}, kube, serve::route};"),
-        ("serve/door.rs", "pub(crate) fn f() {} // crate::reflect::Supervisor"),
-        ("serve/door.rs", "const TEXT: &str = \"crate::reflect\"; /* crate::reflect */ const C: char = '\"';"),
+        ("serve/frontend.rs", "use crate::{auth::Gate, cache::{Feeds, Lease}, kube, serve::route};"),
+        ("serve/frontend.rs", "pub(crate) fn f() {} // crate::reflect::Supervisor"),
+        ("serve/frontend.rs", "const TEXT: &str = \"crate::reflect\"; /* crate::reflect */ const C: char = '\"';"),
         ("serve/door/page.rs", "use super::super::route; mod tests { use super::*; use super::super::feed; }"),
         ("auth.rs", "mod tests { use super::*; }"),
         ("reflect/tests.rs", "use crate::demo::upstream;"),

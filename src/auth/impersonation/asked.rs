@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::super::NotGranted;
-use super::super::accesses::{AccessPurpose, AccessReviewer};
+use super::super::access_reviewer::{AccessPurpose, AccessReviewer};
 use super::Impersonation;
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use crate::kube::{Access, AccessTarget, Status, User};

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::Inner;
-use crate::cache::runs::ChunkIndex;
+use crate::cache::chunks::ChunkIndex;
 use crate::wire::Object;
 
 impl Inner {

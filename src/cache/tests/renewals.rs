@@ -29,7 +29,7 @@ fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &Snapshot) -> usi
 }
 
 fn names(state: &Snapshot) -> Vec<u128> {
-    state.runs().now_or_never().expect("few").iter().map(Chunk::name).collect()
+    state.chunks().now_or_never().expect("few").iter().map(Chunk::name).collect()
 }
 
 const Q: Pod = Pod { name: "q", ..POD };

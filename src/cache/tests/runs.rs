@@ -21,7 +21,7 @@ fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> Object {
 
 fn runs(objects: impl IntoIterator<Item = Object>) -> (Snapshot, Arc<[Chunk]>) {
     let snapshot = Snapshot::from_objects(ResourceVersion(1), objects);
-    let runs = snapshot.runs().now_or_never().expect("few enough for one go");
+    let runs = snapshot.chunks().now_or_never().expect("few enough for one go");
     (snapshot, runs)
 }
 
@@ -94,7 +94,7 @@ fn an_object_that_is_larger_than_a_run_is_one() {
 #[test]
 fn a_state_is_cut_once_and_a_new_one_anew() {
     let (mut writer, reader): (CacheWriter, _) = super::fixture::listed(CacheConfig::default(), 10, &[]);
-    let cut = |snapshot: &Snapshot| snapshot.runs().now_or_never().expect("few enough for one go");
+    let cut = |snapshot: &Snapshot| snapshot.chunks().now_or_never().expect("few enough for one go");
     let empty = reader.snapshot();
     assert_eq!(cut(&empty).len(), 0);
     writer.apply(super::fixture::added(&super::fixture::POD, 11)).expect("in order");
@@ -110,7 +110,7 @@ fn a_state_is_cut_once_and_a_new_one_anew() {
 #[test]
 fn versions_of_another_history_are_other_versions() {
     let (mut writer, reader) = super::fixture::listed(CacheConfig::default(), 10, &[(super::fixture::POD, 5)]);
-    let name = || reader.snapshot().runs().now_or_never().expect("few")[0].name();
+    let name = || reader.snapshot().chunks().now_or_never().expect("few")[0].name();
     let before = name();
     writer.replace(super::fixture::snapshot(10, &[(super::fixture::POD, 5)]));
     assert_ne!(name(), before);

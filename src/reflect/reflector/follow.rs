@@ -11,8 +11,8 @@ use crate::reflect::continuity::{Continuity, Testimony, testimony};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::inquiry::{InquiryOutcome, InquiryReason};
 use crate::reflect::session::{self, BrokenStream, StreamStep};
+use crate::reflect::side_findings::{Proof, Renewal, SideFinding};
 use crate::reflect::stream::{Ended, WatchStream};
-use crate::reflect::words::{Proof, Renewal, SideFinding};
 use crate::upstream::Error;
 use crate::wire::{WatchItem, WireError};
 

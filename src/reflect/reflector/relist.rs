@@ -8,7 +8,7 @@ use crate::kube::ResourceVersion;
 use crate::reflect::continuity::{Continuity, Finding, Reach, compare, places};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::gap::Relist;
-use crate::reflect::initial::{At, InitialState};
+use crate::reflect::initial_state::{At, InitialState};
 use crate::reflect::mend::{self, Historian, Recovered};
 use crate::reflect::metrics::{Gap, SideRequest};
 use crate::reflect::session::BrokenStream;

@@ -5,10 +5,10 @@ use bytes::Bytes;
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::Member;
 use super::text::Text;
+use crate::serve::chunk_writer::Piece;
 use crate::serve::joined::Joined;
 use crate::serve::list::ListBody;
-use crate::serve::scribe::Piece;
-use crate::serve::stretches::Batch;
+use crate::serve::page_chunks::Batch;
 use crate::wire::Refused;
 
 /// A LIST on its way out, compressed.

@@ -2,12 +2,12 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
+use super::super::chunk_writer::{ChunkWriter, Piece};
 use super::super::gzip::PLAIN_BYTES_MAX;
 use super::super::joined::Joined;
-use super::super::pace::{Looks, Rest};
-use super::super::scribe::{ChunkWriter, Piece};
+use super::super::page_chunks::{Batch, PageChunks};
+use super::super::scan_pace::{Looks, Rest};
 use super::super::slices::Slice;
-use super::super::stretches::{Batch, PageChunks};
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, Refused};
 

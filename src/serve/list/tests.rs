@@ -21,13 +21,13 @@ use crate::kube::{
     ResourceVersion, Selector, VersionMatch,
 };
 use crate::serve::admission::{Admission, AdmissionLimits};
+use crate::serve::bounded_body::{List, ListEncoding};
 use crate::serve::feed_spec;
 use crate::serve::gzip::GzipList;
-use crate::serve::pace::ScanPace;
 use crate::serve::route::ListRead;
+use crate::serve::scan_pace::ScanPace;
 use crate::serve::scans::Scans;
 use crate::serve::slices::Slices;
-use crate::serve::underway::{List, ListEncoding};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
 

@@ -6,7 +6,7 @@ use crate::cache::{Chunk, FeedHandle, OpenedWatch};
 use crate::serve::admission::AdmissionPlace;
 use crate::serve::metrics::WatchMetrics;
 use crate::serve::overdue::Overdue;
-use crate::serve::pace::Looks;
+use crate::serve::scan_pace::Looks;
 use crate::wire::{Object, Renderer};
 
 /// Everything that a watch is made of.

@@ -4,7 +4,7 @@ use http::header::AUTHORIZATION;
 use http_body_util::{BodyExt, Empty};
 use proptest::prelude::*;
 
-use super::super::dress::{is_asserted, is_impersonation, put_ours};
+use super::super::identity_headers::{is_asserted, is_impersonation, put_ours};
 use super::super::{CredentialId, inspect};
 use super::*;
 use crate::kube::{Payer, User};
@@ -139,7 +139,7 @@ proptest! {
             if apply_identity(&behalf, request.headers_mut()).is_err() {
                 continue;
             }
-            let named = dress::listed(request.headers()).collect::<Vec<_>>();
+            let named = identity_headers::listed(request.headers()).collect::<Vec<_>>();
             prop_assert!(named.iter().all(|name| *name == UPGRADE), "{:?}", named);
             if matches!(behalf, ActingAs::Ours | ActingAs::User(_)) {
                 prop_assert!(put_ours(request.headers_mut(), ours.clone()).is_ok());

@@ -24,7 +24,7 @@ use crate::serve::admission::{Admission, AdmissionLimits, AdmissionPlace};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
 use crate::serve::overdue::{Overdue, Unread};
-use crate::serve::pace::Looks;
+use crate::serve::scan_pace::Looks;
 use crate::serve::session::{Opening, WatchSession, WatchTerms};
 use crate::serve::slices::{Slice, Slices};
 use crate::upstream::{Resource, ResourceOrigin};
@@ -142,7 +142,7 @@ impl Stage {
     /// A watch whose sink takes runs of frames.
     pub(super) fn watch_in_runs(&self, view: View, terms: WatchTerms) -> Client {
         let opened = self.reader.open(Start::Current, view).expect("current");
-        let runs = opened.snapshot.as_ref().expect("asked for").runs().now_or_never().expect("few enough for one go");
+        let runs = opened.snapshot.as_ref().expect("asked for").chunks().now_or_never().expect("few enough for one go");
         self.client_of(opened, Some(runs), terms)
     }
 

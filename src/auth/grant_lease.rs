@@ -13,10 +13,10 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::authenticator::{Authenticator, Identity, Trusted};
 use super::credential::Credential;
-use super::judge::{Authenticator, Identity, Trusted};
-use super::sight::NamespaceVerdicts;
-use super::{Affected, NotGranted, accesses, metrics, now, tokens};
+use super::namespace_verdicts::NamespaceVerdicts;
+use super::{Affected, NotGranted, access_reviewer, metrics, now, token_reviewer};
 use crate::base::Tasks;
 use crate::kube::{Access, Payer, RequestInfo, Status, User};
 use crate::upstream::CredentialId;
@@ -333,7 +333,7 @@ impl Keeper {
         let Standing { id, credential, user, sight, .. } = &*self.standing;
         let payer = Payer::of(&user.lock());
         let identity =
-            self.judge.identify(*id, credential, tokens::TokenPurpose::Lease { since, payer: &payer }).await?;
+            self.judge.identify(*id, credential, token_reviewer::TokenPurpose::Lease { since, payer: &payer }).await?;
         let Identity { user: now, until } = identity.ok_or(NotGranted::Unauthenticated)?;
         user.lock().clone_from(&now);
         match sight {
@@ -350,7 +350,7 @@ impl Keeper {
 
     async fn decide(&self, since: Instant) -> Result<(), NotGranted> {
         let user = self.standing.user.lock().clone();
-        let asks = accesses::AccessPurpose::Lease { since };
+        let asks = access_reviewer::AccessPurpose::Lease { since };
         self.judge.accesses.decide(&user, &self.standing.access, asks).await.map(drop)
     }
 

@@ -30,11 +30,11 @@ use crate::wire::{Encoding, JsonLayout, ObjectReader, WatchItem};
 
 use super::continuity::{Finding, Reach, compare, places};
 use super::gap::Position;
-use super::initial::FeedClient;
+use super::initial_state::FeedClient;
 use super::metrics::SideRequest;
 use super::positions::{Chase, Positions};
+use super::side_findings::{Proof, SideFinding};
 use super::stream::{Ended, WatchStream};
-use super::words::{Proof, SideFinding};
 
 /// Answers the demand for currency of one feed.
 pub(super) struct Prover {

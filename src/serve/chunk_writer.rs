@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::stretches::{Batch, PageChunks};
+use super::page_chunks::{Batch, PageChunks};
 use crate::base::Account;
 use crate::cache::{CacheReader, ChunkFormat, ChunkPart, DeflatedChunk, PlainChunk};
 use crate::kube::EventType;

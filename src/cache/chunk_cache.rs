@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::budget::{Budget, LeastUsed};
-use super::shelf::SingleFlight;
+use super::single_flight::SingleFlight;
 use crate::base::Account;
 use crate::wire::Representation;
 

@@ -1,11 +1,11 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::accesses::AccessReviewer;
+use super::access_reviewer::AccessReviewer;
 use super::certificate::{Authorities, Holder, Untrusted};
 use super::credential::Credential;
 use super::reviews::Reviews;
-use super::tokens::{self, TokenReviewer};
+use super::token_reviewer::{self, TokenReviewer};
 use super::{AuthConfig, AuthorityRole, NotGranted, Shown, now};
 use crate::base::Reloaded;
 use crate::kube::User;
@@ -101,7 +101,7 @@ impl Authenticator {
         &self,
         id: CredentialId,
         credential: &Credential,
-        asks: tokens::TokenPurpose<'_>,
+        asks: token_reviewer::TokenPurpose<'_>,
     ) -> Result<Option<Identity>, NotGranted> {
         let identity = match credential {
             Credential::Nobody => Identity { user: Arc::new(anonymous()), until: None },

@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::accesses::AccessPurpose;
+use super::access_reviewer::AccessPurpose;
 use super::agenda::Agenda;
-use super::judge::Authenticator;
-use super::standing::NamespaceShare;
+use super::authenticator::Authenticator;
+use super::namespace_quota::NamespaceShare;
 use super::{AffectedScope, NotGranted};
 use crate::kube::{Access, User};
 

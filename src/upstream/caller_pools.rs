@@ -4,7 +4,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::behalf::CredentialId;
+use super::acting_as::CredentialId;
 use super::credentials::UpstreamCredentials;
 use super::pool::{Pool, PoolProtocol, ResponseBody, UpstreamBody};
 use super::{CredentialError, Error, ForwardPool};

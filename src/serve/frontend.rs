@@ -8,7 +8,6 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use super::admission::{Admission, AdmissionLimits};
-use super::answer::{AUDIT_ID, ResponseContext, SERVED, malformed, new_audit_id};
 use super::audit::{Audit, AuditRecord, Decision};
 use super::body::ReplyBody;
 use super::coalesce::Coalesced;
@@ -17,6 +16,7 @@ use super::feed::{Need, Unready, unavailable};
 use super::metrics;
 use super::overdue::{Overdue, Unread};
 use super::readable::{self, Extent};
+use super::response_context::{AUDIT_ID, ResponseContext, SERVED, malformed, new_audit_id};
 use super::route::{ForwardReason, Route, RouteInput, WatchRead, route};
 use super::scans::{self, Scans};
 use super::slices::Slices;

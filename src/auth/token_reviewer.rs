@@ -6,8 +6,8 @@ use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, RateLimiter};
 use tokio::time::{Instant, sleep_until};
 
 use super::credential::{TOKEN_BYTES_MAX, Token};
-use super::pace::QuestionPace;
 use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
+use super::question_pace::QuestionPace;
 use super::reviews::Reviews;
 use super::{AuthConfig, NotGranted, now};
 use crate::kube::{Payer, User};

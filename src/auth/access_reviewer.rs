@@ -6,8 +6,8 @@ use moka::Expiry;
 use moka::future::Cache;
 use tokio::time::{Instant, sleep_until};
 
-use super::pace::QuestionPace;
 use super::question::{ANSWER_MAX, Dated, QuestionClass, Questions, Topic, quota, remembered};
+use super::question_pace::QuestionPace;
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, NotGranted};
 use crate::kube::{Access, Payer, User};

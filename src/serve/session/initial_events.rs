@@ -6,10 +6,10 @@ use bytes::Bytes;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Chunk, Cursor, Pin, PlainChunk, Snapshot};
 use crate::kube::EventType;
+use crate::serve::chunk_writer::ChunkWriter;
 use crate::serve::cost;
-use crate::serve::pace::Rest;
-use crate::serve::scribe::ChunkWriter;
-use crate::serve::stretches::PageChunks;
+use crate::serve::page_chunks::PageChunks;
+use crate::serve::scan_pace::Rest;
 use crate::wire::Refused;
 
 /// The state that a watch begins with, as ADDED events.
