@@ -12,6 +12,7 @@
 //! **Invariants.** It imports neither `cache` nor `serve` nor anything else of what it measures. A delivery costs no
 //! allocation and no lock of its own. What it cannot measure it leaves out, and says so when it was itself the limit.
 
+mod bench_order;
 mod caller;
 mod compare;
 mod fleet;
@@ -31,6 +32,7 @@ mod scenario;
 mod session;
 mod shared;
 mod storm;
+mod stream_outcome;
 mod tally;
 mod target;
 mod text;
@@ -38,9 +40,10 @@ mod watcher;
 mod words;
 mod writer;
 
+pub use bench_order::{BenchOrder, Side};
 pub use compare::{Cell, Ratio, Results};
 pub use fleet::Fleet;
-pub use order::{BenchOrder, Side, run};
+pub use order::run;
 pub use outcome::{Figures, RunOutcome};
 pub use plan::{Group, Plan, PlanProblems};
 pub use process::Machine;

@@ -12,7 +12,9 @@
 //! No async I/O and no HTTP in this layer.
 
 mod budget;
+mod change;
 mod chunk_cache;
+mod chunk_format;
 mod chunks;
 mod counts;
 mod cursor;
@@ -21,7 +23,6 @@ mod event;
 mod feed_key;
 mod feeds;
 mod freshness;
-mod inner;
 mod lane;
 mod lane_index;
 mod lane_key;
@@ -30,13 +31,19 @@ mod lifecycle;
 mod outgrown;
 mod paging_snapshots;
 mod pinned;
+mod progress;
 mod reader;
 mod refused;
 mod renderings;
+mod ring;
+mod shared;
 mod single_flight;
 mod snapshot;
 mod staging;
 mod states;
+mod stats;
+mod store;
+mod timeline;
 mod transaction;
 mod view;
 mod vintage;
@@ -47,7 +54,9 @@ mod writer;
 mod tests;
 
 pub use budget::{Gone, MemoryKind, MemoryUse};
-pub use chunk_cache::{ChunkCache, ChunkFormat, ChunkPart, DeflatedChunk, PlainChunk};
+pub use change::{Applied, Change, OutOfOrder};
+pub use chunk_cache::{ChunkCache, DeflatedChunk, PlainChunk};
+pub use chunk_format::{ChunkFormat, ChunkPart};
 pub use chunks::{Chunk, Chunker};
 pub use counts::{CountedMetric, FeedCounts};
 pub use cursor::{Cursor, Mark, Pull, SiftStep, Sifted};
@@ -57,14 +66,16 @@ pub use feeds::{Demand, FEEDS_MAX, Feed, FeedHandle, FeedSpec, Feeds, Unavailabl
 pub use freshness::Freshness;
 pub use lifecycle::{FeedEnd, FeedState};
 pub use pinned::{Pin, PinTerms, Pins};
-pub use reader::{CacheReader, CacheStats, OpenedWatch, Progress, Settling, Start, TooOld};
+pub use progress::{Progress, Settling};
+pub use reader::{CacheReader, OpenedWatch, Start, TooOld};
 pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
 pub use snapshot::Snapshot;
 pub use staging::{OverBudget, Staging};
+pub use stats::CacheStats;
 pub use view::View;
 pub use vintage::Vintage;
 pub use witness::Witness;
-pub use writer::{Applied, CacheWriter, Change, OutOfOrder};
+pub use writer::CacheWriter;
 
 use std::time::Duration;
 

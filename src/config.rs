@@ -10,6 +10,7 @@ mod delegated;
 mod file;
 mod memory;
 mod problems;
+mod section;
 #[cfg(test)]
 mod tests;
 

@@ -13,6 +13,7 @@
 mod admission;
 mod audit;
 mod body;
+mod body_error;
 mod bounded_body;
 mod chunk_writer;
 mod coalesce;
@@ -40,6 +41,7 @@ mod session;
 mod slices;
 mod table;
 mod watch;
+mod watch_end;
 mod websocket;
 
 pub use admission::AdmissionLimits;

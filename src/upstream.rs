@@ -5,12 +5,14 @@
 //! followed. A request that is not a read is sent at most once.
 
 mod acting_as;
+mod build;
 mod caller_pools;
 mod client;
 mod credentials;
 mod discovery;
 mod error;
 mod forward;
+mod forward_pool;
 mod identity_headers;
 mod link;
 mod peer;
@@ -21,18 +23,19 @@ mod review;
 mod secrecy;
 
 pub use acting_as::{ActingAs, CredentialId};
+pub use build::{Build, Release};
 pub(crate) use client::form_of;
 pub use client::{Client, Question};
 pub use credentials::{CredentialError, CredentialSource};
 pub use discovery::{Catalog, Documents, Insistence, Resource, ResourceOrigin};
 pub use error::Error;
-pub use forward::{ForwardPool, Forwarder, strip_hop_by_hop};
+pub use forward::{Forwarder, strip_hop_by_hop};
+pub use forward_pool::ForwardPool;
 pub use identity_headers::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
 pub use peer::Server;
 pub use pool::{ResponseBody, UpstreamBody};
 pub use refusal::{set_retry_after, status_from_code};
-pub use release::{Build, Release};
 pub use review::{AccessVerdict, TokenVerdict};
 
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.

@@ -58,7 +58,7 @@ pub(super) async fn feeds(State(pages): State<Arc<AdminPages>>) -> Json<Vec<Feed
             memory_bytes: stats.memory_bytes,
             lanes: stats.lanes,
             readers: feed.readers(),
-            pinned: pages.feeds.pins().of(&feed.reader),
+            pinned: feed.reader.pinned(pages.feeds.pins()),
         }
     };
     Json(pages.feeds.all().into_iter().map(page).collect())

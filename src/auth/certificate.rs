@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnc
 use webpki::{EndEntityCert, KeyUsage, VerifiedPath, anchor_from_trusted_cert};
 use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 
-use super::credential::Chain;
+use super::chain::Chain;
 use super::once::Once;
 use crate::kube::User;
 

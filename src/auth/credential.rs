@@ -7,14 +7,10 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, HeaderName, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{HeaderMap, HeaderValue};
-use rustls::pki_types::CertificateDer;
 use zeroize::Zeroizing;
 
 use super::Shown;
 use crate::kube::User;
-
-/// A certificate chain, leaf first. Its sender has its key; nothing else is known.
-pub type Chain = Arc<[CertificateDer<'static>]>;
 
 /// A bearer token. It shows nowhere and leaves no trace in memory that is given back.
 #[derive(Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 
 use super::AuthorityRole;
 use super::certificate::{Authorities, Edition, Holder, Untrusted};
-use super::credential::Chain;
+use super::chain::Chain;
 use crate::upstream::CredentialId;
 
 /// A certificate chain that a client has shown, and what was found out about it: kept with the connection, so that it

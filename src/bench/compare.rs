@@ -1,6 +1,6 @@
 use serde::Serialize;
 
-use super::order::BenchOrder;
+use super::bench_order::BenchOrder;
 use super::outcome::{Better, CATALOGUE, Figures, RunOutcome};
 use super::process::Machine;
 use super::scenario::Variant;

@@ -1,6 +1,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
+use super::bench_order::{BenchOrder, Side};
 use super::caller::ShortClient;
 use super::compare::Results;
 use super::objects::WorkloadObjects;
@@ -8,39 +9,10 @@ use super::outcome::RunOutcome;
 use super::population;
 use super::process::Costs;
 use super::progress::ProgressLine;
-use super::scenario::Variant;
 use super::session::Session;
-use super::target::{Target, TargetCredentials};
+use super::target::Target;
 use super::words::WatchProtocol;
 use crate::base::Tasks;
-
-/// A server that is measured.
-#[derive(Clone, Debug, Default)]
-pub struct Side {
-    pub name: String,
-    pub url: String,
-    /// Its process, if it runs on this machine.
-    pub pid: Option<u32>,
-    /// The URL of its metrics, if they say what it costs.
-    pub metrics: Option<String>,
-}
-
-/// What the bench is asked to do.
-#[derive(Clone, Debug)]
-pub struct BenchOrder {
-    pub scenario: String,
-    pub about: String,
-    pub variants: Vec<Variant>,
-    pub sides: Vec<Side>,
-    /// Where objects are written, for all sides.
-    pub write: String,
-    pub credentials: TargetCredentials,
-    pub rounds: usize,
-    /// The objects stay when it is over.
-    pub keep: bool,
-    /// As it was typed, for the record.
-    pub command: Vec<String>,
-}
 
 /// Runs every variant against every side, as often as asked, the sides taking turns in who is first.
 ///

@@ -10,9 +10,9 @@ use super::link::{Sender, Windows};
 use super::objects::{WorkloadObjects, with};
 use super::plan::{ObjectGroup, Plan};
 use super::recognise::Recogniser;
+use super::stream_outcome::StreamOutcome;
 use super::tally::Tally;
 use super::target::{Ask, Target};
-use super::watcher::StreamOutcome;
 use super::words::{WatchBeginning, WatchProtocol};
 use crate::base::now_ns;
 

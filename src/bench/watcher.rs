@@ -7,10 +7,11 @@ use http::StatusCode;
 use tokio::time::{Instant, sleep};
 
 use super::frames::{Frames, Framing};
-use super::link::{AnswerBody, LinkError, PendingAnswer, Sender};
+use super::link::{AnswerBody, PendingAnswer, Sender};
 use super::objects::with;
 use super::recognise::RecognisedFrame;
 use super::shared::FleetState;
+use super::stream_outcome::StreamOutcome;
 use super::tally::Shard;
 use super::target::Ask;
 use super::words::WatchBeginning;
@@ -52,23 +53,6 @@ pub(super) struct Watcher {
     events: u64,
     ours: u64,
     repeated: u64,
-}
-
-/// How a stream ended.
-#[derive(Debug)]
-pub(super) enum StreamOutcome {
-    /// To be continued from the last version.
-    Cleanly,
-    /// The last version is gone.
-    Expired,
-    Refused(StatusCode),
-    Broken(String),
-}
-
-impl From<LinkError> for StreamOutcome {
-    fn from(error: LinkError) -> Self {
-        Self::Broken(error.to_string())
-    }
 }
 
 impl Watcher {

@@ -11,6 +11,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,8 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::Pins;
 use super::outgrown::{Weight, outgrown};
-use super::pinned::feed_id;
-use super::reader::Shared;
 use crate::base::Account;
 
 /// The memory of all feeds.
@@ -32,7 +31,7 @@ pub(super) struct Budget {
     total: Arc<Account>,
     /// Those of feeds that are over as well, while anything of them is alive.
     accounts: Mutex<Vec<(MemoryKind, Weak<Account>)>>,
-    feeds: Mutex<Vec<Weak<Shared>>>,
+    feeds: Mutex<Vec<Weak<dyn Holder>>>,
     pins: Pins,
     making_room: Mutex<Awaited>,
     /// How often something of each kind had to go.
@@ -110,6 +109,25 @@ pub(super) trait LeastUsed {
     fn drop_oldest(&self);
 }
 
+/// A feed, as the budget sees it: what may go of it, and how.
+pub(super) trait Holder: fmt::Debug + Send + Sync {
+    /// What it has of the budget.
+    fn share(&self) -> &Share;
+    /// Everything that is kept of what was derived, but with events.
+    fn derived(&self) -> Vec<&dyn LeastUsed>;
+    /// Bytes of its history.
+    fn ring_bytes(&self) -> usize;
+    /// About what is free when nothing but the present state is kept; `pinned` is what those keep alive who are being
+    /// told older ones.
+    fn may_go(&self, pinned: usize) -> usize;
+    /// Shortens the history to so many bytes. Others have their turn between some events and the next.
+    fn shrink_ring(&self, bytes: usize, events_at_once: usize);
+    /// When the oldest state was used last that is kept for a client that pages.
+    fn oldest_paging(&self) -> Option<Instant>;
+    /// Lets that one go.
+    fn drop_oldest_paging(&self);
+}
+
 /// How long whoever was told to let go is waited for.
 const AWAITED_FOR: Duration = Duration::from_millis(250);
 /// Room is made for so much at once: a sixteenth, so that a full budget does not look at every feed at every event.
@@ -154,10 +172,10 @@ impl Budget {
     }
 
     /// The feed is looked at when memory is full.
-    pub(super) fn add(&self, feed: &Arc<Shared>) {
+    pub(super) fn add(&self, feed: Weak<dyn Holder>) {
         let mut feeds = self.feeds.lock();
         feeds.retain(|feed| feed.strong_count() > 0);
-        feeds.push(Arc::downgrade(feed));
+        feeds.push(feed);
     }
 
     /// Whether so many bytes more fit, after what may go for them has gone. Nothing goes in vain.
@@ -169,7 +187,7 @@ impl Budget {
         let held = self.total.bytes().saturating_add(bytes);
         // Who is told a state lets go in a moment, which only a little can wait for.
         let pinned = if held <= self.bearable() { self.pins.bytes_by_feed() } else { HashMap::new() };
-        let pinned = |feed: &Arc<Shared>| pinned.get(&feed_id(feed)).copied().unwrap_or(0);
+        let pinned = |feed: &Arc<dyn Holder>| pinned.get(&Arc::as_ptr(feed).cast()).copied().unwrap_or(0);
         let feeds = self.feeds();
         let may_go: usize = feeds.iter().map(|feed| feed.may_go(pinned(feed))).sum();
         if held.saturating_sub(may_go) > self.bytes_max {
@@ -180,7 +198,7 @@ impl Budget {
     }
 
     /// Makes the sum fit again, after `by` has grown: a feed ends for it if nothing else is left.
-    pub(super) fn enforce(&self, by: &Arc<Shared>) {
+    pub(super) fn enforce(&self, by: &Share) {
         if self.fits(0) {
             return;
         }
@@ -236,7 +254,7 @@ impl Budget {
         self.bytes_max - self.bytes_max / SLACK
     }
 
-    fn feeds(&self) -> Vec<Arc<Shared>> {
+    fn feeds(&self) -> Vec<Arc<dyn Holder>> {
         self.feeds.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -246,14 +264,14 @@ impl Budget {
     }
 
     /// Lets go what may go, until no more than `goal` is left, or will be in a moment.
-    fn make_room(&self, feeds: &[Arc<Shared>], goal: usize, awaited: &mut Awaited) {
+    fn make_room(&self, feeds: &[Arc<dyn Holder>], goal: usize, awaited: &mut Awaited) {
         self.drop_derived(feeds, goal);
         self.drop_paging(feeds, goal);
         self.end_watches(goal, awaited);
         self.shrink_rings(feeds, goal.saturating_add(awaited.bytes));
     }
 
-    fn drop_derived(&self, feeds: &[Arc<Shared>], goal: usize) {
+    fn drop_derived(&self, feeds: &[Arc<dyn Holder>], goal: usize) {
         let kept: Vec<&dyn LeastUsed> = feeds.iter().flat_map(|feed| feed.derived()).collect();
         let first = |(place, kept): (usize, &&dyn LeastUsed)| kept.oldest().map(|since| Reverse((since, place)));
         let mut order: BinaryHeap<_> = kept.iter().enumerate().filter_map(first).collect();
@@ -266,13 +284,11 @@ impl Budget {
         }
     }
 
-    fn drop_paging(&self, feeds: &[Arc<Shared>], goal: usize) {
+    fn drop_paging(&self, feeds: &[Arc<dyn Holder>], goal: usize) {
         while self.total.bytes() > goal {
-            let since = |feed: &&Arc<Shared>| feed.held.lock().oldest();
-            let oldest = feeds.iter().filter_map(|feed| since(&feed).map(|since| (since, feed)));
+            let oldest = feeds.iter().filter_map(|feed| feed.oldest_paging().map(|since| (since, feed)));
             let Some((_, feed)) = oldest.min_by_key(|(since, _)| *since) else { return };
-            let gone = feed.held.lock().take_oldest();
-            drop(gone);
+            feed.drop_oldest_paging();
             self.count(Gone::Paging);
         }
     }
@@ -296,7 +312,7 @@ impl Budget {
     }
 
     /// The largest ring gives first, down to the size of the next.
-    fn shrink_rings(&self, feeds: &[Arc<Shared>], goal: usize) {
+    fn shrink_rings(&self, feeds: &[Arc<dyn Holder>], goal: usize) {
         let mut rings: Vec<_> = feeds.iter().map(|feed| (feed.ring_bytes(), feed)).collect();
         rings.sort_by_key(|(bytes, _)| Reverse(*bytes));
         let mut level = 1;
@@ -317,16 +333,17 @@ impl Budget {
     }
 
     /// Tells the feed to end that has outgrown the others, unless one is about to, or memory is.
-    fn end_one(&self, feeds: &[Arc<Shared>], by: &Arc<Shared>, awaited: &Awaited) {
-        if feeds.iter().any(|feed| feed.share.outgrown.is_cancelled() && feed.share.held() > 0)
+    fn end_one(&self, feeds: &[Arc<dyn Holder>], by: &Share, awaited: &Awaited) {
+        if feeds.iter().map(|feed| feed.share()).any(|share| share.outgrown.is_cancelled() && share.held() > 0)
             || self.is_bearable(0, awaited)
         {
             return;
         }
-        let weights: Vec<_> = feeds.iter().map(|feed| feed.share.weight(Arc::ptr_eq(feed, by))).collect();
-        if let Some(feed) = outgrown(&weights).map(|index| &feeds[index]) {
-            feed.share.weigh(0, 0);
-            feed.share.outgrown.cancel();
+        let weight = |share: &Share| share.weight(std::ptr::eq(share, by));
+        let weights: Vec<_> = feeds.iter().map(|feed| weight(feed.share())).collect();
+        if let Some(share) = outgrown(&weights).map(|index| feeds[index].share()) {
+            share.weigh(0, 0);
+            share.outgrown.cancel();
             self.count(Gone::Feed);
         }
     }

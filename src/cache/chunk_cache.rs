@@ -6,9 +6,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::budget::{Budget, LeastUsed};
+use super::chunk_format::ChunkFormat;
 use super::single_flight::SingleFlight;
 use crate::base::Account;
-use crate::wire::Representation;
 
 /// What runs of one feed's objects have been written as, so that it is made once and not for every client. Bounded.
 #[derive(Debug)]
@@ -35,29 +35,6 @@ pub struct DeflatedChunk {
     pub len: u64,
     /// No piece of these runs is behind it.
     pub is_last: bool,
-}
-
-/// Everything that decides what a run is written as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ChunkFormat {
-    /// [`Chunk::name`](super::Chunk::name), or [`joined_name`](super::Chunk::joined_name) of several.
-    pub run: u128,
-    pub representation: Representation,
-    /// Of the server as which it is written.
-    pub release: u32,
-    pub part: ChunkPart,
-}
-
-/// What is made of each object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ChunkPart {
-    /// Items of a list.
-    Items,
-    /// ADDED events.
-    Added,
-    /// A piece of the items of a list, compressed. It may refer to what it is `behind`, which is named as runs are;
-    /// `None` at the list's beginning.
-    Deflated { behind: Option<u128>, piece: usize },
 }
 
 /// What one feed may keep of each kind: some four thousand pods in JSON.

@@ -5,7 +5,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::lane::{Lane, Read};
-use super::reader::{Progress, Shared};
+use super::progress::Progress;
+use super::shared::Shared;
 use super::{Event, Snapshot, View};
 use crate::kube::{EventType, ResourceVersion};
 use crate::wire::{Refused, Renderer};
@@ -157,7 +158,9 @@ impl Cursor {
             events.clear();
             let read = self.read(waker, &mut events);
             match read {
-                Read::Lost => return SiftStep::Pulled(Pull::Expired { oldest: self.shared.inner.read().floor }),
+                Read::Lost => {
+                    return SiftStep::Pulled(Pull::Expired { oldest: self.shared.timeline.read().ring.floor });
+                }
                 Read::CaughtUp if until.is_some() => return SiftStep::Reached,
                 Read::CaughtUp => return SiftStep::Pulled(Pull::CaughtUp { progress }),
                 Read::Some | Read::All | Read::Behind => {}
@@ -218,8 +221,8 @@ impl Cursor {
     fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<Event>>) -> Read {
         match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), events) {
             Read::Behind => {
-                let inner = self.shared.inner.read();
-                match inner.lanes.all.read_for(&self.lane, self.next, BATCH_EVENTS_MAX, events) {
+                let timeline = self.shared.timeline.read();
+                match timeline.ring.lanes.all.read_for(&self.lane, self.next, BATCH_EVENTS_MAX, events) {
                     Some(next) => self.next = next,
                     None => return Read::Lost,
                 }
@@ -231,8 +234,8 @@ impl Cursor {
 
     /// The state as of now, and the place behind it; of a feed that is over a place that is never reached.
     pub fn mark(&self) -> Mark {
-        let inner = self.shared.inner.read();
-        Mark { snapshot: inner.applied(), seq: inner.next_seq }
+        let timeline = self.shared.timeline.read();
+        Mark { snapshot: timeline.applied(), seq: timeline.ring.next_seq }
     }
 
     /// This reader's place as a mark behind `snapshot`, which is the state that it was opened with.
@@ -279,7 +282,7 @@ impl Cursor {
 impl Drop for Cursor {
     fn drop(&mut self) {
         if self.lane.remove_reader(self.slot) && !self.lane.key().is_all() {
-            self.shared.inner.write().lanes.release(self.lane.key());
+            self.shared.timeline.write().ring.lanes.release(self.lane.key());
         }
     }
 }

@@ -328,7 +328,7 @@ impl Feed {
 
     /// Keeps a state of this feed for somebody who is being told it, and who can be cut.
     pub fn pin(&self, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
-        self.pins.pin(&self.reader, snapshot, cut, terms)
+        self.reader.pin(&self.pins, snapshot, cut, terms)
     }
 
     /// Completes when the feed is to end, because what it reads no longer fits the resource.

@@ -6,6 +6,7 @@
 //! it had is free whether or not anybody looks at it again.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,8 +15,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
+use super::Snapshot;
 use super::snapshot::Taken;
-use super::{CacheReader, Snapshot};
 use crate::base::Cut;
 
 /// The pins there are, of all feeds. Cloning shares.
@@ -43,6 +44,13 @@ pub struct PinTerms {
     pub idle_max: Option<Duration>,
 }
 
+/// A feed whose states are told.
+pub(super) trait KeepsStates: fmt::Debug + Send + Sync {
+    /// At most so many bytes are kept alive by a state that was taken then, and by nothing else: all of them once the
+    /// feed is over.
+    fn kept_by(&self, taken: Taken) -> usize;
+}
+
 #[derive(Debug, Default)]
 struct Shared {
     pinned: Mutex<Pinned>,
@@ -59,7 +67,7 @@ struct Pinned {
 
 #[derive(Debug)]
 struct Entry {
-    reader: CacheReader,
+    feed: Arc<dyn KeepsStates>,
     taken: Taken,
     cut: Cut,
     terms: PinTerms,
@@ -76,10 +84,11 @@ const MEMORY: &str = "memory";
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Pins {
-    pub(super) fn pin(&self, reader: &CacheReader, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
-        let (reader, taken) = (reader.clone(), snapshot.taken());
+    /// Keeps a state of `feed` for somebody who is being told it, and who can be cut.
+    pub(super) fn pin(&self, feed: Arc<dyn KeepsStates>, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
+        let taken = snapshot.taken();
         let (since, told) = (Instant::now(), AtomicU64::new(0));
-        let entry = Arc::new(Entry { reader, taken, cut, terms, since, told });
+        let entry = Arc::new(Entry { feed, taken, cut, terms, since, told });
         let mut pinned = self.shared.pinned.lock();
         let id = pinned.next;
         pinned.next += 1;
@@ -110,10 +119,9 @@ impl Pins {
         self.len() == 0
     }
 
-    /// Those on states of one feed.
-    pub fn of(&self, reader: &CacheReader) -> usize {
-        let pinned = self.shared.pinned.lock();
-        pinned.entries.values().filter(|entry| Arc::ptr_eq(&entry.reader.shared, &reader.shared)).count()
+    /// Those on states of the feed that is there.
+    pub(super) fn of(&self, feed: *const ()) -> usize {
+        self.shared.pinned.lock().entries.values().filter(|entry| entry.feed() == feed).count()
     }
 
     /// At most so many bytes of objects are kept alive by pins and by nothing else: of each feed, what its oldest
@@ -193,17 +201,13 @@ impl Entry {
 
     /// At most so many bytes are kept alive by this and by nothing else.
     fn bytes(&self) -> usize {
-        self.reader.kept_by(self.taken)
+        self.feed.kept_by(self.taken)
     }
 
     /// What tells feeds apart.
     fn feed(&self) -> *const () {
-        feed_id(&self.reader.shared)
+        Arc::as_ptr(&self.feed).cast()
     }
-}
-
-pub(super) fn feed_id(shared: &Arc<super::reader::Shared>) -> *const () {
-    Arc::as_ptr(shared).cast()
 }
 
 /// Each with what is free once it and those before it are gone: what it keeps beyond the next of its feed.

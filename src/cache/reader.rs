@@ -1,130 +1,21 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::budget::{LeastUsed, Share};
-use super::derived_json::DerivedJson;
-use super::event::Made;
-use super::inner::Inner;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
-use super::paging_snapshots::PagingSnapshots;
-use super::snapshot::Taken;
+use super::progress::{Progress, Settling};
+use super::shared::Shared;
+use super::stats::CacheStats;
+use super::timeline::Timeline;
 use super::transaction::Transaction;
-use super::{CacheConfig, ChunkCache, Cursor, Snapshot, Staging, View};
-use crate::base::Account;
+use super::{ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
+use crate::base::{Account, Cut};
 use crate::kube::{Gvr, ResourceVersion};
-use crate::wire::{BookmarkTemplate, Encoding, Envelope, Object, Refused, Renderer, Representation};
-
-/// What one writer and many readers share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) config: CacheConfig,
-    pub(super) gvr: Gvr,
-    pub(super) envelope: Envelope,
-    /// What every reader begins with.
-    pub(super) verbatim: Renderer,
-    pub(super) namespaced: bool,
-    pub(super) inner: RwLock<Inner>,
-    /// The events' alternate frames.
-    pub(super) made: Made,
-    pub(super) kept: DerivedJson,
-    pub(super) encodings: ChunkCache,
-    pub(super) held: Mutex<PagingSnapshots>,
-    /// For who waits for progress.
-    pub(super) progress: watch::Sender<Progress>,
-    /// For who looks, as every delivery does: without a lock that the readers of all cores would take.
-    pub(super) reached: Reached,
-    pub(super) state: watch::Sender<FeedState>,
-    /// Somebody is to be woken when the newest version is whole.
-    pub(super) waits_for_whole: AtomicBool,
-    pub(super) bookmark: RwLock<BookmarkTemplate>,
-    pub(super) share: Share,
-}
-
-impl Shared {
-    /// Only the writer does.
-    pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
-        self.progress.send_modify(|progress| {
-            change(progress);
-            // Whoever sees a bookmark sees its version, or a later one.
-            self.reached.rv.store(progress.rv.0, Ordering::Release);
-            self.reached.bookmarks.store(progress.bookmarks, Ordering::Release);
-        });
-    }
-
-    pub(super) fn progress(&self) -> Progress {
-        let bookmarks = self.reached.bookmarks.load(Ordering::Acquire);
-        Progress { rv: ResourceVersion(self.reached.rv.load(Ordering::Acquire)), bookmarks }
-    }
-
-    pub(super) fn alternate_bytes(&self) -> usize {
-        self.made.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Everything that is kept of what was derived, but with events.
-    pub(super) fn derived(&self) -> impl Iterator<Item = &dyn LeastUsed> {
-        let kept: &dyn LeastUsed = &self.kept;
-        self.encodings.least_used().into_iter().chain([kept])
-    }
-
-    pub(super) fn ring_bytes(&self) -> usize {
-        self.inner.read().event_bytes()
-    }
-
-    /// About what is free when nothing but the present state is kept; `pinned` is what those keep alive who are being
-    /// told older ones.
-    pub(super) fn may_go(&self, pinned: usize) -> usize {
-        let first = self.held.lock().first_taken();
-        let (ring, paging) = {
-            let inner = self.inner.read();
-            (inner.event_bytes(), first.map_or(0, |taken| inner.kept_by(taken)))
-        };
-        // What has left the store may be kept by all of them.
-        let left = ring.max(paging).max(pinned);
-        left + self.share.accounts.states.bytes() + self.kept.bytes() + self.encodings.bytes()
-    }
-
-    /// Shortens the history to so many bytes. Others have their turn between some events and the next.
-    pub(super) fn shrink_ring(&self, bytes: usize, events_at_once: usize) {
-        loop {
-            let gone = self.inner.write().shrink(bytes, events_at_once);
-            if gone.len() < events_at_once {
-                return;
-            }
-        }
-    }
-}
-
-/// [`Progress`], to be looked at.
-#[derive(Debug, Default)]
-pub(super) struct Reached {
-    rv: AtomicU64,
-    bookmarks: AtomicU64,
-}
-
-/// How far a feed is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
-    /// Everything up to here has been applied, and no more of it will come.
-    pub rv: ResourceVersion,
-    /// Bookmarks seen so far.
-    pub bookmarks: u64,
-}
-
-/// When no more events of a version will come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settling {
-    Already,
-    /// Upstream has only to be silent.
-    Soon,
-    /// Upstream has to be asked, if it says nothing by itself.
-    WhenToldSo,
-}
+use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
 
 /// Reads one feed. Cloning shares.
 #[derive(Debug, Clone)]
@@ -155,27 +46,6 @@ pub struct TooOld {
     pub requested: ResourceVersion,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,
-}
-
-/// Sizes of one feed, for metrics and admin pages.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CacheStats {
-    pub objects: usize,
-    /// Bytes of the objects' bodies.
-    pub object_bytes: usize,
-    pub events: usize,
-    pub event_bytes: usize,
-    /// Bytes that were derived of objects and events, and are kept.
-    pub derived_bytes: usize,
-    /// Everything that is alive of the feed, whoever holds it.
-    pub memory_bytes: usize,
-    /// The oldest version that a watch may start from.
-    pub floor: ResourceVersion,
-    pub progress: ResourceVersion,
-    /// Lanes besides the one of all events.
-    pub lanes: usize,
-    /// Seconds between the oldest and the newest event.
-    pub span_seconds: f64,
 }
 
 impl CacheReader {
@@ -211,30 +81,30 @@ impl CacheReader {
 
     /// Counts the histories of this feed: what was learned of one says nothing of the next.
     pub fn history(&self) -> u64 {
-        self.shared.inner.read().history
+        self.shared.timeline.read().number
     }
 
     /// The oldest version that a watch may start from, at this moment.
     pub fn floor(&self) -> ResourceVersion {
-        self.shared.inner.read().floor
+        self.shared.timeline.read().ring.floor
     }
 
     /// Whether no more events of the newest version will come, as far as is known.
     pub fn is_whole(&self) -> bool {
-        self.shared.inner.read().is_whole()
+        self.shared.timeline.read().is_whole()
     }
 
     /// Whether more events of `rv` may come: whoever goes on from there would miss them.
     pub fn is_open(&self, rv: ResourceVersion) -> bool {
-        self.shared.inner.read().is_open(rv)
+        self.shared.timeline.read().is_open(rv)
     }
 
     /// The same for a reader who is to be woken when `rv` is whole: all readers are. They may be woken before as well.
     pub fn waits_for_whole(&self, rv: ResourceVersion) -> Settling {
         // First: whoever closes it under the lock looks at this behind.
         self.shared.waits_for_whole.store(true, Ordering::Release);
-        let inner = self.shared.inner.read();
-        match inner.open.as_ref().filter(|open| open.rv() == rv) {
+        let timeline = self.shared.timeline.read();
+        match timeline.open.as_ref().filter(|open| open.rv() == rv) {
             None => Settling::Already,
             Some(open) if open.settles_after().is_some() => Settling::Soon,
             Some(_) => Settling::WhenToldSo,
@@ -258,7 +128,7 @@ impl CacheReader {
     /// Completes when everything that has come by now is whole, if it is not already: the state before it is shown to
     /// nobody from then on.
     pub async fn closed(&self) {
-        let newest = self.shared.inner.read().open.as_ref().map(Transaction::rv);
+        let newest = self.shared.timeline.read().open.as_ref().map(Transaction::rv);
         if let Some(newest) = newest {
             self.reached(newest).await;
         }
@@ -290,19 +160,19 @@ impl CacheReader {
 
     /// The state as it is. For who knows that the feed goes on: of one that is over nothing is left.
     pub fn snapshot(&self) -> Snapshot {
-        self.shared.inner.read().snapshot()
+        self.shared.timeline.read().snapshot()
     }
 
     /// The state as it is, to answer with; `None` if the feed is over.
     pub fn current(&self) -> Option<Snapshot> {
-        let inner = self.shared.inner.read();
-        (!inner.is_over).then(|| inner.snapshot())
+        let timeline = self.shared.timeline.read();
+        (!timeline.is_over).then(|| timeline.snapshot())
     }
 
     /// The state with all that has come, for who is told of no version; `None` if the feed is over.
     pub fn applied(&self) -> Option<Snapshot> {
-        let inner = self.shared.inner.read();
-        (!inner.is_over).then(|| inner.applied())
+        let timeline = self.shared.timeline.read();
+        (!timeline.is_over).then(|| timeline.applied())
     }
 
     /// A state that is going to be this feed's.
@@ -327,42 +197,42 @@ impl CacheReader {
 
     /// A snapshot of exactly `rv`: the current state if that is what it is, or one held for a paging client.
     pub fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
-        let current = self.shared.inner.read().snapshot_at(rv);
+        let current = self.shared.timeline.read().snapshot_at(rv);
         current.or_else(|| self.held_at(rv))
     }
 
     /// The snapshot of `rv` if one is held for a client that pages through it. That it may still be the current state
     /// is not looked at: a token would be good for ever where nothing changes.
     pub fn held_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
-        self.shared.held.lock().find(rv, Instant::now(), &self.shared.config)
+        self.shared.paging.lock().find(rv, Instant::now(), &self.shared.config)
     }
 
     /// Keeps `snapshot` for the next pages of the client that reads it, while the feed goes on.
     pub fn hold(&self, snapshot: &Snapshot) {
-        let mut held = self.shared.held.lock();
+        let mut paging = self.shared.paging.lock();
         // Under the lock: a feed that ends lets go of them behind its state.
         if matches!(self.state(), FeedState::Ended(_)) {
             return;
         }
-        held.keep(snapshot.clone(), Instant::now(), &self.shared.config);
+        paging.keep(snapshot.clone(), Instant::now(), &self.shared.config);
     }
 
     /// Opens a watch: its position, and the snapshot if it starts with one, belong to one instant of the feed.
     pub fn open(&self, start: Start, view: View) -> Result<OpenedWatch, TooOld> {
         // A long selector is read before the lock.
         let key = LaneKey::of(&view);
-        let mut inner = self.shared.inner.write();
+        let mut timeline = self.shared.timeline.write();
         match start {
-            Start::After(rv) if rv < inner.floor => Err(TooOld { requested: rv, floor: inner.floor }),
+            Start::After(rv) if rv < timeline.ring.floor => Err(TooOld { requested: rv, floor: timeline.ring.floor }),
             Start::After(rv) => {
                 // Of a version that is not whole nobody has been told more than came here: the rest is to be told.
-                let skip = if inner.is_open(rv) { inner.whole() } else { rv };
-                Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut inner, rv, skip, view, &key) })
+                let skip = if timeline.is_open(rv) { timeline.whole() } else { rv };
+                Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
             }
             Start::Current => {
                 // A watch of a feed that is over ends before it has told anything.
-                let snapshot = (!inner.is_over).then(|| inner.snapshot());
-                Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut inner, view, &key) })
+                let snapshot = (!timeline.is_over).then(|| timeline.snapshot());
+                Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut timeline, view, &key) })
             }
         }
     }
@@ -370,27 +240,27 @@ impl CacheReader {
     /// Opens a watch behind everything there is, without a state.
     pub fn open_at_end(&self, view: View) -> OpenedWatch {
         let key = LaneKey::of(&view);
-        OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.inner.write(), view, &key) }
+        OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.timeline.write(), view, &key) }
     }
 
     /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share
     /// one, and the others may be on their way (semantics.md §3.0). So nothing is skipped by version.
-    fn cursor_at_end(&self, inner: &mut Inner, view: View, key: &LaneKey) -> Cursor {
-        let whole = inner.whole();
-        self.cursor(inner, whole, ResourceVersion::default(), view, key)
+    fn cursor_at_end(&self, timeline: &mut Timeline, view: View, key: &LaneKey) -> Cursor {
+        let whole = timeline.whole();
+        self.cursor(timeline, whole, ResourceVersion::default(), view, key)
     }
 
     fn cursor(
         &self,
-        inner: &mut Inner,
+        timeline: &mut Timeline,
         after: ResourceVersion,
         skip: ResourceVersion,
         view: View,
         key: &LaneKey,
     ) -> Cursor {
-        let (next, next_seq) = (inner.seq_after(after), inner.next_seq);
-        let lane = inner.lanes.open(key, next_seq);
-        if inner.is_over {
+        let (next, next_seq) = (timeline.ring.seq_after(after), timeline.ring.next_seq);
+        let lane = timeline.ring.lanes.open(key, next_seq);
+        if timeline.is_over {
             lane.close(&mut Vec::new());
         }
         Cursor::new(self.shared.clone(), lane, view, next, after, skip)
@@ -436,37 +306,38 @@ impl CacheReader {
         Ok(())
     }
 
-    /// At most so many bytes are kept alive by a state that was taken then, and by nothing else: all of them once the
-    /// feed is over.
-    pub(super) fn kept_by(&self, taken: Taken) -> usize {
-        match self.state() {
-            FeedState::Ended(_) => taken.bytes,
-            _ => self.shared.inner.read().kept_by(taken),
-        }
+    /// Keeps a state of this feed for somebody who is being told it, and who can be cut.
+    pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
+        pins.pin(self.shared.clone(), snapshot, cut, terms)
     }
 
-    /// What runs of this feed's objects were written as.
-    pub fn encodings(&self) -> &ChunkCache {
-        &self.shared.encodings
+    /// The pins on states of this feed.
+    pub fn pinned(&self, pins: &Pins) -> usize {
+        pins.of(Arc::as_ptr(&self.shared).cast())
+    }
+
+    /// What chunks of this feed's objects were written as.
+    pub fn chunks(&self) -> &ChunkCache {
+        &self.shared.chunks
     }
 
     /// Forgets everything that was derived.
     pub fn forget_derived(&self) {
         self.shared.kept.clear();
-        self.shared.encodings.forget_derived();
+        self.shared.chunks.forget_derived();
     }
 
     /// Wakes every reader to look again.
     pub fn nudge(&self) {
         let mut wake = Vec::new();
-        self.shared.inner.read().lanes.nudge(&mut wake);
+        self.shared.timeline.read().ring.lanes.nudge(&mut wake);
         wake.into_iter().for_each(std::task::Waker::wake);
     }
 
     pub fn stats(&self) -> CacheStats {
-        let Shared { kept, encodings, .. } = &*self.shared;
-        let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + encodings.bytes();
+        let Shared { kept, chunks, .. } = &*self.shared;
+        let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + chunks.bytes();
         let memory_bytes = self.shared.share.held();
-        CacheStats { derived_bytes, memory_bytes, ..self.shared.inner.read().stats() }
+        CacheStats { derived_bytes, memory_bytes, ..self.shared.timeline.read().stats() }
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::ChunkFormat;
 use super::budget::LeastUsed;
+use super::chunk_format::ChunkFormat;
 
 /// Things that are made once for all who want them, and kept within bounds of bytes and of age: what was not wanted for
 /// longest goes first.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::Snapshot;
-use super::reader::Shared;
+use super::shared::Shared;
 use crate::base::Charge;
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
@@ -61,7 +61,7 @@ impl Staging {
             return Ok(());
         }
         // Listed anew beside its own state, which it takes the place of.
-        share.weigh(more, self.shared.inner.read().object_bytes());
+        share.weigh(more, self.shared.timeline.read().store.bytes());
         Err(OverBudget)
     }
 }

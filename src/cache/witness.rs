@@ -28,24 +28,24 @@ impl Witness {
 impl CacheReader {
     /// Whether `rv` is the version of the newest event: nothing later has told that no more of it will come.
     pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
-        let inner = self.shared.inner.read();
-        inner.last_event == rv && rv > inner.floor
+        let timeline = self.shared.timeline.read();
+        timeline.last_event == rv && rv > timeline.ring.floor
     }
 
     /// The newest change that is known: the newest event, or what became of the newest object where history begins
     /// later than that. `None` if the feed holds neither.
     pub fn witness(&self) -> Option<Witness> {
-        let inner = self.shared.inner.read();
-        let rv = inner.last_event;
-        if rv > inner.floor {
-            let known = inner.lanes.all.with_events(|events| {
+        let timeline = self.shared.timeline.read();
+        let rv = timeline.last_event;
+        if rv > timeline.ring.floor {
+            let known = timeline.ring.lanes.all.with_events(|events| {
                 let of_it = events.iter().rev().take_while(|event| event.rv == rv);
                 of_it.map(|event| (event.object.key.clone(), event.event_type == EventType::Deleted)).collect()
             });
             return Some(Witness { rv, known, knows_deletions: true });
         }
-        let snapshot = inner.applied();
-        drop(inner);
+        let snapshot = timeline.applied();
+        drop(timeline);
         let rv = snapshot.iter().map(|object| object.rv).max()?;
         let newest = snapshot.iter().filter(|object| object.rv == rv);
         Some(Witness { rv, known: newest.map(|object| (object.key.clone(), false)).collect(), knows_deletions: false })

@@ -1,60 +1,32 @@
 mod renew;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::budget::{Budget, WINDOW_PART};
+use super::change::{Applied, Change, OutOfOrder};
 use super::derived_json::DerivedJson;
 use super::event::Made;
-use super::inner::Inner;
 use super::lifecycle::{FeedEnd, FeedState};
 use super::paging_snapshots::PagingSnapshots;
-use super::reader::{CacheReader, Progress, Reached, Shared};
+use super::progress::{Progress, Reached};
+use super::shared::Shared;
+use super::timeline::Timeline;
 use super::transaction::Transaction;
-use super::{CacheConfig, ChunkCache, Pins, Snapshot};
-use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
-use crate::wire::{BookmarkTemplate, Envelope, Object, Renderer};
+use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
+use crate::kube::{Gvr, ResourceVersion};
+use crate::wire::{BookmarkTemplate, Envelope, Renderer};
 
 /// The only hand that changes a feed's cache. Not `Clone`: one reflector per feed.
 #[derive(Debug)]
 pub struct CacheWriter {
     shared: Arc<Shared>,
-}
-
-/// One change as upstream's stream reported it.
-#[derive(Debug)]
-pub struct Change {
-    /// `Added`, `Modified` or `Deleted`.
-    pub event_type: EventType,
-    pub object: Object,
-    /// The frame it came in, if it came in one; `object.body()` is a slice of it.
-    pub frame: Option<Bytes>,
-}
-
-/// What became of a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Applied {
-    /// It is in the store and in the ring.
-    Fresh,
-    /// The ring had it already: two streams of one history overlap.
-    Duplicate,
-}
-
-/// A change that contradicts what is known: older than the state that upstream vouched for, yet not seen before. The
-/// stream that brought it cannot be trusted (reliability.md U11, U17).
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("change of {key} at {rv} is out of order: everything up to {progress} was already vouched for")]
-pub struct OutOfOrder {
-    pub key: ObjectKey,
-    pub rv: ResourceVersion,
-    pub progress: ResourceVersion,
 }
 
 impl CacheWriter {
@@ -81,18 +53,19 @@ impl CacheWriter {
             verbatim: Renderer::verbatim(&envelope),
             envelope,
             namespaced,
-            inner: RwLock::new(Inner::new(&share.accounts)),
+            timeline: RwLock::new(Timeline::new(&share.accounts)),
             made: Made { bytes: Arc::default(), account: derived() },
             kept: DerivedJson::new(budget.clone(), derived()),
-            encodings: ChunkCache::new(budget.clone(), derived()),
-            held: Mutex::new(PagingSnapshots::default()),
+            chunks: ChunkCache::new(budget.clone(), derived()),
+            paging: Mutex::new(PagingSnapshots::default()),
             progress: watch::Sender::new(Progress::default()),
             reached: Reached::default(),
             state: watch::Sender::new(FeedState::Syncing),
             waits_for_whole: AtomicBool::new(false),
             share,
         });
-        budget.add(&shared);
+        let holder: Weak<Shared> = Arc::downgrade(&shared);
+        budget.add(holder);
         (Self { shared: shared.clone() }, CacheReader { shared })
     }
 
@@ -111,11 +84,11 @@ impl CacheWriter {
         let rv = list.rv;
         let mut wake = Vec::new();
         let gone = {
-            let mut inner = self.shared.inner.write();
-            let events = inner.lanes.close(&mut wake);
-            let objects = inner.restart(list);
-            self.shared.held.lock().clear();
-            self.shared.encodings.clear();
+            let mut timeline = self.shared.timeline.write();
+            let events = timeline.ring.lanes.close(&mut wake);
+            let objects = timeline.restart(list);
+            self.shared.paging.lock().clear();
+            self.shared.chunks.clear();
             (events, objects)
         };
         drop(gone);
@@ -138,21 +111,21 @@ impl CacheWriter {
         let now = Instant::now();
         let mut wake = Vec::new();
         let whole = {
-            let mut inner = self.shared.inner.write();
-            if let Some(known) = inner.admit(&change)? {
+            let mut timeline = self.shared.timeline.write();
+            if let Some(known) = timeline.admit(&change)? {
                 return Ok(known);
             }
-            let event = Arc::new(inner.event(change, &self.shared.envelope, now));
-            let before = inner.whole();
-            inner.record(&event, &self.shared.gvr);
-            inner.evict(&self.shared.config, now, self.shared.alternate_bytes());
-            inner.lanes.push(&event, &mut wake);
-            if before < inner.whole() && self.shared.waits_for_whole.swap(false, Ordering::AcqRel) {
-                inner.lanes.nudge(&mut wake);
+            let event = Arc::new(timeline.event(change, &self.shared.envelope, now));
+            let before = timeline.whole();
+            timeline.record(&event, &self.shared.gvr);
+            timeline.ring.evict(&self.shared.config, now, self.shared.alternate_bytes());
+            timeline.ring.lanes.push(&event, &mut wake);
+            if before < timeline.whole() && self.shared.waits_for_whole.swap(false, Ordering::AcqRel) {
+                timeline.ring.lanes.nudge(&mut wake);
             }
-            inner.whole()
+            timeline.whole()
         };
-        self.shared.encodings.expire(now);
+        self.shared.chunks.expire(now);
         self.shared.publish(|progress| progress.rv = whole);
         wake_all(wake);
         self.enforce_budget();
@@ -162,19 +135,19 @@ impl CacheWriter {
     /// How long upstream may be silent until the newest version is taken to be whole; `None`: it is already, or only
     /// upstream can tell.
     pub fn settles_after(&self) -> Option<Duration> {
-        self.shared.inner.read().open.as_ref().and_then(Transaction::settles_after)
+        self.shared.timeline.read().open.as_ref().and_then(Transaction::settles_after)
     }
 
     /// No more events of the newest version will come.
     pub fn settle(&mut self) {
         let mut wake = Vec::new();
         let (gone, whole) = {
-            let mut inner = self.shared.inner.write();
-            let gone = inner.open.take();
+            let mut timeline = self.shared.timeline.write();
+            let gone = timeline.open.take();
             if gone.is_some() && self.shared.waits_for_whole.swap(false, Ordering::AcqRel) {
-                inner.lanes.nudge(&mut wake);
+                timeline.ring.lanes.nudge(&mut wake);
             }
-            (gone, inner.whole())
+            (gone, timeline.whole())
         };
         drop(gone);
         self.shared.publish(|progress| progress.rv = whole);
@@ -186,15 +159,15 @@ impl CacheWriter {
     pub fn advance(&mut self, rv: ResourceVersion, announce: bool) {
         let now = Instant::now();
         let (whole, gone) = {
-            let mut inner = self.shared.inner.write();
-            let gone = inner.open.take_if(|open| open.rv() <= rv);
-            inner.progress = inner.progress.max(rv);
-            inner.evict(&self.shared.config, now, self.shared.alternate_bytes());
-            (inner.whole(), gone)
+            let mut timeline = self.shared.timeline.write();
+            let gone = timeline.open.take_if(|open| open.rv() <= rv);
+            timeline.progress = timeline.progress.max(rv);
+            timeline.ring.evict(&self.shared.config, now, self.shared.alternate_bytes());
+            (timeline.whole(), gone)
         };
         let is_waited_for = gone.is_some() && self.shared.waits_for_whole.swap(false, Ordering::AcqRel);
         drop(gone);
-        self.shared.encodings.expire(now);
+        self.shared.chunks.expire(now);
         self.shared.publish(|progress| {
             progress.rv = whole;
             if announce {
@@ -205,7 +178,7 @@ impl CacheWriter {
         if announce || is_waited_for {
             // Only now: whoever parks from here on has seen the bookmark, and everybody else is woken.
             let mut wake = Vec::new();
-            self.shared.inner.read().lanes.nudge(&mut wake);
+            self.shared.timeline.read().ring.lanes.nudge(&mut wake);
             wake_all(wake);
         }
     }
@@ -217,7 +190,7 @@ impl CacheWriter {
 
     /// Behind every critical section: room is made in other feeds as well.
     fn enforce_budget(&self) {
-        self.shared.share.budget.enforce(&self.shared);
+        self.shared.share.budget.enforce(&self.shared.share);
     }
 
     /// Remembers how upstream lays out a bookmark of this resource.
@@ -246,11 +219,11 @@ impl Drop for CacheWriter {
             self.set_state(FeedState::Ended(FeedEnd::Shutdown));
         }
         let mut wake = Vec::new();
-        let gone = self.shared.inner.write().end(&mut wake);
+        let gone = self.shared.timeline.write().end(&mut wake);
         wake_all(wake);
         drop(gone);
-        self.shared.held.lock().clear();
-        self.shared.encodings.clear();
+        self.shared.paging.lock().clear();
+        self.shared.chunks.clear();
         self.shared.kept.clear();
     }
 }

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Problems;
-use super::file::Section;
+use super::section::Section;
 use crate::auth::{self, Authorities};
 
 /// How callers are told apart, and with whose rights their requests go on.

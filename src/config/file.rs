@@ -1,10 +1,9 @@
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::section::Section;
 use super::{DelegatedKeys, Log, Problems, TlsSource};
 use crate::{cache, net, reflect, serve};
 
@@ -63,13 +62,6 @@ impl Default for File {
             audit: None,
         }
     }
-}
-
-/// A mapping of the file whose keys are taken out one by one; what is left at the end is unknown.
-pub(super) struct Section<'a> {
-    name: &'static str,
-    keys: Map<String, Value>,
-    problems: &'a mut Problems,
 }
 
 impl File {
@@ -150,92 +142,5 @@ impl File {
         top.within("audit", |audit| audit.put_some("path", &mut file.audit));
         top.finish();
         file
-    }
-}
-
-impl<'a> Section<'a> {
-    fn of(name: &'static str, value: Value, problems: &'a mut Problems) -> Option<Self> {
-        match value {
-            Value::Object(keys) => Some(Self { name, keys, problems }),
-            Value::Null => Some(Self { name, keys: Map::new(), problems }),
-            _ => {
-                problems
-                    .add(format!("{}: expected a mapping of keys", if name.is_empty() { "the file" } else { name }));
-                None
-            }
-        }
-    }
-
-    fn path(&self, key: &str) -> String {
-        if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
-    }
-
-    fn take<T: DeserializeOwned>(&mut self, key: &str) -> Option<T> {
-        let value = self.keys.remove(key)?;
-        let path = self.path(key);
-        self.problems.check(&path, serde_json::from_value(value))
-    }
-
-    pub(super) fn put<T: DeserializeOwned>(&mut self, key: &str, into: &mut T) {
-        if let Some(value) = self.take(key) {
-            *into = value;
-        }
-    }
-
-    pub(super) fn put_some<T: DeserializeOwned>(&mut self, key: &str, into: &mut Option<T>) {
-        if let Some(value) = self.take(key) {
-            *into = Some(value);
-        }
-    }
-
-    pub(super) fn put_bounded<T>(&mut self, key: &str, into: &mut T, min: T, max: T)
-    where
-        T: DeserializeOwned + PartialOrd + Copy + fmt::Display,
-    {
-        match self.take::<T>(key) {
-            Some(value) if (&min..=&max).contains(&&value) => *into = value,
-            Some(value) => self.problems.add(format!("{}: {value} is not within {min}..={max}", self.path(key))),
-            None => {}
-        }
-    }
-
-    /// `90s`, `10m`, `1h 30m`.
-    pub(super) fn put_duration(&mut self, key: &str, into: &mut Duration) {
-        if let Some(text) = self.take::<String>(key) {
-            let path = self.path(key);
-            if let Some(duration) = self.problems.check(&path, humantime::parse_duration(&text)) {
-                *into = duration;
-            }
-        }
-    }
-
-    fn tls(&mut self) -> Option<TlsSource> {
-        let (certificate, key) = (self.take::<PathBuf>("certificate"), self.take::<PathBuf>("key"));
-        let (self_signed, out) = (self.take::<bool>("selfSigned"), self.take::<PathBuf>("selfSignedOut"));
-        match (certificate, key, self_signed.unwrap_or(false)) {
-            (Some(certificate), Some(key), false) => Some(TlsSource::Files { certificate, key }),
-            (None, None, true) => Some(TlsSource::SelfSigned { out }),
-            (None, None, false) => None,
-            _ => {
-                self.problems.add("tls: give either certificate and key, or selfSigned");
-                None
-            }
-        }
-    }
-
-    /// Reads a section below this one.
-    pub(super) fn within(&mut self, name: &'static str, read: impl FnOnce(&mut Section<'_>)) {
-        let Some(value) = self.keys.remove(name) else { return };
-        if let Some(mut section) = Section::of(name, value, self.problems) {
-            read(&mut section);
-            section.finish();
-        }
-    }
-
-    fn finish(self) {
-        for key in self.keys.keys() {
-            let path = self.path(key);
-            self.problems.add(format!("{path}: unknown key"));
-        }
     }
 }

@@ -1,29 +1,5 @@
 use super::{Attributes, FieldMatcher, LabelSelector, ObjectKey};
 
-/// Longest label or field selector that is parsed. The apiserver has no such limit of its own (only its header limit);
-/// ours keeps one request from buying unbounded work in every later event.
-pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;
-
-/// Why a selector is refused, in the apiserver's words: the message of a 400 `BadRequest`.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SelectorError {
-    /// What the apiserver answers to the same text.
-    #[error("{0}")]
-    Invalid(String),
-    /// Over [`SELECTOR_BYTES_MAX`]: our own refusal, of a selector that the apiserver might accept.
-    #[error("the {parameter} is too long: {bytes} bytes, at most {max} are allowed", max = SELECTOR_BYTES_MAX)]
-    TooLong { parameter: &'static str, bytes: usize },
-}
-
-impl SelectorError {
-    pub(super) fn check_length(parameter: &'static str, text: &str) -> Result<(), Self> {
-        if text.len() > SELECTOR_BYTES_MAX {
-            return Err(Self::TooLong { parameter, bytes: text.len() });
-        }
-        Ok(())
-    }
-}
-
 /// Which objects of a collection a request is about: labels and fields must both match.
 ///
 /// Hashable and comparable, so that requests with the same selector can share work.
@@ -69,11 +45,6 @@ impl Selector {
     pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
         self.fields.matches(key, attributes) && self.labels.matches(attributes)
     }
-}
-
-/// Texts that are looked at to find one among so many sorted ones.
-pub(super) fn steps(sorted: usize) -> usize {
-    (usize::BITS - sorted.leading_zeros()) as usize
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //! credential or an object's content.
 
 mod event;
+mod line;
 mod queue;
 mod record;
 #[cfg(test)]

@@ -8,6 +8,7 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use super::admission::AdmissionPlace;
 use super::audit::AuditRecord;
+use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, List, Whole};
 use super::session::WatchSession;
 use super::watch::WatchBody;
@@ -42,9 +43,6 @@ struct Forwarded {
     body: ResponseBody,
     _place: Arc<AdmissionPlace>,
 }
-
-/// Why an answer broke off.
-pub(super) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 impl ReplyBody {
     pub(super) fn full(bytes: Bytes) -> Self {

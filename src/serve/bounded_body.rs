@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::admission::AdmissionPlace;
-use super::body::BodyError;
+use super::body_error::BodyError;
 use super::gzip::GzipList;
 use super::list::ListBody;
 use crate::base::{Cut, Tasks};

@@ -78,12 +78,12 @@ impl ChunkWriter {
             return Poll::Ready(write().map(|(plain, _)| plain));
         }
         let encoding = self.encoding(stretches, index);
-        self.reader.encodings().poll_plain(encoding, self.renderer.is_verbatim(), cx, write)
+        self.reader.chunks().poll_plain(encoding, self.renderer.is_verbatim(), cx, write)
     }
 
     /// A piece, if somebody has compressed it.
     pub(super) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
-        self.reader.encodings().deflated(self.encoding_of_piece(at))
+        self.reader.chunks().deflated(self.encoding_of_piece(at))
     }
 
     /// A piece, compressed by whoever comes first behind the `window` bytes that are sent before its batch.
@@ -100,7 +100,7 @@ impl ChunkWriter {
             let before = at.behind.filter(|_| at.index == 0).map(|behind| self.tail(stretches, behind, window));
             Ok(deflate(&before.transpose()?.unwrap_or_default()))
         };
-        self.reader.encodings().poll_deflated(self.encoding_of_piece(at), cx, make)
+        self.reader.chunks().poll_deflated(self.encoding_of_piece(at), cx, make)
     }
 
     /// What a batch ends with: so many bytes, or all that are its own whatever is before it.
@@ -108,7 +108,7 @@ impl ChunkWriter {
         let objects = batch.stretches.clone().rev().flat_map(|index| stretches.objects(index).into_iter().rev());
         let (mut written, mut len) = (Vec::new(), 0);
         for object in objects {
-            let mut pieces = Pieces::new(self.reader.encodings().account().clone());
+            let mut pieces = Pieces::new(self.reader.chunks().account().clone());
             self.put(object, true, &mut pieces)?;
             let object = pieces.end().0.concat();
             len += object.len();
@@ -173,7 +173,7 @@ impl ChunkWriter {
     /// The pieces, and how many bytes of them are not the store's own.
     fn write(&self, stretches: &PageChunks, index: usize) -> Result<(PlainChunk, usize), Refused> {
         let lengths = stretches.run(index).lengths();
-        let mut pieces = Pieces::new(self.reader.encodings().account().clone());
+        let mut pieces = Pieces::new(self.reader.chunks().account().clone());
         if !self.renderer.is_verbatim() {
             self.worked.store(true, Ordering::Relaxed);
         }

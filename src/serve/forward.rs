@@ -16,7 +16,8 @@ use tokio::time::timeout;
 
 use super::admission::{Admission, AdmissionPlace, Shed};
 use super::audit::Ours;
-use super::body::{BodyError, ReplyBody};
+use super::body::ReplyBody;
+use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, Whole};
 use super::coalesce::{Key, SharedAnswer};
 use super::feed::unavailable;

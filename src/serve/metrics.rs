@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::route::ForwardReason;
-use super::session::WatchEnd;
+use super::watch_end::WatchEnd;
 use crate::cache::FeedKey;
 use crate::kube::Gvr;
 use crate::wire::Representation;

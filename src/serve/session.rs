@@ -14,7 +14,6 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
-pub(super) use self::end::WatchEnd;
 pub(super) use self::opening::{Opening, WatchTerms};
 
 use self::clock::Clock;
@@ -25,6 +24,7 @@ use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
 use super::scan_pace::Looks;
+use super::watch_end::WatchEnd;
 use crate::auth::GrantStatus;
 use crate::cache::{Cursor, FeedHandle, FeedState, OpenedWatch, Pull, RenderingRefusal, SiftStep, Snapshot};
 use crate::kube::{EventType, ResourceVersion, Status};

@@ -7,18 +7,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use super::acting_as::ActingAs;
 use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, strip_identity};
 use super::pool::{ResponseBody, UpstreamBody};
-use super::{Client, Error, HOPS, status_from_code};
-
-/// Which connections a passed-through request uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ForwardPool {
-    /// Answered within seconds: many share a connection.
-    Short,
-    /// Read for as long as the client likes: a connection of its own.
-    Stream,
-    /// Becomes a byte tunnel: a connection of its own, used once.
-    Tunnel,
-}
+use super::{Client, Error, ForwardPool, HOPS, status_from_code};
 
 /// Passes requests on.
 #[derive(Debug)]

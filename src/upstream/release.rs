@@ -1,28 +1,8 @@
 use std::time::Duration;
 
-use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::{Client, Error, Server};
-
-/// A release of Kubernetes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Release {
-    pub major: u32,
-    pub minor: u32,
-}
-
-/// What a server says that it is. Servers that say the same write the same bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Build {
-    /// The release that it behaves as, which may be an older one than it is (`--emulated-version`).
-    pub release: Release,
-    /// The minor of the release that it is. How objects are laid out in JSON follows this one: it is a matter of the Go
-    /// types that were compiled into it, whatever it emulates.
-    pub minor: u32,
-    /// Everything else: patches add fields, and so do distributions; emulation and compatibility change defaults.
-    name: Box<str>,
-}
+use super::{Build, Client, Error, Release, Server};
 
 const VERSION: &str = "/version";
 /// A server that does not say what it is within this time has failed to.
@@ -61,80 +41,5 @@ impl Client {
                 Err(Error::Timeout(ANSWER_MAX))
             }
         }
-    }
-}
-
-impl Build {
-    /// What a server says whose `/version` is this.
-    #[cfg(test)]
-    pub(crate) fn of(version: &str) -> Option<Self> {
-        Self::parse(version.as_bytes())
-    }
-
-    /// Out of a `/version` document. Some distributions write `31+`.
-    pub(super) fn parse(body: &[u8]) -> Option<Self> {
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Said {
-            major: String,
-            minor: String,
-            emulation_major: String,
-            emulation_minor: String,
-            min_compatibility_major: String,
-            min_compatibility_minor: String,
-            git_version: String,
-            git_commit: String,
-        }
-        let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
-        let said: Said = serde_json::from_slice(body).ok()?;
-        let (major, minor) = number(&said.major).zip(number(&said.minor))?;
-        let emulated = number(&said.emulation_major).zip(number(&said.emulation_minor));
-        let behaves_as = emulated.unwrap_or((major, minor));
-        let Said { min_compatibility_major, min_compatibility_minor, git_version, git_commit, .. } = said;
-        let name = [git_version, git_commit, min_compatibility_major, min_compatibility_minor].join(" ").into();
-        Some(Self { release: Release { major: behaves_as.0, minor: behaves_as.1 }, minor, name })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_release_is_the_one_that_upstream_behaves_as_and_json_is_as_the_one_that_it_is_writes_it() {
-        for (body, expected) in [
-            (r#"{"major": "1", "minor": "36"}"#, Some((1, 36, 36))),
-            (r#"{"major": "1", "minor": "31+", "gitVersion": "v1.31.0-eks"}"#, Some((1, 31, 31))),
-            (r#"{"major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "35"}"#, Some((1, 35, 36))),
-            (r#"{"major": "1", "minor": "36", "emulationMajor": "", "emulationMinor": ""}"#, Some((1, 36, 36))),
-            (r#"{"major": "", "minor": ""}"#, None),
-            (r#"{"major":"1","minor":""}"#, None),
-            ("{}", None),
-        ] {
-            let build = Build::parse(body.as_bytes());
-            let found = build.map(|build| (build.release.major, build.release.minor, build.minor));
-            assert_eq!(found, expected, "{body}");
-        }
-        assert!(Release { major: 1, minor: 36 } > Release { major: 1, minor: 9 });
-        assert!(Release { major: 2, minor: 0 } > Release { major: 1, minor: 36 });
-    }
-
-    #[test]
-    fn builds_are_told_apart_by_whatever_may_change_their_bytes() {
-        let build = |more: &str| Build::parse(format!(r#"{{"major":"1","minor":"36"{more}}}"#).as_bytes());
-        let all = [
-            "",
-            r#","gitVersion":"v1.36.1""#,
-            r#","gitVersion":"v1.36.2""#,
-            r#","gitVersion":"v1.36.1","gitCommit":"a""#,
-            r#","gitVersion":"v1.36.1","emulationMajor":"1","emulationMinor":"35""#,
-            r#","gitVersion":"v1.36.1","minCompatibilityMajor":"1","minCompatibilityMinor":"35""#,
-        ];
-        for one in all {
-            for other in all {
-                assert_eq!(build(one) == build(other), one == other, "{one} {other}");
-            }
-        }
-        assert_eq!(build(r#","goVersion":"go1.26""#), build(r#","platform":"linux/amd64""#), "the same everywhere");
     }
 }

@@ -75,7 +75,7 @@ impl Stage {
 
     /// Puts something derived on a shelf.
     fn derive(&self, run: u128, bytes: usize) -> PlainChunk {
-        let encodings = self.feed.reader.encodings();
+        let encodings = self.feed.reader.chunks();
         let encoding = ChunkFormat {
             run,
             representation: Representation::Object(Encoding::Json),
@@ -92,7 +92,7 @@ impl Stage {
     }
 
     fn has_derived(&self, run: u128) -> bool {
-        let encodings = self.feed.reader.encodings();
+        let encodings = self.feed.reader.chunks();
         let encoding = ChunkFormat {
             run,
             representation: Representation::Object(Encoding::Json),
@@ -132,7 +132,7 @@ fn alive(stage: &Stage, states: &[Snapshot]) -> usize {
     };
     let now = stage.feed.reader.snapshot();
     states.iter().chain([&now]).flat_map(Snapshot::iter).for_each(&mut see);
-    stage.feed.reader.shared.inner.read().lanes.all.with_events(|events| {
+    stage.feed.reader.shared.timeline.read().ring.lanes.all.with_events(|events| {
         for event in events {
             see(&event.object);
             event.previous.iter().for_each(&mut see);

@@ -272,8 +272,8 @@ fn cluster_scoped_objects_have_lanes_by_name() {
 /// The view among all events, whatever lane it would follow.
 fn among_all(reader: &CacheReader, view: View) -> Cursor {
     let (after, next, all) = {
-        let inner = reader.shared.inner.read();
-        (inner.progress, inner.next_seq, inner.lanes.all.clone())
+        let timeline = reader.shared.timeline.read();
+        (timeline.progress, timeline.ring.next_seq, timeline.ring.lanes.all.clone())
     };
     Cursor::new(reader.shared.clone(), all, view, next, after, after)
 }

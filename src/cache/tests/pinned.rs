@@ -17,7 +17,7 @@ fn feed() -> (CacheWriter, CacheReader) {
 
 fn pin(pins: &Pins, reader: &CacheReader, terms: PinTerms) -> (Cut, Pin) {
     let cut = Cut::default();
-    (cut.clone(), pins.pin(reader, &reader.snapshot(), cut, terms))
+    (cut.clone(), reader.pin(pins, &reader.snapshot(), cut, terms))
 }
 
 /// How long a state of the feed is.

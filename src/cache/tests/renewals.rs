@@ -7,6 +7,7 @@ use futures_util::FutureExt;
 use proptest::prelude::*;
 
 use super::fixture::{POD, Pod, added, listed, read_frame, ring, rv, snapshot};
+use crate::cache::pinned::KeepsStates;
 use crate::cache::{CacheReader, CacheWriter, Chunk, Snapshot, Start, View};
 use crate::kube::EventType;
 use crate::wire::Object;
@@ -116,7 +117,7 @@ proptest! {
         prop_assert_eq!(reader.snapshot().iter().filter(|object| is_new(object)).count(), expected);
         let kept: usize = taken.iter().filter(|old| !Arc::ptr_eq(old, reader.snapshot().get(&old.key).expect("held")))
             .map(|old| old.body().len()).sum();
-        prop_assert_eq!(reader.kept_by(taken.taken()), kept, "what the state keeps beyond the store");
+        prop_assert_eq!(KeepsStates::kept_by(&*reader.shared, taken.taken()), kept, "what the state keeps beyond the store");
         // A history that begins anew counts what it has.
         writer.replace(snapshot(20, &held));
         prop_assert_eq!(reader.stats().object_bytes, before);

@@ -19,14 +19,14 @@ impl CacheWriter {
         let mut objects = objects.into_iter().peekable();
         while objects.peek().is_some() {
             let some: Vec<_> = objects.by_ref().take(RENEWED_AT_A_TIME).collect();
-            let gone = self.shared.inner.write().renew(some);
+            let gone = self.shared.timeline.write().store.renew(some);
             renewed += gone.len();
             drop(gone);
             tokio::task::yield_now().await;
         }
         if renewed > 0 {
-            self.shared.held.lock().clear();
-            self.shared.encodings.clear();
+            self.shared.paging.lock().clear();
+            self.shared.chunks.clear();
             self.enforce_budget();
         }
         renewed

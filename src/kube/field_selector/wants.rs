@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::super::selector::steps;
+use super::super::cost::steps;
 use super::super::{Attributes, ObjectKey};
 use super::{Condition, Subject};
 

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::super::Attributes;
-use super::super::selector::steps;
+use super::super::cost::steps;
 use super::{ALLOCATION_BYTES, Operator, Requirement, Values, has, held_bytes};
 
 /// What requirements ask for, each key once and in the keys' order: what an object costs follows its labels, or the

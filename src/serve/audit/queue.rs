@@ -1,8 +1,9 @@
 use std::io;
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 
+use super::line::Line;
 use super::writer::{AuditWriter, Destination};
 use crate::serve::metrics;
 
@@ -17,13 +18,6 @@ pub struct Audit {
 pub(super) struct Queue {
     lines: mpsc::Sender<Line>,
     room: Arc<Semaphore>,
-}
-
-/// A record on its way; it gives its room back when it is written.
-#[derive(Debug)]
-pub(super) struct Line {
-    pub(super) text: Vec<u8>,
-    _room: OwnedSemaphorePermit,
 }
 
 /// The writer is too far behind.

@@ -3,7 +3,8 @@ use std::net::{IpAddr, SocketAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
-use super::queue::{Full, Line, Queue};
+use super::line::Line;
+use super::queue::{Full, Queue};
 use super::record::{shortened, source_ips, without_tokens};
 use super::{Audit, AuditRecord, Decision, Destination, Ours};
 use crate::auth::Caller;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::queue::Line;
+use super::line::Line;
 use crate::serve::metrics;
 
 /// Where records go.

@@ -4,48 +4,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::sleep;
 
+use super::super::watch_end::WatchEnd;
 use super::{Phase, WatchSession};
 use crate::cache::{Pull, Settling, SiftStep};
 use crate::kube::Status;
-
-/// Why a watch is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum WatchEnd {
-    /// Its time was up.
-    Timeout,
-    /// Its position left the ring, or its feed started a new history: 410.
-    Expired,
-    /// The state it asked for did not come: 504.
-    TooLarge,
-    /// Its feed is over.
-    FeedEnded,
-    /// What it shows can no longer be derived: the client goes on from another feed.
-    Underivable,
-    /// Its client may not read any more: 403 or 401.
-    Revoked,
-    /// The proxy is going away.
-    Drained,
-    /// The client went away.
-    Closed,
-    /// It was cut from outside, for this reason.
-    Cut(&'static str),
-}
-
-impl WatchEnd {
-    pub(in super::super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::Expired => "expired",
-            Self::TooLarge => "too_large",
-            Self::FeedEnded => "feed_ended",
-            Self::Underivable => "underivable",
-            Self::Revoked => "revoked",
-            Self::Drained => "drained",
-            Self::Closed => "closed",
-            Self::Cut(why) => why,
-        }
-    }
-}
 
 /// The end of a watch waits no longer for the rest of a transaction.
 const REST_MAX: Duration = Duration::from_secs(3);

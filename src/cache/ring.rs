@@ -1,0 +1,136 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+
+use tokio::time::Instant;
+
+use super::budget::Accounts;
+use super::lanes::Lanes;
+use super::{CacheConfig, Event};
+use crate::base::Charge;
+use crate::kube::{ObjectKey, ResourceVersion};
+
+/// A feed's recent events, oldest first, and the lanes that readers follow them in. Bounded in number, bytes and age.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) lanes: Lanes,
+    pub(super) next_seq: u64,
+    /// Watches may start from here: nothing after it has been evicted.
+    pub(super) floor: ResourceVersion,
+    events: usize,
+    /// Bytes of their frames.
+    bytes: usize,
+    /// What events take besides their objects and frames.
+    charge: Charge,
+}
+
+impl Ring {
+    pub(super) fn new(accounts: &Accounts) -> Self {
+        Self {
+            lanes: Lanes::new(0),
+            next_seq: 0,
+            floor: ResourceVersion::default(),
+            events: 0,
+            bytes: 0,
+            charge: accounts.events.charge(0),
+        }
+    }
+
+    /// Begins anew behind a list of that version; the lanes of the old history are closed already.
+    pub(super) fn restart(&mut self, rv: ResourceVersion) {
+        self.lanes.reopen(self.next_seq);
+        self.floor = rv;
+        self.empty();
+    }
+
+    /// Holds nothing from here on. Returns what was held.
+    pub(super) fn end(&mut self, wake: &mut Vec<Waker>) -> Vec<VecDeque<Arc<Event>>> {
+        let events = self.lanes.close(wake);
+        self.empty();
+        events
+    }
+
+    fn empty(&mut self) {
+        (self.events, self.bytes) = (0, 0);
+        self.charge.set(0);
+    }
+
+    /// Counts one event more, which is put into the lanes behind what has to go for it.
+    pub(super) fn admit(&mut self, event: &Event) {
+        self.next_seq = event.seq + 1;
+        self.events += 1;
+        self.bytes += event.charge();
+        self.charge.set(self.events * Event::OVERHEAD_BYTES);
+    }
+
+    /// Whether it has an event of that object at that version.
+    pub(super) fn has(&self, key: &ObjectKey, rv: ResourceVersion) -> bool {
+        self.lanes.all.with_events(|events| {
+            let first = events.partition_point(|event| event.rv < rv);
+            events.range(first..).take_while(|event| event.rv == rv).any(|event| event.object.key == *key)
+        })
+    }
+
+    /// The position behind every event up to `rv`.
+    pub(super) fn seq_after(&self, rv: ResourceVersion) -> u64 {
+        self.lanes.all.with_events(|events| {
+            let at = events.partition_point(|event| event.rv <= rv);
+            events.get(at).map_or(self.next_seq, |event| event.seq)
+        })
+    }
+
+    /// Lets go what is beyond the bounds. `alternates`: bytes of the frames that were made of events besides those that
+    /// came.
+    pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut alternates: usize) {
+        while let Some(oldest) = self.oldest() {
+            let over = self.events > config.window_events_max
+                || self.bytes + alternates > config.window_bytes_max
+                || now.duration_since(oldest.at) > config.window_age_max;
+            if !over {
+                return;
+            }
+            self.evict_one(&oldest);
+            alternates = alternates.saturating_sub(oldest.alternate_bytes());
+        }
+    }
+
+    /// Evicts all but so many bytes of history, some events at a time, and never the last one. Returns them.
+    pub(super) fn shrink(&mut self, bytes: usize, events_max: usize) -> Vec<Arc<Event>> {
+        let mut gone = Vec::new();
+        while gone.len() < events_max && self.bytes > bytes && self.events > 1 {
+            let Some(oldest) = self.oldest() else { break };
+            self.evict_one(&oldest);
+            gone.push(oldest);
+        }
+        gone
+    }
+
+    fn oldest(&self) -> Option<Arc<Event>> {
+        self.lanes.all.with_events(|events| events.front().cloned())
+    }
+
+    fn evict_one(&mut self, oldest: &Event) {
+        self.lanes.evict(oldest);
+        self.floor = oldest.rv;
+        self.events -= 1;
+        self.bytes -= oldest.charge();
+        self.charge.set(self.events * Event::OVERHEAD_BYTES);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.events
+    }
+
+    /// Bytes of the events' frames.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Seconds between the oldest and the newest event.
+    pub(super) fn span_seconds(&self) -> f64 {
+        self.lanes.all.with_events(|events| match (events.front(), events.back()) {
+            (Some(first), Some(last)) => last.at.duration_since(first.at).as_secs_f64(),
+            _ => 0.0,
+        })
+    }
+}

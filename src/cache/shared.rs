@@ -1,0 +1,119 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::budget::{Holder, LeastUsed, Share};
+use super::derived_json::DerivedJson;
+use super::event::Made;
+use super::lifecycle::FeedState;
+use super::paging_snapshots::PagingSnapshots;
+use super::pinned::KeepsStates;
+use super::progress::{Progress, Reached};
+use super::snapshot::Taken;
+use super::timeline::Timeline;
+use super::{CacheConfig, ChunkCache};
+use crate::kube::{Gvr, ResourceVersion};
+use crate::wire::{BookmarkTemplate, Envelope, Renderer};
+
+/// What one writer and many readers share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: CacheConfig,
+    pub(super) gvr: Gvr,
+    pub(super) envelope: Envelope,
+    /// What every reader begins with.
+    pub(super) verbatim: Renderer,
+    pub(super) namespaced: bool,
+    pub(super) timeline: RwLock<Timeline>,
+    /// The events' alternate frames.
+    pub(super) made: Made,
+    pub(super) kept: DerivedJson,
+    pub(super) chunks: ChunkCache,
+    pub(super) paging: Mutex<PagingSnapshots>,
+    /// For who waits for progress.
+    pub(super) progress: watch::Sender<Progress>,
+    /// For who looks, as every delivery does: without a lock that the readers of all cores would take.
+    pub(super) reached: Reached,
+    pub(super) state: watch::Sender<FeedState>,
+    /// Somebody is to be woken when the newest version is whole.
+    pub(super) waits_for_whole: AtomicBool,
+    pub(super) bookmark: RwLock<BookmarkTemplate>,
+    pub(super) share: Share,
+}
+
+impl Shared {
+    /// Only the writer does.
+    pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
+        self.progress.send_modify(|progress| {
+            change(progress);
+            // Whoever sees a bookmark sees its version, or a later one.
+            self.reached.rv.store(progress.rv.0, Ordering::Release);
+            self.reached.bookmarks.store(progress.bookmarks, Ordering::Release);
+        });
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        let bookmarks = self.reached.bookmarks.load(Ordering::Acquire);
+        Progress { rv: ResourceVersion(self.reached.rv.load(Ordering::Acquire)), bookmarks }
+    }
+
+    pub(super) fn alternate_bytes(&self) -> usize {
+        self.made.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Holder for Shared {
+    fn share(&self) -> &Share {
+        &self.share
+    }
+
+    fn derived(&self) -> Vec<&dyn LeastUsed> {
+        let kept: &dyn LeastUsed = &self.kept;
+        self.chunks.least_used().into_iter().chain([kept]).collect()
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.timeline.read().ring.bytes()
+    }
+
+    fn may_go(&self, pinned: usize) -> usize {
+        let first = self.paging.lock().first_taken();
+        let (ring, paging) = {
+            let timeline = self.timeline.read();
+            (timeline.ring.bytes(), first.map_or(0, |taken| timeline.store.kept_by(taken)))
+        };
+        // What has left the store may be kept by all of them.
+        let left = ring.max(paging).max(pinned);
+        left + self.share.accounts.states.bytes() + self.kept.bytes() + self.chunks.bytes()
+    }
+
+    fn shrink_ring(&self, bytes: usize, events_at_once: usize) {
+        loop {
+            let gone = self.timeline.write().ring.shrink(bytes, events_at_once);
+            if gone.len() < events_at_once {
+                return;
+            }
+        }
+    }
+
+    fn oldest_paging(&self) -> Option<Instant> {
+        self.paging.lock().oldest()
+    }
+
+    fn drop_oldest_paging(&self) {
+        let gone = self.paging.lock().take_oldest();
+        drop(gone);
+    }
+}
+
+impl KeepsStates for Shared {
+    fn kept_by(&self, taken: Taken) -> usize {
+        let state = *self.state.borrow();
+        match state {
+            FeedState::Ended(_) => taken.bytes,
+            _ => self.timeline.read().store.kept_by(taken),
+        }
+    }
+}

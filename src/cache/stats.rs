@@ -1,0 +1,22 @@
+use crate::kube::ResourceVersion;
+
+/// Sizes of one feed, for metrics and admin pages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CacheStats {
+    pub objects: usize,
+    /// Bytes of the objects' bodies.
+    pub object_bytes: usize,
+    pub events: usize,
+    pub event_bytes: usize,
+    /// Bytes that were derived of objects and events, and are kept.
+    pub derived_bytes: usize,
+    /// Everything that is alive of the feed, whoever holds it.
+    pub memory_bytes: usize,
+    /// The oldest version that a watch may start from.
+    pub floor: ResourceVersion,
+    pub progress: ResourceVersion,
+    /// Lanes besides the one of all events.
+    pub lanes: usize,
+    /// Seconds between the oldest and the newest event.
+    pub span_seconds: f64,
+}

@@ -1,0 +1,145 @@
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
+use super::budget::Accounts;
+use super::chunks::ChunkIndex;
+use super::snapshot::Taken;
+use super::states::States;
+use super::{Event, Snapshot};
+use crate::kube::{EventType, ObjectKey, ResourceVersion};
+use crate::wire::Object;
+
+/// A feed's current objects, in the order of their keys. Taking a state of it costs a pointer.
+#[derive(Debug)]
+pub(super) struct Store {
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    /// Bytes of their bodies.
+    bytes: usize,
+    /// Bytes of bodies that have left the store, since the feed began.
+    left_bytes: u64,
+    /// Counts what versions have stood for: each history, and each time that bodies were renewed.
+    content: u64,
+    /// The chunks of the state as it is.
+    chunks: Arc<ChunkIndex>,
+    /// What older states keep alive.
+    states: Arc<States>,
+}
+
+impl Store {
+    pub(super) fn new(accounts: &Accounts) -> Self {
+        Self {
+            objects: OrdMap::new(),
+            bytes: 0,
+            left_bytes: 0,
+            content: 0,
+            chunks: Arc::default(),
+            states: States::new(&accounts.states),
+        }
+    }
+
+    pub(super) fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
+        self.objects.get(key)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Bytes of the objects' bodies.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Starts over with a list. Returns the objects from before.
+    pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
+        self.content += 1;
+        let bytes = list.iter().map(|object| object.body().len()).sum();
+        self.exchange(list.into_objects(), bytes)
+    }
+
+    /// Holds nothing from here on. Returns what was held.
+    pub(super) fn end(&mut self) -> OrdMap<ObjectKey, Arc<Object>> {
+        self.content += 1;
+        self.exchange(OrdMap::new(), 0)
+    }
+
+    fn exchange(&mut self, objects: OrdMap<ObjectKey, Arc<Object>>, bytes: usize) -> OrdMap<ObjectKey, Arc<Object>> {
+        self.left_bytes += self.bytes as u64;
+        self.bytes = bytes;
+        let before = std::mem::replace(&mut self.objects, objects);
+        self.leave_state();
+        self.states.replaced(before.len());
+        self.chunks = Arc::new(ChunkIndex::of_content(self.content));
+        before
+    }
+
+    /// Takes in what an event says.
+    pub(super) fn apply(&mut self, event: &Event) {
+        let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
+        self.bytes = self.bytes.saturating_sub(gone);
+        self.left_bytes += gone as u64;
+        if event.event_type == EventType::Deleted {
+            self.objects.remove(&event.object.key);
+        } else {
+            self.bytes += event.object.body().len();
+            self.objects.insert(event.object.key.clone(), event.object.clone());
+        }
+        // Whoever has it, has it for the state before.
+        if self.chunks.is_made() || Arc::strong_count(&self.chunks) > 1 {
+            self.leave_state();
+            self.chunks = Arc::new(ChunkIndex::of_content(self.content));
+        }
+        self.states.changed(self.objects.len());
+    }
+
+    /// Exchanges what is held at the same version in other bytes. Returns the objects from before.
+    pub(super) fn renew(&mut self, objects: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
+        let fits = |object: &Arc<Object>| {
+            self.objects.get(&object.key).is_some_and(|held| held.rv == object.rv && held.body() != object.body())
+        };
+        let objects: Vec<_> = objects.into_iter().filter(fits).collect();
+        if objects.is_empty() {
+            return Vec::new();
+        }
+        self.leave_state();
+        self.content += 1;
+        self.chunks = Arc::new(ChunkIndex::of_content(self.content));
+        let mut gone = Vec::with_capacity(objects.len());
+        for object in objects {
+            self.bytes += object.body().len();
+            if let Some(before) = self.objects.insert(object.key.clone(), object) {
+                self.bytes -= before.body().len();
+                self.left_bytes += before.body().len() as u64;
+                gone.push(before);
+            }
+            self.states.changed(self.objects.len());
+        }
+        gone
+    }
+
+    /// The state as it is, said to be of `rv`.
+    pub(super) fn state(&self, rv: ResourceVersion) -> Snapshot {
+        let taken = Taken { left: self.left_bytes, bytes: self.bytes };
+        Snapshot::new(rv, self.objects.clone()).cut_by(self.chunks.clone()).taken_at(taken)
+    }
+
+    /// The chunks of a state that is left already: nobody has it as the present one.
+    pub(super) fn chunks_of_past_state(&self) -> Arc<ChunkIndex> {
+        let chunks = ChunkIndex::of_content(self.content);
+        chunks.left(self.states.left());
+        Arc::new(chunks)
+    }
+
+    /// At most so many bytes are kept alive by a state that was taken then, and by nothing else.
+    pub(super) fn kept_by(&self, taken: Taken) -> usize {
+        usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
+    }
+
+    /// Whoever has the present state has an older one from here on.
+    fn leave_state(&self) {
+        if Arc::strong_count(&self.chunks) > 1 {
+            self.chunks.left(self.states.left());
+        }
+    }
+}

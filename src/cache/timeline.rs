@@ -1,0 +1,165 @@
+use std::sync::Arc;
+use std::task::Waker;
+
+use imbl::OrdMap;
+use tokio::time::Instant;
+
+use super::budget::Accounts;
+use super::change::{Applied, Change, OutOfOrder};
+use super::ring::Ring;
+use super::stats::CacheStats;
+use super::store::Store;
+use super::transaction::Transaction;
+use super::{Event, Snapshot};
+use crate::base::Account;
+use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
+use crate::wire::{Envelope, Object};
+
+/// A feed's present and its recent past: store and ring, which change together, and the versions that they are at.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    pub(super) store: Store,
+    pub(super) ring: Ring,
+    /// Version of the list that the history starts with: it contains every change at that version.
+    base: ResourceVersion,
+    pub(super) progress: ResourceVersion,
+    /// Version of the newest event, or of the state that the history starts with.
+    pub(super) last_event: ResourceVersion,
+    /// That version, while more of its events may come.
+    pub(super) open: Option<Transaction>,
+    /// Where frames are charged that upstream did not send.
+    frames: Arc<Account>,
+    /// How many times the feed has started over.
+    pub(super) number: u64,
+    /// The feed has ended: there is no state any more, and no history.
+    pub(super) is_over: bool,
+}
+
+impl Timeline {
+    pub(super) fn new(accounts: &Accounts) -> Self {
+        Self {
+            store: Store::new(accounts),
+            ring: Ring::new(accounts),
+            base: ResourceVersion::default(),
+            progress: ResourceVersion::default(),
+            last_event: ResourceVersion::default(),
+            open: None,
+            frames: accounts.objects.clone(),
+            number: 0,
+            is_over: false,
+        }
+    }
+
+    /// Returns the objects from before.
+    pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
+        let rv = list.rv;
+        self.open = None;
+        self.number += 1;
+        (self.base, self.progress, self.last_event) = (rv, rv, rv);
+        self.ring.restart(rv);
+        self.store.restart(list)
+    }
+
+    /// Nothing of the feed is held from here on. Returns what was.
+    pub(super) fn end(&mut self, wake: &mut Vec<Waker>) -> impl Sized + use<> {
+        self.is_over = true;
+        self.open = None;
+        (self.ring.end(wake), self.store.end())
+    }
+
+    /// `Ok(None)`: new. `Ok(Some(Duplicate))`: known. Otherwise it contradicts the history.
+    pub(super) fn admit(&self, change: &Change) -> Result<Option<Applied>, OutOfOrder> {
+        let (key, rv) = (&change.object.key, change.object.rv);
+        let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
+        if rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(change)) {
+            return Ok(None);
+        }
+        if self.ring.has(key, rv) || rv <= self.ring.floor {
+            return Ok(Some(Applied::Duplicate));
+        }
+        Err(OutOfOrder { key: key.clone(), rv, progress: self.progress })
+    }
+
+    /// Whether the store is as the change left it: how one that was evicted among its siblings is known again.
+    fn shows(&self, change: &Change) -> bool {
+        match self.store.get(&change.object.key) {
+            Some(object) => object.rv == change.object.rv,
+            None => change.event_type == EventType::Deleted && change.object.rv <= self.ring.floor,
+        }
+    }
+
+    /// Types the change by what the store knows, which is how a selector sees it too.
+    pub(super) fn event(&self, change: Change, envelope: &Envelope, now: Instant) -> Event {
+        let Change { event_type, object, frame } = change;
+        let previous = self.store.get(&object.key).cloned();
+        let known_as = match (event_type, &previous) {
+            (EventType::Added, Some(_)) => EventType::Modified,
+            (EventType::Modified, None) => EventType::Added,
+            (event_type, _) => event_type,
+        };
+        let frame = match frame {
+            Some(frame) if known_as == event_type => frame,
+            _ => self.frames.keep(envelope.frame(known_as, object.body())),
+        };
+        Event::new(self.ring.next_seq, known_as, Arc::new(object), previous, frame, now)
+    }
+
+    pub(super) fn record(&mut self, event: &Arc<Event>, gvr: &Gvr) {
+        match &mut self.open {
+            Some(open) if open.rv() == event.rv => open.goes_on(event),
+            _ if event.rv == self.last_event => {}
+            open => *open = Some(Transaction::new(event, gvr, self.last_event)),
+        }
+        self.store.apply(event);
+        self.last_event = event.rv;
+        self.progress = self.progress.max(event.rv);
+        self.ring.admit(event);
+    }
+
+    /// Everything up to here has been applied, and can be announced: no more events of it will come.
+    pub(super) fn whole(&self) -> ResourceVersion {
+        self.open.as_ref().map_or(self.progress, Transaction::whole)
+    }
+
+    /// The state of the newest version that is whole. It stays as it is while its successor is open, whatever becomes of
+    /// the store.
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let Some(open) = &self.open else { return self.applied() };
+        open.before(|| self.applied().cut_by(self.store.chunks_of_past_state())).clone()
+    }
+
+    /// The state with everything that has come. While its version is not whole it says the one before.
+    pub(super) fn applied(&self) -> Snapshot {
+        self.store.state(self.whole())
+    }
+
+    /// The state of exactly `rv`, if nothing has changed between then and the newest version that is whole.
+    pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+        let since = self.open.as_ref().map_or(self.last_event, Transaction::event_before);
+        (!self.is_over && since <= rv && rv <= self.whole()).then(|| self.snapshot().at(rv))
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.open.is_none()
+    }
+
+    /// Whether more events of `rv` may come.
+    pub(super) fn is_open(&self, rv: ResourceVersion) -> bool {
+        self.open.as_ref().is_some_and(|open| open.rv() == rv)
+    }
+
+    pub(super) fn stats(&self) -> CacheStats {
+        CacheStats {
+            objects: self.store.len(),
+            object_bytes: self.store.bytes(),
+            events: self.ring.len(),
+            event_bytes: self.ring.bytes(),
+            derived_bytes: 0,
+            memory_bytes: 0,
+            floor: self.ring.floor,
+            progress: self.progress,
+            lanes: self.ring.lanes.len(),
+            span_seconds: self.ring.span_seconds(),
+        }
+    }
+}

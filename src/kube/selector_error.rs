@@ -1,0 +1,23 @@
+/// Longest label or field selector that is parsed. The apiserver has no such limit of its own (only its header limit);
+/// ours keeps one request from buying unbounded work in every later event.
+pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;
+
+/// Why a selector is refused, in the apiserver's words: the message of a 400 `BadRequest`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// What the apiserver answers to the same text.
+    #[error("{0}")]
+    Invalid(String),
+    /// Over [`SELECTOR_BYTES_MAX`]: our own refusal, of a selector that the apiserver might accept.
+    #[error("the {parameter} is too long: {bytes} bytes, at most {max} are allowed", max = SELECTOR_BYTES_MAX)]
+    TooLong { parameter: &'static str, bytes: usize },
+}
+
+impl SelectorError {
+    pub(super) fn check_length(parameter: &'static str, text: &str) -> Result<(), Self> {
+        if text.len() > SELECTOR_BYTES_MAX {
+            return Err(Self::TooLong { parameter, bytes: text.len() });
+        }
+        Ok(())
+    }
+}
