@@ -23,6 +23,8 @@ pub(crate) struct Token {
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) tokens: Vec<Token>,
+    /// What the comments say, each with the line that it begins on. Line comments below each other are one.
+    pub(crate) comments: Vec<(usize, String)>,
 }
 
 /// A function and the lines it takes, from `fn` to its last brace.
@@ -36,13 +38,13 @@ pub(crate) struct Function {
 impl Source {
     /// `file` decides what is a test as a whole: `tests.rs`, and whatever is below a folder `tests`.
     pub(crate) fn parse(file: &str, text: &str) -> Self {
-        let mut tokens = tokenize(text);
+        let (mut tokens, comments) = tokenize(text);
         let all = file.split('/').any(|part| part == "tests" || part == "tests.rs");
         let regions = if all { std::iter::once(0..tokens.len()).collect() } else { test_regions(&tokens) };
         for region in regions {
             tokens[region].iter_mut().for_each(|token| token.test = true);
         }
-        Self { tokens }
+        Self { tokens, comments }
     }
 
     /// Whether the words and marks from `at` on are these, in this order.
@@ -126,8 +128,8 @@ fn test_regions(tokens: &[Token]) -> Vec<std::ops::Range<usize>> {
     regions
 }
 
-fn tokenize(text: &str) -> Vec<Token> {
-    let mut cursor = Cursor { chars: text.chars().collect(), at: 0, line: 1 };
+fn tokenize(text: &str) -> (Vec<Token>, Vec<(usize, String)>) {
+    let mut cursor = Cursor { chars: text.chars().collect(), at: 0, line: 1, comments: Vec::new() };
     let mut tokens = Vec::new();
     while let Some(next) = cursor.peek(0) {
         let line = cursor.line;
@@ -145,7 +147,7 @@ fn tokenize(text: &str) -> Vec<Token> {
         };
         tokens.extend(token.map(|(kind, text)| Token { kind, text, line, test: false }));
     }
-    tokens
+    (tokens, cursor.comments)
 }
 
 type Read = Option<(Kind, String)>;
@@ -154,6 +156,7 @@ struct Cursor {
     chars: Vec<char>,
     at: usize,
     line: usize,
+    comments: Vec<(usize, String)>,
 }
 
 impl Cursor {
@@ -169,13 +172,30 @@ impl Cursor {
     }
 
     fn line_comment(&mut self) -> Read {
+        let start = self.at;
         while self.peek(0).is_some_and(|c| c != '\n') {
             self.skip(1);
+        }
+        let text: String = self.chars[start..self.at].iter().collect();
+        let text = text.trim_start_matches(['/', '!']).trim();
+        match self.comments.last_mut() {
+            Some((line, before)) if !before.ends_with("*/") && *line + before.lines().count() == self.line => {
+                before.push('\n');
+                before.push_str(if text.is_empty() { " " } else { text });
+            }
+            _ => self.comments.push((self.line, if text.is_empty() { " " } else { text }.to_owned())),
         }
         None
     }
 
     fn block_comment(&mut self) -> Read {
+        let (start, line) = (self.at, self.line);
+        let read = self.skip_block_comment();
+        self.comments.push((line, self.chars[start..self.at].iter().collect()));
+        read
+    }
+
+    fn skip_block_comment(&mut self) -> Read {
         let mut depth = 0_usize;
         loop {
             match (self.peek(0)?, self.peek(1)) {
