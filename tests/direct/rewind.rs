@@ -1,5 +1,7 @@
 //! Upstream's storage is restored from a backup: watches end with 410, and nothing of what was lost is served (F3, L6).
 
+use std::time::Instant;
+
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, Backup, RunningUpstream};
 
@@ -304,6 +306,7 @@ async fn when_one_feed_finds_it_the_others_look_as_well() {
 async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
     let (up, app, watches, ..) = begun(224).await;
     let (before, old) = (whole_lists(&up, PODS), up.revision() - 5);
+    let began = Instant::now();
     up.faults().lag(usize::MAX, old);
     // What cannot be proven is upstream's to answer.
     for _ in 0..3 {
@@ -317,9 +320,11 @@ async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
         assert!(watch.is_open());
     }
     assert_eq!(rewound(&app, "pods.v1").await, 0);
-    assert_eq!(doubts(&app, "pods.v1").await, 1);
+    // The three take nine seconds, and an unfounded doubt rests for ten: on a busy machine there is time for another.
+    let (doubts, doubts_max) = (doubts(&app, "pods.v1").await, 1 + began.elapsed().as_secs() / 10);
+    assert!((1..=doubts_max).contains(&doubts), "{doubts} doubts, {doubts_max} at most");
     let lists = whole_lists(&up, PODS) - before;
-    assert!(passed >= 3 && lists <= 1 + 3, "{lists} lists, those that were passed through included");
+    assert!(passed >= 3 && lists <= doubts_max + 3, "{lists} lists, those that were passed through included");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
