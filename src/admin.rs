@@ -60,7 +60,7 @@ async fn metrics(State(pages): State<Arc<AdminPages>>) -> Response {
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
-/// The process answers: upstream's health is none of this probe's business (reliability.md O3).
+/// The process answers: upstream's health is none of this probe's business (O3).
 async fn livez() -> &'static str {
     "ok"
 }

@@ -72,7 +72,7 @@ pub enum AuthMode {
     Delegated,
 }
 
-/// How upstream is asked about callers (reliability.md §3.3, §3.4).
+/// How upstream is asked about callers (R-AUTHN-1, R-LEASE-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthConfig {
     /// What tokens must be meant for; empty: whatever upstream takes.

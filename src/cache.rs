@@ -103,8 +103,8 @@ pub struct CacheConfig {
 }
 
 impl Default for CacheConfig {
-    /// Eight GiB in all; a quarter GiB of events a feed, the apiserver's own largest ring (102 400 events, semantics.md
-    /// §4.5), fifteen minutes.
+    /// Eight GiB in all; a quarter GiB of events a feed, the apiserver's own largest ring (102 400 events,
+    /// R-HISTORY-1), fifteen minutes.
     fn default() -> Self {
         Self {
             memory_bytes_max: 8 << 30,

@@ -9,24 +9,24 @@
 //! Modules in reading order, which is the order of the layers: each may use those above it in this list that are of a
 //! lower layer, and nothing else (`tests/tidy.rs`; ARCHITECTURE.md).
 
-// L0
+// Layer 0
 pub mod base;
 pub mod kube;
-// L1
+// Layer 1
 pub mod net;
 pub mod wire;
-// L2
+// Layer 2
 pub mod cache;
 pub mod upstream;
-// L3
+// Layer 3
 pub mod auth;
 pub mod reflect;
-// L4
+// Layer 4
 pub mod admin;
 pub mod serve;
-// L5
+// Layer 5
 pub mod config;
-// L6
+// Layer 6
 pub mod app;
 // Beside the layers: the demo upstream shares no logic with what it is served through.
 pub mod demo;

@@ -173,13 +173,13 @@ fn start_log(log: &Log) {
 }
 
 /// Below INFO, HTTP and TLS libraries print what is on the wire: headers with tokens, frames with Secrets. Only our own
-/// lines are shown then, whatever `RUST_LOG` says (reliability.md §3.6, T15).
+/// lines are shown then, whatever `RUST_LOG` says (R-SECRET-1, R-THREAT-15).
 fn shows_no_wire(line: &Metadata<'_>) -> bool {
     let is_ours = ["kube_fanout", "access"].contains(&line.target().split("::").next().unwrap_or_default());
     is_ours || *line.level() <= Level::INFO
 }
 
-/// No core files, and no debugger of the same user: there are tokens and Secrets in memory (reliability.md §3.6).
+/// No core files, and no debugger of the same user: there are tokens and Secrets in memory (R-SECRET-1).
 fn keep_memory_private() {
     let nothing = Rlimit { current: Some(0), maximum: Some(0) };
     let limited = setrlimit(Resource::Core, nothing);

@@ -1,7 +1,7 @@
 //! The apiserver as we see it: credentials, connections, discovery, requests.
 //!
 //! **Invariants.** Watches, short requests and tunnels never share a connection: a stream that is not read, or a GOAWAY
-//! for somebody's bad credential, must not end a watch (reliability.md §0, findings 6 and 7). Redirects are never
+//! for somebody's bad credential, must not end a watch (R-HTTP-2, R-HTTP-3). Redirects are never
 //! followed. A request that is not a read is sent at most once.
 
 mod acting_as;
@@ -41,5 +41,5 @@ pub use review::{AccessVerdict, TokenVerdict};
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.
 pub const BODY_BYTES_MAX: usize = 512 << 20;
 
-/// Names the proxies that a request has passed, so that one that is its own upstream notices (reliability.md D22).
+/// Names the proxies that a request has passed, so that one that is its own upstream notices (R-DOWNSTREAM-16).
 pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-hops");

@@ -1,10 +1,10 @@
-//! L1 wire: bytes ⇄ values, without I/O.
+//! Layer 1, wire: bytes ⇄ values, without I/O.
 //!
 //! Everything a feed carries passes here twice. On the way in, a [`FrameSplitter`] cuts a watch stream into frames and
 //! an [`ObjectReader`] turns frames and LIST pages into [`Object`]s. On the way out, an [`Envelope`] puts the same
 //! bodies back into watch frames, LIST and GET answers, and a [`BookmarkTemplate`] writes bookmarks.
 //!
-//! **Body identity** (encodings.md §6) carries the design: the bytes of one revision are the same in a LIST item, a GET
+//! **Body identity** (R-DERIVE-1) carries the design: the bytes of one revision are the same in a LIST item, a GET
 //! answer and every watch event; only a prefix and a suffix of at most ~100 bytes differ. So a body is held once, and
 //! nothing here ever re-encodes an object:
 //!

@@ -116,7 +116,7 @@ impl DiscoveryLoop {
         }
     }
 
-    /// The apiserver ends the watches of a custom resource whose definition changes, and so do we (semantics.md §4.6):
+    /// The apiserver ends the watches of a custom resource whose definition changes, and so do we (R-END-2):
     /// what was read under the old one may read differently now.
     fn retire_outdated(&self) {
         let Rights { catalog, feeds, .. } = &self.rights;

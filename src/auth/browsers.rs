@@ -1,5 +1,5 @@
 //! Web pages, which make the browser of whoever looks at them send requests to sockets that the page itself cannot
-//! reach (reliability.md T17).
+//! reach (R-THREAT-17).
 
 #[cfg(test)]
 mod tests;

@@ -40,7 +40,7 @@ pub(super) enum Malformed {
 
 /// Longest token that is asked about.
 pub(super) const TOKEN_BYTES_MAX: usize = 16 << 10;
-/// A subprotocol that carries a bearer token, for browsers, which cannot set headers (semantics.md §6).
+/// A subprotocol that carries a bearer token, for browsers, which cannot set headers (R-WS-3).
 pub const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");

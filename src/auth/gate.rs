@@ -191,7 +191,7 @@ impl Gate {
     }
 
     /// Whom a caller is taken for that asks to be: what upstream checks of `Impersonate-*` headers, which a caller that
-    /// we impersonate cannot have it check (semantics.md §10.4).
+    /// we impersonate cannot have it check (R-IMPERSONATE-2).
     ///
     /// # Errors
     /// It may not, or that cannot be found out.

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::auth::stub::info;
 
-    /// reliability.md T6: what is read is held against what was asked of the authorizer.
+    /// R-THREAT-6: what is read is held against what was asked of the authorizer.
     #[test]
     fn a_right_to_one_name_or_namespace_is_for_no_other() {
         let maps = Gvr::new("", "v1", "configmaps");

@@ -1,7 +1,7 @@
 //! Open watches and the decisions they stand on.
 //!
 //! A watch registers its lease first, then its right is asserted, and only then it streams: a change between the two
-//! finds the lease (reliability.md §3.4, M21). One lease for all watches of one credential that want the same.
+//! finds the lease (R-LEASE-1). One lease for all watches of one credential that want the same.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};

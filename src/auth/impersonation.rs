@@ -1,5 +1,5 @@
 //! What a caller must be allowed to be taken for somebody else, as apiserver's impersonation filter has it
-//! (semantics.md §10.4; KEP-5284 from 1.36 on).
+//! (R-IMPERSONATE-2; KEP-5284 from 1.36 on).
 
 mod asked;
 mod modes;

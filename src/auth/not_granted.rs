@@ -60,12 +60,12 @@ impl NotGranted {
     }
 
     /// How long what is open goes on while this is all that is said. That upstream does not let us ask is no outage
-    /// (reliability.md §3.10).
+    /// (R-CLOSED-1).
     pub(super) fn grace(&self, outage: Duration) -> Duration {
         if *self == Self::Disowned { outage.min(DISOWNED_GRACE) } else { outage }
     }
 
-    /// In the apiserver's words (semantics.md §7.4, §10.3).
+    /// In the apiserver's words (R-STATUS-3, R-AUTHZ-3).
     pub fn status(&self, user: &str, info: &RequestInfo) -> Status {
         self.status_of(user, &Access::of(info))
     }

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 /// How long to wait before the next attempt: doubling, with jitter, forgotten after a healthy spell.
 ///
-/// The numbers are client-go's reflector's (800 ms to 30 s, reset after 2 min; semantics.md §9.1), so that a fleet of
+/// The numbers are client-go's reflector's (800 ms to 30 s, reset after 2 min; R-CLIENT-2), so that a fleet of
 /// proxies is as gentle on a returning apiserver as a fleet of informers.
 #[derive(Debug)]
 pub struct Backoff {

@@ -23,7 +23,7 @@ pub enum Applied {
 }
 
 /// A change that contradicts what is known: older than the state that upstream vouched for, yet not seen before. The
-/// stream that brought it cannot be trusted (reliability.md U11, U17).
+/// stream that brought it cannot be trusted (R-UPSTREAM-8, R-UPSTREAM-10).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("change of {key} at {rv} is out of order: everything up to {progress} was already vouched for")]
 pub struct OutOfOrder {

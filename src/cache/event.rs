@@ -15,7 +15,7 @@ pub struct Event {
     /// Our own dense index: one more than the event before it in this feed.
     pub seq: u64,
     /// Upstream's version of the change. Several events may share one: a lease revocation deletes many at once
-    /// (semantics.md §3.0).
+    /// (R-VERSION-2).
     pub rv: ResourceVersion,
     /// What an unfiltered watch is told: `Added`, `Modified` or `Deleted`.
     pub event_type: EventType,
@@ -102,7 +102,7 @@ impl Event {
         }
         // A lost race costs one frame made twice; nobody waits under a lock.
         let frame = match (event_type, &self.previous) {
-            // The object left the selector: its previous content, at this change's version (semantics.md §4.2).
+            // The object left the selector: its previous content, at this change's version (R-EVENT-2).
             (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
                 renderer.frame(event_type, &previous.restamped(self.rv))?
             }
@@ -177,7 +177,7 @@ impl Drop for Alternate {
     }
 }
 
-/// Storage change and selector to event type (semantics.md §4.2).
+/// Storage change and selector to event type (R-EVENT-2).
 pub fn seen_as(matched_before: bool, matches_now: bool) -> Option<EventType> {
     match (matched_before, matches_now) {
         (false, true) => Some(EventType::Added),

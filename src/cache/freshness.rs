@@ -9,7 +9,7 @@ use crate::kube::ResourceVersion;
 
 /// Since when a feed is known to be current, and since when somebody needs it to be.
 ///
-/// The rule that makes one upstream question serve many (design.md §4, reliability.md L5): a proof whose question was
+/// The rule that makes one upstream question serve many (L5): a proof whose question was
 /// *sent* at `t` covers every request *received* at or before `t`, and no other.
 #[derive(Debug, Clone)]
 pub struct Freshness {

@@ -244,7 +244,7 @@ impl CacheReader {
     }
 
     /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share
-    /// one, and the others may be on their way (semantics.md §3.0). So nothing is skipped by version.
+    /// one, and the others may be on their way (R-VERSION-2). So nothing is skipped by version.
     fn cursor_at_end(&self, timeline: &mut Timeline, view: View, key: &LaneKey) -> Cursor {
         let whole = timeline.whole();
         self.cursor(timeline, whole, ResourceVersion::default(), view, key)

@@ -9,7 +9,7 @@ use crate::wire::{Renderer, Representation};
 
 /// Which representations a feed's objects are derived in, and whether that has been proven to be exact.
 ///
-/// Readers ask for one, somebody with a connection upstream qualifies it (encodings.md §8.4), and whoever finds an
+/// Readers ask for one, somebody with a connection upstream qualifies it (R-DERIVE-11), and whoever finds an
 /// object that cannot be derived refuses it for good: the whole resource at once, so that no reader sees some objects
 /// and not others. Cloning shares.
 #[derive(Debug, Clone)]

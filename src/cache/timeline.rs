@@ -121,8 +121,8 @@ impl Timeline {
         self.open.as_ref().map_or(self.progress, Transaction::whole)
     }
 
-    /// The state of the newest version that is whole. It stays as it is while its successor is open, whatever becomes of
-    /// the store.
+    /// The state of the newest version that is whole. It stays as it is while its successor is open, whatever becomes
+    /// of the store.
     pub(super) fn snapshot(&self) -> Snapshot {
         let Some(open) = &self.open else { return self.applied() };
         open.before(|| self.applied().cut_by(self.store.chunks_of_past_state())).clone()

@@ -7,7 +7,7 @@ use crate::kube::{EventType, Gvr, ResourceVersion};
 /// The newest version of a feed, while more of its events may come.
 ///
 /// Upstream tells of the events of one transaction one by one, at one version, and does not say which is the last
-/// (semantics.md §3.0). Whoever is given that version as a position goes on behind all of it. So it is given to nobody
+/// (R-VERSION-2). Whoever is given that version as a position goes on behind all of it. So it is given to nobody
 /// before the transaction is whole; until then the newest position is the version before it, at which everything else
 /// has been applied. It is whole when something later comes, or a bookmark.
 ///

@@ -21,7 +21,7 @@ pub struct View {
 impl View {
     /// `namespace: None` means all namespaces, or a cluster-scoped resource.
     pub fn new(namespace: Option<&str>, selector: Selector) -> Self {
-        // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (semantics.md §3.2).
+        // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (R-LIST-3).
         let namespace = namespace.or_else(|| selector.fields.required_namespace()).map(Into::into);
         let is_dear = selector.comparisons_at_most() > ORDINARY;
         Self { namespace, selector, is_dear }

@@ -4,7 +4,7 @@ use tokio::sync::watch;
 ///
 /// An apiserver of another release writes other bytes of the same objects at the same versions: it has other fields,
 /// other defaults, another order. Events are what they were when they happened; a state is of the present, so none is
-/// shown of bodies that another server wrote, or may have written (reliability.md F10). Cloning shares.
+/// shown of bodies that another server wrote, or may have written (F10). Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Vintage {
     is_present: watch::Sender<bool>,

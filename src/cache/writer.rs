@@ -79,7 +79,7 @@ impl CacheWriter {
     }
 
     /// Starts a new history with this state. Readers of the old one find their position expired: what happened between
-    /// is not known, and is not made up (reliability.md F6).
+    /// is not known, and is not made up (F6).
     pub fn replace(&mut self, list: Snapshot) {
         let rv = list.rv;
         let mut wake = Vec::new();
@@ -155,7 +155,7 @@ impl CacheWriter {
     }
 
     /// Everything up to `rv` is known to have been applied. With `announce` the readers are told, so that bookmarks
-    /// cross a tier at once (reliability.md W10).
+    /// cross a tier at once (W10).
     pub fn advance(&mut self, rv: ResourceVersion, announce: bool) {
         let now = Instant::now();
         let (whole, gone) = {

@@ -258,7 +258,7 @@ fn audit(path: String) -> AuditDestination {
 }
 
 impl Serve {
-    /// Combinations that are refused (reliability.md §3.2).
+    /// Combinations that are refused (R-MODE-2).
     fn check(&self, problems: &mut Problems) {
         for address in self.listen.iter().filter(|address| !address.is_local()) {
             match (self.auth, &self.tls) {

@@ -50,7 +50,7 @@ impl DelegatedKeys {
         delegated.put_bounded("namespacesPerSecondPerUser", &mut auth.namespaces_per_user, 1, REVIEWS_MAX);
     }
 
-    /// Files that are none, and authorities whose word would count twice (reliability.md §3.2).
+    /// Files that are none, and authorities whose word would count twice (R-MODE-2).
     pub(super) fn check(&self, problems: &mut Problems) {
         let mut read = |what: &str, path: &Option<PathBuf>| {
             let path = path.as_ref()?;

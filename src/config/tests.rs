@@ -140,7 +140,7 @@ fn origins_of_pages_are_exact_and_every_wrong_one_is_a_problem() {
     std::fs::remove_file(&file).expect("removed");
 }
 
-/// Who may say that it is somebody else must not be everybody (reliability.md §3.2).
+/// Who may say that it is somebody else must not be everybody (R-MODE-2).
 #[test]
 fn clients_and_front_proxies_have_authorities_of_their_own() {
     let folder = std::env::temp_dir().join(format!("kube-fanout-authorities-{}", std::process::id()));

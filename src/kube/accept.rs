@@ -1,4 +1,4 @@
-//! Content negotiation: what the apiserver would choose to write for an Accept header (semantics.md §5.1–§5.4).
+//! Content negotiation: what the apiserver would choose to write for an Accept header (R-ACCEPT-1 to R-ACCEPT-5).
 
 mod clauses;
 #[cfg(test)]
@@ -27,7 +27,7 @@ impl MediaType {
         }
     }
 
-    /// The `Content-Type` of a response, to the byte: clients choose their decoder by it (§5.3).
+    /// The `Content-Type` of a response, to the byte: clients choose their decoder by it (R-TYPE-1).
     pub fn content_type(self, watch: bool) -> &'static str {
         match self {
             Self::Protobuf if watch => "application/vnd.kubernetes.protobuf;stream=watch",
@@ -89,7 +89,7 @@ impl Offers {
     /// Reads of a custom resource.
     pub const CUSTOM: Self = Self { protobuf: false, conversions: true, watch: false };
     /// A [`Status`](super::Status) sent as a response. Where nothing fits, the apiserver writes it as indented JSON,
-    /// [`to_json_indented`](super::Status::to_json_indented), and keeps its code (§5.2).
+    /// [`to_json_indented`](super::Status::to_json_indented), and keeps its code (R-ACCEPT-5).
     pub const ERROR: Self = Self { protobuf: true, conversions: false, watch: false };
 
     /// The same endpoint when the request is a watch.
@@ -148,7 +148,7 @@ pub fn router_accepts(accept: Option<&str>) -> bool {
 /// How the user agents of people begin.
 const PEOPLES_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
-/// Whether JSON is to be indented (§5.4): asked for by the chosen clause's `pretty=1`, else decided by the `pretty`
+/// Whether JSON is to be indented (R-JSON-2): asked for by the chosen clause's `pretty=1`, else decided by the `pretty`
 /// parameter, else by a user agent that looks like a person's. Only for JSON, never for a watch.
 pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, offers: Offers) -> bool {
     if offers.watch {

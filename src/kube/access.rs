@@ -1,6 +1,6 @@
 use super::RequestInfo;
 
-/// What authorization is asked about one request: the attributes of a `SubjectAccessReview` (semantics.md §10.1).
+/// What authorization is asked about one request: the attributes of a `SubjectAccessReview` (R-AUTHZ-1).
 ///
 /// Two requests with equal attributes get equal answers; nothing else may be shared between them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

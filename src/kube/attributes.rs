@@ -16,7 +16,7 @@ pub struct Attributes {
 impl Attributes {
     /// `labels` must be sorted by key, and keys unique. `fields` has one value for each entry of the resource's
     /// [`FieldTable::fields`](super::FieldTable::fields), in that order. A field that the object lacks has its kind's
-    /// [absent text](super::FieldKind::absent_text), mostly `""`: the apiserver compares it so (semantics.md §2.2).
+    /// [absent text](super::FieldKind::absent_text), mostly `""`: the apiserver compares it so (R-FIELD-2).
     pub fn new<L: AsRef<str>, F: AsRef<str>>(labels: &[(L, L)], fields: &[F]) -> Self {
         debug_assert!(labels.windows(2).all(|pair| pair[0].0.as_ref() < pair[1].0.as_ref()), "sorted, unique");
         let all = || {

@@ -1,4 +1,4 @@
-//! The field tables of the API: which selectors each resource understands (semantics.md §8).
+//! The field tables of the API: which selectors each resource understands (R-FIELD-5).
 //!
 //! Two sources meet here. Accepted keys and refusals are those of `AddFieldLabelConversionFunc` in
 //! kubernetes/kubernetes `pkg/apis/*/*/conversion.go`; values are those of `ToSelectableFields` and its like in
@@ -73,8 +73,8 @@ const RESOURCE_SLICE: &[Row] =
     &[("spec.nodeName", Text, &[("spec.nodeName", &[2, 3])]), ("spec.driver", Text, &[("spec.driver", &[2, 1])])];
 
 impl FieldTable {
-    /// The table of a resource that the apiserver itself defines (§8.2). A resource that is not listed there has the
-    /// default one, which knows its name and namespace only.
+    /// The table of a resource that the apiserver itself defines (R-FIELD-5). A resource that is not listed there has
+    /// the default one, which knows its name and namespace only.
     ///
     /// `namespaced` does not change any of them: the default table accepts `metadata.namespace` on cluster-scoped
     /// resources too (it compares as `""`), and the listed ones accept it or not for reasons of their own.
@@ -118,7 +118,7 @@ impl FieldTable {
         table
     }
 
-    /// The table of a custom resource (§8.3): `selectable_json_paths` are the `selectableFields[].jsonPath` of the
+    /// The table of a custom resource (R-FIELD-6): `selectable_json_paths` are the `selectableFields[].jsonPath` of the
     /// version in the request, as its definition spells them (`.spec.color`). The apiserver admits no array or quoted
     /// steps in them, so every `.` separates two steps.
     pub fn of_custom(selectable_json_paths: &[String], namespaced: bool) -> Self {

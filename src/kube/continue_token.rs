@@ -1,5 +1,5 @@
 //! Continue tokens in the apiserver's own format, so that a page begun here can be continued there and the other way
-//! round (semantics.md §2.6).
+//! round (R-CONTINUE-1).
 
 #[cfg(test)]
 mod tests;

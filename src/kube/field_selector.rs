@@ -14,9 +14,9 @@ use super::{Attributes, FieldTable, ObjectKey, SelectorError};
 pub const NAME_KEY: &str = "metadata.name";
 const NAMESPACE_KEY: &str = "metadata.namespace";
 
-/// A field selector as the client wrote it: its grammar is checked, its keys are not (semantics.md §2.2).
+/// A field selector as the client wrote it: its grammar is checked, its keys are not (R-FIELD-1).
 ///
-/// Authorization sees this form; storage sees the [`FieldMatcher`] made of it (§8.4).
+/// Authorization sees this form; storage sees the [`FieldMatcher`] made of it (R-FIELD-7).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FieldSelector {
     /// In the order of the terms' texts, which is the apiserver's order.
@@ -57,7 +57,7 @@ impl FieldSelector {
     }
 
     /// The value that the first `=` term on `key` asks for, `key` being compared as written. `RequestInfo` takes the
-    /// object's name from here (§1.2).
+    /// object's name from here (R-PATH-3).
     pub fn requires_exact(&self, key: &str) -> Option<&str> {
         self.terms.iter().find(|term| !term.negated && &*term.key == key).map(|term| &*term.value)
     }
@@ -157,7 +157,7 @@ impl FieldMatcher {
         self.conditions.is_empty()
     }
 
-    /// The one name an object must have. Such a list is a read of one key (§3.2).
+    /// The one name an object must have. Such a list is a read of one key (R-LIST-2).
     pub fn required_name(&self) -> Option<&str> {
         self.name.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
     }
@@ -185,7 +185,7 @@ impl FieldMatcher {
     }
 
     /// Joins the selector with the name in the request's path or in `RequestInfo`: an empty selector becomes that name,
-    /// any other must already require exactly it (§2.2).
+    /// any other must already require exactly it (R-FIELD-3).
     ///
     /// # Errors
     /// The text of the apiserver's 400 when the two disagree.

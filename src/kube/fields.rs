@@ -1,6 +1,6 @@
 /// The selectable fields of one resource: which keys a field selector may name, and where their values are.
 ///
-/// Source: semantics.md §8. `metadata.name` and `metadata.namespace` are not stored: they are the object's key.
+/// Source: R-FIELD-4 to R-FIELD-6. `metadata.name` and `metadata.namespace` are not stored: they are the object's key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FieldTable {
     /// Fields whose value is read from each object, in the order of [`Attributes::fields`](super::Attributes::fields).

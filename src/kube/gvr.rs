@@ -18,7 +18,7 @@ impl Gvr {
         Self { group: group.into(), version: version.into(), resource: resource.into() }
     }
 
-    /// Whether the apiserver has a watch cache for it, as it has for everything but events (semantics.md §4.8).
+    /// Whether the apiserver has a watch cache for it, as it has for everything but events (R-EVENT-4).
     pub fn has_watch_cache(&self) -> bool {
         !(&*self.resource == "events" && matches!(&*self.group, "" | "events.k8s.io"))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// An object's place in its collection: the string `namespace/name`, or `name` when it has no namespace.
 ///
 /// Ordered bytewise as that *string*, because that is the apiserver's list order: `-` and `.` sort before `/`, so all
-/// of namespace `t1-a` precedes `t1` (semantics.md §3.2). Ordering by the tuple would be wrong.
+/// of namespace `t1-a` precedes `t1` (R-LIST-4). Ordering by the tuple would be wrong.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     path: Arc<str>,

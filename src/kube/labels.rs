@@ -11,7 +11,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// A label selector: requirements that must all hold (semantics.md §2.1).
+/// A label selector: requirements that must all hold (R-LABEL-1).
 ///
 /// Requirements are ordered by key, equal keys as written, each once, so two spellings of one selector mostly compare
 /// equal. What authorization is asked about and what is passed on is the text and not this. Cloning shares.

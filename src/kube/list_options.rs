@@ -8,7 +8,7 @@ pub use version_match::{ListPlan, VersionMatch, WatchStart};
 use super::go_text::parse_int;
 use super::{ContinueToken, FieldSelector, LabelSelector, Query, Status};
 
-/// The query parameters of a LIST or WATCH, decoded (semantics.md §2).
+/// The query parameters of a LIST or WATCH, decoded (R-QUERY-2).
 ///
 /// The handler's order is: [`decode`](Self::decode) (400), [`defaulted`](Self::defaulted),
 /// [`validate`](Self::validate) (422), then the fields' [`compile`](FieldSelector::compile) (400), then
@@ -20,10 +20,10 @@ pub struct ListOptions {
     pub fields: FieldSelector,
     pub watch: bool,
     pub allow_watch_bookmarks: bool,
-    /// Unparsed: how a bad one is refused depends on the verb (§2.5).
+    /// Unparsed: how a bad one is refused depends on the verb (R-QUERY-4).
     pub resource_version: String,
     pub resource_version_match: String,
-    /// For watches only. Zero counts as absent, a negative one has already passed (§2.7).
+    /// For watches only. Zero counts as absent, a negative one has already passed (R-TIMEOUT-1).
     pub timeout_seconds: Option<i64>,
     /// Not positive means unlimited.
     pub limit: i64,
@@ -54,8 +54,8 @@ impl ListOptions {
         })
     }
 
-    /// Applies the server's default (§3.4): a watch that says nothing about its start gets the initial events. Not for
-    /// the `/watch/` path form, whose options lack `watch=true`. Servers with the gate `WatchList` off have no such
+    /// Applies the server's default (R-WATCH-1): a watch that says nothing about its start gets the initial events. Not
+    /// for the `/watch/` path form, whose options lack `watch=true`. Servers with the gate `WatchList` off have no such
     /// default.
     #[must_use]
     pub fn defaulted(self) -> Self {
@@ -67,7 +67,7 @@ impl ListOptions {
         self
     }
 
-    /// Refuses options that exclude each other (§2.4). `as_watch` is the `watch` parameter, not the verb: the
+    /// Refuses options that exclude each other (R-OPTIONS-1). `as_watch` is the `watch` parameter, not the verb: the
     /// `/watch/` path form without `watch=true` is validated as a list.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl ListOptions {
     }
 }
 
-/// The query parameters of a GET of one object: only the version counts, its match is ignored (§2).
+/// The query parameters of a GET of one object: only the version counts, its match is ignored (R-QUERY-3).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GetOptions {
     pub resource_version: String,
@@ -137,7 +137,7 @@ impl GetOptions {
         Ok(Self { resource_version: query.first("resourceVersion").unwrap_or_default().to_owned() })
     }
 
-    /// How fresh the object must be (§3.1): never [`VersionMatch::Exact`].
+    /// How fresh the object must be (R-GET-1): never [`VersionMatch::Exact`].
     ///
     /// # Errors
     /// 500 for a resourceVersion that is no number.

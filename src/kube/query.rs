@@ -1,7 +1,7 @@
 /// More parameters than this and the apiserver sees none at all: Go's `net/url` refuses to parse them.
 pub const QUERY_PAIRS_MAX: usize = 10_000;
 
-/// A URL's query as the apiserver reads it (semantics.md §2): decoded pairs in their order, of which only the first of
+/// A URL's query as the apiserver reads it (R-QUERY-1): decoded pairs in their order, of which only the first of
 /// a name counts.
 ///
 /// The rules are those of Go's `url.ParseQuery` with its errors ignored: `+` is a space, a pair that contains `;` or a

@@ -10,7 +10,7 @@ use path::Path;
 use std::fmt;
 
 /// What a request is about, as the apiserver derives it before it does anything else: authentication, authorization,
-/// priority and routing all look at this (semantics.md §1.2).
+/// priority and routing all look at this (R-PATH-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInfo {
     /// False for everything that is not below `/api/VERSION/` or `/apis/GROUP/VERSION/`; then only `path` and `verb`

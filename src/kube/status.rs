@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 /// The apiserver's answer when there is no object to answer with: an error, inside a response or inside a watch's
 /// `ERROR` event.
 ///
-/// Members are in wire order, empty ones are left out, and `details` is absent or `{}` as the table in semantics.md
-/// §12 says for each constructor; so two equal statuses are equal bytes. Every text here is the apiserver's.
+/// Members are in wire order, empty ones are left out, and `details` is absent or `{}` as R-STATUS-1
+/// says for each constructor; so two equal statuses are equal bytes. Every text here is the apiserver's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(default, rename_all = "camelCase")]
 #[error("{code} {reason}: {message}")]
 pub struct Status {
-    /// `Status`; empty only in the apiserver's own deadline answer (§2.7).
+    /// `Status`; empty only in the apiserver's own deadline answer (R-TIMEOUT-3).
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub kind: String,
     /// `v1`; empty where `kind` is.
@@ -95,7 +95,7 @@ pub enum NotAStatus {
 }
 
 impl Status {
-    /// The body of an error response: compact JSON and a newline (§5.4).
+    /// The body of an error response: compact JSON and a newline (R-JSON-1).
     pub fn to_json(&self) -> Vec<u8> {
         let mut json = self.to_event_json();
         json.push(b'\n');
@@ -108,12 +108,12 @@ impl Status {
     }
 
     /// Two spaces of indentation and no newline at the end: what the apiserver writes for pretty requests and where no
-    /// clause of the Accept header fits an error (§5.2, §5.4).
+    /// clause of the Accept header fits an error (R-ACCEPT-5, R-JSON-2).
     pub fn to_json_indented(&self) -> Vec<u8> {
         finished(serde_json::to_string_pretty(self))
     }
 
-    /// The `k8s\0` document of an error response; the same bytes stand inside a watch event (§5.5).
+    /// The `k8s\0` document of an error response; the same bytes stand inside a watch event (R-PROTO-1).
     pub fn to_protobuf(&self) -> Vec<u8> {
         protobuf::encode(self)
     }
@@ -139,7 +139,7 @@ impl Status {
         u16::try_from(self.code).ok().filter(|code| (100..=999).contains(code)).unwrap_or(500)
     }
 
-    /// For the `Retry-After` header, which every status writer of the apiserver sets from here (§12).
+    /// For the `Retry-After` header, which every status writer of the apiserver sets from here (R-STATUS-2).
     pub fn retry_after_seconds(&self) -> Option<u32> {
         let seconds = self.details.as_ref()?.retry_after_seconds;
         u32::try_from(seconds).ok().filter(|&seconds| seconds > 0)

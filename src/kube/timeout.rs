@@ -2,7 +2,7 @@ use super::query::Query;
 use super::status::Status;
 
 /// Refuses a `timeout=` that Go's `time.ParseDuration` does not take, as the apiserver does before it looks at anything
-/// else of a request that is not long-running (semantics.md §1.5, §2.7).
+/// else of a request that is not long-running (R-ORDER-1, R-TIMEOUT-2).
 pub fn check_timeout(query: &Query) -> Result<(), Status> {
     let given = query.first("timeout").filter(|given| !given.is_empty());
     given

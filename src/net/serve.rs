@@ -29,7 +29,7 @@ use super::wake_set::WakeSet;
 use super::{Connection, Listener, Peer, PeerAddress, Tls};
 use crate::base::{Cut, DrainWatch, Tasks, UnderWay};
 
-/// What one connection may take (reliability.md §3.8).
+/// What one connection may take (R-LIMIT-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionLimits {
     pub connections_max: usize,
@@ -380,7 +380,7 @@ fn builder(limits: &ConnectionLimits, streams: Streams) -> auto::Builder<Streams
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_max)
         .max_buf_size(limits.header_bytes_max as usize)
-        // A client that shuts its side down has gone, as Go's server takes it (reliability.md D11).
+        // A client that shuts its side down has gone, as Go's server takes it (R-DOWNSTREAM-9).
         .half_close(false);
     builder
         .http2()

@@ -26,7 +26,7 @@ pub struct Tls {
 pub enum ClientCertificates {
     Ignored,
     /// A client may show one, and must then prove that it has the key. Whoever issued it is accepted: that is for every
-    /// request to decide, by what is trusted then (reliability.md §3.3). Nothing is resumed, so each connection proves
+    /// request to decide, by what is trusted then (R-AUTHN-1). Nothing is resumed, so each connection proves
     /// it anew.
     Requested,
 }

@@ -1,4 +1,4 @@
-//! Who wrote the bodies that a feed holds, and whom it follows: whether they write the same (reliability.md F10).
+//! Who wrote the bodies that a feed holds, and whom it follows: whether they write the same (F10).
 
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use crate::kube::ResourceVersion;
 ///
 /// One list closes a gap as a rule, and is asked for at once. Where upstream's window is shorter than a list takes,
 /// what was listed has left the window before the watch behind it begins: then another list of the same kind would meet
-/// the same, and so would the one after it (reliability.md F4).
+/// the same, and so would the one after it (F4).
 #[derive(Debug, Default)]
 pub(super) struct Relists {
     last: Option<Relisted>,

@@ -31,7 +31,7 @@ pub(super) struct Follow {
     pub(super) template: Option<BookmarkTemplate>,
 }
 
-/// Which state a LIST asks for (semantics.md §3.2).
+/// Which state a LIST asks for (R-LIST-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
     /// The most recent one.
@@ -175,7 +175,7 @@ impl Lister<'_> {
     pub(super) async fn list(&self, at: At) -> Result<InitialState, Error> {
         for _ in 0..PAGED_TRIES_MAX {
             match self.pages(at, Some(PAGE_LIMIT)).await {
-                // The snapshot behind the continue token is gone: start over (reliability.md U15).
+                // The snapshot behind the continue token is gone: start over (R-UPSTREAM-9).
                 Err(error) if error.is_expired() && !matches!(at, At::Exact(_)) => {}
                 listed => return listed,
             }

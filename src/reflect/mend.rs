@@ -8,9 +8,9 @@
 //! 2. An object whose version is the same on both sides did not change in the gap.
 //! 3. For one that did, the versions in the gap are read back one by one from the store (`resourceVersionMatch=Exact`).
 //! 4. What came out of the gap must have happened in it. An object or a deletion that is not later than where the gap
-//!    began, and that we were not told of, is of another history: upstream's storage went back (reliability.md F3).
+//!    began, and that we were not told of, is of another history: upstream's storage went back (F3).
 //! 5. Whatever cannot be proven so, within the limits below, is not made up: the feed starts a new history, and its
-//!    watches end with 410 (reliability.md F6).
+//!    watches end with 410 (F6).
 //!
 //! What this cannot see is an object that was both created and deleted inside the gap (docs/DIFFERENCES.md).
 
@@ -203,7 +203,7 @@ impl Historian<'_> {
 }
 
 /// The oldest version that upstream's window starts from, as its 410 names it: `too old resource version: N (M)`
-/// (semantics.md §3.6). A hint: without it the list is the most recent one, and less can be proven.
+/// (R-GONE-1). A hint: without it the list is the most recent one, and less can be proven.
 pub(super) fn window_start(message: &str) -> Option<ResourceVersion> {
     let (_, rest) = message.split_once("too old resource version: ")?;
     let (_, rest) = rest.split_once('(')?;

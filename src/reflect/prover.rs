@@ -1,4 +1,5 @@
-//! Proves that a feed is current, for readers that may not be given an older state (design.md §4).
+//! Proves that a feed is current, for readers that may not be given an older state (ARCHITECTURE.md, "How currency is
+//! proven").
 //!
 //! One question upstream serves every reader that came before it was sent:
 //!
@@ -51,7 +52,7 @@ const STREAM_HEAD_START: Duration = Duration::from_millis(20);
 const EQUALITY_OBJECTS_MAX: usize = 500;
 /// Larger ones are too, if that was long enough ago: a catch-up takes a second or two, and a rare question should not.
 const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
-/// How long ago, for each object: listing metadata costs upstream some 13 µs an object (encodings.md §5.2), so this
+/// How long ago, for each object: listing metadata costs upstream some 13 µs an object (R-DERIVE-4), so this
 /// spends little more than one percent of one of its cores.
 const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
 const CATCH_UP_SECONDS: u64 = 3;

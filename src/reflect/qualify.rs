@@ -1,4 +1,4 @@
-//! Proves that what is derived of a feed's objects is what upstream writes of them (encodings.md §8.4).
+//! Proves that what is derived of a feed's objects is what upstream writes of them (R-DERIVE-11).
 //!
 //! At first need every object is derived once, and some are compared with upstream's own bytes at the same version;
 //! from then on one is, every minute. A difference, or an object that cannot be derived, ends the derivation for the
@@ -294,7 +294,7 @@ impl Qualifier {
     }
 
     /// A difference is one of the derivation only if upstream still has the objects that are derived from: its storage
-    /// may have gone back, and then it is the feed that is to start anew (reliability.md F3).
+    /// may have gone back, and then it is the feed that is to start anew (F3).
     async fn confirmed(&self, verdict: Verdict, objects: &[&Arc<Object>], at: ResourceVersion) -> Verdict {
         if verdict != Verdict::Different {
             return verdict;

@@ -128,7 +128,7 @@ impl Reflector {
     }
 
     /// Whether a refusal is waited out: an apiserver that has just started denies what its caches do not know yet, and
-    /// that must not end a feed that was allowed a minute ago (reliability.md U7 bounds it).
+    /// that must not end a feed that was allowed a minute ago (R-UPSTREAM-5 bounds it).
     fn bears(&mut self, end: FeedEnd, state: &State) -> bool {
         let may_pass = matches!(end, FeedEnd::Forbidden | FeedEnd::Gone) && !matches!(state, State::Empty);
         may_pass && self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX
@@ -179,7 +179,7 @@ impl Reflector {
     /// proxy then costs none of them a list.
     async fn resumed(&mut self) -> Option<State> {
         self.means.upstream.feed.oldest_resume()?;
-        // Only a first state may be an old one: what has been served is not to be seen older again (reliability.md L6),
+        // Only a first state may be an old one: what has been served is not to be seen older again (L6),
         // and versions of a history that is given up mean nothing in the next.
         if self.means.upstream.feed.reader.progress().rv > ResourceVersion::default() {
             return None;

@@ -25,7 +25,7 @@ pub(super) enum Ended {
     /// Upstream closed it on a frame boundary: the ordinary end of a watch.
     #[error("upstream ended the watch")]
     Clean,
-    /// Neither an event nor a bookmark for [`SILENCE_MAX`]: the connection is taken for dead (reliability.md U2).
+    /// Neither an event nor a bookmark for [`SILENCE_MAX`]: the connection is taken for dead (R-UPSTREAM-2).
     #[error("no event and no bookmark for {SILENCE_MAX:?}")]
     Silent,
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub(super) enum Ended {
 
 /// The apiserver sends a bookmark every minute; one and a half without any sign is a dead connection.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
-/// Largest frame that is read: an object of etcd's limit many times over (reliability.md U10).
+/// Largest frame that is read: an object of etcd's limit many times over (R-UPSTREAM-7).
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 impl WatchStream {
@@ -118,7 +118,7 @@ pub(super) async fn ask(
 }
 
 /// What a feed of this form asks for. Protobuf comes with JSON behind it, so that a server without it says so by its
-/// answer rather than by a 406 (semantics.md §5.1).
+/// answer rather than by a 406 (R-ACCEPT-3).
 fn accept(form: Encoding) -> &'static str {
     match form {
         Encoding::Json => "application/json",

@@ -174,7 +174,7 @@ mod tests {
         Payer::of(&User { name: name.to_owned(), ..User::default() })
     }
 
-    /// reliability.md §3.8: one user leaves room for the others.
+    /// R-LIMIT-1: one user leaves room for the others.
     #[test]
     fn nobody_takes_more_than_a_share() {
         let (ada, bob) = (payer("ada"), payer("bob"));

@@ -1,5 +1,5 @@
 //! Records of what is answered here. Upstream writes none of a read that it never hears of, so this does, in upstream's
-//! own form: `audit.k8s.io/v1` events at level Metadata, a JSON object a line (reliability.md §3.6).
+//! own form: `audit.k8s.io/v1` events at level Metadata, a JSON object a line (R-SECRET-1).
 //!
 //! ```text
 //! request ─► Record ─► answer ─► Record::answered ─► queue, bounded ─► Writer ─► file

@@ -29,7 +29,7 @@ pub(super) type SharedFailure = Arc<Error>;
 
 /// Identical questions, asked once for all who came before the asking.
 ///
-/// A question serves only requests that were received before it was *sent* (reliability.md L5): those that come while
+/// A question serves only requests that were received before it was *sent* (L5): those that come while
 /// it is under way wait for the next one, however similar. So there is at most one under way per key.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Coalesced {

@@ -17,7 +17,7 @@ pub struct Coverage {
     pub authorizes: bool,
 }
 
-/// Kinds whose objects are better not kept in one place (reliability.md §3.2).
+/// Kinds whose objects are better not kept in one place (R-MODE-3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sensitive {
     Secrets,
@@ -34,7 +34,7 @@ pub enum Uncovered {
 }
 
 /// What belongs to a node, and the field that says to which. These are what the Node authorizer looks for: a kubelet's
-/// own identity may list nothing wider (semantics.md §10.3).
+/// own identity may list nothing wider (R-AUTHZ-4).
 const OF_NODES: [(&str, &str, &str); 5] = [
     ("", "pods", "spec.nodeName"),
     ("", "nodes", NAME_KEY),
@@ -92,7 +92,7 @@ impl Sensitive {
 }
 
 /// Whether a request asks for nothing beyond `scope`, as upstream's authorizers read it: by the name and the selector
-/// as they are written. What they would not recognize they refuse, and so that is theirs to answer (semantics.md §8.4).
+/// as they are written. What they would not recognize they refuse, and so that is theirs to answer (R-FIELD-7).
 pub(super) fn covers(scope: &Scope, request: &RequestInfo) -> bool {
     match scope {
         Scope::Cluster => true,

@@ -42,7 +42,7 @@ pub(super) enum Unready {
     Refuse(Box<Status>),
 }
 
-/// How long "not older than" is waited for: the apiserver's own limit (semantics.md §3.0).
+/// How long "not older than" is waited for: the apiserver's own limit (R-VERSION-3).
 const FRESH_MAX: Duration = Duration::from_secs(3);
 /// How long it is waited for where only an event could tell.
 const UNTOLD_MAX: Duration = Duration::from_millis(100);
@@ -277,7 +277,7 @@ async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Fu
 
 /// The forms that a representation can be had from, the best first. Built-in resources are held in protobuf, which is
 /// what the most and the most sensitive clients ask for and from which the others are derived; in JSON only for what
-/// that does not give (encodings.md §7). Tables are upstream's own: nobody else knows what it prints.
+/// that does not give (R-DERIVE-3). Tables are upstream's own: nobody else knows what it prints.
 fn forms(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.form, wanted) {
         (_, Representation::Table(_)) => &[Encoding::Table],
@@ -304,7 +304,7 @@ pub(super) fn unavailable(message: &str) -> Status {
 
 /// What the feed for this resource fetches.
 pub fn spec(resource: &Resource, scope: Scope, form: Encoding) -> FeedSpec {
-    // Nodes' agents list their own node's objects: the apiserver has an index for that (semantics.md §8.2).
+    // Nodes' agents list their own node's objects: the apiserver has an index for that (R-FIELD-5).
     let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
     FeedSpec {
         key: key(resource, scope, form),

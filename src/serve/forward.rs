@@ -206,7 +206,7 @@ impl Frontend {
         Shared::answered(response)
     }
 
-    /// An upgrade: bytes flow both ways once upstream has agreed, and not before (reliability.md P3).
+    /// An upgrade: bytes flow both ways once upstream has agreed, and not before (P3).
     async fn tunnel(
         &self,
         mut request: Request<Incoming>,
@@ -227,7 +227,7 @@ impl Frontend {
             Err(error) => return manner.status(&unreachable(&error)),
         };
         if response.status().is_redirection() {
-            // Clients follow it with their credentials, and some with those of the tunnel (reliability.md T9).
+            // Clients follow it with their credentials, and some with those of the tunnel (R-THREAT-9).
             return manner.status(&status_from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {

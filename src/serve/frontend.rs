@@ -436,7 +436,7 @@ fn sender(peer: &Peer) -> RequestSender {
     RequestSender { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
 }
 
-/// What somebody is told who gets nothing. A bad `timeout` comes first, whoever sends it (semantics.md §1.5).
+/// What somebody is told who gets nothing. A bad `timeout` comes first, whoever sends it (R-ORDER-1).
 fn turned_away(
     manner: &ResponseContext,
     user: &str,

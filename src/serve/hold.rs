@@ -1,6 +1,6 @@
 //! Watches without a version whose proof is late: held, not sent away to come back with a newer question.
 //!
-//! What has to be proven is fixed when the request comes (reliability.md L5). A client that is refused asks anew, for a
+//! What has to be proven is fixed when the request comes (L5). A client that is refused asks anew, for a
 //! state that is newer than the one that was nearly proven, and so does everybody else, for ever while the cache lags
 //! (kubernetes#139766). Whoever is held has a watch's place already, so that those who wait are counted and limited as
 //! those who are served; and all that they cost upstream is the one proof that all wait for.

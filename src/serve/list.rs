@@ -36,7 +36,7 @@ pub(super) async fn page(
 ) -> Page {
     let reader = &lease.reader;
     let namespaced = reader.namespaced();
-    // Keys of continue tokens are relative to the request's collection (semantics.md §2.6).
+    // Keys of continue tokens are relative to the request's collection (R-CONTINUE-2).
     let start = read.plan.start.as_deref().map(|start| match read.view.namespace() {
         Some(namespace) if read.in_namespace => format!("{namespace}/{start}"),
         _ => start.to_owned(),
@@ -60,7 +60,7 @@ pub(super) async fn page(
         if more > 0 {
             meta.continue_token =
                 ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode(read.pages);
-            // With a selector the apiserver does not count (semantics.md §2.6), and how much there is that is not
+            // With a selector the apiserver does not count (R-CONTINUE-5), and how much there is that is not
             // shown must not show.
             let counts = read.view.selector().is_everything() && permit.part().is_none();
             meta.remaining = counts.then(|| i64::try_from(more).unwrap_or(i64::MAX));

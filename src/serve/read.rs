@@ -243,7 +243,7 @@ impl Frontend {
         let source = match self.source(resource, &visit.need(&permit, resource, read.representation, resume)).await {
             Ok(source) => source,
             // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
-            // being filled (semantics.md §3.3).
+            // being filled (R-LIST-5).
             Err(Unready::Forward(ForwardReason::Syncing)) => return self.unready(visit, initializing()).await,
             Err(why) => return self.unready(visit, why).await,
         };
@@ -280,7 +280,7 @@ impl Frontend {
     }
 
     /// Waits until the feed is as fresh as a watch needs it. What cannot be given in time is said inside of the stream,
-    /// as the apiserver does (semantics.md §3.5); a private watch upstream for everybody would be worse than an error.
+    /// as the apiserver does (R-VERSION-4); a private watch upstream for everybody would be worse than an error.
     async fn fit_to_watch(
         &self,
         lease: &FeedHandle,

@@ -55,7 +55,7 @@ impl ResponseContext {
         }
     }
 
-    /// A Status in the form that the request accepts (semantics.md §5.2).
+    /// A Status in the form that the request accepts (R-ACCEPT-5).
     pub(super) fn status(&self, status: &Status) -> Response<ReplyBody> {
         let accept = self.accept.as_deref();
         let person =

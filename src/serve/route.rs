@@ -116,7 +116,7 @@ pub(super) struct WatchRead {
     pub(super) view: View,
     pub(super) start: WatchStart,
     pub(super) bookmarks: bool,
-    /// As asked; zero and absent mean the server's choice, a negative one has already passed (semantics.md §2.7).
+    /// As asked; zero and absent mean the server's choice, a negative one has already passed (R-TIMEOUT-1).
     pub(super) timeout_seconds: Option<i64>,
 }
 
@@ -168,7 +168,7 @@ fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Resu
     if !resource.watchable {
         return Err(ForwardReason::NotWatchable);
     }
-    // A Namespace's own request carries its name as its namespace (semantics.md §1.2).
+    // A Namespace's own request carries its name as its namespace (R-PATH-2).
     let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
     let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
         // Nor is there a path to watch one object without its namespace.
@@ -197,7 +197,7 @@ fn is_inside_itself(info: &RequestInfo) -> bool {
 }
 
 /// What the read is, or the refusal that upstream would answer. The order of checks is the apiserver's
-/// (semantics.md §2.3).
+/// (R-ORDER-2).
 fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Status> {
     let RouteInput { info, query, accept, user_agent, .. } = *asked;
     let watch = info.verb == Verb::Watch;

@@ -100,7 +100,7 @@ impl WatchSession {
         let columns = is_table.then(|| lease.columns.clone());
         let cursor = cursor.rendered_by(renderer);
         let phase = match snapshot.zip(pin) {
-            // Already over when it begins (semantics.md §2.7).
+            // Already over when it begins (R-TIMEOUT-1).
             _ if over => {
                 metrics.ended(WatchEnd::Timeout);
                 Phase::Ended
@@ -243,7 +243,7 @@ impl WatchSession {
         true
     }
 
-    /// Whatever was to come, nothing does once the client may not read it (reliability.md A4).
+    /// Whatever was to come, nothing does once the client may not read it (A4).
     fn check_grant(&mut self) {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;

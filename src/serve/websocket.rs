@@ -1,4 +1,4 @@
-//! Watches over WebSocket, as the apiserver serves them (semantics.md §6).
+//! Watches over WebSocket, as the apiserver serves them (R-WS-1, R-WS-2).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -128,7 +128,7 @@ fn is_request_uri(text: &str) -> bool {
     port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Longest message a watch client may send; all of them are ignored (reliability.md D12).
+/// Longest message a watch client may send; all of them are ignored (R-DOWNSTREAM-10).
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// How long a client may take to read our close.
 const CLOSE_MAX: Duration = Duration::from_secs(5);

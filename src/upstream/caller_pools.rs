@@ -14,8 +14,8 @@ use crate::kube::Payer;
 /// Connections for requests that carry a credential of their own, or none.
 ///
 /// They share nothing with ours: neither the certificate that we would show, which upstream would take for the caller's
-/// credential, nor a connection, which upstream closes when it refuses a credential on it (reliability.md §0,
-/// finding 6). Nor do two credentials share one.
+/// credential, nor a connection, which upstream closes when it refuses a credential on it (R-HTTP-2). Nor do two
+/// credentials share one.
 #[derive(Debug)]
 pub(super) struct CallerPools {
     credentials: UpstreamCredentials,

@@ -42,7 +42,7 @@ pub enum Question {
     Short,
 }
 
-/// Time to the response head of a request of ours; the apiserver's own limit is 60 s (semantics.md §2.7).
+/// Time to the response head of a request of ours; the apiserver's own limit is 60 s (R-TIMEOUT-2).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Client {

@@ -261,7 +261,7 @@ impl Catalog {
         for group_version in groups.group_versions() {
             match self.client.fetch(&format!("{root}/{group_version}"), JSON).await {
                 Ok((_, body)) => versions.extend(read::<LegacyList>(&body).map(LegacyList::into_version)),
-                // One broken aggregated API must not hide the others (reliability.md U23).
+                // One broken aggregated API must not hide the others (R-UPSTREAM-11).
                 Err(error) => tracing::warn!(%group_version, %error, "discovery of one group failed"),
             }
         }

@@ -1,5 +1,6 @@
 //! The identity headers of a request: what is refused, what is removed, what is put in, in this order. Every way to
-//! more rights that has been found in proxies like this one went through a mistake here (reliability.md §3.5, T1, T2).
+//! more rights that has been found in proxies like this one went through a mistake here (R-IDENTITY-1, R-THREAT-1,
+//! R-THREAT-2).
 
 #[cfg(test)]
 mod tests;
@@ -147,7 +148,7 @@ fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
 /// An extra's key as a header can carry it: upstream takes the name in lower case, and percent-decodes it after that
-/// (semantics.md §10.4), so that capitals are escaped like all that a header's name cannot have.
+/// (R-IMPERSONATE-1), so that capitals are escaped like all that a header's name cannot have.
 fn escaped(key: &str) -> String {
     let mut text = String::with_capacity(key.len());
     for byte in key.bytes() {

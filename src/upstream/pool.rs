@@ -40,7 +40,7 @@ const IDLE_CONNECTIONS_MAX: usize = 64;
 /// Connections of one kind of traffic.
 ///
 /// Long-lived streams are spread: a connection takes at most [`STREAMS_MAX`](Self::STREAMS_MAX) of them, below the
-/// apiserver's own limit of 100 (semantics.md §7.1), beyond which requests would queue behind watches that never end.
+/// apiserver's own limit of 100 (R-HTTP-1), beyond which requests would queue behind watches that never end.
 #[derive(Debug)]
 pub(super) struct Pool {
     credentials: UpstreamCredentials,
@@ -64,7 +64,7 @@ pub(super) struct Slot {
 impl Pool {
     const STREAMS_MAX: u32 = 80;
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-    /// client-go's numbers: ping after 30 s of silence, give up 15 s later (semantics.md §9.1).
+    /// client-go's numbers: ping after 30 s of silence, give up 15 s later (R-CLIENT-3).
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
     const STREAM_WINDOW: u32 = 1 << 20;

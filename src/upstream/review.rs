@@ -88,7 +88,7 @@ fn user(info: UserInfo) -> User {
     }
 }
 
-/// The whole question: whatever is left out would be answered for more than is asked (reliability.md M20).
+/// The whole question: whatever is left out would be answered for more than is asked (A3).
 fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
     let (resource_attributes, non_resource_attributes) = match &access.target {
         AccessTarget::Path(path) => {
@@ -107,7 +107,7 @@ fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
     }
 }
 
-/// Selectors go as they are: upstream reads them as it would have read the request's own (semantics.md §10.2).
+/// Selectors go as they are: upstream reads them as it would have read the request's own (R-AUTHZ-2).
 fn resource_attributes(verb: &str, target: &ResourceTarget) -> ResourceAttributes {
     let field_selector = some(&target.field_selector)
         .map(|raw| FieldSelectorAttributes { raw_selector: Some(raw), ..FieldSelectorAttributes::default() });
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// A2 of reliability.md: everything that a right may depend on is in the question.
+    /// A2: everything that a right may depend on is in the question.
     #[test]
     fn the_question_carries_every_attribute() {
         let user = User {

@@ -14,7 +14,8 @@ use crate::kube::{EventType, ResourceVersion};
 ///
 /// A bookmark is the zero-value object of its kind, and what a zero value prints is the server's own (`"spec":{…}` with
 /// required fields, `"creationTimestamp":null` before 1.34, a deprecated annotation of DaemonSets): taken over as it is
-/// (semantics.md §4.4). The initial-events-end annotation is put in and out among the others as Go's encoder would.
+/// (R-BOOKMARK-2, R-BOOKMARK-4). The initial-events-end annotation is put in and out among the others as Go's encoder
+/// would.
 #[derive(Debug, Clone)]
 pub struct BookmarkTemplate {
     envelope: Envelope,

@@ -8,11 +8,11 @@
 //!
 //! **Exact or refused.** What is written is what that server would have written, to the byte, or nothing is: an unknown
 //! field number, another wire type than the table's or a raw value that JSON cannot carry is [`Refused`], and the
-//! caller fetches that representation from upstream instead (encodings.md §8.3). The rules are those of encodings.md
-//! §2.3, and are cited where they are kept; the table they work on is made from the API's Go types ([`facts`]).
+//! caller fetches that representation from upstream instead (R-DERIVE-10). The rules are R-DERIVE-5 to
+//! R-DERIVE-9, and are cited where they are kept; the table they work on is made from the API's Go types ([`facts`]).
 //!
 //! What cannot be known from here: a server that is not the release it says it is. Callers compare samples with what
-//! the server itself writes (encodings.md §8.4).
+//! the server itself writes (R-DERIVE-11).
 
 mod custom_metadata;
 mod facts;

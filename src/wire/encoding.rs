@@ -16,7 +16,7 @@ pub enum Encoding {
 pub enum JsonLayout {
     /// Go structs: declaration order, `TypeMeta` first, and list items without `TypeMeta`.
     BuiltIn,
-    /// Custom resources: keys sorted at every level, and list items with `TypeMeta` (semantics.md §5.4).
+    /// Custom resources: keys sorted at every level, and list items with `TypeMeta` (R-JSON-4).
     Custom,
 }
 
@@ -39,7 +39,7 @@ impl Encoding {
         }
     }
 
-    /// The `Content-Type` of GET, LIST and error answers, to the byte (semantics.md §5.3).
+    /// The `Content-Type` of GET, LIST and error answers, to the byte (R-TYPE-1).
     pub fn media_type(self) -> &'static str {
         match self {
             Self::Json | Self::Table => "application/json",
@@ -47,7 +47,7 @@ impl Encoding {
         }
     }
 
-    /// The `Content-Type` of watch answers. JSON has no `;stream=watch` there, even if it was asked for (§5.3).
+    /// The `Content-Type` of watch answers. JSON has no `;stream=watch` there, even if it was asked for (R-TYPE-1).
     pub fn watch_media_type(self) -> &'static str {
         match self {
             Self::Json | Self::Table => "application/json",

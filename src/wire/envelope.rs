@@ -8,7 +8,7 @@ use crate::kube::EventType;
 
 /// How a feed's bodies become frames: its form, its shape and its kind's `TypeMeta`.
 ///
-/// Cloning is cheap. Everything it writes is what the apiserver writes around the same body (semantics.md §5.4, §5.5),
+/// Cloning is cheap. Everything it writes is what the apiserver writes around the same body (R-JSON-3, R-PROTO-1),
 /// in one allocation of exact size.
 #[derive(Debug, Clone)]
 pub struct Envelope {
@@ -188,7 +188,7 @@ impl Envelope {
 }
 
 /// The websocket message that carries `frame`: JSON is the line itself, protobuf goes without its length prefix
-/// (semantics.md §6). Shares the frame's bytes.
+/// (R-WS-2). Shares the frame's bytes.
 pub fn websocket_payload(form: Encoding, frame: &Bytes) -> Bytes {
     match form {
         Encoding::Json | Encoding::Table => frame.clone(),

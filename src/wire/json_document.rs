@@ -53,7 +53,7 @@ pub(super) struct ParsedPage<'a> {
     pub(super) api_version: Cow<'a, str>,
     #[serde(borrow)]
     pub(super) metadata: PageMetadata<'a>,
-    /// `null` for an empty `PartialObjectMetadataList` (encodings.md §2.3); required, so that an object is not a list.
+    /// `null` for an empty `PartialObjectMetadataList` (R-META-1); required, so that an object is not a list.
     #[serde(borrow)]
     pub(super) items: Items<'a>,
 }

@@ -86,7 +86,7 @@ impl ListFrame {
     }
 
     /// A JSON list of `PartialObjectMetadata`: its items have a kind, as in no other list of built-in kinds
-    /// (semantics.md §5.6), and where there are none they are `null` (encodings.md §2.3).
+    /// (R-META-1), and where there are none they are `null`.
     pub(super) fn metadata(version: MetaVersion, meta: &ListMeta, items: usize) -> Self {
         let frame = Self::json(JsonLayout::BuiltIn, version.group_version(), "PartialObjectMetadataList", meta);
         if items == 0 {

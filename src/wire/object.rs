@@ -93,7 +93,7 @@ impl Object {
     }
 
     /// The body with `rv` in place of its own resourceVersion and nothing else changed: what the apiserver sends when
-    /// an object leaves a watch's selection (semantics.md §4.2). In protobuf the lengths around it follow the digit
+    /// an object leaves a watch's selection (R-EVENT-2). In protobuf the lengths around it follow the digit
     /// count; a Table has the version twice. One allocation of exact size; none when `rv` is the object's own.
     pub fn restamped(&self, rv: ResourceVersion) -> Bytes {
         if rv == self.rv {

@@ -1,5 +1,5 @@
 //! Reading one protobuf object: a field walk that steps over everything a [`PathTrie`] does not ask for, so that its
-//! cost does not depend on the object's size (encodings.md §4).
+//! cost does not depend on the object's size (R-DERIVE-2).
 
 use std::borrow::Cow;
 
@@ -115,7 +115,7 @@ impl<'a> ProtoMetadata<'a> {
     }
 }
 
-/// A selectable field's text (semantics.md §8.1).
+/// A selectable field's text (R-FIELD-4).
 fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> {
     Ok(match (kind, value) {
         (FieldKind::Text | FieldKind::Any, Value::Bytes(bytes)) => protobuf::text(bytes)?.into(),

@@ -5,7 +5,7 @@ use bytes::BufMut;
 
 use super::WireError;
 
-/// Before every top-level document (semantics.md §5.5).
+/// Before every top-level document (R-PROTO-1).
 pub(super) const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// A cursor over the fields of one message.

@@ -1,4 +1,4 @@
-//! What clients get that take gzip: no more bytes than from the apiserver, and no later (semantics.md §5.8).
+//! What clients get that take gzip: no more bytes than from the apiserver, and no later (R-GZIP-1).
 //!
 //! `make informers` is the long form of the second test, which has the shape of Kubernetes' own load test (perf-tests,
 //! `util-images/watch-list`): informers on one connection, which begin with Secrets of 200 KB. It is for a release

@@ -1,4 +1,4 @@
-//! What is too old: rows 1, 2 and 13 of semantics.md §11, at an apiserver that has forgotten, over etcd compacted.
+//! What is too old: R-ROW-1, R-ROW-2 and R-ROW-13, at an apiserver that has forgotten, over etcd compacted.
 
 use serde_json::{Value, json};
 

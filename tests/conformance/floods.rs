@@ -1,5 +1,5 @@
-//! HTTP/2 as an attack: more frames than anybody needs, or fewer (reliability.md D2 to D5, T10, T11). Who sends them is
-//! cut off or held back, and costs little; everybody else goes on.
+//! HTTP/2 as an attack: more frames than anybody needs, or fewer (R-DOWNSTREAM-2 to R-DOWNSTREAM-5, R-THREAT-10,
+//! R-THREAT-11). Who sends them is cut off or held back, and costs little; everybody else goes on.
 
 use std::time::{Duration, Instant};
 
@@ -209,7 +209,7 @@ async fn whoever_is_not_known_has_one_question_per_connection() {
     assert!(!kinds(&heard).contains(&GOAWAY));
 }
 
-/// T11: answers that nobody takes.
+/// R-THREAT-11: answers that nobody takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_nobody_takes_are_not_piled_up() {
     const STREAMS: u32 = 200;
@@ -246,7 +246,7 @@ async fn answers_that_nobody_takes_are_not_piled_up() {
     drop(stuck);
 }
 
-/// D5: connections that are only held.
+/// R-DOWNSTREAM-5: connections that are only held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_stops_in_the_middle_of_a_word_is_hung_up_on() {
     const EACH: usize = 100;

@@ -1,5 +1,5 @@
 //! Requests that no honest client sends, drawn with a seed: nobody becomes somebody else by them, nothing is smuggled
-//! past the proxy, and it lives (reliability.md §3.5, T1 to T4, T10, T12).
+//! past the proxy, and it lives (R-IDENTITY-1, R-THREAT-1 to R-THREAT-4, R-THREAT-10, R-THREAT-12).
 //!
 //! The judge is the apiserver's own audit log. Every request carries a mark in its query, and what is hidden inside of
 //! it another one; the log says which of them arrived, and as whose. `make hostile REQUESTS=10000 SEED=n` sends more

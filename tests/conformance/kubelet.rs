@@ -108,7 +108,7 @@ async fn a_kubelet_finds_the_apiserver_behind_its_nodes_proxy() {
     assert_eq!(watch.change().await.object["metadata"]["labels"]["a"], "b");
 }
 
-/// T8: the proxy's place on a node gives nobody what is the node's, and the node nothing of others.
+/// R-THREAT-8: the proxy's place on a node gives nobody what is the node's, and the node nothing of others.
 #[tokio::test]
 async fn t8_a_nodes_proxy_gives_others_what_they_have_and_no_more() {
     let Some(node) = Node::new("kubelet-others").await else { return };

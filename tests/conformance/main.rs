@@ -1,4 +1,4 @@
-//! What clients see through the proxy, compared with a real kube-apiserver and etcd (T5 conformance).
+//! What clients see through the proxy, compared with a real kube-apiserver and etcd.
 //!
 //! Every test runs the shipped binary as a process of its own in front of `kube-testbed` (tests/kube/README.md), and
 //! compares with the same thing done without the proxy. Figures go to stderr, also for tests that pass. Without a test

@@ -1,5 +1,6 @@
-//! What some do to the proxy is nobody else's business (reliability.md P4, T11, T13, T14): with whatever requests are
-//! refused, however many streams nobody reads, and whatever tokens are guessed, the watches of others go on.
+//! What some do to the proxy is nobody else's business (P4, R-THREAT-11, R-THREAT-13, R-THREAT-14): with whatever
+//! requests are refused, however many streams nobody reads, and whatever tokens are guessed, the watches of others go
+//! on.
 //!
 //! `make neighbours SECONDS=60` goes on for longer, with more of each.
 

@@ -218,7 +218,7 @@ async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
 }
 
 /// Upstream makes metadata of the object before its conversion, which hides some annotations: one that it shows must
-/// not turn everybody's metadata away (encodings.md §2.4).
+/// not turn everybody's metadata away (R-DERIVE-8).
 #[tokio::test]
 async fn metadata_has_the_annotations_that_upstream_shows() {
     let Some(pair) = Pair::new().await else { return };

@@ -1,4 +1,4 @@
-//! A right that is taken away takes the open watch with it, in bounded time, and says why (reliability.md §3.4).
+//! A right that is taken away takes the open watch with it, in bounded time, and says why (R-LEASE-1).
 //!
 //! A watch is shown to be live, the right goes, and objects that it would match are written until it ends.
 //! `make revocation TRIALS=500` measures what `make test` only samples.

@@ -1,6 +1,6 @@
 //! What attackers cost everybody else: the same cached GET, asked again and again by somebody healthy, alone and while
-//! others attack (reliability.md T10, T11, T13). Each attack says what it was answered with, so that none of them
-//! passes because it did nothing.
+//! others attack (R-THREAT-10, R-THREAT-11, R-THREAT-13). Each attack says what it was answered with, so that none of
+//! them passes because it did nothing.
 //!
 //! The short form, which is part of every test run, asserts what was answered and that the proxy lives. `make siege` is
 //! the long one: 10,000 objects, more time, a release build, and it fails when the healthy one's p99 under attack is

@@ -106,7 +106,7 @@ async fn compare(
         assert_eq!(ours.len(), theirs.len(), "{path} {way:?}: {lines:#?} {direct:#?}");
         for (at, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
             assert_eq!(ours.0, theirs.0, "{path} {way:?}");
-            // The apiserver may repeat them when several watch; alone it sends them once (encodings.md §6).
+            // The apiserver may repeat them when several watch; alone it sends them once (R-TABLE-1).
             assert_eq!(ours.1, if at == 0 { &theirs.1 } else { "null" }, "{path} {way:?}");
         }
         compared += ours.len();

@@ -1,4 +1,4 @@
-//! The apiserver comes back as another release, behind feeds that outlive it (reliability.md F10).
+//! The apiserver comes back as another release, behind feeds that outlive it (F10).
 //!
 //! `make upgrade` builds the Kubernetes minor before; without it the present one comes back emulating that, which is
 //! another release as well, though it writes the same.

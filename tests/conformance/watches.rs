@@ -1,4 +1,5 @@
-//! What can be observed of watches: rows of semantics.md §11, each as the apiserver does it and as the proxy does.
+//! What can be observed of watches: rows of docs/rules/observed.md, each as the apiserver does it and as the proxy
+//! does.
 
 use std::time::{Duration, Instant};
 

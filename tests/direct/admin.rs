@@ -1,4 +1,4 @@
-//! The admin pages: what an operator sees (reliability.md O3; design.md §7).
+//! The admin pages: what an operator sees (O3).
 
 use std::time::Duration;
 

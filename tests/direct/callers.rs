@@ -191,7 +191,7 @@ async fn an_outage_of_reviews_is_never_a_yes() {
     assert!(watch.is_open());
 }
 
-/// reliability.md §3.10: an outage ends somewhere, and so does our own right to ask.
+/// R-CLOSED-1: an outage ends somewhere, and so does our own right to ask.
 #[tokio::test]
 async fn a_watch_that_nobody_can_vouch_for_ends() {
     let up = demo::upstream().pods(3).run().await;
@@ -205,7 +205,7 @@ async fn a_watch_that_nobody_can_vouch_for_ends() {
     }
 }
 
-/// T13: a thousand callers with one question ask it once, and unknown tokens only so often.
+/// R-THREAT-13: a thousand callers with one question ask it once, and unknown tokens only so often.
 #[tokio::test]
 async fn t13_upstream_is_asked_little() {
     let up = demo::upstream().pods(3).run().await;
@@ -241,7 +241,8 @@ async fn t13_upstream_is_asked_little() {
     assert!(ada.get(PODS).await.is_cached(), "who is known is not touched");
 }
 
-/// T13: who asks for ever new things is asked to wait, and nobody else is; a lease does not wait for its caller.
+/// R-THREAT-13: who asks for ever new things is asked to wait, and nobody else is; a lease does not wait for its
+/// caller.
 #[tokio::test]
 async fn t13_one_user_costs_upstream_no_more_than_a_share() {
     let up = demo::upstream().pods(3).run().await;
@@ -262,7 +263,7 @@ async fn t13_one_user_costs_upstream_no_more_than_a_share() {
     assert_eq!(watch.ended().await, Ended::Refused(403));
 }
 
-/// A decision is for everything that it was asked about, and for nothing else (reliability.md M20).
+/// A decision is for everything that it was asked about, and for nothing else (A3).
 #[tokio::test]
 async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {
     let up = demo::upstream().pods(3).run().await;

@@ -1,4 +1,4 @@
-//! Chains of client certificates: how long they are good for, and by whose word (reliability.md §3.3).
+//! Chains of client certificates: how long they are good for, and by whose word (R-AUTHN-1).
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -139,7 +139,7 @@ async fn refused(app: &App, dir: &Dir, file: &str, text: &str, what: &str) {
     eventually(&format!("{file} is refused"), || async { failed().await > before }).await;
 }
 
-/// T2: whichever file changes, and however often.
+/// R-THREAT-2: whichever file changes, and however often.
 #[tokio::test]
 async fn t2_an_authority_of_clients_never_becomes_one_of_front_proxies() {
     let up = demo::upstream().pods(3).run().await;

@@ -1,4 +1,4 @@
-//! Deadlines and bookmarks (reliability.md W9, W10, W16; semantics.md §2.7, §4.4).
+//! Deadlines and bookmarks (W9, W10, W16; R-TIMEOUT-1, R-BOOKMARK-1).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The binary: what it says, how it fails, and how it stops (design.md §7).
+//! The binary: what it says, how it fails, and how it stops (docs/CONFIG.md).
 
 use kube_fanout::demo;
 

@@ -1,4 +1,4 @@
-//! What upstream serves changes while the proxy runs (reliability.md U23).
+//! What upstream serves changes while the proxy runs (R-UPSTREAM-11).
 
 use std::time::Duration;
 

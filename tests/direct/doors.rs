@@ -1,4 +1,4 @@
-//! Who is let in, by which door, and what a request may not do there (reliability.md D22, T17, X5; design.md §5, §9).
+//! Who is let in, by which door, and what a request may not do there (R-DOWNSTREAM-16, R-THREAT-17).
 
 use http::Method;
 use kube_fanout::app::StartError;

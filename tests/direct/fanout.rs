@@ -1,4 +1,4 @@
-//! One upstream watch, many clients, and each of them is told everything in order (reliability.md W1–W5, W14, W15).
+//! One upstream watch, many clients, and each of them is told everything in order (W1–W5, W14, W15).
 
 use futures_util::future::join_all;
 use kube_fanout::demo;

@@ -1,4 +1,4 @@
-//! What the cache does not answer goes upstream and comes back as it was (reliability.md P1, P2, T2; design.md §6).
+//! What the cache does not answer goes upstream and comes back as it was (P1, P2, R-THREAT-2).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

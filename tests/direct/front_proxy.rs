@@ -41,7 +41,7 @@ async fn ask(app: &App, trust: Trust, headers: &[(&str, &str)]) -> Answer {
     call.send().await
 }
 
-/// T2: `X-Remote-*` counts with a certificate of an authority that is there for that alone.
+/// R-THREAT-2: `X-Remote-*` counts with a certificate of an authority that is there for that alone.
 #[tokio::test]
 async fn t2_only_a_front_proxy_says_that_somebody_is_somebody_else() {
     let up = demo::upstream().pods(3).run().await;

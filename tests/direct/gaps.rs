@@ -1,4 +1,5 @@
-//! Upstream answers 410: one list, the gap is mended if it can be proven, and not made up if it cannot (F4, F6, U4).
+//! Upstream answers 410: one list, the gap is mended if it can be proven, and not made up if it cannot (F4, F6,
+//! R-UPSTREAM-3).
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};

@@ -1,4 +1,4 @@
-//! Watches that begin with the objects (reliability.md W11, W11b; semantics.md §3.4).
+//! Watches that begin with the objects (W11, W11b; R-WATCH-3).
 
 use futures_util::future::join_all;
 use kube_fanout::demo;

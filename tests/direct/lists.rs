@@ -1,4 +1,4 @@
-//! LIST and GET: which state answers, and in which pages (reliability.md L1, L3, L4, L6; semantics.md §3).
+//! LIST and GET: which state answers, and in which pages (L1, L3, L4, L6; R-LIST-1).
 
 use std::time::Duration;
 

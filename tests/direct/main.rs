@@ -1,4 +1,4 @@
-//! The whole application, from outside: real sockets, the demo upstream behind it, clients in front of it (T3 direct).
+//! The whole application, from outside: real sockets, the demo upstream behind it, clients in front of it.
 
 mod direct;
 

@@ -1,4 +1,4 @@
-//! Watches go on where another one stopped, or are told that they cannot (reliability.md W2, W6–W8, F5, L2).
+//! Watches go on where another one stopped, or are told that they cannot (W2, W6–W8, F5, L2).
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, RunningUpstream};

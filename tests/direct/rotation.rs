@@ -1,4 +1,4 @@
-//! Certificates, keys and credentials are replaced in their files while everything runs (reliability.md §3.7).
+//! Certificates, keys and credentials are replaced in their files while everything runs (R-ROTATE-1).
 
 use std::path::PathBuf;
 

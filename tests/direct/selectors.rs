@@ -1,4 +1,4 @@
-//! A selector's edges: what enters is ADDED, what leaves is DELETED with what it was (reliability.md W4, W5).
+//! A selector's edges: what enters is ADDED, what leaves is DELETED with what it was (W4, W5).
 
 use std::sync::LazyLock;
 

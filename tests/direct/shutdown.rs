@@ -1,4 +1,4 @@
-//! Four ways to stop: idle, with live watches, with somebody who does not let go, to start again (reliability.md O1).
+//! Four ways to stop: idle, with live watches, with somebody who does not let go, to start again (O1).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Connections on which nothing happens: they keep nobody out, and end (reliability.md D5; §3.8).
+//! Connections on which nothing happens: they keep nobody out, and end (R-DOWNSTREAM-5, R-LIMIT-1).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -85,7 +85,7 @@ async fn handshakes_that_are_not_begun_keep_nobody_out() {
     assert!(ends(&mut silent[0]).await, "the oldest has gone");
 }
 
-/// X5: the descriptors that are left are for those who ask, and for upstream.
+/// R-HOST-1: the descriptors that are left are for those who ask, and for upstream.
 #[tokio::test]
 async fn silent_connections_do_not_use_up_the_descriptors() {
     const DESCRIPTORS: usize = 80;

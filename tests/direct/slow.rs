@@ -1,4 +1,4 @@
-//! A client that does not read costs itself, and nobody else (reliability.md I1, D1, D2, W7, M5, M14).
+//! A client that does not read costs itself, and nobody else (I1, W7; R-DOWNSTREAM-1, R-DOWNSTREAM-2).
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! What one reader takes for a body and another one for a request is nobody's request (reliability.md D6, T3, T4).
+//! What one reader takes for a body and another one for a request is nobody's request (R-DOWNSTREAM-6, R-THREAT-3,
+//! R-THREAT-4).
 
 use http::Request;
 use http_body_util::BodyExt as _;
@@ -88,7 +89,7 @@ async fn a_body_that_is_malformed_is_its_senders_fault() {
     assert!(upstream.seen("/hidden").is_empty());
 }
 
-/// T9: the place that upstream names is not where a tunnel's credentials go.
+/// R-THREAT-9: the place that upstream names is not where a tunnel's credentials go.
 #[tokio::test]
 async fn a_tunnel_is_not_redirected() {
     let elsewhere = stub(|_| async { Ok(Stub::reply(200, "thank you")) }).await;

@@ -1,4 +1,4 @@
-//! Upgrades: a watch's handshake as the apiserver's library does it, and tunnels to upstream (semantics.md §6; P3).
+//! Upgrades: a watch's handshake as the apiserver's library does it, and tunnels to upstream (R-WS-1; P3).
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -145,7 +145,7 @@ async fn tunnels() -> (Stub, App) {
     (upstream, app)
 }
 
-/// reliability.md §3.2: who is known by nothing but a local port runs nothing in a pod.
+/// R-MODE-1: who is known by nothing but a local port runs nothing in a pod.
 #[tokio::test]
 async fn a_loopback_port_does_not_run_commands_in_pods_unless_it_is_told_to() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "ran")) }).await;

@@ -1,4 +1,4 @@
-//! Clients that stop reading while they are told a state give it back in time (SECURITY.md T11; W16, O1, I1).
+//! Clients that stop reading while they are told a state give it back in time (R-THREAT-11; W16, O1, I1).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! While a feed is being filled its requests wait, then pass through under a cap, then are turned away (design.md §2).
+//! While a feed is being filled its requests wait, then pass through under a cap, then are turned away.
 
 use std::time::Duration;
 

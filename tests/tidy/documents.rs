@@ -52,7 +52,7 @@ fn every_reason_is_documented() {
     let rows: Names = table.lines().filter_map(first_cell).collect();
     assert_same("a ForwardReason of src/serve/route.rs", &reasons, "in the table of docs/METRICS.md", &rows);
     let words: Names = in_backticks(&metrics).collect();
-    for (file, of) in [("src/serve/session/end.rs", "WatchEnd"), ("src/reflect/metrics.rs", "SideRequest")] {
+    for (file, of) in [("src/serve/watch_end.rs", "WatchEnd"), ("src/reflect/metrics.rs", "SideRequest")] {
         let labels = labels(file, of);
         assert!(!labels.is_empty(), "the labels of {of} were not found");
         let missing: Vec<_> = labels.difference(&words).cloned().collect();
@@ -88,7 +88,7 @@ fn every_configuration_key_is_documented_and_shown() {
 /// `window.put_bounded("events", …)`: the receiver is the section, `top` the file itself, `self` the section of the
 /// function that is named like it.
 fn configuration_keys() -> Names {
-    let files = ["src/config/file.rs", "src/config/delegated.rs"];
+    let files = ["src/config/file.rs", "src/config/delegated.rs", "src/config/section.rs"];
     files.iter().flat_map(|file| keys_in(&Source::parse(file, &files::text(file)))).collect()
 }
 

@@ -1,4 +1,4 @@
-//! W6–W8 of reliability.md §1.1: where a watch may start, and what it is told first.
+//! W6–W8: where a watch may start, and what it is told first.
 
 use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, Pull, Start, View};
@@ -149,7 +149,7 @@ fn a_new_history_ends_every_watch_of_the_old_one() {
     for cursor in [&mut at_the_end, &mut narrow] {
         assert_eq!(told(cursor), Vec::<String>::new());
     }
-    // Even one that continues where the old one stopped: what happened between is not known (reliability.md F6).
+    // Even one that continues where the old one stopped: what happened between is not known (F6).
     let history = reader.history();
     writer.replace(snapshot(12, &[(POD, 11)]));
     assert_ne!(reader.history(), history, "what was learned of the old one says nothing of the new one");

@@ -289,7 +289,7 @@ async fn an_idle_feed_is_taken_out_before_anybody_else_can_lease_it() {
     assert!(feeds.find(&pods().key).is_none());
 }
 
-/// F9 begins here: a feed that starts learns from which version its first readers want to go on.
+/// A feed that starts learns from which version its first readers want to go on.
 #[test]
 fn the_oldest_version_to_go_on_from_is_noted_while_the_feed_starts() {
     let (feeds, mut demands) = feeds();

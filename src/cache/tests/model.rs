@@ -1,6 +1,6 @@
 //! What the cache must do, said so simply that reading it is the proof.
 //!
-//! The state is a map, the history a list that is never cut. `told` is `exp(w, a, b)` of reliability.md §1.1.
+//! The state is a map, the history a list that is never cut. `told` is `exp(w, a, b)` of R-EVENT-3.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl Fact {
         self.after.or(self.before).expect("a change is about something")
     }
 
-    /// Storage change and selector to event (semantics.md §4.2): type, content, the change's own version.
+    /// Storage change and selector to event (R-EVENT-2): type, content, the change's own version.
     pub(super) fn told_to(&self, want: Want) -> Option<Seen> {
         let before = self.before.filter(|pod| want.matches(pod));
         let after = self.after.filter(|pod| want.matches(pod));

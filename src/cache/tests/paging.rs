@@ -8,7 +8,7 @@ use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, shown, snapshot
 use crate::cache::{CacheConfig, CacheReader, Snapshot, View};
 use crate::kube::ObjectKey;
 
-/// Namespaces whose names begin alike: `-` and `.` sort before `/` (semantics.md §3.2).
+/// Namespaces whose names begin alike: `-` and `.` sort before `/` (R-LIST-4).
 fn crowd() -> Snapshot {
     let pods = [("t1", "p"), ("t1", "q"), ("t1-a", "p"), ("t1.a", "p"), ("a", "p"), ("b", "p"), ("t1", "a")];
     let pods: Vec<_> =

@@ -20,7 +20,7 @@ enum Op {
         pod: Pod,
         gap: u64,
     },
-    /// One more deletion at the version of the last event: a lease revocation is several (semantics.md §3.0).
+    /// One more deletion at the version of the last event: a lease revocation is several (R-VERSION-2).
     Sibling {
         pod: Pod,
     },
@@ -168,7 +168,8 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// W1–W9, W11, L1, F6 at once: what every reader is told is exp(w, a, b), or it is told that it cannot be.
+    /// W1–W9, W11, L1, F6 at once: what every reader is told is exp(w, a, b) of R-EVENT-3, or it is told that it cannot
+    /// be.
     #[test]
     fn every_reader_is_told_what_the_model_says(events in 1..7_usize, ops in prop::collection::vec(op(), 1..80)) {
         let mut world = World::new(events, 10);

@@ -117,7 +117,7 @@ proptest! {
         prop_assert_eq!(reader.snapshot().iter().filter(|object| is_new(object)).count(), expected);
         let kept: usize = taken.iter().filter(|old| !Arc::ptr_eq(old, reader.snapshot().get(&old.key).expect("held")))
             .map(|old| old.body().len()).sum();
-        prop_assert_eq!(KeepsStates::kept_by(&*reader.shared, taken.taken()), kept, "what the state keeps beyond the store");
+        prop_assert_eq!(reader.shared.kept_by(taken.taken()), kept, "what the state keeps beyond the store");
         // A history that begins anew counts what it has.
         writer.replace(snapshot(20, &held));
         prop_assert_eq!(reader.stats().object_bytes, before);

@@ -1,5 +1,5 @@
 //! Several events at one version: an etcd lease that runs out deletes many objects in one transaction, and upstream
-//! tells of them one by one (semantics.md §3.0). A version is then no position.
+//! tells of them one by one (R-VERSION-2). A version is then no position.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

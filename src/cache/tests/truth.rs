@@ -1,4 +1,4 @@
-//! W3–W5 and W15: the type, the content and the bytes of what a watch is told (semantics.md §4.2).
+//! W3–W5 and W15: the type, the content and the bytes of what a watch is told (R-EVENT-2).
 
 use bytes::Bytes;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! The table of semantics.md §2.4, after apimachinery's `pkg/apis/meta/internalversion/validation`.
+//! The table of R-OPTIONS-1, after apimachinery's `pkg/apis/meta/internalversion/validation`.
 
 use super::super::StatusCause;
 use super::super::go_text::json_string;

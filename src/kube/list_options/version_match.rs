@@ -1,4 +1,4 @@
-//! The matrices of semantics.md §3.1, §3.2 and §3.4 as functions: what a request's version parameters mean.
+//! The matrices of R-GET-1, R-LIST-1 and R-WATCH-2 as functions: what a request's version parameters mean.
 
 use super::super::go_text::parse_uint;
 use super::super::{ContinueAt, ContinueToken, ResourceVersion, Status};
@@ -17,7 +17,7 @@ pub enum VersionMatch {
     Exact(ResourceVersion),
 }
 
-/// What a LIST asks for: one row of the matrix in §3.2.
+/// What a LIST asks for: one row of the matrix in R-LIST-1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListPlan {
     pub version: VersionMatch,
@@ -28,7 +28,7 @@ pub struct ListPlan {
     pub start: Option<String>,
 }
 
-/// Where a WATCH starts: one row of the matrix in §3.4.
+/// Where a WATCH starts: one row of the matrix in R-WATCH-2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WatchStart {
     /// With the first event above this version; no state first. A version from the future is no error.

@@ -1,4 +1,4 @@
-//! One constructor per row of semantics.md §12, §3.3, §3.5, §3.6, §7.4 and §10.3.
+//! One constructor per refusal of R-STATUS-1 to R-STATUS-3, R-LIST-5, R-VERSION-4, R-GONE-1 to R-GONE-3, R-AUTHZ-3.
 
 use super::super::go_text::{aggregate, escape_html, parse_uint, quote};
 use super::super::{Access, AccessTarget, Gvr, RequestInfo, SelectorError};
@@ -45,8 +45,8 @@ impl Status {
         Self::failure(400, "BadRequest", message)
     }
 
-    /// 422: list options that exclude each other, all of them at once (§2.4). `causes` carry the messages without the
-    /// field.
+    /// 422: list options that exclude each other, all of them at once (R-OPTIONS-1). `causes` carry the messages
+    /// without the field.
     pub fn invalid_list_options(causes: Vec<StatusCause>) -> Self {
         let errors = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
         let why = aggregate(errors).map(|errors| format!(": {errors}")).unwrap_or_default();
@@ -61,23 +61,23 @@ impl Status {
         Self::failure(410, "Expired", message)
     }
 
-    /// 410 for a watch from a version older than the history, always as an in-stream `ERROR` (§3.6 a).
+    /// 410 for a watch from a version older than the history, always as an in-stream `ERROR` (R-GONE-1).
     pub fn too_old(requested: u64, oldest_minus_one: u64) -> Self {
         Self::expired(format!("too old resource version: {requested} ({oldest_minus_one})"))
     }
 
-    /// 410 for the same watch on a resource that the apiserver does not cache (§3.6 b).
+    /// 410 for the same watch on a resource that the apiserver does not cache (R-GONE-2).
     pub fn too_old_uncached_watch() -> Self {
         Self::expired("The resourceVersion for the provided watch is too old.")
     }
 
-    /// 410 for a list at an exact version that is gone (§3.6 c).
+    /// 410 for a list at an exact version that is gone (R-GONE-3).
     pub fn too_old_list() -> Self {
         Self::expired("The resourceVersion for the provided list is too old.")
     }
 
     /// 410 for a continue token whose version is gone; `new_token` goes on from the same key at the current version
-    /// (§2.6).
+    /// (R-CONTINUE-4).
     pub fn continue_expired(new_token: impl Into<String>) -> Self {
         let mut status = Self::expired(
             "The provided continue parameter is too old to display a consistent list result. You can start a new list \
@@ -90,7 +90,7 @@ impl Status {
         status
     }
 
-    /// 504: a version from the future that did not arrive in time (§3.5).
+    /// 504: a version from the future that did not arrive in time (R-VERSION-4).
     pub fn too_large(requested: u64, current: u64) -> Self {
         let cause = StatusCause {
             reason: "ResourceVersionTooLarge".to_owned(),
@@ -103,7 +103,7 @@ impl Status {
         Self::failure(504, "Timeout", message).with_details(details)
     }
 
-    /// The same for a list at an exact version, which storage answers at once and without advice (§3.3).
+    /// The same for a list at an exact version, which storage answers at once and without advice (R-LIST-5).
     pub fn too_large_exact(requested: u64, current: u64) -> Self {
         let mut status = Self::too_large(requested, current);
         if let Some(details) = &mut status.details {
@@ -119,12 +119,12 @@ impl Status {
         Self::failure(429, "TooManyRequests", message).with_details(details)
     }
 
-    /// 429 while a cache fills (§3.3).
+    /// 429 while a cache fills (R-LIST-5).
     pub fn initializing(retry_after_seconds: u32) -> Self {
         Self::too_many_requests("storage is (re)initializing", retry_after_seconds)
     }
 
-    /// 500 `ServerTimeout`: the storage behind did not answer (§3.3). `operation` is the verb.
+    /// 500 `ServerTimeout`: the storage behind did not answer (R-LIST-5). `operation` is the verb.
     pub fn server_timeout(gvr: &Gvr, operation: &str) -> Self {
         let resource = gvr.group_resource();
         let message = format!(
@@ -135,19 +135,19 @@ impl Status {
         Self::failure(500, "ServerTimeout", message).with_details(details)
     }
 
-    /// 405 for a method that no route has (§1.4).
+    /// 405 for a method that no route has (R-METHOD-1).
     pub fn method_not_allowed() -> Self {
         Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
             .with_details(StatusDetails::default())
     }
 
-    /// 405 for a watch of a resource that can only be read (§1.4).
+    /// 405 for a watch of a resource that can only be read (R-METHOD-3).
     pub fn watch_not_supported(gvr: &Gvr) -> Self {
         let message = format!("watch is not supported on resources of kind {}", quote(&gvr.group_resource()));
         Self::failure(405, "MethodNotAllowed", message).with_details(about(gvr, ""))
     }
 
-    /// 406 of the router, layer (a) of §5.2. Only collection routes also produce watches.
+    /// 406 of the router (R-ACCEPT-4). Only collection routes also produce watches.
     pub fn not_acceptable_router(collection: bool) -> Self {
         let streams = if collection {
             ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch"
@@ -159,7 +159,7 @@ impl Status {
         Self::failure(406, "NotAcceptable", message).with_details(StatusDetails::default())
     }
 
-    /// 406 of the handler, layer (b) of §5.2: no clause of the Accept header survived.
+    /// 406 of the handler (R-ACCEPT-4): no clause of the Accept header survived.
     pub fn not_acceptable() -> Self {
         let types = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
         Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
@@ -185,7 +185,7 @@ impl Status {
         Self::failure(500, "StorageReadError", message)
     }
 
-    /// 500 without a reason: what GET and WATCH answer to a resourceVersion that is no number (§2.5).
+    /// 500 without a reason: what GET and WATCH answer to a resourceVersion that is no number (R-QUERY-4).
     pub fn bad_resource_version(raw: &str) -> Self {
         Self::failure(500, "", invalid_version(raw))
     }
@@ -200,7 +200,7 @@ impl Status {
         Self::failure(401, "Unauthorized", "Unauthorized")
     }
 
-    /// 403 in the apiserver's words (§10.3). `reason` is the authorizer's, which may be empty.
+    /// 403 in the apiserver's words (R-AUTHZ-3). `reason` is the authorizer's, which may be empty.
     ///
     /// Text that the caller controls is HTML-escaped, as there; the authorizer's reason and the object's name are not.
     pub fn forbidden(user: &str, request: &RequestInfo, reason: &str) -> Self {
@@ -228,12 +228,13 @@ impl Status {
         Self::failure(503, "ServiceUnavailable", message)
     }
 
-    /// 503 while the process goes away (§7.4). The header `Retry-After: 1` is the caller's: it is not in the body.
+    /// 503 while the process goes away (R-STATUS-3). The header `Retry-After: 1` is the caller's: it is not in the
+    /// body.
     pub fn shutting_down() -> Self {
         Self::service_unavailable("apiserver is shutting down")
     }
 
-    /// 503 before the API is known (§1.3).
+    /// 503 before the API is known (R-PATH-5).
     pub fn starting() -> Self {
         let message = "the request has been made before all known HTTP paths have been installed, please try again";
         let retry_after_seconds = STARTING_RETRY_AFTER_SECONDS;
@@ -242,7 +243,7 @@ impl Status {
     }
 
     /// 504 when a LIST or GET did not finish in time. The apiserver writes it without kind and apiVersion, and with a
-    /// `text/plain` content type (§2.7).
+    /// `text/plain` content type (R-TIMEOUT-3).
     pub fn deadline_exceeded() -> Self {
         let message = "Timeout: request did not complete within the allotted timeout";
         let status = Self::failure(504, "Timeout", message).with_details(StatusDetails::default());
@@ -291,7 +292,7 @@ fn denied(user: &str, access: &Access) -> String {
     format!("User {user} cannot {verb} resource {resource} in API group {} {scope}", quote(&of.group))
 }
 
-/// The apiserver's parser text T of §2.5.
+/// The apiserver's parser text of R-QUERY-4.
 fn invalid_version(raw: &str) -> String {
     let why = parse_uint(raw).err().unwrap_or_default();
     format!("resourceVersion: Invalid value: {}: {why}", quote(raw))

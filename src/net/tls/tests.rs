@@ -98,7 +98,7 @@ async fn a_certificate_without_its_key_is_refused() {
     }
 }
 
-/// D5: what would be dear to look at is refused before anybody does.
+/// R-DOWNSTREAM-5: what would be dear to look at is refused before anybody does.
 #[tokio::test]
 async fn a_chain_that_is_too_long_is_refused_in_the_handshake() {
     use super::super::client_certificates::{CERTIFICATES_MAX, CHAIN_BYTES_MAX};

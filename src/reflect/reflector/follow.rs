@@ -229,7 +229,7 @@ impl Reflector {
     }
 
     /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
-    /// nothing: then upstream is turning us away (reliability.md U5; client-go calls it a very short watch).
+    /// nothing: then upstream is turning us away (R-UPSTREAM-4, R-CLIENT-4).
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<StepFailure> {
         tracing::debug!(feed = %self.means.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
         // Upstream ends the watches of a definition that it has just heard of: what it told us was by the old one.

@@ -123,7 +123,7 @@ impl Reflector {
     }
 
     /// Upstream's storage went back: what the feed holds has not happened. Nothing of it is served from here on, and
-    /// the watches end when the restored state takes its place (reliability.md F3).
+    /// the watches end when the restored state takes its place (F3).
     pub(super) fn give_up(&mut self, at: ResourceVersion, evidence: &'static str) {
         if std::mem::replace(&mut self.rewinding, true) {
             return;

@@ -1,4 +1,5 @@
-//! The route table, row by row. Sources are the rows of semantics.md §1–§3 and §5; messages are the apiserver's.
+//! The route table, row by row. Sources are docs/rules/requests.md and docs/rules/reads.md; messages are the
+//! apiserver's.
 
 mod fixture;
 mod forms;

@@ -8,7 +8,7 @@ pub(super) struct Clock {
     next_bookmark: Instant,
 }
 
-/// A bookmark a minute (KEP-956), and one two seconds before the end (KEP-1904; semantics.md §4.4).
+/// A bookmark a minute (KEP-956), and one two seconds before the end (KEP-1904; R-BOOKMARK-1).
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// The apiserver's `--min-request-timeout`.

@@ -121,7 +121,7 @@ fn spoken(user: &User) -> Vec<(String, String)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// T1, T2: whatever headers come, those that go on name its sender or nobody, and whole.
+    /// R-THREAT-1, R-THREAT-2: whatever headers come, those that go on name its sender or nobody, and whole.
     #[test]
     fn no_headers_make_a_request_somebody_elses(headers in any_headers(), user in any_user(), tunnel: bool) {
         if inspect(&headers).is_err() {

@@ -8,7 +8,7 @@ fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
     headers
 }
 
-/// T1: `Connection` may not name what decides about rights.
+/// R-THREAT-1: `Connection` may not name what decides about rights.
 #[test]
 fn what_can_be_read_in_two_ways_is_refused() {
     for lines in [
@@ -36,7 +36,7 @@ fn what_can_be_read_in_two_ways_is_refused() {
     }
 }
 
-/// T2: of the identity that a caller names nothing is left beside ours.
+/// R-THREAT-2: of the identity that a caller names nothing is left beside ours.
 #[test]
 fn a_user_is_put_in_whole() {
     let mut dressed = headers(&[

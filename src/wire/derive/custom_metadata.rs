@@ -1,5 +1,5 @@
 //! `ObjectMeta` from JSON to protobuf, as Go's generated encoder writes it: what a metadata client of custom resources
-//! asks for first (encodings.md §6).
+//! asks for first (R-DERIVE-9).
 //!
 //! Custom resources' metadata has been through the apiserver's own `ObjectMeta`, so its JSON holds nothing else;
 //! whatever does is refused.

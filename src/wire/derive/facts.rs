@@ -2,7 +2,7 @@
 //!
 //! `facts/facts.txt` is generated from the published Go modules by `make facts` (tests/facts), because no other source
 //! has all of it: the `.proto` files know neither omitempty nor the order of the JSON, and not always its names
-//! (encodings.md §2.2). Lines, after `minors: FIRST LAST`:
+//! (R-DERIVE-5). Lines, after `minors: FIRST LAST`:
 //!
 //! ```text
 //! kind: apps/v1 Deployment apps/v1.Deployment

@@ -3,7 +3,7 @@
 use super::RefusalReason;
 
 /// `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
-/// (semantics.md §5.4).
+/// (R-JSON-1).
 pub(super) fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     out.push(b'"');
     let mut rest = text;

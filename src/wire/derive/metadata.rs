@@ -107,7 +107,7 @@ impl MetadataRenderer {
 
 impl Annotations {
     /// Upstream makes metadata of the object before it is converted to the version that is asked for
-    /// (encodings.md §2.4; pkg/apis/{apps,autoscaling}/v1/conversion.go).
+    /// (R-DERIVE-8; pkg/apis/{apps,autoscaling}/v1/conversion.go).
     fn of(minor: u32, api_version: &str, kind: &str) -> Self {
         let (hidden, doubtful): (&[_], &[_]) = match (api_version, kind) {
             ("apps/v1", "DaemonSet") => (&["deprecated.daemonset.template.generation"], &[]),

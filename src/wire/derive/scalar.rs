@@ -1,4 +1,4 @@
-//! The API's types whose JSON is one value of its own form (encodings.md §2.3). Each function takes the message that
+//! The API's types whose JSON is one value of its own form (R-DERIVE-7). Each function takes the message that
 //! the value is in protobuf and writes its JSON.
 
 use super::RefusalReason;

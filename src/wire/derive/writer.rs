@@ -301,7 +301,7 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), RefusalReason> {
 }
 
 const WIRE_TYPE: RefusalReason = RefusalReason::Malformed("wire type differs from the API's");
-/// encodings.md §8.5. What is small may grow by more: two bytes of an empty message are its name and many defaults.
+/// R-DERIVE-12. What is small may grow by more: two bytes of an empty message are its name and many defaults.
 const GROWTH_MAX: usize = 8;
 const SLACK: usize = 8 << 10;
 /// Messages inside messages. Schemas recurse, and Go has no limit of its own below that of JSON.

@@ -3,7 +3,7 @@
 //! - the version of a list that was not asked for at an exact one: the cluster's version moves on with every lease that
 //!   the apiserver renews, and the two answers are made at different moments;
 //! - the same version inside of its continue token, and in the bookmark that ends initial events;
-//! - the slash that a continue token of a cache begins with and one of etcd does not (semantics.md §2.6);
+//! - the slash that a continue token of a cache begins with and one of etcd does not (R-CONTINUE-3);
 //! - bookmarks in between: when they come is up to the server;
 //! - ages in the rows of a Table that is watched: they are of the moment when a row was printed;
 //! - the version that a server says it has, in `Too large resource version` and `too old resource version`.

@@ -52,7 +52,7 @@ pub fn text(message: &[u8], number: u64) -> String {
     String::from_utf8_lossy(bytes(message, number).unwrap_or_default()).into_owned()
 }
 
-/// Kind and message of a document with its envelope (semantics.md §5.5).
+/// Kind and message of a document with its envelope (R-PROTO-1).
 pub fn document(document: &[u8]) -> Option<(String, &[u8])> {
     let unknown = document.strip_prefix(b"k8s\0")?;
     let kind = text(bytes(unknown, 1)?, 2);

@@ -84,7 +84,7 @@ impl Probe {
         matches!(self.method, "POST" | "PUT" | "PATCH" | "DELETE")
     }
 
-    /// Asks for a list of exactly one version (semantics.md §3.2).
+    /// Asks for a list of exactly one version (R-LIST-1).
     pub fn is_exact(&self) -> bool {
         let version = self.first("resourceVersion").and_then(|version| version.parse::<u64>().ok());
         let version = version.is_some_and(|version| version > 0);

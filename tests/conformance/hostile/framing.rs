@@ -1,4 +1,4 @@
-//! Where a request ends, which sender and reader may see differently: T3, T4.
+//! Where a request ends, which sender and reader may see differently: R-THREAT-3, R-THREAT-4.
 
 use fastrand::Rng;
 
@@ -109,7 +109,7 @@ pub fn chunks(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = [&head.spell("\r\n"), body.as_bytes()].concat();
 }
 
-/// T3: what is sent with an upgrade, in the hope that it fails.
+/// R-THREAT-3: what is sent with an upgrade, in the hope that it fails.
 pub fn upgrade(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "upgrade";
     let path = pick(

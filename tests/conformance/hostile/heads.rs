@@ -85,7 +85,7 @@ fn claim(random: &mut Rng) -> Vec<u8> {
     format!("{before}{name}{between}{value}").into_bytes()
 }
 
-/// T2: says that it is somebody else.
+/// R-THREAT-2: says that it is somebody else.
 pub fn identity(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "identity headers";
     let mut head = case.question(identity);
@@ -95,7 +95,7 @@ pub fn identity(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = head.with_body(REVIEW);
 }
 
-/// T1: has a proxy forget who it says that it is.
+/// R-THREAT-1: has a proxy forget who it says that it is.
 pub fn hop_by_hop(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "hop-by-hop headers";
     let mut head = case.question(identity);
@@ -186,7 +186,7 @@ pub fn spelling(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = [&head.spell(end), REVIEW.as_bytes()].concat();
 }
 
-/// T12: more than anybody needs.
+/// R-THREAT-12: more than anybody needs.
 pub fn bulk(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "bulk";
     let mut head = case.question(identity);

@@ -1,7 +1,7 @@
 //! What really happened: upstream's own history, and what a watch must make of it.
 //!
 //! Read from upstream without the proxy, with a watch that sees everything. What a selector makes of it is worked out
-//! here from states before and after (reliability.md §1, `exp`), not asked of anybody.
+//! here from states before and after (R-EVENT-3), not asked of anybody.
 
 use std::collections::BTreeMap;
 

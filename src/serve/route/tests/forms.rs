@@ -1,4 +1,4 @@
-//! Which form answers, and which representations are upstream's to make (semantics.md §5.1, §5.2, §9.2).
+//! Which form answers, and which representations are upstream's to make (R-ACCEPT-1, R-ACCEPT-4, R-CLIENT-5).
 
 use super::fixture::get;
 use crate::kube::MetaVersion;
@@ -192,7 +192,7 @@ fn half_a_wildcard_is_none_for_built_in_resources() {
     }
 }
 
-/// Negotiation comes before the parameters (semantics.md §2.3): what is wrong with those, upstream says.
+/// Negotiation comes before the parameters (R-ORDER-2): what is wrong with those, upstream says.
 #[test]
 fn what_is_passed_through_for_its_form_may_have_any_parameters() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";

@@ -35,7 +35,7 @@ fn writes() {
     }
 }
 
-/// Built-in resources answer HEAD and OPTIONS with 405, custom ones do not (semantics.md §1.4).
+/// Built-in resources answer HEAD and OPTIONS with 405, custom ones do not (R-METHOD-1).
 #[test]
 fn reads_by_another_method_than_get() {
     for method in ["HEAD", "OPTIONS", "TRACE", "FETCH"] {
@@ -45,7 +45,7 @@ fn reads_by_another_method_than_get() {
     assert_reason(ForwardReason::Verb, [get("/api/v1/watch/pods").method("POST"), get("/api/v1/proxy/nodes/n/x")]);
 }
 
-/// The apiserver has no cache of events, and what a cache makes of a request is not so for them (semantics.md §4.8).
+/// The apiserver has no cache of events, and what a cache makes of a request is not so for them (R-EVENT-4).
 #[test]
 fn reads_of_events_that_storage_answers_in_its_own_way() {
     for uri in [

@@ -1,4 +1,4 @@
-//! GET and LIST that are answered here: whose, in which version, how much of it (semantics.md §3.1, §3.2).
+//! GET and LIST that are answered here: whose, in which version, how much of it (R-GET-1, R-LIST-1).
 
 use super::fixture::{assert_said, get, pods_view};
 use crate::kube::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
@@ -18,7 +18,7 @@ fn a_get_names_one_object_and_how_fresh_it_must_be() {
     ]);
 }
 
-/// Only the version counts on a GET; what makes sense for lists only is ignored (semantics.md §1.4, §2).
+/// Only the version counts on a GET; what makes sense for lists only is ignored (R-QUERY-3, R-METHOD-2).
 #[test]
 fn a_get_ignores_the_parameters_of_lists() {
     assert_said(&[
@@ -120,7 +120,7 @@ fn views_are_what_path_and_selectors_say_together() {
             "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp%2Cstatus.phase%21%3DFailed&labelSelector=app",
             pods_view("a", "app", "metadata.name=p,status.phase!=Failed"),
         ),
-        // Two different names are valid, and nobody has both (semantics.md §2.2).
+        // Two different names are valid, and nobody has both (R-FIELD-3).
         (
             "/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp%2Cmetadata.name%3Dq",
             pods_view("a", "", "metadata.name=p,metadata.name=q"),

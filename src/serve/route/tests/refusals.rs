@@ -1,4 +1,4 @@
-//! What is refused here exactly as upstream would refuse it: code, reason and words (semantics.md §2).
+//! What is refused here exactly as upstream would refuse it: code, reason and words (R-OPTIONS-1, R-QUERY-4).
 
 use super::fixture::{Ask, assert_said, get};
 use crate::kube::{Status, StatusCause};
@@ -198,7 +198,7 @@ fn an_export_long_after_its_time() {
     ]);
 }
 
-/// The order of checks decides which of two faults is reported (semantics.md §2.3): decoding, validation, fields, name.
+/// The order of checks decides which of two faults is reported (R-ORDER-2): decoding, validation, fields, name.
 #[test]
 fn of_two_faults_the_apiservers_first_is_reported() {
     for (uri, code, begins) in [

@@ -1,4 +1,4 @@
-//! WATCH: where it starts, what comes first, how long it lasts (semantics.md §3.4, §2.7, §1.2).
+//! WATCH: where it starts, what comes first, how long it lasts (R-WATCH-2, R-TIMEOUT-1, R-PATH-4).
 
 use super::fixture::{assert_said, get, pods_view};
 use crate::serve::route::Route;
@@ -115,7 +115,7 @@ fn a_name_in_the_path_becomes_a_selector_and_agrees_with_the_one_that_is_there()
     assert_eq!(get(uri).view(), pods_view("a", "", "metadata.name=p,spec.nodeName=n1"));
 }
 
-/// What kubelet, informers and kubectl really send (semantics.md §9).
+/// What kubelet, informers and kubectl really send (R-CLIENT-6).
 #[test]
 fn known_clients_are_served() {
     let reflector = "allowWatchBookmarks=true&timeout=7m44s&timeoutSeconds=464&watch=true";

@@ -1,4 +1,4 @@
-//! W9 and W10: a bookmark never runs ahead of what it vouches for, and comes in time (semantics.md §4.4).
+//! W9 and W10: a bookmark never runs ahead of what it vouches for, and comes in time (R-BOOKMARK-1, R-BOOKMARK-3).
 
 use std::task::Poll;
 

@@ -32,7 +32,7 @@ async fn a_watch_lasts_as_long_as_its_client_asked() {
     assert_eq!(client.told(), ["over"], "nothing follows");
 }
 
-/// `--min-request-timeout`: uniform between half an hour and an hour (semantics.md §2.7).
+/// `--min-request-timeout`: uniform between half an hour and an hour (R-TIMEOUT-1).
 #[tokio::test(start_paused = true)]
 async fn without_a_wish_a_watch_lasts_half_an_hour_to_an_hour() {
     for timeout_seconds in [None, Some(0)] {

@@ -1,4 +1,4 @@
-//! W11: the state as ADDED events, each key once, then the mark of its end, then what came later (semantics.md §3.4).
+//! W11: the state as ADDED events, each key once, then the mark of its end, then what came later (R-WATCH-3).
 
 use std::task::Poll;
 
@@ -62,7 +62,7 @@ async fn a_selector_applies_to_the_state_as_well() {
     assert_eq!(client.told(), ["ADDED p 9", "ADDED r 7", "ADDED s 3", "BOOKMARK 10 end"]);
 }
 
-/// Whoever waits for the mark waits for ever without it (semantics.md §9.1).
+/// Whoever waits for the mark waits for ever without it (R-CLIENT-1).
 #[tokio::test(start_paused = true)]
 async fn an_empty_state_ends_too() {
     let mut empty = Stage::empty();

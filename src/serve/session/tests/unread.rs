@@ -1,4 +1,4 @@
-//! Watches whose clients do not read: they are never polled, or not any more (SECURITY.md T11; W16).
+//! Watches whose clients do not read: they are never polled, or not any more (R-THREAT-11; W16).
 
 use std::time::Duration;
 

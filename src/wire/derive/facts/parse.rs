@@ -85,14 +85,14 @@ fn field(message: &str, name: &'static str, kind: ValueKind, flags: &str) -> Fie
     }
 }
 
-/// encodings.md §2.3: no omitempty + nil; absent on the wire; empty LIST.
+/// R-DERIVE-6: no omitempty + nil; absent on the wire; empty LIST.
 fn absent(message: &str, name: &str, kind: ValueKind, arity: Arity, omitempty: bool) -> Absent {
     let nil_or_empty =
         matches!(arity, Arity::Many | Arity::Map) || matches!(kind, ValueKind::Bytes | ValueKind::Strings);
     match arity {
         _ if omitempty => Absent::Nothing,
         Arity::Many if name == "items" && message.ends_with("List") => Absent::EmptyList,
-        // Stored as JSON: encodings.md §2.3, nil vs empty slice.
+        // Stored as JSON: R-DERIVE-6, nil vs empty slice.
         _ if nil_or_empty && STORED_AS_JSON.iter().any(|package| message.starts_with(package)) => Absent::Ambiguous,
         Arity::Pointer => Absent::Null,
         _ if nil_or_empty => Absent::Null,

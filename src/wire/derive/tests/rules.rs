@@ -1,4 +1,4 @@
-//! The rules of encodings.md §2.3 that random objects meet seldom or never.
+//! The rules of R-DERIVE-6 and R-DERIVE-7 that random objects meet seldom or never.
 
 use super::super::go_json::{put_compact, put_double, put_duration, put_text};
 use super::super::{RefusalReason, Transcoder};
