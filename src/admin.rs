@@ -19,7 +19,8 @@ use axum::routing::get;
 
 use crate::auth::BrowserGuard;
 use crate::base::Ready;
-use crate::cache::{FeedState, Feeds};
+use crate::cache::FeedState;
+use crate::feeds::Feeds;
 
 /// What the admin pages show.
 #[derive(Clone)]

@@ -19,14 +19,16 @@ pub mod wire;
 pub mod cache;
 pub mod upstream;
 // Layer 3
+pub mod feeds;
+// Layer 4
 pub mod auth;
 pub mod reflect;
-// Layer 4
+// Layer 5
 pub mod admin;
 pub mod serve;
-// Layer 5
-pub mod config;
 // Layer 6
+pub mod config;
+// Layer 7
 pub mod app;
 // Beside the layers: the demo upstream shares no logic with what it is served through.
 pub mod demo;

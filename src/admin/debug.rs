@@ -32,7 +32,7 @@ pub(super) struct FeedPage {
 }
 
 pub(super) async fn feeds(State(pages): State<Arc<AdminPages>>) -> Json<Vec<FeedPage>> {
-    let page = |feed: Arc<crate::cache::Feed>| {
+    let page = |feed: Arc<crate::feeds::Feed>| {
         let stats = feed.reader.stats();
         let key = &feed.spec.key;
         let (state, stale_seconds) = match feed.reader.state() {

@@ -3,7 +3,7 @@ use std::sync::OnceLock;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::series;
-use crate::cache::Feeds;
+use crate::feeds::Feeds;
 
 /// Renders every metric of the process.
 #[derive(Clone)]

@@ -8,9 +8,8 @@ use std::fmt::{Display, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cache::{
-    CacheStats, Feed, FeedCounts, FeedKey, FeedState, Feeds, MemoryUse, RenderingMode, RenderingRefusal,
-};
+use crate::cache::{CacheStats, FeedState, MemoryUse};
+use crate::feeds::{Feed, FeedCounts, FeedKey, Feeds, RenderingMode, RenderingRefusal};
 
 /// A gauge of a feed: its name, what it means, and where it is read.
 type Of<T> = (&'static str, &'static str, fn(&T) -> f64);

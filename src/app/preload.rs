@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::discovery::DiscoveryLoop;
 use super::rights::Rights;
 use crate::base::{NotReady, Ready};
-use crate::cache::{FeedHandle, FeedState, Feeds};
+use crate::cache::FeedState;
+use crate::feeds::{FeedHandle, Feeds};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
 

@@ -1,6 +1,6 @@
 //! What our own identity is asked to read of the whole cluster, and when what it was refused is asked for again.
 
-use crate::cache::Feeds;
+use crate::feeds::Feeds;
 use crate::upstream::{Catalog, Client};
 
 /// Whoever has been refused something, to be told when that may be different now.

@@ -26,7 +26,7 @@ use crate::base::Account;
 
 /// The memory of all feeds.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub struct Budget {
     bytes_max: usize,
     total: Arc<Account>,
     /// Those of feeds that are over as well, while anything of them is alive.
@@ -142,7 +142,7 @@ const SHRINK_EVENTS_MAX: usize = 1_024;
 pub(super) const WINDOW_PART: usize = 4;
 
 impl Budget {
-    pub(super) fn new(bytes_max: usize, pins: Pins) -> Arc<Self> {
+    pub fn new(bytes_max: usize, pins: Pins) -> Arc<Self> {
         Arc::new(Self {
             bytes_max,
             total: Account::new(),
@@ -223,11 +223,11 @@ impl Budget {
     }
 
     /// Bytes that are free.
-    pub(super) fn free(&self) -> usize {
+    pub fn free(&self) -> usize {
         self.bytes_max.saturating_sub(self.total.bytes())
     }
 
-    pub(super) fn memory(&self) -> MemoryUse {
+    pub fn memory(&self) -> MemoryUse {
         let mut held = MemoryKind::ALL.map(|kind| (kind, 0));
         for (kind, account) in &*self.accounts.lock() {
             held[*kind as usize].1 += account.upgrade().map_or(0, |account| account.bytes());
@@ -259,7 +259,7 @@ impl Budget {
     }
 
     /// The states that are kept for those who are being told them.
-    pub(super) fn pins(&self) -> &Pins {
+    pub fn pins(&self) -> &Pins {
         &self.pins
     }
 

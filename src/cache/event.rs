@@ -144,7 +144,7 @@ impl Event {
     }
 
     /// Bytes of an event besides its object and its frame: itself, its count, and its places in the ring and in lanes.
-    pub(super) const OVERHEAD_BYTES: usize = size_of::<Self>() + 16 + 16 + 3 * size_of::<usize>() * 2;
+    pub(crate) const OVERHEAD_BYTES: usize = size_of::<Self>() + 16 + 16 + 3 * size_of::<usize>() * 2;
 
     /// Bytes charged to the ring for this event: its frame, what was read of its object, and its previous object, which
     /// the store has let go.

@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 /// What one feed weighs when memory is full and nothing but a feed can go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Weight {
@@ -20,17 +18,6 @@ pub(super) fn outgrown(feeds: &[Weight]) -> Option<usize> {
     let key = |feed: &Weight| if has_grown { grown(feed) } else { (feed.held, feed.crossed, 0) };
     let holding = feeds.iter().enumerate().filter(|(_, feed)| feed.held > 0);
     holding.max_by_key(|(_, feed)| key(feed)).map(|(index, _)| index)
-}
-
-/// How long a resource that did not fit is not tried again, at first.
-const REFUSED_FIRST: Duration = Duration::from_secs(30);
-/// And at most: upstream is asked for what does not fit once an hour.
-pub(super) const REFUSED_MAX: Duration = Duration::from_secs(60 * 60);
-
-/// For how long a resource is left alone that did not fit so many times in a row.
-pub(super) fn refused_for(times: u32) -> Duration {
-    let doublings = times.saturating_sub(1).min(16);
-    REFUSED_FIRST.saturating_mul(1 << doublings).min(REFUSED_MAX)
 }
 
 #[cfg(test)]
@@ -57,12 +44,5 @@ mod tests {
         ] {
             assert_eq!(outgrown(&feeds), ends, "{why}");
         }
-    }
-
-    #[test]
-    fn what_does_not_fit_is_tried_ever_more_rarely() {
-        let waits: Vec<_> = (1..=9).map(|times| refused_for(times).as_secs()).collect();
-        assert_eq!(waits, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
-        assert_eq!(refused_for(u32::MAX), REFUSED_MAX);
     }
 }

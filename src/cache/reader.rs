@@ -5,6 +5,8 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
+#[cfg(test)]
+use super::Event;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
 use super::progress::{Progress, Settling};
@@ -332,6 +334,12 @@ impl CacheReader {
         let mut wake = Vec::new();
         self.shared.timeline.read().ring.lanes.nudge(&mut wake);
         wake.into_iter().for_each(std::task::Waker::wake);
+    }
+
+    /// What the ring holds.
+    #[cfg(test)]
+    pub(crate) fn events(&self) -> Vec<Arc<Event>> {
+        self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())
     }
 
     pub fn stats(&self) -> CacheStats {

@@ -4,19 +4,14 @@
 //! after every step. `random` and `exhaustive` choose the steps; the other files are tables of single promises.
 
 mod boundary;
-mod budget;
-mod currency;
 mod eviction;
 mod exhaustive;
-mod feed_key;
-mod feeds;
-mod fixture;
+pub(crate) mod fixture;
 mod lanes;
 mod model;
 mod paging;
 mod pinned;
 mod random;
-mod releases;
 mod renewals;
 mod runs;
 mod shelf;

@@ -36,7 +36,7 @@ impl CacheWriter {
     }
 
     /// The same within a memory that other feeds share.
-    pub(super) fn within(
+    pub fn within(
         budget: &Arc<Budget>,
         mut config: CacheConfig,
         gvr: Gvr,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::cache::Feed;
+use crate::feeds::Feed;
 use crate::upstream::{Build, Server};
 use crate::wire::Encoding;
 
@@ -190,7 +190,8 @@ impl By {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{CacheConfig, Demand, FeedKey, FeedSpec, Feeds, Scope};
+    use crate::cache::CacheConfig;
+    use crate::feeds::{Demand, FeedKey, FeedSpec, Feeds, Scope};
     use crate::kube::Gvr;
 
     fn server(minor: u32, patch: u32) -> Server {

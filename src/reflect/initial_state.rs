@@ -5,7 +5,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cache::{CacheReader, Feed, FeedSpec, OverBudget, Snapshot, Staging};
+use crate::cache::{CacheReader, OverBudget, Snapshot, Staging};
+use crate::feeds::{Feed, FeedSpec};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::upstream::{Client, Error, Question, Server};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};

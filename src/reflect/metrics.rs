@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use metrics::counter;
 
-use crate::cache::{CountedMetric, FeedCounts, FeedKey};
+use crate::feeds::{CountedMetric, FeedCounts, FeedKey};
 use crate::wire::Representation;
 
 /// The counters of one feed.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use crate::cache::{Feed, Freshness};
+use crate::feeds::{Feed, Freshness};
 use crate::kube::ResourceVersion;
 
 use super::gap::Position;

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::cache::{FeedState, Feeds, RenderingRefusal, Snapshot};
+use crate::cache::{FeedState, Snapshot};
+use crate::feeds::{Feeds, RenderingRefusal};
 use crate::kube::ResourceVersion;
 use crate::upstream::{Build, Error, Question, form_of};
 use crate::wire::{Encoding, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::base::{Tasks, Waits};
-use crate::cache::{Demand, Feed, FeedEnd, Feeds};
+use crate::cache::FeedEnd;
+use crate::feeds::{Demand, Feed, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
 

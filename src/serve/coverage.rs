@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::cache::Scope;
+use crate::feeds::Scope;
 use crate::kube::{FieldSelector, NAME_KEY, RequestInfo};
 use crate::upstream::{Resource, ResourceOrigin};
 

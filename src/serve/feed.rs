@@ -10,10 +10,8 @@ use tokio::time::{Instant, sleep_until};
 use super::frontend::{Consistency, Frontend};
 use super::route::ForwardReason;
 use crate::auth::Permit;
-use crate::cache::{
-    CacheReader, FeedEnd, FeedHandle, FeedKey, FeedSpec, FeedState, RenderingMode, RenderingRefusal as Underived,
-    Scope, Unavailable,
-};
+use crate::cache::{CacheReader, FeedEnd, FeedState};
+use crate::feeds::{FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal as Underived, Scope, Unavailable};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};

@@ -22,7 +22,7 @@ use super::scans::{self, Scans};
 use super::slices::Slices;
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender, Shown};
 use crate::base::{DrainWatch, Tasks};
-use crate::cache::Feeds;
+use crate::feeds::Feeds;
 use crate::kube::{
     Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout, reaches_inside,
 };

@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::frontend::{Consistency, Frontend};
 use super::metrics;
-use crate::cache::{FeedHandle, FeedState, Freshness};
+use crate::cache::FeedState;
+use crate::feeds::{FeedHandle, Freshness};
 
 /// What became of a held request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,8 @@ use super::page_chunks::PageChunks;
 use super::route::ListRead;
 use super::scan_pace::ScanPace;
 use crate::auth::Permit;
-use crate::cache::{CacheReader, FeedHandle, Snapshot, View};
+use crate::cache::{CacheReader, Snapshot, View};
+use crate::feeds::FeedHandle;
 use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
 use crate::wire::{Encoding, ListMeta, Object, Refused, Renderer};
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::route::ForwardReason;
 use super::watch_end::WatchEnd;
-use crate::cache::FeedKey;
+use crate::feeds::FeedKey;
 use crate::kube::Gvr;
 use crate::wire::Representation;
 

@@ -7,7 +7,8 @@ mod tests;
 use http::Method;
 
 use super::coverage::{Coverage, Uncovered, covers};
-use crate::cache::{Scope, View};
+use crate::cache::View;
+use crate::feeds::Scope;
 use crate::kube::{
     Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion,
     ObjectKey, Offers, PageStore, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout,

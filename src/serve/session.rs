@@ -26,7 +26,8 @@ use super::overdue::Watchdog;
 use super::scan_pace::Looks;
 use super::watch_end::WatchEnd;
 use crate::auth::GrantStatus;
-use crate::cache::{Cursor, FeedHandle, FeedState, OpenedWatch, Pull, RenderingRefusal, SiftStep, Snapshot};
+use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, SiftStep, Snapshot};
+use crate::feeds::{FeedHandle, RenderingRefusal};
 use crate::kube::{EventType, ResourceVersion, Status};
 use crate::wire::{Columns, Object, Refused, Representation};
 

@@ -3,7 +3,7 @@
 use super::feed::spec;
 use super::frontend::{Frontend, ReadRequest};
 use super::route::{ForwardReason, WatchRead};
-use crate::cache::Scope;
+use crate::feeds::Scope;
 use crate::kube::{Gvr, Payer, Query, WatchStart};
 use crate::upstream::{Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};

@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::cache::{CacheConfig, Demand, FeedEnd, FeedSpec, Scope};
+use crate::cache::{CacheConfig, FeedEnd};
+use crate::feeds::{Demand, FeedSpec, Scope};
 use crate::kube::Gvr;
 use crate::wire::Encoding;
 

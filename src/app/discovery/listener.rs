@@ -4,7 +4,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::app::rights::Rights;
-use crate::cache::{Cursor, FeedHandle, FeedState, Pull, Scope, View};
+use crate::cache::{Cursor, FeedState, Pull, View};
+use crate::feeds::{FeedHandle, Scope};
 use crate::kube::Gvr;
 use crate::serve::feed_spec;
 

@@ -17,44 +17,44 @@ use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, WatchIte
 /// What selectors look at, and a note that no two revisions share: of it come the phase and the label `tier`. Empty
 /// texts are absent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Pod {
-    pub(super) namespace: &'static str,
-    pub(super) name: &'static str,
-    pub(super) app: &'static str,
-    pub(super) node: &'static str,
-    pub(super) note: u32,
+pub(crate) struct Pod {
+    pub(crate) namespace: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) app: &'static str,
+    pub(crate) node: &'static str,
+    pub(crate) note: u32,
 }
 
 /// One event as a client reads it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen {
-    pub(super) event_type: EventType,
-    pub(super) rv: u64,
-    pub(super) pod: Pod,
+pub(crate) struct Seen {
+    pub(crate) event_type: EventType,
+    pub(crate) rv: u64,
+    pub(crate) pod: Pod,
 }
 
 /// A pod of namespace `a` that every selector of the tests can see.
-pub(super) const POD: Pod = Pod { namespace: "a", name: "p", app: "x", node: "n1", note: 0 };
+pub(crate) const POD: Pod = Pod { namespace: "a", name: "p", app: "x", node: "n1", note: 0 };
 
 const HEAD: &str = r#"{"kind":"Pod","apiVersion":"v1","#;
 
 impl Pod {
-    pub(super) fn key(&self) -> String {
+    pub(crate) fn key(&self) -> String {
         if self.namespace.is_empty() { self.name.to_owned() } else { format!("{}/{}", self.namespace, self.name) }
     }
 
     /// Every other revision.
-    pub(super) fn phase(&self) -> &'static str {
+    pub(crate) fn phase(&self) -> &'static str {
         ["Running", "Pending"][self.note as usize % 2]
     }
 
     /// A label that comes and goes.
-    pub(super) fn tier(&self) -> &'static str {
+    pub(crate) fn tier(&self) -> &'static str {
         ["", "front", "back", "front"][self.note as usize % 4]
     }
 
     /// What a list item is but for its brace, and what the cache holds.
-    pub(super) fn body(&self, rv: u64) -> String {
+    pub(crate) fn body(&self, rv: u64) -> String {
         let Self { namespace, name, app, node, note } = self;
         let namespace = if namespace.is_empty() { String::new() } else { format!(r#","namespace":"{namespace}""#) };
         let label = |key, value: &str| Some(format!(r#""{key}":"{value}""#)).filter(|_| !value.is_empty());
@@ -69,11 +69,11 @@ impl Pod {
         )
     }
 
-    pub(super) fn frame(&self, event_type: EventType, rv: u64) -> Bytes {
+    pub(crate) fn frame(&self, event_type: EventType, rv: u64) -> Bytes {
         format!("{{\"type\":\"{event_type}\",\"object\":{HEAD}{}}}\n", self.body(rv)).into()
     }
 
-    pub(super) fn object(&self, rv: u64) -> Object {
+    pub(crate) fn object(&self, rv: u64) -> Object {
         change(EventType::Added, self, rv).object
     }
 }
@@ -105,7 +105,7 @@ static FIELDS: LazyLock<FieldTable> = LazyLock::new(|| FieldTable::of_builtin(&G
 static ENVELOPE: LazyLock<Envelope> = LazyLock::new(|| Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn));
 
 /// The change that upstream's frame tells of.
-pub(super) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
+pub(crate) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
     let read = || {
         let Change { object, frame, .. } = read_frame(pod.frame(event_type, rv));
         (object, frame.expect("it came in one"))
@@ -116,7 +116,7 @@ pub(super) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
 }
 
 /// Any frame, read anew.
-pub(super) fn read_frame(frame: Bytes) -> Change {
+pub(crate) fn read_frame(frame: Bytes) -> Change {
     let reader =
         ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FIELDS.clone())).expecting("v1", "Pod");
     match reader.watch_event(frame).expect("a well-formed frame") {
@@ -125,16 +125,16 @@ pub(super) fn read_frame(frame: Bytes) -> Change {
     }
 }
 
-pub(super) fn added(pod: &Pod, rv: u64) -> Change {
+pub(crate) fn added(pod: &Pod, rv: u64) -> Change {
     change(EventType::Added, pod, rv)
 }
 
-pub(super) fn deleted(pod: &Pod, rv: u64) -> Change {
+pub(crate) fn deleted(pod: &Pod, rv: u64) -> Change {
     change(EventType::Deleted, pod, rv)
 }
 
 /// Reads a frame as a client would, without the code under test; it must be upstream's spelling to the byte.
-pub(super) fn seen(frame: &Bytes) -> Seen {
+pub(crate) fn seen(frame: &Bytes) -> Seen {
     SEEN.with_borrow_mut(|seen| match seen.get(frame) {
         Some(seen) => *seen,
         // A copy: the frame itself is not to be kept alive by whoever looks at it.
@@ -168,34 +168,34 @@ fn known(text: &str) -> &'static str {
     WORDS.into_iter().find(|word| *word == text).unwrap_or_else(|| panic!("{text:?} is no word of the tests"))
 }
 
-pub(super) fn rv(version: u64) -> ResourceVersion {
+pub(crate) fn rv(version: u64) -> ResourceVersion {
     ResourceVersion(version)
 }
 
 /// A ring of so many events, other bounds out of reach.
-pub(super) fn ring(events: usize) -> CacheConfig {
+pub(crate) fn ring(events: usize) -> CacheConfig {
     CacheConfig { window_events_max: events, ..CacheConfig::default() }
 }
 
 /// An empty cache of pods.
-pub(super) fn pods(config: CacheConfig) -> (CacheWriter, CacheReader) {
+pub(crate) fn pods(config: CacheConfig) -> (CacheWriter, CacheReader) {
     let gvr = Gvr::new("", "v1", "pods");
     CacheWriter::new(config, gvr, ENVELOPE.clone(), true)
 }
 
 /// The same, listed at `version` with these pods.
-pub(super) fn listed(config: CacheConfig, version: u64, listed: &[(Pod, u64)]) -> (CacheWriter, CacheReader) {
+pub(crate) fn listed(config: CacheConfig, version: u64, listed: &[(Pod, u64)]) -> (CacheWriter, CacheReader) {
     let (mut writer, reader) = pods(config);
     writer.replace(snapshot(version, listed));
     (writer, reader)
 }
 
-pub(super) fn snapshot(version: u64, listed: &[(Pod, u64)]) -> Snapshot {
+pub(crate) fn snapshot(version: u64, listed: &[(Pod, u64)]) -> Snapshot {
     Snapshot::from_objects(rv(version), listed.iter().map(|(pod, rv)| pod.object(*rv)))
 }
 
 /// `""` is no namespace and no selector.
-pub(super) fn view(namespace: &str, labels: &str, fields_text: &str) -> View {
+pub(crate) fn view(namespace: &str, labels: &str, fields_text: &str) -> View {
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
     let labels = LabelSelector::parse(labels).expect("a label selector");
     let fields = FieldSelector::parse(fields_text).and_then(|parsed| parsed.compile(&FIELDS));
@@ -204,14 +204,14 @@ pub(super) fn view(namespace: &str, labels: &str, fields_text: &str) -> View {
 
 /// Counts how often it is rung.
 #[derive(Debug, Default)]
-pub(super) struct Bell(AtomicUsize);
+pub(crate) struct Bell(AtomicUsize);
 
 impl Bell {
-    pub(super) fn rung(&self) -> usize {
+    pub(crate) fn rung(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 
-    pub(super) fn waker(self: &Arc<Self>) -> Waker {
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
         Waker::from(self.clone())
     }
 }
@@ -223,7 +223,7 @@ impl Wake for Bell {
 }
 
 /// Everything there is for this reader now, and how the pulling ended.
-pub(super) fn pull_all(cursor: &mut Cursor) -> (Vec<Seen>, Pull) {
+pub(crate) fn pull_all(cursor: &mut Cursor) -> (Vec<Seen>, Pull) {
     let mut frames = Vec::new();
     loop {
         match cursor.pull(usize::MAX, None, &mut frames) {
@@ -234,7 +234,7 @@ pub(super) fn pull_all(cursor: &mut Cursor) -> (Vec<Seen>, Pull) {
 }
 
 /// `ADDED a/p 5` for each event, as short as a table wants it.
-pub(super) fn told(cursor: &mut Cursor) -> Vec<String> {
+pub(crate) fn told(cursor: &mut Cursor) -> Vec<String> {
     let (seen, end) = pull_all(cursor);
     let mut told: Vec<_> =
         seen.iter().map(|seen| format!("{} {} {}", seen.event_type, seen.pod.key(), seen.rv)).collect();
@@ -245,6 +245,6 @@ pub(super) fn told(cursor: &mut Cursor) -> Vec<String> {
 }
 
 /// Keys and versions of what a view sees of a snapshot, in its order.
-pub(super) fn shown(snapshot: &Snapshot, view: &View) -> Vec<String> {
+pub(crate) fn shown(snapshot: &Snapshot, view: &View) -> Vec<String> {
     snapshot.select(view, true, None).map(|object| format!("{} {}", object.key, object.rv)).collect()
 }

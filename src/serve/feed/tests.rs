@@ -1,5 +1,6 @@
 use super::*;
-use crate::cache::{CacheConfig, Demand, Feeds, Snapshot};
+use crate::cache::{CacheConfig, Snapshot};
+use crate::feeds::{Demand, Feeds};
 use crate::kube::Gvr;
 
 const DEADLINE: Duration = Duration::from_secs(3);

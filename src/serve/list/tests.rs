@@ -15,7 +15,8 @@ use http_body_util::BodyExt;
 use super::page;
 use crate::auth::{Caller, Gate, Permit};
 use crate::base::Cut;
-use crate::cache::{CacheConfig, Chunk, Demand, FeedHandle, Feeds, Scope, Snapshot, View};
+use crate::cache::{CacheConfig, Chunk, Snapshot, View};
+use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
 use crate::kube::{
     ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, PageStore, Query, RequestInfo,
     ResourceVersion, Selector, VersionMatch,

@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use crate::auth::Permit;
 use crate::base::{Cut, DrainWatch};
-use crate::cache::{Chunk, FeedHandle, OpenedWatch};
+use crate::cache::{Chunk, OpenedWatch};
+use crate::feeds::FeedHandle;
 use crate::serve::admission::AdmissionPlace;
 use crate::serve::metrics::WatchMetrics;
 use crate::serve::overdue::Overdue;

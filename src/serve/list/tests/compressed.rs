@@ -7,7 +7,8 @@ use std::io::Read as _;
 use bytes::Bytes;
 
 use super::{PageStore, REPRESENTATIONS, feed, pace, permit, pod, renderer};
-use crate::cache::{Change, Chunk, FeedHandle, View};
+use crate::cache::{Change, Chunk, View};
+use crate::feeds::FeedHandle;
 use crate::kube::{EventType, ListPlan, VersionMatch};
 use crate::serve::gzip::GzipList;
 use crate::serve::list::page;

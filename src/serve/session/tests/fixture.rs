@@ -14,9 +14,9 @@ use tokio::task::JoinHandle;
 use crate::auth::{Caller, Gate, Permit, Readable};
 use crate::base::{Cut, DrainTrigger, DrainWatch};
 use crate::cache::{
-    CacheConfig, CacheReader, CacheWriter, Change, Chunk, Demand, FeedEnd, FeedHandle, FeedState, Feeds, OpenedWatch,
-    Scope, Snapshot, Start, View,
+    CacheConfig, CacheReader, CacheWriter, Change, Chunk, FeedEnd, FeedState, OpenedWatch, Snapshot, Start, View,
 };
+use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
 use crate::kube::{
     EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
 };

@@ -4,9 +4,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::FeedKey;
-use super::lifecycle::FeedEnd;
-use super::outgrown::{REFUSED_MAX, refused_for};
+use super::refused_for::{REFUSED_MAX, refused_for};
 use crate::base::Waits;
+use crate::cache::FeedEnd;
 
 /// Feeds that ended for a reason that does not go away at once, and when each may be tried again.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ struct Refusal {
 }
 
 /// Feeds that are remembered as refused.
-const REFUSALS_MAX: usize = super::feeds::FEEDS_MAX;
+const REFUSALS_MAX: usize = super::FEEDS_MAX;
 /// How long a feed is left alone that upstream does not have, or not in this form.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
 

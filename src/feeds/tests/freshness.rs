@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, advance};
 
-use super::fixture::rv;
-use crate::cache::Freshness;
+use crate::cache::tests::fixture::rv;
+use crate::feeds::Freshness;
 
 const SECOND: Duration = Duration::from_secs(1);
 

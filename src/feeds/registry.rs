@@ -1,82 +1,19 @@
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::budget::{Budget, MemoryUse};
 use super::counts::Ledger;
-use super::lifecycle::FeedEnd;
-use super::refused::Refusals;
-use super::{
-    CacheConfig, CacheReader, CacheWriter, FeedCounts, FeedKey, FeedState, Freshness, Pin, PinTerms, Pins,
-    RenderingMode, RenderingRefusal, Renderings, Snapshot, Vintage,
-};
-use crate::base::Cut;
-use crate::kube::{FieldTable, ResourceVersion};
-use crate::wire::{Columns, Envelope, JsonLayout, Representation};
-
-/// A feed and what is needed to read its objects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FeedSpec {
-    pub key: FeedKey,
-    pub kind: Arc<str>,
-    pub list_kind: Arc<str>,
-    /// Of the resource's definition, if it has one: objects that were read under another one may read differently now.
-    pub edition: Option<Arc<str>>,
-    pub shape: JsonLayout,
-    pub namespaced: bool,
-    pub fields: Arc<FieldTable>,
-    /// Key of the selectable field by which upstream finds what it lists, if it has such an index.
-    pub index_field: Option<Arc<str>>,
-}
-
-/// A running feed, as its readers hold it.
-#[derive(Debug)]
-pub struct Feed {
-    pub spec: FeedSpec,
-    pub reader: CacheReader,
-    pub currency: Freshness,
-    pub renderings: Renderings,
-    pub vintage: Vintage,
-    /// Of a feed of Tables.
-    pub columns: Columns,
-    /// What happened to it upstream.
-    pub counts: Arc<FeedCounts>,
-    pins: Pins,
-    leases: AtomicUsize,
-    last_used: Mutex<Instant>,
-    retired: CancellationToken,
-    /// Until then upstream may still answer by the definition that the feed before this one was retired for.
-    settled: Option<Instant>,
-    /// The oldest version that somebody wants to go on from, while the feed starts.
-    resume: Mutex<Option<ResourceVersion>>,
-    /// How far another feed of the resource was when this one began: its clients are not to see it older again.
-    shown: AtomicU64,
-}
-
-/// Keeps a feed from being idle.
-#[derive(Debug, Clone)]
-pub struct FeedHandle {
-    inner: Arc<LeaseInner>,
-}
-
-#[derive(Debug)]
-struct LeaseInner {
-    feed: Arc<Feed>,
-}
-
-/// What a feed has of its registry.
-struct Common {
-    config: CacheConfig,
-    budget: Arc<Budget>,
-    counts: Arc<FeedCounts>,
-}
+use super::feed::Common;
+use super::refusals::Refusals;
+use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal, Renderings};
+use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
+use crate::kube::ResourceVersion;
+use crate::wire::Representation;
 
 /// Somebody wants a feed: its writer goes to whoever runs reflectors.
 #[derive(Debug)]
@@ -115,8 +52,6 @@ pub enum Unavailable {
     TooMany,
 }
 
-/// Feeds that may run at once.
-pub const FEEDS_MAX: usize = 1_000;
 /// How long an apiserver may take to answer by a definition that we have read from another one.
 const SETTLING: Duration = Duration::from_secs(10);
 
@@ -292,146 +227,8 @@ impl Feeds {
     }
 }
 
-impl Feed {
-    fn new(
-        spec: FeedSpec,
-        Common { config, budget, counts }: Common,
-        renderings: Renderings,
-        settled: Option<Instant>,
-    ) -> (CacheWriter, Self) {
-        let envelope = spec.envelope();
-        let (writer, reader) = CacheWriter::within(&budget, config, spec.key.gvr.clone(), envelope, spec.namespaced);
-        let currency = Freshness::default();
-        let last_used = Mutex::new(Instant::now());
-        let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
-        let (columns, shown) = (Columns::default(), AtomicU64::new(0));
-        (
-            writer,
-            Self {
-                spec,
-                reader,
-                currency,
-                renderings,
-                vintage: Vintage::default(),
-                columns,
-                counts,
-                pins: budget.pins().clone(),
-                leases,
-                last_used,
-                retired,
-                settled,
-                resume,
-                shown,
-            },
-        )
-    }
-
-    /// Keeps a state of this feed for somebody who is being told it, and who can be cut.
-    pub fn pin(&self, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
-        self.reader.pin(&self.pins, snapshot, cut, terms)
-    }
-
-    /// Completes when the feed is to end, because what it reads no longer fits the resource.
-    pub async fn retired(&self) {
-        self.retired.cancelled().await;
-    }
-
-    /// A representation of this feed's objects is not exact, or cannot be made of one of them: nobody gets it from here
-    /// any more. Its watches are woken, to end.
-    pub fn refuse(&self, representation: Representation, reason: RenderingRefusal, why: &dyn fmt::Display) {
-        if self.renderings.refuse(representation, reason) {
-            let (feed, reason) = (&self.spec.key, reason.as_str());
-            tracing::warn!(%feed, %representation, reason, %why, "not derived any more; asked of upstream instead");
-            self.reader.nudge();
-        }
-    }
-
-    /// Whether it took the place of a retired feed a moment ago: an apiserver that ends its stream now may have filled
-    /// it by the definition that is no more.
-    pub fn is_settling(&self) -> bool {
-        self.settled.is_some_and(|settled| Instant::now() < settled)
-    }
-
-    /// The oldest version that somebody who waits for this feed wants to go on from.
-    pub fn oldest_resume(&self) -> Option<ResourceVersion> {
-        *self.resume.lock()
-    }
-
-    /// How far another feed of the resource was when this one began: nothing older is to be shown.
-    pub fn shown_before(&self) -> ResourceVersion {
-        ResourceVersion(self.shown.load(Ordering::Relaxed))
-    }
-
-    /// That version does not come: upstream may have been restored from a backup.
-    pub fn forget_shown(&self) {
-        self.shown.store(0, Ordering::Relaxed);
-    }
-
-    fn note_resume(&self, rv: Option<ResourceVersion>) {
-        if let (Some(rv), FeedState::Syncing) = (rv, self.reader.state()) {
-            let mut oldest = self.resume.lock();
-            *oldest = Some(oldest.map_or(rv, |oldest| oldest.min(rv)));
-        }
-    }
-
-    /// How long nobody has read it; zero while somebody does.
-    pub fn idle_for(&self) -> Duration {
-        if self.leases.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { self.last_used.lock().elapsed() }
-    }
-
-    /// Readers at this moment.
-    pub fn readers(&self) -> usize {
-        self.leases.load(Ordering::Relaxed)
-    }
-}
-
 /// How far the other feeds of a resource are that are live.
 fn shown(key: &FeedKey, feeds: &HashMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
     others.map(|feed| feed.reader.progress().rv).max().unwrap_or_default()
-}
-
-impl FeedHandle {
-    fn new(feed: Arc<Feed>) -> Self {
-        feed.leases.fetch_add(1, Ordering::Relaxed);
-        Self { inner: Arc::new(LeaseInner { feed }) }
-    }
-}
-
-impl std::ops::Deref for FeedHandle {
-    type Target = Feed;
-
-    fn deref(&self) -> &Feed {
-        &self.inner.feed
-    }
-}
-
-impl Drop for LeaseInner {
-    fn drop(&mut self) {
-        *self.feed.last_used.lock() = Instant::now();
-        self.feed.leases.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl FeedSpec {
-    /// Of a resource whose objects are written as Pods are.
-    #[cfg(test)]
-    pub(crate) fn like_pods(key: FeedKey) -> Self {
-        Self {
-            key,
-            kind: "Pod".into(),
-            list_kind: "PodList".into(),
-            edition: None,
-            shape: JsonLayout::BuiltIn,
-            namespaced: true,
-            fields: Arc::default(),
-            index_field: None,
-        }
-    }
-
-    /// How the feed's objects are framed.
-    pub fn envelope(&self) -> Envelope {
-        Envelope::new(self.key.form, &self.key.gvr.api_version(), &self.kind, self.shape)
-            .with_list_kind(&self.list_kind)
-    }
 }

@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 
-use super::fixture::{POD, added, listed, ring, rv};
-use crate::cache::{CacheReader, RenderingMode, RenderingRefusal, Renderings, Start, View};
+use crate::cache::tests::fixture::{POD, added, listed, ring, rv};
+use crate::cache::{CacheReader, Start, View};
+use crate::feeds::{RenderingMode, RenderingRefusal, Renderings};
 use crate::kube::MetaVersion;
 use crate::wire::{Encoding, Renderer, Representation};
 

@@ -107,7 +107,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::Scope;
+    use crate::feeds::Scope;
     use crate::kube::Gvr;
     use crate::wire::Encoding;
 

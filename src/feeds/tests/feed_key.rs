@@ -1,6 +1,6 @@
 //! What a feed asks upstream: the selector of its scope is in every question.
 
-use crate::cache::{FeedKey, Scope};
+use crate::feeds::{FeedKey, Scope};
 use crate::kube::{Gvr, ObjectKey};
 use crate::wire::Encoding;
 

@@ -9,13 +9,13 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::advance;
 
-use super::fixture::{POD, Pod, rv, told, view};
 use crate::base::{Account, Cut};
+use crate::cache::tests::fixture::{POD, Pod, rv, told, view};
 use crate::cache::{
-    CacheConfig, CacheReader, CacheWriter, Change, ChunkFormat, ChunkPart, Demand, Event, Feed, FeedEnd, FeedHandle,
-    FeedKey, FeedSpec, FeedState, Feeds, Gone, MemoryKind, MemoryUse, PinTerms, PlainChunk, Scope, Snapshot, Start,
-    Unavailable, View,
+    CacheConfig, CacheReader, CacheWriter, Change, ChunkFormat, ChunkPart, Event, FeedEnd, FeedState, Gone, MemoryKind,
+    MemoryUse, PinTerms, PlainChunk, Snapshot, Start, View,
 };
+use crate::feeds::{Demand, Feed, FeedHandle, FeedKey, FeedSpec, Feeds, Scope, Unavailable};
 use crate::kube::{EventType, Gvr};
 use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, Representation, WatchItem};
 
@@ -132,12 +132,10 @@ fn alive(stage: &Stage, states: &[Snapshot]) -> usize {
     };
     let now = stage.feed.reader.snapshot();
     states.iter().chain([&now]).flat_map(Snapshot::iter).for_each(&mut see);
-    stage.feed.reader.shared.timeline.read().ring.lanes.all.with_events(|events| {
-        for event in events {
-            see(&event.object);
-            event.previous.iter().for_each(&mut see);
-        }
-    });
+    for event in stage.feed.reader.events() {
+        see(&event.object);
+        event.previous.iter().for_each(&mut see);
+    }
     objects.values().sum()
 }
 

@@ -7,10 +7,9 @@ use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio::time::advance;
 
-use super::fixture::rv;
-use crate::cache::{
-    CacheConfig, Demand, FEEDS_MAX, Feed, FeedEnd, FeedKey, FeedSpec, FeedState, Feeds, Scope, Snapshot, Unavailable,
-};
+use crate::cache::tests::fixture::rv;
+use crate::cache::{CacheConfig, FeedEnd, FeedState, Snapshot};
+use crate::feeds::{Demand, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, Unavailable};
 use crate::kube::Gvr;
 use crate::wire::Encoding;
 

@@ -1,0 +1,35 @@
+//! The feeds there are: which resource, how much of it, in which encoding, who reads it and how current it is.
+//!
+//! [`Feeds`] is the registry. Whoever wants a feed gets a [`FeedHandle`], and where none runs a [`Demand`] goes to
+//! whoever runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and what is known about it: [`Freshness`],
+//! since when it is proven to be current; [`Renderings`], what may be derived of it; [`Vintage`], whether the server
+//! that it follows writes its bodies as they are held.
+//!
+//! **Invariants.** A feed of another definition is another feed. A feed that is over is never handed out. Nothing here
+//! asks upstream, and nothing knows of requests.
+
+mod counts;
+mod feed;
+mod feed_key;
+mod feed_spec;
+mod freshness;
+mod refusals;
+mod refused_for;
+mod registry;
+mod renderings;
+mod vintage;
+
+#[cfg(test)]
+mod tests;
+
+pub use counts::{CountedMetric, FeedCounts};
+pub use feed::{Feed, FeedHandle};
+pub use feed_key::{FeedKey, Scope};
+pub use feed_spec::FeedSpec;
+pub use freshness::Freshness;
+pub use registry::{Demand, Feeds, Unavailable};
+pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
+pub use vintage::Vintage;
+
+/// Feeds that may run at once.
+pub const FEEDS_MAX: usize = 1_000;

@@ -1,0 +1,43 @@
+use std::sync::Arc;
+
+use super::FeedKey;
+use crate::kube::FieldTable;
+use crate::wire::{Envelope, JsonLayout};
+
+/// A feed and what is needed to read its objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeedSpec {
+    pub key: FeedKey,
+    pub kind: Arc<str>,
+    pub list_kind: Arc<str>,
+    /// Of the resource's definition, if it has one: objects that were read under another one may read differently now.
+    pub edition: Option<Arc<str>>,
+    pub shape: JsonLayout,
+    pub namespaced: bool,
+    pub fields: Arc<FieldTable>,
+    /// Key of the selectable field by which upstream finds what it lists, if it has such an index.
+    pub index_field: Option<Arc<str>>,
+}
+
+impl FeedSpec {
+    /// Of a resource whose objects are written as Pods are.
+    #[cfg(test)]
+    pub(crate) fn like_pods(key: FeedKey) -> Self {
+        Self {
+            key,
+            kind: "Pod".into(),
+            list_kind: "PodList".into(),
+            edition: None,
+            shape: JsonLayout::BuiltIn,
+            namespaced: true,
+            fields: Arc::default(),
+            index_field: None,
+        }
+    }
+
+    /// How the feed's objects are framed.
+    pub fn envelope(&self) -> Envelope {
+        Envelope::new(self.key.form, &self.key.gvr.api_version(), &self.kind, self.shape)
+            .with_list_kind(&self.list_kind)
+    }
+}

@@ -1,0 +1,27 @@
+//! How long a resource is left alone that did not fit into the memory.
+
+use std::time::Duration;
+
+/// How long a resource that did not fit is not tried again, at first.
+const REFUSED_FIRST: Duration = Duration::from_secs(30);
+
+/// And at most: upstream is asked for what does not fit once an hour.
+pub(super) const REFUSED_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// For how long a resource is left alone that did not fit so many times in a row.
+pub(super) fn refused_for(times: u32) -> Duration {
+    let doublings = times.saturating_sub(1).min(16);
+    REFUSED_FIRST.saturating_mul(1 << doublings).min(REFUSED_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_tried_ever_more_rarely() {
+        let waits: Vec<_> = (1..=9).map(|times| refused_for(times).as_secs()).collect();
+        assert_eq!(waits, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
+        assert_eq!(refused_for(u32::MAX), REFUSED_MAX);
+    }
+}
