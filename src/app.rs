@@ -34,7 +34,7 @@ use crate::upstream::{Catalog, Client, CredentialError, Insistence};
 pub struct Bound {
     listeners: Listeners,
     admin: Option<ops::Admin>,
-    door: Arc<Frontend>,
+    frontend: Arc<Frontend>,
     gate: Gate,
     feeds: Feeds,
     rights: rights::Rights,
@@ -107,7 +107,7 @@ impl Bound {
         }
         let drain = DrainTrigger::new();
         let catalog = Catalog::new(client.clone(), insistence(&config));
-        let on_node = config.door.coverage.node.is_some();
+        let on_node = config.serve.coverage.node.is_some();
         let rights = rights::Rights { catalog: catalog.clone(), feeds: feeds.clone(), on_node };
         tasks.spawn("rights", rights.clone().keep_up(client.clone()));
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), config.reflect.clone(), tasks.clone());
@@ -115,8 +115,8 @@ impl Bound {
         let gate = identity::gate(&config, &client, &tasks)?;
         let forwarder = identity::forwarder(&config, &client, &tasks)?;
         let (audit, records) = audit(&config)?;
-        let door = Frontend::new(
-            config.door.clone(),
+        let frontend = Frontend::new(
+            config.serve.clone(),
             serve::Parts {
                 client,
                 forwarder,
@@ -129,7 +129,19 @@ impl Bound {
                 drain: drain.1.clone(),
             },
         );
-        Ok(Self { listeners, admin, door: Arc::new(door), gate, feeds, rights, tasks, drain, ready, records, config })
+        Ok(Self {
+            listeners,
+            admin,
+            frontend: Arc::new(frontend),
+            gate,
+            feeds,
+            rights,
+            tasks,
+            drain,
+            ready,
+            records,
+            config,
+        })
     }
 
     /// Every address that clients can use, as a URL or `unix:PATH`.
@@ -158,7 +170,7 @@ impl Bound {
         let Self {
             listeners,
             admin,
-            door,
+            frontend,
             gate,
             feeds: _,
             rights,
@@ -171,7 +183,7 @@ impl Bound {
         let starting = ready.register("discovery");
         let again = config.cache.refused.first;
         let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again };
-        let (preload, coverage, waits) = (config.preload.clone(), config.door.coverage.clone(), ready.clone());
+        let (preload, coverage, waits) = (config.preload.clone(), config.serve.coverage.clone(), ready.clone());
         tasks.spawn("discovery", async move {
             known.learn().await;
             preload::start(preload, &coverage, &known, &waits);
@@ -186,13 +198,13 @@ impl Bound {
             admin.start().inspect_err(no_runtime).ok()
         });
         for (listener, tls) in listeners {
-            let door = door.clone();
-            let handle = move |peer, request| door.clone().answer(peer, request);
+            let frontend = frontend.clone();
+            let handle = move |peer, request| frontend.clone().answer(peer, request);
             let serving = net::serve(listener, tls, config.connections.clone(), tasks.clone(), watch.clone(), handle);
             tasks.spawn("listener", serving);
         }
         drop(watch);
-        drop(door);
+        drop(frontend);
         shutdown.await;
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining");
@@ -243,7 +255,7 @@ const RECORDS_MAX: Duration = Duration::from_secs(5);
 /// How often upstream is asked for what it has refused.
 fn insistence(config: &Serve) -> Insistence {
     let waits = config.cache.refused;
-    if config.door.coverage.node.is_some() { Insistence::on_node(waits) } else { Insistence::central(waits) }
+    if config.serve.coverage.node.is_some() { Insistence::on_node(waits) } else { Insistence::central(waits) }
 }
 
 /// The audit log, and the owner of what writes it: it ends when nobody can record any more.

@@ -44,7 +44,7 @@ pub struct Serve {
     /// Of web pages that may send requests where they are not told from the proxy's own or its callers'.
     pub allowed_origins: Vec<PageOrigin>,
     pub preload: Vec<String>,
-    pub door: serve::ServeConfig,
+    pub serve: serve::ServeConfig,
     pub cache: cache::CacheConfig,
     /// Where the feeds' budget comes from; not known where nobody asked.
     pub memory: Option<MemoryLimit>,
@@ -105,7 +105,7 @@ impl Serve {
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             preload: Vec::new(),
-            door: serve::ServeConfig::default(),
+            serve: serve::ServeConfig::default(),
             cache: cache::CacheConfig::default(),
             memory: None,
             reflect: reflect::ReflectConfig::default(),

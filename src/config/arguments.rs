@@ -180,19 +180,19 @@ impl ServeArguments {
             _ => file.tls,
         };
         let auth = mode(auth.or(file.auth).as_deref().unwrap_or("none"), problems);
-        let (mut delegated, mut door, mut cache) = (file.delegated, file.door, file.cache);
+        let (mut delegated, mut serve, mut cache) = (file.delegated, file.serve, file.cache);
         delegated.client_ca = client_ca.or(delegated.client_ca);
         delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
         let memory = MemoryLimit::new(file.memory_mebibytes.map(mebibytes), Room::of_this_process());
         cache.memory_bytes_max = memory.charged_bytes();
-        door.limits.lists_bytes_max = file.list_mebibytes.map_or_else(|| memory.lists_bytes(), mebibytes);
-        door.consistency = proof(consistency.or(file.consistency).as_deref().unwrap_or("strict"), problems);
+        serve.limits.lists_bytes_max = file.list_mebibytes.map_or_else(|| memory.lists_bytes(), mebibytes);
+        serve.consistency = proof(consistency.or(file.consistency).as_deref().unwrap_or("strict"), problems);
         let coverage = Said {
             node: node_name.or(file.node),
             sensitive: if cache_sensitive.is_empty() { file.sensitive } else { cache_sensitive },
             authorizes: auth.is_some_and(|mode| mode != AuthMode::None),
         };
-        coverage.put(&mut door.coverage, problems);
+        coverage.put(&mut serve.coverage, problems);
         let serve = Serve {
             allowed_origins: origins(&file.allowed_origins, problems),
             upstream,
@@ -203,7 +203,7 @@ impl ServeArguments {
             delegated,
             allowed_hosts: file.allowed_hosts,
             preload: if preload.is_empty() { file.preload } else { preload },
-            door,
+            serve,
             cache,
             memory: Some(memory),
             reflect: file.reflect,
@@ -296,7 +296,7 @@ impl Serve {
 
     /// A node's credentials read what its pods mount: every process on the node would.
     fn check_node(&self, problems: &mut Problems) {
-        let is_open = self.auth == AuthMode::None && self.door.coverage.node.is_some();
+        let is_open = self.auth == AuthMode::None && self.serve.coverage.node.is_some();
         for address in self.listen.iter().filter(|address| is_open && matches!(address, Address::Tcp(_))) {
             problems.add(format!(
                 "node: every process on the node can reach {address}, and with auth none whoever reaches it acts with \

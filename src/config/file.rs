@@ -22,7 +22,7 @@ pub(super) struct File {
     pub(super) preload: Vec<String>,
     pub(super) node: Option<String>,
     pub(super) sensitive: Vec<String>,
-    pub(super) door: serve::ServeConfig,
+    pub(super) serve: serve::ServeConfig,
     pub(super) cache: cache::CacheConfig,
     /// What feeds and LISTs may hold, where it is said.
     pub(super) memory_mebibytes: Option<usize>,
@@ -50,7 +50,7 @@ impl Default for File {
             preload: Vec::new(),
             node: None,
             sensitive: Vec::new(),
-            door: serve::ServeConfig::default(),
+            serve: serve::ServeConfig::default(),
             cache: cache::CacheConfig::default(),
             memory_mebibytes: None,
             list_mebibytes: None,
@@ -87,7 +87,7 @@ impl File {
         top.put_some("auth", &mut file.auth);
         top.put("allowedHosts", &mut file.allowed_hosts);
         top.put("allowedOrigins", &mut file.allowed_origins);
-        top.put("execOnLoopback", &mut file.door.exec_on_loopback);
+        top.put("execOnLoopback", &mut file.serve.exec_on_loopback);
         top.put_some("consistency", &mut file.consistency);
         top.put("preload", &mut file.preload);
         top.put_some("node", &mut file.node);
@@ -104,28 +104,28 @@ impl File {
             window.put_duration("age", &mut file.cache.window_age_max);
         });
         top.within("feeds", |feeds| {
-            feeds.put("resources", &mut file.door.coverage.resources);
+            feeds.put("resources", &mut file.serve.coverage.resources);
             feeds.put("sensitive", &mut file.sensitive);
             let mut mebibytes = 0;
             feeds.put_bounded("memoryMebibytes", &mut mebibytes, 1, 1 << 24);
             file.memory_mebibytes = (mebibytes > 0).then_some(mebibytes);
             feeds.put_duration("idle", &mut file.reflect.idle_max);
-            feeds.put_duration("syncWait", &mut file.door.sync_wait_max);
+            feeds.put_duration("syncWait", &mut file.serve.sync_wait_max);
             feeds.put_bounded("heldSnapshots", &mut file.cache.held_snapshots_max, 1, 100_000);
             feeds.put_duration("heldSnapshotAge", &mut file.cache.held_snapshot_age_max);
         });
         top.within("limits", |limits| {
-            limits.put_bounded("watches", &mut file.door.limits.watches_max, 1, 10_000_000);
-            limits.put_bounded("watchesPerCaller", &mut file.door.limits.watches_per_caller_max, 1, 10_000_000);
+            limits.put_bounded("watches", &mut file.serve.limits.watches_max, 1, 10_000_000);
+            limits.put_bounded("watchesPerCaller", &mut file.serve.limits.watches_per_caller_max, 1, 10_000_000);
             let mut mebibytes = 0;
             limits.put_bounded("listMebibytes", &mut mebibytes, 1, 1 << 20);
             file.list_mebibytes = (mebibytes > 0).then_some(mebibytes);
-            limits.put_bounded("forwardsPerCaller", &mut file.door.limits.forwards_per_caller_max, 1, 1_000_000);
-            limits.put_bounded("streamsPerCaller", &mut file.door.limits.streams_per_caller_max, 1, 1_000_000);
-            limits.put_bounded("forwards", &mut file.door.limits.forwards_max, 1, 1_000_000);
-            limits.put_bounded("streams", &mut file.door.limits.streams_max, 1, 1_000_000);
-            limits.put_bounded("unreadyForwards", &mut file.door.limits.unready_forwards_max, 0, 1_000_000);
-            limits.put_bounded("anonymousForwards", &mut file.door.limits.anonymous_forwards_max, 0, 1_000_000);
+            limits.put_bounded("forwardsPerCaller", &mut file.serve.limits.forwards_per_caller_max, 1, 1_000_000);
+            limits.put_bounded("streamsPerCaller", &mut file.serve.limits.streams_per_caller_max, 1, 1_000_000);
+            limits.put_bounded("forwards", &mut file.serve.limits.forwards_max, 1, 1_000_000);
+            limits.put_bounded("streams", &mut file.serve.limits.streams_max, 1, 1_000_000);
+            limits.put_bounded("unreadyForwards", &mut file.serve.limits.unready_forwards_max, 0, 1_000_000);
+            limits.put_bounded("anonymousForwards", &mut file.serve.limits.anonymous_forwards_max, 0, 1_000_000);
             limits.put_bounded("connections", &mut file.connections.connections_max, 1, 1_000_000);
             limits.put_duration("connectionAge", &mut file.connections.connection_age_max);
         });

@@ -68,7 +68,7 @@ fn flags_override_defaults_and_keep_loopback() {
     ]);
     let ok = ok.expect("a valid configuration");
     assert_eq!(ok.listen.len(), 2);
-    assert_eq!(ok.door.consistency, crate::serve::Consistency::Bounded);
+    assert_eq!(ok.serve.consistency, crate::serve::Consistency::Bounded);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_node_and_what_is_sensitive_are_named_by_flags() {
         "--cache-sensitive",
         "secrets,configmaps",
     ]);
-    let coverage = ok.expect("a valid configuration").door.coverage;
+    let coverage = ok.expect("a valid configuration").serve.coverage;
     assert_eq!((coverage.node.as_deref(), coverage.sensitive), (Some("n7"), Sensitive::ALL.to_vec()));
     let refused = serve(&["--node-name", "", "--cache-sensitive", "pods"]).expect_err("two problems").to_string();
     for part in ["node: \"\" is no name of a node", "feeds.sensitive: \"pods\" is neither"] {

@@ -2,97 +2,46 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
-use super::admission::{Admission, AdmissionLimits};
+use super::admission::Admission;
 use super::audit::{Audit, AuditRecord, Decision};
 use super::body::ReplyBody;
-use super::coalesce::Coalesced;
 use super::coverage::Coverage;
-use super::feed::{Need, Unready, unavailable};
+use super::forwarding::Forwarding;
 use super::metrics;
-use super::overdue::{Overdue, Unread};
+use super::read_request::ReadRequest;
 use super::readable::{self, Extent};
+use super::reader::Reader;
+use super::refusals::{forbid, turned_away, unavailable};
 use super::response_context::{AUDIT_ID, ResponseContext, SERVED, malformed, new_audit_id};
 use super::route::{ForwardReason, Route, RouteInput, WatchRead, route};
-use super::scans::{self, Scans};
-use super::slices::Slices;
+use super::serve_config::ServeConfig;
+use super::sources::Unready;
 use crate::auth::{BrowserGuard, Caller, Gate, NotGranted, Permit, RequestSender, Shown};
 use crate::base::{DrainWatch, Tasks};
 use crate::feeds::Feeds;
-use crate::kube::{
-    Gvr, Query, RequestInfo, RequestInfoError, ResourceVersion, Status, Verb, check_timeout, reaches_inside,
-};
+use crate::kube::{Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
 use crate::net::{Peer, PeerAddress};
-use crate::upstream::{Catalog, Client, Forwarder, Resource, inspect, is_impersonation, status_from_code};
+use crate::upstream::{Catalog, Client, Forwarder, Resource, inspect, is_impersonation};
 use crate::wire::Representation;
 
-/// How requests are answered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServeConfig {
-    pub consistency: Consistency,
-    pub coverage: Coverage,
-    /// Whether what reaches into pods, services and nodes is passed on from a TCP socket that alone says who somebody
-    /// is.
-    pub exec_on_loopback: bool,
-    /// How long a request waits for a feed that is being filled.
-    pub sync_wait_max: Duration,
-    /// How long a LIST, an answer that passes through and is no stream, and a request's body may take: the apiserver's
-    /// `--request-timeout`.
-    pub body_max: Duration,
-    pub limits: AdmissionLimits,
-    pub unread: Unread,
-}
-
-/// What a read without a resourceVersion may be answered with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Consistency {
-    /// Only what is proven to contain every write that was complete when the request came.
-    #[default]
-    Strict,
-    /// What a live feed has: milliseconds old as a rule, without proof.
-    Bounded,
-}
-
-impl Default for ServeConfig {
-    fn default() -> Self {
-        Self {
-            consistency: Consistency::Strict,
-            coverage: Coverage::default(),
-            exec_on_loopback: false,
-            sync_wait_max: Duration::from_secs(10),
-            body_max: Duration::from_secs(60),
-            limits: AdmissionLimits::default(),
-            unread: Unread::default(),
-        }
-    }
-}
-
-/// Answers every request.
+/// Accepts requests, and hands each to whoever answers it.
 #[derive(Debug)]
 pub struct Frontend {
-    pub(super) config: ServeConfig,
-    pub(super) client: Client,
-    pub(super) catalog: Catalog,
-    pub(super) feeds: Feeds,
-    pub(super) admission: Arc<Admission>,
-    pub(super) coalesced: Coalesced,
-    pub(super) scans: Scans,
-    pub(super) slices: Slices,
-    pub(super) watches: metrics::Watches,
-    pub(super) tasks: Tasks,
-    pub(super) drain: DrainWatch,
-    pub(super) overdue: Overdue,
-    pub(super) forwarder: Arc<Forwarder>,
-    pub(super) gate: Gate,
+    reader: Reader,
+    forwarding: Forwarding,
+    gate: Gate,
+    catalog: Catalog,
+    coverage: Coverage,
+    exec_on_loopback: bool,
     browsers: BrowserGuard,
     audit: Audit,
 }
 
-/// What the door stands between.
+/// What the frontend stands between.
 pub struct Parts {
     pub client: Client,
     pub forwarder: Forwarder,
@@ -103,44 +52,6 @@ pub struct Parts {
     pub audit: Audit,
     pub tasks: Tasks,
     pub drain: DrainWatch,
-}
-
-/// A read on its way: the request, and what was understood of it.
-pub(super) struct ReadRequest {
-    pub(super) request: Request<Incoming>,
-    pub(super) caller: Caller,
-    pub(super) info: RequestInfo,
-    pub(super) query: Arc<Query>,
-    pub(super) manner: ResponseContext,
-    pub(super) received: Instant,
-    /// What may be read is asked for, where not all may.
-    readable: bool,
-    /// How often it has been routed again, because the feed that was to answer it ended.
-    rerouted: u32,
-}
-
-impl ReadRequest {
-    pub(super) fn turned_away(&self, refused: &NotGranted) -> Response<ReplyBody> {
-        turned_away(&self.manner, self.caller.name(), &self.info, &self.query, refused)
-    }
-
-    /// Whether the request is for a collection across namespaces, and for what of it may be read.
-    fn is_for_readable(&self, resource: &Resource) -> bool {
-        let across = resource.namespaced && self.info.namespace.is_empty();
-        self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)
-    }
-
-    /// What this read needs of a feed.
-    pub(super) fn need<'a>(
-        &'a self,
-        permit: &'a Permit,
-        resource: &Resource,
-        representation: Representation,
-        resume: Option<ResourceVersion>,
-    ) -> Need<'a> {
-        let namespace = (resource.namespaced && !self.info.namespace.is_empty()).then_some(&*self.info.namespace);
-        Need { permit, namespace, representation, received: self.received, resume }
-    }
 }
 
 const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on from a port that every process of this \
@@ -156,25 +67,14 @@ const REROUTES_MAX: u32 = 2;
 impl Frontend {
     pub fn new(config: ServeConfig, parts: Parts) -> Self {
         let Parts { client, forwarder, catalog, feeds, gate, browsers, audit, tasks, drain } = parts;
-        let (admission, forwarder) = (Arc::new(Admission::new(&config.limits)), Arc::new(forwarder));
-        let overdue = Overdue::new(config.unread);
-        tasks.spawn("unread watches", overdue.clone().keep(drain.clone()));
-        tasks.spawn("pinned states", feeds.pins().clone().keep());
+        let (admission, ends) = (Arc::new(Admission::new(&config.limits)), (tasks.clone(), drain.clone()));
         Self {
-            config,
-            client,
-            catalog,
-            feeds,
-            admission,
-            coalesced: Coalesced::default(),
-            scans: Scans::at_a_time(scans::at_a_time()),
-            slices: Slices::new(scans::at_a_time()),
-            watches: metrics::Watches::default(),
-            tasks,
-            drain,
-            overdue,
-            forwarder,
+            reader: Reader::new(&config, feeds, client.clone(), admission.clone(), ends),
+            forwarding: Forwarding::new(client, forwarder, gate.clone(), admission, (tasks, drain, config.body_max)),
             gate,
+            catalog,
+            coverage: config.coverage,
+            exec_on_loopback: config.exec_on_loopback,
             browsers,
             audit,
         }
@@ -187,21 +87,21 @@ impl Frontend {
         let received = Instant::now();
         let readable = readable::take(&mut request);
         let query = Arc::new(Query::parse(request.uri().query().unwrap_or_default()));
-        let mut manner = ResponseContext::of(request.headers(), query.clone());
-        manner.cut = peer.cut.clone();
+        let mut context = ResponseContext::of(request.headers(), query.clone());
+        context.cut = peer.cut.clone();
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let info = RequestInfo::parse(method.as_str(), &path, &query);
-        let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut manner));
-        if let Err(response) = self.admit(&peer, &request, &manner) {
-            manner.record = record.map(Arc::new);
-            return finish(recorded(&manner, *response));
+        let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &request, info, &mut context));
+        if let Err(response) = self.admit(&peer, &request, &context) {
+            context.record = record.map(Arc::new);
+            return finish(recorded(&context, *response));
         }
         let caller = self.gate.authenticate(sender(&peer), request.headers()).await;
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
             record.put_caller(caller);
         }
-        manner.record = record.map(Arc::new);
-        let recording = manner.record.is_some().then(|| manner.clone());
+        context.record = record.map(Arc::new);
+        let recording = context.record.is_some().then(|| context.clone());
         if matches!(caller, Ok(Caller::Anonymous) | Err(_)) {
             // As upstream does with those it does not know: what they send next, they send on another connection. What
             // has come by this one in the meantime is not looked at.
@@ -209,25 +109,26 @@ impl Frontend {
         }
         let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request, &info, caller));
         let response = match (info, caller) {
-            _ if forbidden.is_some() => forbid(&manner, &forbidden.unwrap_or_default()),
+            _ if forbidden.is_some() => forbid(&context, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => {
-                let visit = ReadRequest { request, caller, info, query, manner, received, readable, rerouted: 0 };
+                let visit = ReadRequest { request, caller, info, query, context, received, readable, rerouted: 0 };
                 self.dispatch(visit).await
             }
             // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {
                 let caller = caller.unwrap_or(Caller::Anonymous);
-                Box::pin(self.forward(request, &caller, None, &query, &manner, ForwardReason::Spelling)).await
+                Box::pin(self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::Spelling))
+                    .await
             }
             // And none at all for one that is none: it would break our connection off.
             (Err(RequestInfoError::BadEscape), _) => {
                 metrics::refused(400);
                 malformed(request.version())
             }
-            (Ok(info), Err(refused)) => turned_away(&manner, "", &info, &query, &refused),
+            (Ok(info), Err(refused)) => turned_away(&context, "", &info, &query, &refused),
         };
         let mut response = match recording {
-            Some(manner) => recorded(&manner, response),
+            Some(context) => recorded(&context, response),
             None => response,
         };
         if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
@@ -246,9 +147,9 @@ impl Frontend {
         peer: &Peer,
         request: &Request<Incoming>,
         info: &RequestInfo,
-        manner: &mut ResponseContext,
+        context: &mut ResponseContext,
     ) -> Option<AuditRecord> {
-        let id = self.audit.is_on().then(|| manner.audit_id.get_or_insert_with(new_audit_id))?;
+        let id = self.audit.is_on().then(|| context.audit_id.get_or_insert_with(new_audit_id))?;
         AuditRecord::new(&self.audit, peer, (request.uri(), request.headers()), info, id)
     }
 
@@ -257,20 +158,20 @@ impl Frontend {
         &self,
         peer: &Peer,
         request: &Request<Incoming>,
-        manner: &ResponseContext,
+        context: &ResponseContext,
     ) -> Result<(), Box<Response<ReplyBody>>> {
-        self.check_hops(request.headers()).map_err(|status| Box::new(manner.status(&status)))?;
+        self.forwarding.check_hops(request.headers()).map_err(|status| Box::new(context.status(&status)))?;
         if let Err(ambiguous) = inspect(request.headers()) {
             metrics::refused(400);
             // What follows on the connection can be read in two ways as well.
             peer.connection.close();
-            return Err(Box::new(manner.status(&Status::bad_request(ambiguous.to_string()))));
+            return Err(Box::new(context.status(&Status::bad_request(ambiguous.to_string()))));
         }
         if !self.is_open_to_all(peer) {
             return Ok(());
         }
         let checked = self.browsers.check(request.uri(), request.headers());
-        checked.map_err(|foreign| Box::new(forbid(manner, &foreign.to_string())))
+        checked.map_err(|foreign| Box::new(forbid(context, &foreign.to_string())))
     }
 
     /// Whether every process of this machine can reach the socket, and acts with our rights then.
@@ -296,7 +197,7 @@ impl Frontend {
             Err(RequestInfoError::BadEscape) => false,
             info => reaches_inside(request.uri().path(), info.as_ref().ok()),
         };
-        let forbidden = !self.config.exec_on_loopback && self.is_open_to_all(peer) && reaches();
+        let forbidden = !self.exec_on_loopback && self.is_open_to_all(peer) && reaches();
         forbidden.then(|| NO_WAY_IN.to_owned())
     }
 
@@ -306,11 +207,11 @@ impl Frontend {
             method: visit.request.method(),
             info: &visit.info,
             query: &visit.query,
-            accept: visit.manner.accept.as_deref(),
-            user_agent: visit.manner.user_agent.as_deref(),
+            accept: visit.context.accept.as_deref(),
+            user_agent: visit.context.user_agent.as_deref(),
             impersonates: visit.request.headers().keys().any(is_impersonation),
         };
-        let route = route(&asked, resource.as_deref(), &self.config.coverage);
+        let route = route(&asked, resource.as_deref(), &self.coverage);
         let Some(resource) = resource else {
             return match route {
                 Route::Forward(reason) => self.pass(visit, reason).await,
@@ -328,18 +229,19 @@ impl Frontend {
             Err(refused) => return visit.turned_away(&refused),
         };
         let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
-        let mut response = match route {
-            Route::Forward(reason) => self.pass(visit, reason).await,
-            Route::Refuse(status) => {
-                metrics::refused(status.http_code());
-                visit.manner.status(&status)
-            }
-            Route::Get(read) => self.get(visit, &permit, &resource, read).await,
-            Route::List(read) => self.list(visit, &permit, &resource, read).await,
+        let answered = match route {
+            Route::Forward(reason) => Err(Unready::Forward(reason)),
+            Route::Refuse(status) => Err(Unready::Refuse(status)),
+            Route::Get(read) => self.reader.get(&visit, &permit, &resource, read).await,
+            Route::List(read) => self.reader.list(&visit, &permit, &resource, read).await,
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
-                self.pass(visit, ForwardReason::Table).await
+                Err(Unready::Forward(ForwardReason::Table))
             }
-            Route::Watch(read) => self.watch(visit, permit, &resource, read).await,
+            Route::Watch(read) => self.reader.watch(&mut visit, permit, &resource, read).await,
+        };
+        let mut response = match answered {
+            Ok(response) => response,
+            Err(why) => self.unready(visit, why).await,
         };
         // One that was routed again has the decision of the last time.
         if let (Some(decision), None) = (decision, response.extensions().get::<Decision>()) {
@@ -353,7 +255,7 @@ impl Frontend {
             return self.gate.grant(&visit.caller, &visit.info).await.map(Permit::Whole);
         }
         let permit = self.gate.readable(&visit.caller, &visit.info).await?;
-        visit.manner.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
+        visit.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
         Ok(permit)
     }
 
@@ -379,13 +281,14 @@ impl Frontend {
         self.catalog.find(&gvr)
     }
 
-    pub(super) async fn pass(&self, visit: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {
-        let ReadRequest { request, caller, info, query, manner, .. } = visit;
+    async fn pass(&self, visit: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {
+        let ReadRequest { request, caller, info, query, context, .. } = visit;
         // Apart, so that those which are answered here have no room for it.
-        Box::pin(self.forward(request, &caller, Some(&info), &query, &manner, reason)).await
+        Box::pin(self.forwarding.forward(request, &caller, Some(&info), &query, &context, reason)).await
     }
 
-    pub(super) async fn unready(&self, mut visit: ReadRequest, why: Unready) -> Response<ReplyBody> {
+    /// What could not be answered from a feed: routed again, passed through, or refused.
+    async fn unready(&self, mut visit: ReadRequest, why: Unready) -> Response<ReplyBody> {
         match why {
             Unready::Over if visit.rerouted < REROUTES_MAX => {
                 visit.rerouted += 1;
@@ -394,36 +297,31 @@ impl Frontend {
             Unready::Over => self.pass(visit, ForwardReason::Unavailable).await,
             // Upstream would deny what it cannot show in part.
             Unready::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
-                if visit.manner.extent == Some(Extent::Some) =>
+                if visit.context.extent == Some(Extent::Some) =>
             {
                 let why = "what may be read of this collection cannot be told yet";
                 metrics::refused(503);
-                visit.manner.status(&unavailable(why))
+                visit.context.status(&unavailable(why))
             }
             Unready::Forward(reason) => self.pass(visit, reason).await,
             Unready::Refuse(status) => {
                 metrics::refused(status.http_code());
-                visit.manner.status(&status)
+                visit.context.status(&status)
             }
         }
     }
 }
 
 /// The answer, once it is recorded; another one if it has to be and cannot.
-fn recorded(manner: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
-    match &manner.record {
+fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
+    match &context.record {
         Some(record) if !record.answered(&response) => {
             metrics::records("refused", 1);
             metrics::refused(503);
-            manner.status(&unavailable("the audit log does not keep up, and this may not be read unseen"))
+            context.status(&unavailable("the audit log does not keep up, and this may not be read unseen"))
         }
         _ => response,
     }
-}
-
-fn forbid(manner: &ResponseContext, why: &str) -> Response<ReplyBody> {
-    metrics::refused(403);
-    manner.status(&status_from_code(403, why))
 }
 
 fn sender(peer: &Peer) -> RequestSender {
@@ -434,28 +332,4 @@ fn sender(peer: &Peer) -> RequestSender {
     };
     let shown = |chain: &Arc<[_]>| peer.connection.keep(|| Shown::new(chain.clone()));
     RequestSender { certificates: peer.certificates.as_ref().map(shown), address: Some(address) }
-}
-
-/// What somebody is told who gets nothing. A bad `timeout` comes first, whoever sends it (R-ORDER-1).
-fn turned_away(
-    manner: &ResponseContext,
-    user: &str,
-    info: &RequestInfo,
-    query: &Query,
-    refused: &NotGranted,
-) -> Response<ReplyBody> {
-    let long_running = matches!(info.verb, Verb::Watch | Verb::Proxy);
-    let status = match check_timeout(query) {
-        Err(status) if !long_running => status,
-        _ => refused.status(user, info),
-    };
-    metrics::refused(status.http_code());
-    let mut response = manner.status(&status);
-    if let NotGranted::Denied(reason) = refused {
-        response.extensions_mut().insert(Decision::Denied(reason.clone()));
-    }
-    if response.status() == StatusCode::FORBIDDEN {
-        response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    }
-    response
 }

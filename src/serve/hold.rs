@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::frontend::{Consistency, Frontend};
 use super::metrics;
+use super::serve_config::Consistency;
+use super::sources::Sources;
 use crate::cache::FeedState;
 use crate::feeds::{FeedHandle, Freshness};
 
@@ -32,7 +33,7 @@ pub(super) enum HoldOutcome {
 /// How long a feed may be without its stream before those who need a proof are told so.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
-impl Frontend {
+impl Sources {
     /// Waits until the feed is proven to have everything that was complete when the request came. Dropped with its
     /// request, it leaves nothing behind.
     pub(super) async fn hold(
@@ -41,7 +42,7 @@ impl Frontend {
         received: Instant,
         timeout_seconds: Option<i64>,
     ) -> HoldOutcome {
-        let is_bounded = self.config.consistency == Consistency::Bounded && lease.reader.state() == FeedState::Live;
+        let is_bounded = self.consistency == Consistency::Bounded && lease.reader.state() == FeedState::Live;
         if is_bounded || lease.currency.covers(received) {
             return HoldOutcome::Proven;
         }

@@ -60,7 +60,7 @@ async fn as_soon_as_there_is_a_place(app: &App) -> Result<Watch, Answer> {
 async fn whoever_goes_is_not_waited_for_and_nobody_is_asked_for_them() {
     let up = demo::upstream().pods(700).run().await;
     let limits = AdmissionLimits { watches_max: 3, ..AdmissionLimits::default() };
-    let app = direct::app(&up).with(|config| config.door.limits = limits).run().await;
+    let app = direct::app(&up).with(|config| config.serve.limits = limits).run().await;
     let _heard = silenced(&up, &app).await;
     // The places that are left are taken by those who wait, and given back when they go.
     for _ in 0..5 {

@@ -11,7 +11,7 @@ use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alik
 const OURS: &str = "spec.nodeName=node-1";
 
 fn on_node_1(up: &RunningUpstream) -> Plan {
-    direct::app(up).with(|config| config.door.coverage.node = Some("node-1".into()))
+    direct::app(up).with(|config| config.serve.coverage.node = Some("node-1".into()))
 }
 
 fn is_ours(pod: &Value) -> bool {

@@ -71,7 +71,7 @@ async fn a_web_page_of_another_origin_reads_and_changes_nothing_through_a_local_
 #[tokio::test]
 async fn a_web_page_of_another_origin_opens_no_socket_through_a_local_port() {
     let up = demo::upstream().pods(1).run().await;
-    let app = direct::app(&up).with(|config| config.door.exec_on_loopback = true).run().await;
+    let app = direct::app(&up).with(|config| config.serve.exec_on_loopback = true).run().await;
     app.discovered().await;
     let own = app.url();
     let watch = format!("{SECRETS}?watch=1");

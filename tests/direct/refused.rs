@@ -69,7 +69,7 @@ async fn what_is_refused_is_asked_again_ever_more_rarely() {
 #[tokio::test]
 async fn on_a_node_nothing_of_the_cluster_is_asked_for_and_an_idle_proxy_asks_nothing() {
     let up = refusing().await;
-    let app = delegated(&up).with(|config| config.door.coverage.node = Some("node-1".into())).run().await;
+    let app = delegated(&up).with(|config| config.serve.coverage.node = Some("node-1".into())).run().await;
     app.discovered().await;
     eventually("definitions are refused twice", || async { asked(&up, DEFINITIONS) == 2 && asked(&up, SERVICES) == 2 })
         .await;
@@ -89,7 +89,7 @@ async fn on_a_node_nothing_of_the_cluster_is_asked_for_and_an_idle_proxy_asks_no
 #[tokio::test]
 async fn on_a_node_whoever_may_read_definitions_hears_of_rbac() {
     let up = demo::upstream().pods(3).run().await;
-    let app = delegated(&up).with(|config| config.door.coverage.node = Some("node-1".into())).run().await;
+    let app = delegated(&up).with(|config| config.serve.coverage.node = Some("node-1".into())).run().await;
     app.discovered().await;
     for plural in RBAC {
         direct::followed(&up, plural).await;

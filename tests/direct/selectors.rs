@@ -220,7 +220,7 @@ async fn a_watch_whose_selector_is_dear_is_upstreams() {
 #[tokio::test]
 async fn a_watch_with_a_long_selector_takes_the_place_of_several() {
     let up = demo::upstream().pods(3).run().await;
-    let app = direct::app(&up).with(|config| config.door.limits.watches_max = 10).run().await;
+    let app = direct::app(&up).with(|config| config.serve.limits.watches_max = 10).run().await;
     let long = format!("app in ({})", joined(200, |n| format!("v{n:03}")));
     let watch = app.watch(PODS).labels(&long).from(up.revision()).await;
     let again = format!("{PODS}?watch=1&labelSelector={}", long.replace(' ', "%20"));

@@ -32,7 +32,7 @@ async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> A
 #[tokio::test]
 async fn many_spellings_of_one_token_have_one_share_of_the_watches() {
     let up = demo::upstream().pods(3).run().await;
-    let app = ada_and_bob(&up, |config| config.door.limits.watches_per_caller_max = SHARE).await;
+    let app = ada_and_bob(&up, |config| config.serve.limits.watches_per_caller_max = SHARE).await;
     let mut open = Vec::new();
     for token in spellings() {
         match app.bearing(&token).watch(PODS).open().await {
@@ -53,7 +53,7 @@ async fn many_spellings_of_one_token_have_one_share_of_the_watches() {
 #[tokio::test]
 async fn many_spellings_of_one_token_have_one_share_of_what_passes_through_whomever_it_names() {
     let up = demo::upstream().pods(3).run().await;
-    let app = ada_and_bob(&up, |config| config.door.limits.streams_per_caller_max = SHARE).await;
+    let app = ada_and_bob(&up, |config| config.serve.limits.streams_per_caller_max = SHARE).await;
     let watch = async |token: &str, whom: &str| -> Response<Incoming> {
         let call = app.bearing(token).request(Method::GET, &format!("{PODS}?watch=true&resourceVersion=0"));
         call.header("impersonate-user", whom).open().await.expect("an answer")

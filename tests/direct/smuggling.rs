@@ -24,7 +24,7 @@ async fn recording() -> (Stub, App) {
     let upstream =
         stub(|request: Request<Incoming>| async move { Ok(Stub::reply(200, request.uri().path().to_owned())) });
     let upstream = upstream.await;
-    let app = direct::in_front_of(&upstream.url()).with(|config| config.door.exec_on_loopback = true).run().await;
+    let app = direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
     (upstream, app)
 }
 
@@ -104,7 +104,7 @@ async fn a_tunnel_is_not_redirected() {
         }
     });
     let upstream = redirecting.await;
-    let app = direct::in_front_of(&upstream.url()).with(|config| config.door.exec_on_loopback = true).run().await;
+    let app = direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
     for protocol in ["websocket", "SPDY/3.1"] {
         let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\nauthorization: Bearer theirs\r\n");
         let path = "/api/v1/namespaces/default/pods/p/portforward";

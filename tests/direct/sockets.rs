@@ -141,7 +141,7 @@ async fn tunnels() -> (Stub, App) {
         Ok(reply)
     })
     .await;
-    let app = direct::in_front_of(&upstream.url()).with(|config| config.door.exec_on_loopback = true).run().await;
+    let app = direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
     (upstream, app)
 }
 
@@ -165,7 +165,7 @@ async fn a_loopback_port_does_not_run_commands_in_pods_unless_it_is_told_to() {
 async fn a_loopback_port_leads_into_no_pod_service_or_node_unless_it_is_told_to() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "reached")) }).await;
     let app = direct::in_front_of(&upstream.url()).unix().run().await;
-    let told = direct::in_front_of(&upstream.url()).with(|config| config.door.exec_on_loopback = true).run().await;
+    let told = direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
     let within = "/api/v1/namespaces/default";
     for path in [
         format!("{within}/pods/p/portforward?ports=80"),

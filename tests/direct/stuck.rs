@@ -27,7 +27,7 @@ async fn large() -> RunningUpstream {
 }
 
 fn impatient(up: &RunningUpstream, unread: Unread) -> Plan {
-    direct::app(up).with(|config| config.door.unread = unread).idle(Duration::from_millis(40))
+    direct::app(up).with(|config| config.serve.unread = unread).idle(Duration::from_millis(40))
 }
 
 /// One of each protocol that reads one object of the state and then no more.
@@ -113,7 +113,7 @@ async fn a_right_that_ends_ends_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_is_not_read_is_over_when_its_time_is() {
     let up = large().await;
-    let app = impatient(&up, UNREAD).with(|config| config.door.body_max = Duration::from_secs(2)).run().await;
+    let app = impatient(&up, UNREAD).with(|config| config.serve.body_max = Duration::from_secs(2)).run().await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let reader = app.watch(CONFIGMAPS).initial_events().await;
         reader.listed().await;

@@ -71,8 +71,8 @@ async fn endless_for(guests: watch::Sender<usize>, senders: watch::Sender<usize>
 /// One request at a time passes through, and one stream.
 async fn one_at_a_time(upstream: &Stub) -> App {
     let plan = direct::in_front_of(&upstream.url()).with(|config| {
-        config.door.body_max = MAX;
-        let limits = &mut config.door.limits;
+        config.serve.body_max = MAX;
+        let limits = &mut config.serve.limits;
         (limits.forwards_max, limits.streams_max, limits.anonymous_forwards_max) = (1, 1, 1);
     });
     plan.run().await
@@ -150,8 +150,8 @@ async fn nobody_in_particular_keeps_no_place_by_not_reading() {
     let upstream = endless(guests.clone()).await;
     let plan = direct::in_front_of(&upstream.url()).with(|config| {
         config.auth = AuthMode::Delegated;
-        config.door.body_max = MAX;
-        config.door.limits.anonymous_forwards_max = 1;
+        config.serve.body_max = MAX;
+        config.serve.limits.anonymous_forwards_max = 1;
     });
     let app = plan.run().await;
     for path in [LONG, LOG] {
@@ -268,8 +268,8 @@ async fn gets_that_nobody_reads_hold_no_memory_of_their_own() {
 /// A proxy with room for four MiB of answers, which soon gives up on those who do not read.
 async fn with_little_room(up: &RunningUpstream) -> App {
     let plan = direct::app(up).with(|config| {
-        config.door.body_max = MAX;
-        config.door.limits.lists_bytes_max = 4 << 20;
+        config.serve.body_max = MAX;
+        config.serve.limits.lists_bytes_max = 4 << 20;
     });
     plan.run().await
 }

@@ -73,12 +73,12 @@ impl Plan {
 
     /// How long requests wait for a feed that is being filled.
     pub fn sync_wait(self, wait: Duration) -> Self {
-        self.with(|config| config.door.sync_wait_max = wait)
+        self.with(|config| config.serve.sync_wait_max = wait)
     }
 
     /// How many requests for feeds that are not ready may be passed through at a time.
     pub fn unready_forwards(self, forwards: usize) -> Self {
-        self.with(|config| config.door.limits.unready_forwards_max = forwards)
+        self.with(|config| config.serve.limits.unready_forwards_max = forwards)
     }
 
     pub fn idle(self, idle: Duration) -> Self {
@@ -90,7 +90,7 @@ impl Plan {
     }
 
     pub fn bounded(self) -> Self {
-        self.with(|config| config.door.consistency = Consistency::Bounded)
+        self.with(|config| config.serve.consistency = Consistency::Bounded)
     }
 
     pub fn preload(self, resource: &str) -> Self {

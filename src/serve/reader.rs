@@ -1,41 +1,48 @@
 //! Reads that the cache answers: from a route to a response.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::admission::{AdmissionPlace, Shed};
+use super::admission::{Admission, AdmissionPlace, Shed};
 use super::audit::Ours;
 use super::body::ReplyBody;
 use super::bounded_body::List;
 use super::cost;
-use super::feed::{FeedSource, Unready, unavailable};
-use super::frontend::{Frontend, ReadRequest};
+use super::first_rows::FirstRows;
 use super::hold::HoldOutcome;
 use super::list;
 use super::look;
 use super::metrics;
+use super::object_answers::ObjectAnswers;
+use super::overdue::Overdue;
 use super::page_chunks::PageChunks;
+use super::read_request::ReadRequest;
+use super::refusals::{LIST_RETRY_SECONDS, too_many, unavailable};
 use super::response_context::put_served;
 use super::route::{ForwardReason, GetRead, ListRead, WatchRead};
 use super::scan_pace::{Looks, ScanPace};
+use super::scans::{self, Scans};
+use super::serve_config::ServeConfig;
 use super::session::{Opening, WatchSession, WatchTerms};
+use super::slices::Slices;
+use super::sources::{FeedSource, Sources, Unready};
 use super::watch_end::WatchEnd;
 use super::websocket;
 use crate::auth::{Permit, Readable};
-use crate::base::Cut;
+use crate::base::{Cut, DrainWatch, Tasks};
 use crate::cache::{CacheReader, Chunk, OpenedWatch, Snapshot, Start, TooOld, View};
-use crate::feeds::FeedHandle;
+use crate::feeds::{FeedHandle, Feeds};
 use crate::kube::{Status, VersionMatch, WatchStart};
-use crate::upstream::Resource;
+use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
 
 /// When a watch that found its feed still being filled may try again.
 const SYNC_RETRY_SECONDS: u32 = 1;
-/// When those may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
-pub(super) const LIST_RETRY_SECONDS: u32 = 1;
+
 const WATCH_RETRY_SECONDS: u32 = 5;
 
 const TOO_DEAR: &str = "the selectors compare too much for a collection of which a part is shown: ask for less at \
@@ -56,106 +63,146 @@ struct Admitted {
     row: Option<Object>,
 }
 
-impl Frontend {
+/// Answers reads from feeds.
+#[derive(Debug)]
+pub(super) struct Reader {
+    sources: Sources,
+    objects: ObjectAnswers,
+    first_rows: FirstRows,
+    admission: Arc<Admission>,
+    scans: Scans,
+    slices: Slices,
+    watches: metrics::Watches,
+    overdue: Overdue,
+    tasks: Tasks,
+    drain: DrainWatch,
+    body_max: Duration,
+}
+
+/// An answer, or why there is none here.
+type Answered = Result<Response<ReplyBody>, Unready>;
+
+impl Reader {
+    pub(super) fn new(
+        config: &ServeConfig,
+        feeds: Feeds,
+        client: Client,
+        admission: Arc<Admission>,
+        (tasks, drain): (Tasks, DrainWatch),
+    ) -> Self {
+        let overdue = Overdue::new(config.unread);
+        tasks.spawn("unread watches", overdue.clone().keep(drain.clone()));
+        tasks.spawn("pinned states", feeds.pins().clone().keep());
+        let objects = ObjectAnswers { admission: admission.clone(), tasks: tasks.clone(), body_max: config.body_max };
+        Self {
+            sources: Sources::new(config, feeds, drain.clone()),
+            objects,
+            first_rows: FirstRows { client, admission: admission.clone() },
+            admission,
+            scans: Scans::at_a_time(scans::at_a_time()),
+            slices: Slices::new(scans::at_a_time()),
+            watches: metrics::Watches::default(),
+            overdue,
+            tasks,
+            drain,
+            body_max: config.body_max,
+        }
+    }
+
     pub(super) async fn get(
         &self,
-        visit: ReadRequest,
+        visit: &ReadRequest,
         permit: &Permit,
         resource: &Resource,
         read: GetRead,
-    ) -> Response<ReplyBody> {
+    ) -> Answered {
         if !permit.names(Some(read.key.name())) {
-            return self.pass(visit, ForwardReason::Ungranted).await;
+            return Err(Unready::Forward(ForwardReason::Ungranted));
         }
         let namespace = Some(read.key.namespace()).filter(|namespace| !namespace.is_empty());
-        let Some(source) = self.running_source(permit, resource, namespace, read.representation) else {
-            return self.pass(visit, ForwardReason::NotCached).await;
+        let Some(source) = self.sources.running_source(permit, resource, namespace, read.representation) else {
+            return Err(Unready::Forward(ForwardReason::NotCached));
         };
         let lease = &source.lease;
-        if let Err(why) = self.fresh(lease, read.version, visit.received).await {
-            return self.unready(visit, why).await;
-        }
-        if let Err(why) = self.of_present(&source).await {
-            return self.unready(visit, why).await;
-        }
+        self.sources.fresh(lease, read.version, visit.received).await?;
+        self.sources.of_present(&source).await?;
         // An object is told with its own version, and no other.
         let Some(current) = lease.reader.applied() else {
-            return self.unready(visit, Unready::Over).await;
+            return Err(Unready::Over);
         };
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &lease.spec.key, read.representation);
-            let mut response = visit.manner.status(&Status::not_found(&resource.gvr, read.key.name()));
-            put_served(response.headers_mut(), Self::stale_seconds(lease));
-            return response;
+            let mut response = visit.context.status(&Status::not_found(&resource.gvr, read.key.name()));
+            put_served(response.headers_mut(), Sources::stale_seconds(lease));
+            return Ok(response);
         };
         match lease.reader.body(&object, &source.renderer) {
             Ok(body) => {
                 let (form, envelope) = (read.representation.form(), source.renderer.envelope());
-                let shown = self.show(&visit, envelope, (form, body), Self::stale_seconds(lease)).await;
+                let shown = self.objects.show(visit, envelope, (form, body), Sources::stale_seconds(lease)).await;
                 // A refusal is not an answer of the cache.
                 if shown.status().is_success() {
                     metrics::served("get", &lease.spec.key, read.representation);
                 }
-                shown
+                Ok(shown)
             }
             Err(refused) => {
                 source.refuse(&refused);
-                self.pass(visit, ForwardReason::Underivable).await
+                Err(Unready::Forward(ForwardReason::Underivable))
             }
         }
     }
 
     pub(super) async fn list(
         &self,
-        visit: ReadRequest,
+        visit: &ReadRequest,
         permit: &Permit,
         resource: &Resource,
         read: ListRead,
-    ) -> Response<ReplyBody> {
+    ) -> Answered {
         if !permit.names(read.view.name()) {
-            return self.pass(visit, ForwardReason::Ungranted).await;
+            return Err(Unready::Forward(ForwardReason::Ungranted));
         }
-        let source = match self.source(resource, &visit.need(permit, resource, read.representation, None)).await {
+        let source = match self.sources.source(resource, &visit.need(permit, resource, read.representation, None)).await
+        {
             Ok(source) => source,
-            Err(why) => return self.unready(visit, why).await,
+            Err(why) => return Err(why),
         };
         let lease = &source.lease;
         let Some(cost) = cost::of_list(&read.view, resource.namespaced, &lease.reader.snapshot()) else {
-            return self.too_dear(visit, permit).await;
+            return Self::too_dear(visit, permit);
         };
-        if let Err(why) = self.fit_to_show(&source, &read, visit.received).await {
-            return self.unready(visit, why).await;
-        }
+        self.fit_to_show(&source, &read, visit.received).await?;
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
-                None if permit.part().is_some() => return visit.manner.status(&Status::too_old_list()),
-                None => return self.pass(visit, ForwardReason::Continue).await,
+                None if permit.part().is_some() => return Ok(visit.context.status(&Status::too_old_list())),
+                None => return Err(Unready::Forward(ForwardReason::Continue)),
             },
             VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
                 Some(snapshot) => snapshot,
-                None => return self.pass(visit, ForwardReason::ExactVersion).await,
+                None => return Err(Unready::Forward(ForwardReason::ExactVersion)),
             },
             _ => match lease.reader.current() {
                 Some(snapshot) => snapshot,
-                None => return self.unready(visit, Unready::Over).await,
+                None => return Err(Unready::Over),
             },
         };
-        let pin = lease.pin(&snapshot, visit.manner.cut.clone(), List::terms(self.config.body_max));
+        let pin = lease.pin(&snapshot, visit.context.cut.clone(), List::terms(self.body_max));
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
-            if let Err(refusal) = self.find_out(&visit, part, &snapshot, from, LIST_RETRY_SECONDS).await {
-                return *refusal;
+            if let Err(refusal) = self.find_out(visit, part, &snapshot, from, LIST_RETRY_SECONDS).await {
+                return Ok(*refusal);
             }
         }
-        let mut pace = match self.pace(&visit, cost).await {
+        let mut pace = match self.pace(visit, cost).await {
             Ok(pace) => pace,
-            Err(shed) => return visit.manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
+            Err(shed) => return Ok(visit.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
         };
         let page = list::page(permit, lease, &snapshot, &read, &mut pace).await;
         let place = match self.admission.list(visit.caller.payer().as_ref(), page.bytes()) {
             Ok(place) => place,
-            Err(shed) => return visit.manner.status(&too_many(shed, LIST_RETRY_SECONDS)),
+            Err(shed) => return Ok(visit.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
         };
         let body = match page.written_by(&source.renderer, &mut pace).await {
             Ok(body) => body,
@@ -168,7 +215,8 @@ impl Frontend {
         };
         drop(pace);
         metrics::served("list", &lease.spec.key, read.representation);
-        visit.manner.list(read.representation.form(), Self::stale_seconds(lease), body, |it| List::new(it, place, pin))
+        let (form, stale) = (read.representation.form(), Sources::stale_seconds(lease));
+        Ok(visit.context.list(form, stale, body, |it| List::new(it, place, pin)))
     }
 
     /// Waits until the state can be shown that a list asks for.
@@ -179,19 +227,19 @@ impl Frontend {
                 lease.reader.settled().await;
             }
             VersionMatch::Exact(_) => {}
-            version => self.fit_to_list(lease, version, received).await?,
+            version => self.sources.fit_to_list(lease, version, received).await?,
         }
-        self.of_present(source).await
+        self.sources.of_present(source).await
     }
 
     /// Upstream's to answer; but a part of a collection is not: it would deny all of it, and not say why.
-    async fn too_dear(&self, visit: ReadRequest, permit: &Permit) -> Response<ReplyBody> {
+    fn too_dear(visit: &ReadRequest, permit: &Permit) -> Answered {
         if permit.part().is_none() {
-            return self.pass(visit, ForwardReason::DearSelector).await;
+            return Err(Unready::Forward(ForwardReason::DearSelector));
         }
         let refused = Status::bad_request(TOO_DEAR);
         metrics::refused(refused.http_code());
-        visit.manner.status(&refused)
+        Ok(visit.context.status(&refused))
     }
 
     /// For a scan that costs so much: it waits for its turn if that is more than a little.
@@ -212,7 +260,7 @@ impl Frontend {
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
         // Those who may see a part of a collection do so across namespaces.
         let pace = self.pace(visit, cost::of_scan(view, true, state)).await;
-        let mut pace = pace.map_err(|shed| Box::new(visit.manner.status(&too_many(shed, retry_seconds))))?;
+        let mut pace = pace.map_err(|shed| Box::new(visit.context.status(&too_many(shed, retry_seconds))))?;
         let namespaces = look::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
         // Nobody waits for upstream's answers but us.
         drop(pace);
@@ -222,62 +270,63 @@ impl Frontend {
 
     pub(super) async fn watch(
         &self,
-        visit: ReadRequest,
+        visit: &mut ReadRequest,
         permit: Permit,
         resource: &Resource,
         mut read: WatchRead,
-    ) -> Response<ReplyBody> {
+    ) -> Answered {
         if !permit.names(read.view.name()) {
-            return self.pass(visit, ForwardReason::Ungranted).await;
+            return Err(Unready::Forward(ForwardReason::Ungranted));
         }
         if !cost::is_for_watch(read.view.selector()) {
-            return self.too_dear(visit, &permit).await;
+            return Self::too_dear(visit, &permit);
         }
-        let row = match self.first_row(&visit, resource, &mut read).await {
+        let row = match self.first_rows.of_watch(visit, resource, &mut read).await {
             Ok(row) => row,
-            Err(reason) => return self.pass(visit, reason).await,
+            Err(reason) => return Err(Unready::Forward(reason)),
         };
         let resume = match read.start {
             WatchStart::After(rv) => Some(rv),
             _ => None,
         };
-        let source = match self.source(resource, &visit.need(&permit, resource, read.representation, resume)).await {
+        let need = visit.need(&permit, resource, read.representation, resume);
+        let source = match self.sources.source(resource, &need).await {
             Ok(source) => source,
             // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
             // being filled (R-LIST-5).
-            Err(Unready::Forward(ForwardReason::Syncing)) => return self.unready(visit, initializing()).await,
-            Err(why) => return self.unready(visit, why).await,
+            Err(Unready::Forward(ForwardReason::Syncing)) => return Err(initializing()),
+            Err(why) => return Err(why),
         };
         let lease = &source.lease;
         // kubectl lists, which upstream answers, and ends for good when it cannot go on from there.
         if let (Representation::Table(_), Some(resume)) = (read.representation, resume)
             && resume < lease.reader.floor()
         {
-            return self.pass(visit, ForwardReason::TooOld).await;
+            return Err(Unready::Forward(ForwardReason::TooOld));
         }
         // Before it waits for anything, so that those who wait are as few as those who are served.
-        let place = match self.admission.watch(visit.caller.payer().as_ref(), selector_bytes(&visit, &read)) {
+        let place = match self.admission.watch(visit.caller.payer().as_ref(), selector_bytes(visit, &read)) {
             Ok(place) => place,
-            Err(shed) => return visit.manner.status(&too_many(shed, WATCH_RETRY_SECONDS)),
+            Err(shed) => return Ok(visit.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
         };
         let failed = match self.fit_to_watch(lease, &read, visit.received).await {
             Ok(failed) => failed,
-            Err(why) => return self.unready(visit, why).await,
+            Err(why) => return Err(why),
         };
         if failed.is_none() && matches!(read.start, WatchStart::State { .. }) {
-            match self.of_present(&source).await {
+            match self.sources.of_present(&source).await {
                 Ok(()) => {}
-                Err(Unready::Forward(ForwardReason::Syncing)) => return self.unready(visit, initializing()).await,
-                Err(why) => return self.unready(visit, why).await,
+                Err(Unready::Forward(ForwardReason::Syncing)) => return Err(initializing()),
+                Err(why) => return Err(why),
             }
         }
         let opened = open(&source.lease.reader, &read);
-        let namespaces = match self.begins_with(&visit, &permit, &opened).await {
+        let namespaces = match self.begins_with(visit, &permit, &opened).await {
             Ok(namespaces) => namespaces,
-            Err(refusal) => return *refusal,
+            Err(refusal) => return Ok(*refusal),
         };
         let admitted = Admitted { permit, place, source, opened, namespaces, runs: None, row };
-        self.open_watch(visit, admitted, &read, failed).await
+        Ok(self.open_watch(visit, admitted, &read, failed).await)
     }
 
     /// Waits until the feed is as fresh as a watch needs it. What cannot be given in time is said inside of the stream,
@@ -291,7 +340,7 @@ impl Frontend {
         let unproven = match read.start {
             WatchStart::After(_) | WatchStart::FromCached => return Ok(None),
             WatchStart::State { at: VersionMatch::Unset, .. } | WatchStart::FromCurrent => {
-                match self.hold(lease, received, read.timeout_seconds).await {
+                match self.sources.hold(lease, received, read.timeout_seconds).await {
                     HoldOutcome::Proven => return Ok(None),
                     HoldOutcome::Late => Unready::Forward(ForwardReason::NoProof),
                     HoldOutcome::CutOff => return Err(refusal(CUT_OFF)),
@@ -299,7 +348,7 @@ impl Frontend {
                     HoldOutcome::Over => return Err(Unready::Over),
                 }
             }
-            WatchStart::State { at, .. } => match self.fit_to_list(lease, at, received).await {
+            WatchStart::State { at, .. } => match self.sources.fit_to_list(lease, at, received).await {
                 Ok(()) => return Ok(None),
                 Err(why) => why,
             },
@@ -307,7 +356,7 @@ impl Frontend {
         match unproven {
             Unready::Over => Err(Unready::Over),
             Unready::Refuse(status) => Ok(Some(*status)),
-            Unready::Forward(_) if Self::stale_seconds(lease).is_some() => Err(refusal(CUT_OFF)),
+            Unready::Forward(_) if Sources::stale_seconds(lease).is_some() => Err(refusal(CUT_OFF)),
             Unready::Forward(_) => {
                 let at = lease.reader.progress().rv.0;
                 Ok(Some(Status::too_large(at + 1, at)))
@@ -329,7 +378,7 @@ impl Frontend {
 
     async fn open_watch(
         &self,
-        mut visit: ReadRequest,
+        visit: &mut ReadRequest,
         mut admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
@@ -343,20 +392,20 @@ impl Frontend {
         // A message has one frame.
         admitted.runs = if websocket { None } else { runs(&admitted).await };
         metrics::served("watch", &admitted.source.lease.spec.key, read.representation);
-        let stale = Self::stale_seconds(&admitted.source.lease);
+        let stale = Sources::stale_seconds(&admitted.source.lease);
         let protocol = protocol(&visit.request, websocket);
         let form = read.representation.form();
         // An upgraded connection is the watch's own.
-        let cut = if websocket { Cut::default() } else { visit.manner.cut.clone() };
+        let cut = if websocket { Cut::default() } else { visit.context.cut.clone() };
         let looks = Looks::new(self.slices.clone(), visit.caller.payer(), read.view.is_dear());
         let session = self.session(admitted, read, failed, (protocol, cut, looks));
         let Some(mut response) = upgrade else {
-            let body = ReplyBody::watch(session, visit.manner.record.clone());
-            return visit.manner.served(form, true, stale, body);
+            let body = ReplyBody::watch(session, visit.context.record.clone());
+            return visit.context.served(form, true, stale, body);
         };
         response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });
         let running = websocket::run(hyper::upgrade::on(&mut visit.request), form, session);
-        let record = visit.manner.record;
+        let record = visit.context.record.clone();
         self.tasks.spawn("websocket", async move {
             running.await;
             drop(record);
@@ -446,8 +495,4 @@ fn initializing() -> Unready {
 
 fn refusal(why: &str) -> Unready {
     Unready::Refuse(Box::new(unavailable(why)))
-}
-
-pub(super) fn too_many(shed: Shed, retry_seconds: u32) -> Status {
-    Status::too_many_requests(shed.to_string(), retry_seconds)
 }

@@ -1,23 +1,33 @@
 //! The state that a Table watch of one object begins with: printed by upstream when it is asked for, as cells must be.
 
-use super::feed::spec;
-use super::frontend::{Frontend, ReadRequest};
+use std::sync::Arc;
+
+use super::admission::Admission;
+use super::read_request::ReadRequest;
 use super::route::{ForwardReason, WatchRead};
+use super::sources::spec;
 use crate::feeds::Scope;
 use crate::kube::{Gvr, Payer, Query, WatchStart};
-use crate::upstream::{Error, Resource};
+use crate::upstream::{Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 
 /// Parameters that a watch has and a list has not, or that are ours to choose.
 const NOT_OF_LISTS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
 
-impl Frontend {
+/// Lists the objects that Table watches begin with.
+#[derive(Debug)]
+pub(super) struct FirstRows {
+    pub(super) client: Client,
+    pub(super) admission: Arc<Admission>,
+}
+
+impl FirstRows {
     /// Makes of a Table watch with a state one that goes on behind a list, and gives what the list says of its object.
     ///
     /// # Errors
     /// Upstream does not answer as expected: then it is for upstream to say.
-    pub(super) async fn first_row(
+    pub(super) async fn of_watch(
         &self,
         visit: &ReadRequest,
         resource: &Resource,

@@ -19,15 +19,14 @@ use super::audit::Ours;
 use super::body::ReplyBody;
 use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, Whole};
-use super::coalesce::{Key, SharedAnswer};
-use super::feed::unavailable;
-use super::frontend::Frontend;
+use super::coalesce::{Coalesced, Key, SharedAnswer};
 use super::metrics;
+use super::refusals::unavailable;
 use super::response_context::{AUDIT_ID, ResponseContext};
 use super::route::ForwardReason;
 use super::websocket;
-use crate::auth::{Caller, Impersonation};
-use crate::base::Cut;
+use crate::auth::{Caller, Gate, Impersonation};
+use crate::base::{Cut, DrainWatch, Tasks};
 use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
 use crate::upstream::{
     ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody, status_from_code,
@@ -60,7 +59,31 @@ const BROKEN_BODY: &str = "the request's body is malformed, or broke off";
 /// Rows of a Table that identical requests wait for together.
 const SHARED_ROWS_MAX: usize = 1_000;
 
-impl Frontend {
+/// Passes requests through, with the rights of their callers.
+#[derive(Debug)]
+pub(super) struct Forwarding {
+    client: Client,
+    forwarder: Arc<Forwarder>,
+    gate: Gate,
+    admission: Arc<Admission>,
+    coalesced: Coalesced,
+    tasks: Tasks,
+    drain: DrainWatch,
+    body_max: Duration,
+}
+
+impl Forwarding {
+    pub(super) fn new(
+        client: Client,
+        forwarder: Forwarder,
+        gate: Gate,
+        admission: Arc<Admission>,
+        (tasks, drain, body_max): (Tasks, DrainWatch, Duration),
+    ) -> Self {
+        let (forwarder, coalesced) = (Arc::new(forwarder), Coalesced::default());
+        Self { client, forwarder, gate, admission, coalesced, tasks, drain, body_max }
+    }
+
     /// Passes a request on as it is.
     pub(super) async fn forward(
         &self,
@@ -68,7 +91,7 @@ impl Frontend {
         caller: &Caller,
         info: Option<&RequestInfo>,
         query: &Query,
-        manner: &ResponseContext,
+        context: &ResponseContext,
         reason: ForwardReason,
     ) -> Response<ReplyBody> {
         metrics::forwarded(reason);
@@ -76,17 +99,17 @@ impl Frontend {
         let behalf = match self.behalf(caller, request.headers(), info).await {
             Ok(behalf) => behalf,
             Err(status) => {
-                let mut refused = manner.status(&status);
+                let mut refused = context.status(&status);
                 refused.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
                 return refused;
             }
         };
         let place = match self.place(lane, caller, &behalf, reason) {
             Ok(place) => place,
-            Err(shed) => return manner.status(&too_many(shed)),
+            Err(shed) => return context.status(&too_many(shed)),
         };
         if lane == ForwardPool::Tunnel {
-            return self.tunnel(request, &behalf, manner, place).await;
+            return self.tunnel(request, &behalf, context, place).await;
         }
         let alike = match reason {
             ForwardReason::ConsistentGet | ForwardReason::NoProof => true,
@@ -96,7 +119,7 @@ impl Frontend {
         let shared =
             alike && lane == ForwardPool::Short && behalf != ActingAs::Nobody && request.body().is_end_stream();
         let place = if shared {
-            match self.shared(&request, (caller.payer(), behalf.clone()), manner, place).await {
+            match self.shared(&request, (caller.payer(), behalf.clone()), context, place).await {
                 Shared::Answered(response) => return *response,
                 Shared::TooLarge(place) => place,
             }
@@ -106,13 +129,13 @@ impl Frontend {
         let repeatable = request.method().is_safe();
         let is_broken = Arc::new(AtomicBool::new(false));
         if let Err(status) = self.make_outgoing(request.headers_mut(), &behalf) {
-            return manner.status(&status);
+            return context.status(&status);
         }
         let is_short = is_short(lane, &behalf);
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(BoundedBody::new(body, self.config.body_max, &self.tasks, Cut::default()), is_broken)
+                noticed(BoundedBody::new(body, self.body_max, &self.tasks, Cut::default()), is_broken)
             } else {
                 noticed(body, is_broken)
             }
@@ -120,16 +143,16 @@ impl Frontend {
         let answering = self.forwarder.forward(&behalf, lane, request);
         let answer = if is_short { self.in_time(answering).await } else { answering.await };
         match answer {
-            Ok(response) => self.passed(response, is_short, place, manner),
-            Err(_) if is_broken.load(Ordering::Relaxed) => manner.status(&Status::bad_request(BROKEN_BODY)),
-            Err(error) if !repeatable && error.may_have_been_carried_out() => manner.status(&unknown(&error)),
-            Err(error) => manner.status(&unreachable(&error)),
+            Ok(response) => self.passed(response, is_short, place, context),
+            Err(_) if is_broken.load(Ordering::Relaxed) => context.status(&Status::bad_request(BROKEN_BODY)),
+            Err(error) if !repeatable && error.may_have_been_carried_out() => context.status(&unknown(&error)),
+            Err(error) => context.status(&unreachable(&error)),
         }
     }
 
     /// The head of an answer; a request that has waited for too long is given up.
     async fn in_time(&self, answering: impl Future<Output = Answered>) -> Answered {
-        let max = self.config.body_max + PATIENCE;
+        let max = self.body_max + PATIENCE;
         timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
     }
 
@@ -139,12 +162,12 @@ impl Frontend {
         response: Response<ResponseBody>,
         is_short: bool,
         place: Arc<AdmissionPlace>,
-        manner: &ResponseContext,
+        context: &ResponseContext,
     ) -> Response<ReplyBody> {
         let is_short = is_short || !response.status().is_success();
         response.map(|body| {
             if is_short {
-                ReplyBody::short(body, place, (self.config.body_max, &self.tasks, manner.cut.clone()))
+                ReplyBody::short(body, place, (self.body_max, &self.tasks, context.cut.clone()))
             } else {
                 ReplyBody::stream(body, place)
             }
@@ -157,7 +180,7 @@ impl Frontend {
         &self,
         request: &Request<Incoming>,
         (payer, behalf): (Option<Payer>, ActingAs),
-        manner: &ResponseContext,
+        context: &ResponseContext,
         place: AdmissionPlace,
     ) -> Shared {
         let place = Arc::new(place);
@@ -166,13 +189,13 @@ impl Frontend {
         let key = Key {
             behalf: behalf.clone(),
             path_and_query: path_and_query.clone(),
-            accept: manner.accept.clone(),
+            accept: context.accept.clone(),
             accept_encoding: encoding.map(str::to_owned),
-            user_agent: manner.user_agent.clone(),
+            user_agent: context.user_agent.clone(),
         };
         let mut headers = request.headers().clone();
         if let Err(status) = self.make_outgoing(&mut headers, &behalf) {
-            return Shared::answered(manner.status(&status));
+            return Shared::answered(context.status(&status));
         }
         let (client, forwarder, admission) = (self.client.clone(), self.forwarder.clone(), self.admission.clone());
         let held = place.clone();
@@ -189,19 +212,19 @@ impl Frontend {
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
             Some(Ok(SharedAnswer { status, headers, body, place: room })) => {
-                let end = (self.config.body_max, &self.tasks, manner.cut.clone());
+                let end = (self.body_max, &self.tasks, context.cut.clone());
                 let mut response = Response::new(ReplyBody::whole(Whole::of(body, vec![place, room]), end));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's log has one question of all that share its answer.
-                if let (Some(_), Some(id)) = (&manner.record, &manner.audit_id) {
+                if let (Some(_), Some(id)) = (&context.record, &context.audit_id) {
                     response.headers_mut().insert(AUDIT_ID, id.clone());
                     response.extensions_mut().insert(Ours::default());
                 }
                 response
             }
-            Some(Err(error)) => manner.status(&unreachable(&error)),
-            None => manner.status(&Status::shutting_down()),
+            Some(Err(error)) => context.status(&unreachable(&error)),
+            None => context.status(&Status::shutting_down()),
         };
         Shared::answered(response)
     }
@@ -211,12 +234,12 @@ impl Frontend {
         &self,
         mut request: Request<Incoming>,
         behalf: &ActingAs,
-        manner: &ResponseContext,
+        context: &ResponseContext,
         place: AdmissionPlace,
     ) -> Response<ReplyBody> {
         let downstream = hyper::upgrade::on(&mut request);
         if let Err(status) = self.make_outgoing(request.headers_mut(), behalf) {
-            return manner.status(&status);
+            return context.status(&status);
         }
         let request = without_body(request);
         let held = self.drain.hold();
@@ -224,14 +247,14 @@ impl Frontend {
         let answer = if *behalf == ActingAs::Nobody { self.in_time(answering).await } else { answering.await };
         let mut response = match answer {
             Ok(response) => response,
-            Err(error) => return manner.status(&unreachable(&error)),
+            Err(error) => return context.status(&unreachable(&error)),
         };
         if response.status().is_redirection() {
             // Clients follow it with their credentials, and some with those of the tunnel (R-THREAT-9).
-            return manner.status(&status_from_code(502, REDIRECTED));
+            return context.status(&status_from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return self.passed(response, true, Arc::new(place), manner);
+            return self.passed(response, true, Arc::new(place), context);
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("tunnel", async move {

@@ -7,11 +7,15 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::frontend::{Consistency, Frontend};
+use super::coverage::Coverage;
 use super::route::ForwardReason;
+use super::serve_config::{Consistency, ServeConfig};
 use crate::auth::Permit;
+use crate::base::DrainWatch;
 use crate::cache::{CacheReader, FeedEnd, FeedState};
-use crate::feeds::{FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal as Underived, Scope, Unavailable};
+use crate::feeds::{
+    FeedHandle, FeedKey, FeedSpec, Feeds, RenderingMode, RenderingRefusal as Underived, Scope, Unavailable,
+};
 use crate::kube::{ResourceVersion, Status, VersionMatch};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
@@ -44,8 +48,6 @@ pub(super) enum Unready {
 const FRESH_MAX: Duration = Duration::from_secs(3);
 /// How long it is waited for where only an event could tell.
 const UNTOLD_MAX: Duration = Duration::from_millis(100);
-/// What a client is told to wait when we cannot prove anything because upstream is gone.
-const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// Why a wait for something of a feed was in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +71,23 @@ impl FeedSource {
     }
 }
 
-impl Frontend {
+/// Finds feeds for requests, and waits until they can answer.
+#[derive(Debug)]
+pub(super) struct Sources {
+    feeds: Feeds,
+    coverage: Coverage,
+    pub(super) consistency: Consistency,
+    /// How long a request waits for a feed that is being filled.
+    sync_wait_max: Duration,
+    pub(super) drain: DrainWatch,
+}
+
+impl Sources {
+    pub(super) fn new(config: &ServeConfig, feeds: Feeds, drain: DrainWatch) -> Self {
+        let ServeConfig { consistency, coverage, sync_wait_max, .. } = config.clone();
+        Self { feeds, coverage, consistency, sync_wait_max, drain }
+    }
+
     /// A feed that covers the request, has a complete state and can write what is asked for; started and waited for if
     /// need be.
     pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<FeedSource, Unready> {
@@ -91,7 +109,7 @@ impl Frontend {
 
     async fn source_from(&self, resource: &Resource, need: &Need<'_>, form: Encoding) -> Result<FeedSource, Unready> {
         let wanted = need.representation;
-        let widest = self.config.coverage.scope(resource).map_err(|why| Unready::Forward(why.into()))?;
+        let widest = self.coverage.scope(resource).map_err(|why| Unready::Forward(why.into()))?;
         if self.feeds.underivable(&key(resource, widest.clone(), form), wanted).is_some() {
             return Err(Unready::Forward(ForwardReason::Underivable));
         }
@@ -139,7 +157,7 @@ impl Frontend {
     }
 
     fn sync_deadline(&self, need: &Need<'_>) -> Instant {
-        need.received + self.config.sync_wait_max
+        need.received + self.sync_wait_max
     }
 
     /// A running feed for a read of one object, which is not worth starting one for.
@@ -153,7 +171,7 @@ impl Frontend {
         if !permit.covers(&resource.gvr, resource.namespaced, namespace) {
             return None;
         }
-        let widest = self.config.coverage.scope(resource).ok()?;
+        let widest = self.coverage.scope(resource).ok()?;
         let running = |form: Encoding| {
             let mut scopes = scopes(widest.clone(), namespace);
             let found = scopes.find_map(|scope| self.feeds.find(&key(resource, scope, form)));
@@ -231,7 +249,7 @@ impl Frontend {
 
     async fn current(&self, lease: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), Unready> {
         let live = lease.reader.state() == FeedState::Live;
-        if self.config.consistency == Consistency::Bounded && live {
+        if self.consistency == Consistency::Bounded && live {
             return Ok(());
         }
         let proven = while_it_runs(&lease.reader, deadline, lease.currency.reached(received)).await;
@@ -245,7 +263,7 @@ impl Frontend {
     /// is taken: what was waited for before may have taken longer than an upgrade.
     pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), Unready> {
         let lease = &source.lease;
-        let deadline = Instant::now() + self.config.sync_wait_max;
+        let deadline = Instant::now() + self.sync_wait_max;
         while_it_runs(&lease.reader, deadline, lease.vintage.present()).await.map_err(|in_vain| match in_vain {
             InVain::Late => Unready::Forward(ForwardReason::Syncing),
             InVain::Over => Unready::Over,
@@ -291,13 +309,6 @@ fn forms(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
 fn scopes(widest: Scope, namespace: Option<&str>) -> impl Iterator<Item = Scope> {
     let narrower = namespace.filter(|_| widest == Scope::Cluster).map(|namespace| Scope::Namespace(namespace.into()));
     std::iter::once(widest).chain(narrower)
-}
-
-/// A 503 that is to be tried again.
-pub(super) fn unavailable(message: &str) -> Status {
-    let mut status = Status::service_unavailable(message);
-    crate::upstream::set_retry_after(&mut status, RETRY_AFTER_SECONDS);
-    status
 }
 
 /// What the feed for this resource fetches.

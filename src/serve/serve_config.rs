@@ -1,0 +1,46 @@
+use std::time::Duration;
+
+use super::admission::AdmissionLimits;
+use super::coverage::Coverage;
+use super::overdue::Unread;
+
+/// How requests are answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServeConfig {
+    pub consistency: Consistency,
+    pub coverage: Coverage,
+    /// Whether what reaches into pods, services and nodes is passed on from a TCP socket that alone says who somebody
+    /// is.
+    pub exec_on_loopback: bool,
+    /// How long a request waits for a feed that is being filled.
+    pub sync_wait_max: Duration,
+    /// How long a LIST, an answer that passes through and is no stream, and a request's body may take: the apiserver's
+    /// `--request-timeout`.
+    pub body_max: Duration,
+    pub limits: AdmissionLimits,
+    pub unread: Unread,
+}
+
+/// What a read without a resourceVersion may be answered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Consistency {
+    /// Only what is proven to contain every write that was complete when the request came.
+    #[default]
+    Strict,
+    /// What a live feed has: milliseconds old as a rule, without proof.
+    Bounded,
+}
+
+impl Default for ServeConfig {
+    fn default() -> Self {
+        Self {
+            consistency: Consistency::Strict,
+            coverage: Coverage::default(),
+            exec_on_loopback: false,
+            sync_wait_max: Duration::from_secs(10),
+            body_max: Duration::from_secs(60),
+            limits: AdmissionLimits::default(),
+            unread: Unread::default(),
+        }
+    }
+}
