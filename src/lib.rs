@@ -24,11 +24,13 @@ pub mod feeds;
 pub mod auth;
 pub mod reflect;
 // Layer 5
+pub mod listing;
+// Layer 6
 pub mod admin;
 pub mod serve;
-// Layer 6
-pub mod config;
 // Layer 7
+pub mod config;
+// Layer 8
 pub mod app;
 // Beside the layers: the demo upstream shares no logic with what it is served through.
 pub mod demo;

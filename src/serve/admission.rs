@@ -4,6 +4,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::base::Shares;
 use crate::kube::Payer;
+use crate::listing::Shed;
 
 /// How much may be under way at once. Beyond it a request is refused at once: nothing queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,11 +73,6 @@ pub(super) struct AdmissionPlace {
     _all: OwnedSemaphorePermit,
     _own: Option<OwnedSemaphorePermit>,
 }
-
-/// No place is left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too many {0} are under way")]
-pub(super) struct Shed(pub(super) &'static str);
 
 /// What a LIST is charged at most: a run that HTTP/2 has taken and not sent, and one behind that.
 const LIST_BYTES_MAX: usize = 256 << 10;

@@ -12,10 +12,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::admission::AdmissionPlace;
 use super::body_error::BodyError;
-use super::gzip::GzipList;
-use super::list::ListBody;
 use crate::base::{Cut, Tasks};
 use crate::cache;
+use crate::listing::{GzipList, ListBody};
 
 /// A body on its way: it has an end, whether or not anybody takes it.
 ///

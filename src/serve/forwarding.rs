@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
 
-use super::admission::{Admission, AdmissionPlace, Shed};
+use super::admission::{Admission, AdmissionPlace};
 use super::audit::Ours;
 use super::body::ReplyBody;
 use super::body_error::BodyError;
@@ -28,6 +28,7 @@ use super::websocket;
 use crate::auth::{Caller, Gate, Impersonation};
 use crate::base::{Cut, DrainWatch, Tasks};
 use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
+use crate::listing::Shed;
 use crate::upstream::{
     ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody, status_from_code,
 };

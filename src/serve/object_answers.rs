@@ -13,11 +13,11 @@ use std::time::Duration;
 use super::admission::Admission;
 use super::body::ReplyBody;
 use super::bounded_body::{PIECE_BYTES_MAX, TOO_SLOW, Whole};
-use super::gzip;
 use super::read_request::ReadRequest;
 use super::refusals::{LIST_RETRY_SECONDS, too_many};
 use super::response_context::gzipped;
 use crate::base::Tasks;
+use crate::listing::gzip;
 use crate::wire::{Encoding, Envelope};
 
 /// Answers of no more than this have no place: a codec may hold back as much for any stream

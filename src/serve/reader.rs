@@ -7,28 +7,21 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::admission::{Admission, AdmissionPlace, Shed};
+use super::admission::{Admission, AdmissionPlace};
 use super::audit::Ours;
 use super::body::ReplyBody;
 use super::bounded_body::List;
-use super::cost;
 use super::first_rows::FirstRows;
 use super::hold::HoldOutcome;
-use super::list;
-use super::look;
 use super::metrics;
 use super::object_answers::ObjectAnswers;
 use super::overdue::Overdue;
-use super::page_chunks::PageChunks;
 use super::read_request::ReadRequest;
 use super::refusals::{LIST_RETRY_SECONDS, too_many, unavailable};
 use super::response_context::put_served;
-use super::route::{ForwardReason, GetRead, ListRead, WatchRead};
-use super::scan_pace::{Looks, ScanPace};
-use super::scans::{self, Scans};
+use super::route::{ForwardReason, GetRead, WatchRead};
 use super::serve_config::ServeConfig;
 use super::session::{Opening, WatchSession, WatchTerms};
-use super::slices::Slices;
 use super::sources::{FeedSource, Sources, Unready};
 use super::watch_end::WatchEnd;
 use super::websocket;
@@ -37,6 +30,7 @@ use crate::base::{Cut, DrainWatch, Tasks};
 use crate::cache::{CacheReader, Chunk, OpenedWatch, Snapshot, Start, TooOld, View};
 use crate::feeds::{FeedHandle, Feeds};
 use crate::kube::{Status, VersionMatch, WatchStart};
+use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page, scans};
 use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
 
@@ -199,7 +193,7 @@ impl Reader {
             Ok(pace) => pace,
             Err(shed) => return Ok(visit.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
         };
-        let page = list::page(permit, lease, &snapshot, &read, &mut pace).await;
+        let page = page::page(permit, lease, &snapshot, &read, &mut pace).await;
         let place = match self.admission.list(visit.caller.payer().as_ref(), page.bytes()) {
             Ok(place) => place,
             Err(shed) => return Ok(visit.context.status(&too_many(shed, LIST_RETRY_SECONDS))),

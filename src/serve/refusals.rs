@@ -3,13 +3,13 @@
 use http::header::{HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{Response, StatusCode};
 
-use super::admission::Shed;
 use super::audit::Decision;
 use super::body::ReplyBody;
 use super::metrics;
 use super::response_context::ResponseContext;
 use crate::auth::NotGranted;
 use crate::kube::{Query, RequestInfo, Status, Verb, check_timeout};
+use crate::listing::Shed;
 use crate::upstream::{set_retry_after, status_from_code};
 
 /// When those may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.

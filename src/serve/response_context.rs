@@ -12,11 +12,10 @@ use http::{HeaderMap, Response, StatusCode, Version};
 use super::audit::{AuditRecord, Ours};
 use super::body::ReplyBody;
 use super::bounded_body::{List, ListEncoding};
-use super::gzip::{self, GzipList};
-use super::list::ListBody;
 use super::readable::{Extent, READABLE};
 use crate::base::Cut;
 use crate::kube::{MediaType, Offers, Query, Status, negotiate, pretty};
+use crate::listing::{GzipList, ListBody, gzip};
 use crate::wire::Encoding;
 
 pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");

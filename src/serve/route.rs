@@ -11,9 +11,10 @@ use crate::cache::View;
 use crate::feeds::Scope;
 use crate::kube::{
     Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion,
-    ObjectKey, Offers, PageStore, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout,
-    negotiate, pretty, router_accepts,
+    ObjectKey, Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
+    pretty, router_accepts,
 };
+use crate::listing::ListRead;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, Include, Representation};
 
@@ -96,18 +97,6 @@ pub(super) struct GetRead {
     pub(super) representation: Representation,
     pub(super) key: ObjectKey,
     pub(super) version: VersionMatch,
-}
-
-/// One page of a collection.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct ListRead {
-    pub(super) representation: Representation,
-    pub(super) view: View,
-    pub(super) plan: ListPlan,
-    /// The path names a namespace, so the keys of continue tokens are relative to it.
-    pub(super) in_namespace: bool,
-    /// How those tokens are spelled.
-    pub(super) pages: PageStore,
 }
 
 /// A stream of changes.

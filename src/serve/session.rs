@@ -23,12 +23,12 @@ use self::watch_timers::{Call, WatchTimers};
 use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
-use super::scan_pace::Looks;
 use super::watch_end::WatchEnd;
 use crate::auth::GrantStatus;
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, SiftStep, Snapshot};
 use crate::feeds::{FeedHandle, RenderingRefusal};
 use crate::kube::{EventType, ResourceVersion, Status};
+use crate::listing::Looks;
 use crate::wire::{Columns, Object, Refused, Representation};
 
 /// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.

@@ -3,12 +3,13 @@
 use crate::source::{Kind, Source, is};
 
 /// From the floor up. A module may import those of lower layers, itself, and nothing else.
-const LAYERS: [&[&str]; 8] = [
+const LAYERS: [&[&str]; 9] = [
     &["base", "kube"],
     &["net", "wire"],
     &["cache", "upstream"],
     &["feeds"],
     &["auth", "reflect"],
+    &["listing"],
     &["admin", "serve"],
     &["config"],
     &["app"],

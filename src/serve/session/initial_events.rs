@@ -6,10 +6,10 @@ use bytes::Bytes;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Chunk, Cursor, Pin, PlainChunk, Snapshot};
 use crate::kube::EventType;
-use crate::serve::chunk_writer::ChunkWriter;
-use crate::serve::cost;
-use crate::serve::page_chunks::PageChunks;
-use crate::serve::scan_pace::Rest;
+use crate::listing::ChunkWriter;
+use crate::listing::PageChunks;
+use crate::listing::Rest;
+use crate::listing::cost;
 use crate::wire::Refused;
 
 /// The state that a watch begins with, as ADDED events.

@@ -4,10 +4,10 @@ use crate::auth::Permit;
 use crate::base::{Cut, DrainWatch};
 use crate::cache::{Chunk, OpenedWatch};
 use crate::feeds::FeedHandle;
+use crate::listing::Looks;
 use crate::serve::admission::AdmissionPlace;
 use crate::serve::metrics::WatchMetrics;
 use crate::serve::overdue::Overdue;
-use crate::serve::scan_pace::Looks;
 use crate::wire::{Object, Renderer};
 
 /// Everything that a watch is made of.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use crate::auth::{Readable, Verdict, VerdictChanges};
 use crate::cache::{CacheReader, Cursor, Event, Mark, OpenedWatch, Pin as Pinned, SiftStep, Sifted, Snapshot, View};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
-use crate::serve::cost;
+use crate::listing::cost;
 use crate::wire::{Object, Refused};
 
 /// Which namespaces a watch shows, and which come or go.

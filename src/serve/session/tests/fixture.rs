@@ -20,13 +20,13 @@ use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
 use crate::kube::{
     EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
 };
+use crate::listing::Looks;
+use crate::listing::{Slice, Slices};
 use crate::serve::admission::{Admission, AdmissionLimits, AdmissionPlace};
 use crate::serve::feed_spec;
 use crate::serve::metrics::Watches;
 use crate::serve::overdue::{Overdue, Unread};
-use crate::serve::scan_pace::Looks;
 use crate::serve::session::{Opening, WatchSession, WatchTerms};
-use crate::serve::slices::{Slice, Slices};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
 

@@ -7,7 +7,7 @@ use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x};
 use crate::auth::{Readable, Verdict};
 use crate::cache::{CacheConfig, Start, View};
 use crate::kube::ResourceVersion;
-use crate::serve::cost;
+use crate::listing::cost;
 
 const NOTHING: [String; 0] = [];
 

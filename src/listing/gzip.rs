@@ -13,7 +13,7 @@ mod member;
 mod tests;
 mod text;
 
-pub(super) use self::list::GzipList;
+pub(crate) use self::list::GzipList;
 
 use bytes::{Bytes, BytesMut};
 
@@ -22,15 +22,15 @@ use self::member::Member;
 use self::text::Text;
 
 /// The apiserver's own bound: more is compressed.
-pub(super) const PLAIN_BYTES_MAX: usize = 128 << 10;
+pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
 
 /// Whether the value of `Accept-Encoding` names gzip as the apiserver reads it: by that word alone, without a quality.
-pub(super) fn is_asked_for(accept_encoding: &str) -> bool {
+pub(crate) fn is_asked_for(accept_encoding: &str) -> bool {
     accept_encoding.split(',').any(|token| token.trim() == "gzip")
 }
 
 /// A whole answer, compressed. Others are let in about every millisecond.
-pub(super) async fn whole(plain: Bytes) -> Bytes {
+pub(crate) async fn whole(plain: Bytes) -> Bytes {
     let mut member = Member::begin();
     for index in 0..pieces(plain.len()) {
         let range = piece(plain.len(), index);

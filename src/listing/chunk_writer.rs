@@ -12,7 +12,7 @@ use crate::wire::{Encoding, ListFrame, Object, Refused, Renderer};
 
 /// Writes stretches of objects, and shares what it writes of whole runs with everybody.
 #[derive(Debug)]
-pub(super) struct ChunkWriter {
+pub(crate) struct ChunkWriter {
     reader: CacheReader,
     renderer: Renderer,
     what: What,
@@ -31,16 +31,16 @@ enum What {
 
 /// Of a batch, what is sent in one piece.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Piece<'a> {
-    pub(super) batch: &'a Batch,
+pub(crate) struct Piece<'a> {
+    pub(crate) batch: &'a Batch,
     /// What is sent before the batch.
-    pub(super) behind: Option<&'a Batch>,
-    pub(super) index: usize,
+    pub(crate) behind: Option<&'a Batch>,
+    pub(crate) index: usize,
 }
 
 impl Piece<'_> {
     /// Whether all lists have it: those that begin there as well do not refer to the same.
-    pub(super) fn is_shared(self) -> bool {
+    pub(crate) fn is_shared(self) -> bool {
         self.batch.is_shared && self.behind.is_none_or(|behind| behind.is_shared)
     }
 }
@@ -58,16 +58,16 @@ struct Pieces {
 const SHARED_BYTES: usize = 32 << 10;
 
 impl ChunkWriter {
-    pub(super) fn items(reader: CacheReader, renderer: Renderer, frame: ListFrame) -> Self {
+    pub(crate) fn items(reader: CacheReader, renderer: Renderer, frame: ListFrame) -> Self {
         Self { reader, renderer, what: What::Items(frame), worked: AtomicBool::new(false) }
     }
 
-    pub(super) fn added(reader: CacheReader, renderer: Renderer) -> Self {
+    pub(crate) fn added(reader: CacheReader, renderer: Renderer) -> Self {
         Self { reader, renderer, what: What::Added, worked: AtomicBool::new(false) }
     }
 
     /// A stretch, written by whoever comes first; others wait for that.
-    pub(super) fn poll_plain(
+    pub(crate) fn poll_plain(
         &self,
         stretches: &PageChunks,
         index: usize,
@@ -82,12 +82,12 @@ impl ChunkWriter {
     }
 
     /// A piece, if somebody has compressed it.
-    pub(super) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
+    pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.reader.chunks().deflated(self.encoding_of_piece(at))
     }
 
     /// A piece, compressed by whoever comes first behind the `window` bytes that are sent before its batch.
-    pub(super) fn poll_deflated(
+    pub(crate) fn poll_deflated(
         &self,
         stretches: &PageChunks,
         at: Piece<'_>,
@@ -124,12 +124,12 @@ impl ChunkWriter {
     }
 
     /// Whether it has done more than a copy since this was last asked.
-    pub(super) fn has_worked(&self) -> bool {
+    pub(crate) fn has_worked(&self) -> bool {
         self.worked.swap(false, Ordering::Relaxed)
     }
 
     /// Bytes that a stretch begins with and a list does not.
-    pub(super) fn separator(&self) -> usize {
+    pub(crate) fn separator(&self) -> usize {
         match &self.what {
             What::Items(_) if self.renderer.representation().form() == Encoding::Json => 1,
             What::Items(_) | What::Added => 0,
@@ -137,7 +137,7 @@ impl ChunkWriter {
     }
 
     /// Whether everything in a stretch was written in this representation, and so can be again.
-    pub(super) fn was_written(&self, stretches: &PageChunks, index: usize) -> bool {
+    pub(crate) fn was_written(&self, stretches: &PageChunks, index: usize) -> bool {
         let (run, representation) = (stretches.run(index), self.renderer.representation());
         if self.renderer.is_verbatim() || run.was_written(representation) {
             return true;

@@ -2,18 +2,18 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-use super::super::chunk_writer::{ChunkWriter, Piece};
-use super::super::gzip::PLAIN_BYTES_MAX;
-use super::super::joined::Joined;
-use super::super::page_chunks::{Batch, PageChunks};
-use super::super::scan_pace::{Looks, Rest};
-use super::super::slices::Slice;
+use super::chunk_writer::{ChunkWriter, Piece};
+use super::gzip::PLAIN_BYTES_MAX;
+use super::joined::Joined;
+use super::page_chunks::{Batch, PageChunks};
+use super::scan_pace::{Looks, Rest};
+use super::slices::Slice;
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, Refused};
 
 /// A LIST on its way out. Of what it sends it holds the piece that it is at, and that is shared.
 #[derive(Debug)]
-pub(in super::super) struct ListBody {
+pub(crate) struct ListBody {
     scribe: ChunkWriter,
     stretches: PageChunks,
     head: Bytes,
@@ -41,7 +41,7 @@ enum At {
 
 impl ListBody {
     /// `items_len`: of all items, or more than [`PLAIN_BYTES_MAX`] of them if the head does not tell.
-    pub(super) fn new(
+    pub(crate) fn new(
         scribe: ChunkWriter,
         stretches: PageChunks,
         frame: &ListFrame,
@@ -56,7 +56,7 @@ impl ListBody {
     }
 
     /// The next chunk; `None` after the last.
-    pub(in super::super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
         let mut joined = std::mem::take(&mut self.joined);
         let chunk = joined.poll(|| self.poll_piece(cx));
         self.joined = joined;
@@ -96,11 +96,7 @@ impl ListBody {
     }
 
     /// A stretch, each item with what separates it from the one before.
-    pub(in super::super) fn poll_plain(
-        &mut self,
-        index: usize,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<PlainChunk, Refused>> {
+    pub(crate) fn poll_plain(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Result<PlainChunk, Refused>> {
         let is_whole = self.stretches.is_whole(index);
         let _slice = ready!(self.poll_begin(is_whole, cx));
         let plain = ready!(self.scribe.poll_plain(&self.stretches, index, cx));
@@ -109,7 +105,7 @@ impl ListBody {
     }
 
     /// Bytes that a stretch begins with and this list has not: the first item has none before it.
-    pub(in super::super) fn skipped(&self, index: usize) -> usize {
+    pub(crate) fn skipped(&self, index: usize) -> usize {
         if index == 0 { self.scribe.separator() } else { 0 }
     }
 
@@ -129,35 +125,35 @@ impl ListBody {
     }
 
     /// Everything has been given out.
-    pub(in super::super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         matches!(self.at, At::Over) && self.joined.is_empty()
     }
 
     /// Whether it is so long that the apiserver would compress it.
-    pub(in super::super) fn is_worth_compressing(&self) -> bool {
+    pub(crate) fn is_worth_compressing(&self) -> bool {
         self.worth
     }
 
-    pub(in super::super) fn head(&self) -> &Bytes {
+    pub(crate) fn head(&self) -> &Bytes {
         &self.head
     }
 
-    pub(in super::super) fn tail(&self) -> &Bytes {
+    pub(crate) fn tail(&self) -> &Bytes {
         &self.tail
     }
 
     /// What is compressed together.
-    pub(in super::super) fn batches(&self) -> Vec<Batch> {
+    pub(crate) fn batches(&self) -> Vec<Batch> {
         self.stretches.batches()
     }
 
     /// A piece of a batch that is sent behind another one, if somebody has compressed it already.
-    pub(in super::super) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
+    pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.scribe.deflated(at)
     }
 
     /// The same, compressed by whoever comes first, who is told the `window` bytes that the batch is behind.
-    pub(in super::super) fn poll_deflated(
+    pub(crate) fn poll_deflated(
         &mut self,
         at: Piece<'_>,
         window: usize,

@@ -1,17 +1,12 @@
-mod body;
-#[cfg(test)]
-mod tests;
-
-pub(super) use self::body::ListBody;
-
 use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::chunk_writer::ChunkWriter;
 use super::gzip::PLAIN_BYTES_MAX;
+use super::list_body::ListBody;
+use super::list_read::ListRead;
 use super::look;
 use super::page_chunks::PageChunks;
-use super::route::ListRead;
 use super::scan_pace::ScanPace;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Snapshot, View};
@@ -21,14 +16,14 @@ use crate::wire::{Encoding, ListMeta, Object, Refused, Renderer};
 
 /// One page of a collection, not yet written.
 #[derive(Debug)]
-pub(super) struct Page {
+pub(crate) struct Page {
     reader: CacheReader,
     meta: ListMeta,
     stretches: PageChunks,
 }
 
 /// One page of `snapshot`, as the read asks for it. A page that is not the last keeps the snapshot for the next ones.
-pub(super) async fn page(
+pub(crate) async fn page(
     permit: &Permit,
     lease: &FeedHandle,
     snapshot: &Snapshot,
@@ -73,12 +68,12 @@ pub(super) async fn page(
 
 impl Page {
     /// How long its objects are, as they came.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.stretches.lengths().bytes
     }
 
     /// The answer in a representation. That every object can be written in it is known before the first byte is sent.
-    pub(super) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, Refused> {
+    pub(crate) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, Refused> {
         let Self { reader, meta, stretches } = self;
         let items = stretches.lengths().items;
         let frame = renderer.list(&meta, items);

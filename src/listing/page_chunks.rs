@@ -8,7 +8,7 @@ use crate::wire::{Lengths, Object};
 /// Objects of one state in the order of their keys, in stretches: whole runs, which everybody shares, and what was
 /// picked of others.
 #[derive(Debug)]
-pub(super) struct PageChunks {
+pub(crate) struct PageChunks {
     snapshot: Snapshot,
     runs: Arc<[Chunk]>,
     parts: Vec<Stretch>,
@@ -23,35 +23,35 @@ enum Stretch {
 
 /// Objects that follow each other, and are not in a stretch yet.
 #[derive(Debug)]
-pub(super) struct Picking {
+pub(crate) struct Picking {
     cutter: Chunker,
     picked: Vec<Arc<Object>>,
 }
 
 /// Stretches that are compressed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Batch {
-    pub(super) stretches: Range<usize>,
+pub(crate) struct Batch {
+    pub(crate) stretches: Range<usize>,
     /// A number that no other content has.
-    pub(super) name: u128,
+    pub(crate) name: u128,
     /// All of them are runs that all lists share.
-    pub(super) is_shared: bool,
+    pub(crate) is_shared: bool,
 }
 
 impl PageChunks {
     /// None so far. `runs`: of the snapshot, or none of them.
-    pub(super) fn new(snapshot: Snapshot, runs: Arc<[Chunk]>) -> Self {
+    pub(crate) fn new(snapshot: Snapshot, runs: Arc<[Chunk]>) -> Self {
         Self { snapshot, runs, parts: Vec::new(), lengths: Lengths::default() }
     }
 
     /// Whether a view is made of whole runs but at its edges.
-    pub(super) fn suit(view: &View) -> bool {
+    pub(crate) fn suit(view: &View) -> bool {
         view.selector().is_everything()
     }
 
     /// Appends what there is of a view that they [`suit`](Self::suit) from `start` on, up to `limit` objects in all.
     /// Returns how many more there are.
-    pub(super) fn put_runs(
+    pub(crate) fn put_runs(
         &mut self,
         permit: &Permit,
         view: &View,
@@ -89,25 +89,25 @@ impl PageChunks {
     }
 
     /// Begins to append objects one by one.
-    pub(super) fn picking(&self) -> Picking {
+    pub(crate) fn picking(&self) -> Picking {
         Picking { cutter: self.snapshot.cutter(), picked: Vec::new() }
     }
 
-    pub(super) fn pick(&mut self, picking: &mut Picking, object: &Arc<Object>) {
+    pub(crate) fn pick(&mut self, picking: &mut Picking, object: &Arc<Object>) {
         if let Some(run) = picking.cutter.put(object) {
             self.put_picked(run, std::mem::take(&mut picking.picked));
         }
         picking.picked.push(object.clone());
     }
 
-    pub(super) fn end_picking(&mut self, picking: Picking) {
+    pub(crate) fn end_picking(&mut self, picking: Picking) {
         if let Some(run) = picking.cutter.end() {
             self.put_picked(run, picking.picked);
         }
     }
 
     /// Appends these objects, up to `limit` in all. Returns how many more there are.
-    pub(super) fn put<'a>(&mut self, mut objects: impl Iterator<Item = &'a Arc<Object>>, limit: usize) -> usize {
+    pub(crate) fn put<'a>(&mut self, mut objects: impl Iterator<Item = &'a Arc<Object>>, limit: usize) -> usize {
         let mut picking = self.picking();
         for object in objects.by_ref().take(limit - self.lengths.items) {
             self.pick(&mut picking, object);
@@ -122,17 +122,17 @@ impl PageChunks {
     }
 
     /// How many objects there are, and how long they are as they came.
-    pub(super) fn lengths(&self) -> Lengths {
+    pub(crate) fn lengths(&self) -> Lengths {
         self.lengths
     }
 
     /// How many stretches there are.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
 
     /// What names a stretch, as a run of its own.
-    pub(super) fn run(&self, index: usize) -> &Chunk {
+    pub(crate) fn run(&self, index: usize) -> &Chunk {
         match &self.parts[index] {
             Stretch::Whole(run) => &self.runs[*run],
             Stretch::Picked(run, _) => run,
@@ -140,13 +140,13 @@ impl PageChunks {
     }
 
     /// Whether a stretch is a run that all lists share.
-    pub(super) fn is_whole(&self, index: usize) -> bool {
+    pub(crate) fn is_whole(&self, index: usize) -> bool {
         matches!(self.parts[index], Stretch::Whole(_))
     }
 
     /// All stretches, those together that are short because of where namespaces end: about as long as
     /// [`Chunk::BYTES`]. Where a batch ends is a matter of what is in it, as it is of runs.
-    pub(super) fn batches(&self) -> Vec<Batch> {
+    pub(crate) fn batches(&self) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         let (mut bytes, mut is_full) = (0, true);
         for index in 0..self.len() {
@@ -168,14 +168,14 @@ impl PageChunks {
         batches
     }
 
-    pub(super) fn objects(&self, index: usize) -> Vec<&Arc<Object>> {
+    pub(crate) fn objects(&self, index: usize) -> Vec<&Arc<Object>> {
         match &self.parts[index] {
             Stretch::Whole(run) => self.snapshot.objects_of(&self.runs[*run]).collect(),
             Stretch::Picked(_, objects) => objects.iter().collect(),
         }
     }
 
-    pub(super) fn last(&self) -> Option<&Object> {
+    pub(crate) fn last(&self) -> Option<&Object> {
         let last = self.parts.len().checked_sub(1)?;
         self.objects(last).last().map(|object| &***object)
     }

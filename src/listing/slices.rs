@@ -18,11 +18,11 @@ use super::scans::Whose;
 /// Callers have them in rounds: one each, however many of a caller's watches want some, and the next round begins when
 /// all who want one have had theirs, or have not come for it.
 #[derive(Debug, Clone)]
-pub(super) struct Slices(Arc<Mutex<Queue>>);
+pub(crate) struct Slices(Arc<Mutex<Queue>>);
 
 /// May be used now, in one poll.
 #[derive(Debug)]
-pub(super) struct Slice {
+pub(crate) struct Slice {
     slices: Slices,
     whose: Whose,
     taken: Instant,
@@ -30,7 +30,7 @@ pub(super) struct Slice {
 
 /// Counts for its caller as one that found no slice.
 #[derive(Debug)]
-pub(super) struct WaitingForSlice {
+pub(crate) struct WaitingForSlice {
     slices: Slices,
     whose: Whose,
 }
@@ -69,13 +69,13 @@ const TRIES: u32 = 16;
 const GONE: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
 
 impl Slices {
-    pub(super) fn new(at_a_time: usize) -> Self {
+    pub(crate) fn new(at_a_time: usize) -> Self {
         let (free, callers) = (vec![Instant::now(); at_a_time], HashMap::new());
         Self(Arc::new(Mutex::new(Queue { free, round: 0, kept_since: None, callers, wanted_by: 1 })))
     }
 
     /// A slice, or how long to wait before it is tried again.
-    pub(super) fn take(&self, whose: &Whose) -> Result<Slice, Duration> {
+    pub(crate) fn take(&self, whose: &Whose) -> Result<Slice, Duration> {
         let now = Instant::now();
         let mut queue = self.0.lock();
         if let Some(caller) = queue.callers.get_mut(whose) {
@@ -97,7 +97,7 @@ impl Slices {
     }
 
     /// One more of this caller's waits.
-    pub(super) fn wait(&self, whose: &Whose) -> WaitingForSlice {
+    pub(crate) fn wait(&self, whose: &Whose) -> WaitingForSlice {
         let now = Instant::now();
         let mut queue = self.0.lock();
         let unknown = Caller { waiting: 0, tried: now, round: queue.round };

@@ -6,31 +6,31 @@ use crate::cache::{Snapshot, View};
 use crate::kube::Selector;
 
 /// Done between two looks at what else is to be done: about a millisecond.
-pub(super) const SLICE: usize = 100_000;
+pub(crate) const SLICE: usize = 100_000;
 /// What a watch looks through without waiting for a slice.
-pub(super) const GLANCE: usize = SLICE / 4;
+pub(crate) const GLANCE: usize = SLICE / 4;
 /// To write one object in another form for one client alone: ten microseconds and more, if nobody has done it before.
-pub(super) const DERIVED: usize = 1_000;
+pub(crate) const DERIVED: usize = 1_000;
 /// What needs no turn.
-pub(super) const SMALL: usize = SLICE;
+pub(crate) const SMALL: usize = SLICE;
 /// What the selectors of a LIST may add to what it costs to look at its objects: a sixth of a second in all. Ten
 /// requirements on 100,000 pods are 6 million, one on a million as much, and the worst of 16 KiB is about 14 million on
 /// 10,000 objects. More passes through.
-pub(super) const LIST_COMPARISONS_MAX: usize = 16_000_000;
+pub(crate) const LIST_COMPARISONS_MAX: usize = 16_000_000;
 /// What the selectors of a watch may ask of one object, however many labels that has: it is asked again with every
 /// event, twice. Ten requirements are 50; 130 different keys are the most. More passes through.
-pub(super) const WATCH_COMPARISONS_MAX: usize = 1_024;
+pub(crate) const WATCH_COMPARISONS_MAX: usize = 1_024;
 
 /// Objects of a namespace that are counted before it is taken for the whole collection.
 const COUNTED_MAX: usize = 1_000;
 
 /// What it costs to find what `view` sees, at most.
-pub(super) fn of_scan(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
+pub(crate) fn of_scan(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
     if view.selector().is_everything() { 0 } else { of_objects(view, objects(view, namespaced, snapshot)) }
 }
 
 /// The same for a LIST; `None`: more than one is given.
-pub(super) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Option<usize> {
+pub(crate) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Option<usize> {
     if view.selector().is_everything() {
         return Some(0);
     }
@@ -60,7 +60,7 @@ fn of_objects(view: &View, objects: usize) -> usize {
 }
 
 /// Whether a watch may have this selector here.
-pub(super) fn is_for_watch(selector: &Selector) -> bool {
+pub(crate) fn is_for_watch(selector: &Selector) -> bool {
     selector.comparisons_at_most() <= WATCH_COMPARISONS_MAX
 }
 

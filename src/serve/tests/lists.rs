@@ -12,7 +12,6 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 
-use super::page;
 use crate::auth::{Caller, Gate, Permit};
 use crate::base::Cut;
 use crate::cache::{CacheConfig, Chunk, Snapshot, View};
@@ -21,14 +20,15 @@ use crate::kube::{
     ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, PageStore, Query, RequestInfo,
     ResourceVersion, Selector, VersionMatch,
 };
+use crate::listing::GzipList;
+use crate::listing::ListRead;
+use crate::listing::ScanPace;
+use crate::listing::Scans;
+use crate::listing::Slices;
+use crate::listing::page::page;
 use crate::serve::admission::{Admission, AdmissionLimits};
 use crate::serve::bounded_body::{List, ListEncoding};
 use crate::serve::feed_spec;
-use crate::serve::gzip::GzipList;
-use crate::serve::route::ListRead;
-use crate::serve::scan_pace::ScanPace;
-use crate::serve::scans::Scans;
-use crate::serve::slices::Slices;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
 
@@ -101,7 +101,7 @@ async fn listed(lease: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec
     }
     assert!(list.is_over());
     let list = written().await;
-    assert_eq!(list.is_worth_compressing(), plain.len() > super::PLAIN_BYTES_MAX);
+    assert_eq!(list.is_worth_compressing(), plain.len() > crate::listing::gzip::PLAIN_BYTES_MAX);
     let mut list = GzipList::new(list);
     while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
         deflated.extend_from_slice(&chunk.expect("it was written before"));

@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 
 /// Small slices are sent together, and large ones are not copied.
 #[derive(Debug, Default)]
-pub(super) struct Joined {
+pub(crate) struct Joined {
     /// A slice that did not fit with those before it.
     next: Option<Bytes>,
 }
@@ -14,7 +14,7 @@ const BYTES_MAX: usize = 16 << 10;
 
 impl Joined {
     /// The next chunk of what `poll_slice` gives.
-    pub(super) fn poll<E>(
+    pub(crate) fn poll<E>(
         &mut self,
         mut poll_slice: impl FnMut() -> Poll<Option<Result<Bytes, E>>>,
     ) -> Poll<Option<Result<Bytes, E>>> {
@@ -41,7 +41,7 @@ impl Joined {
     }
 
     /// Whether there is nothing left but what `poll_slice` gives.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.next.is_none()
     }
 }

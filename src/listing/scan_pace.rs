@@ -12,7 +12,7 @@ use super::slices::{Slice, Slices, WaitingForSlice};
 
 /// Counts what has been done since others were let in.
 #[derive(Debug)]
-pub(super) struct ScanPace {
+pub(crate) struct ScanPace {
     turn: Option<Turn>,
     scans: Scans,
     slices: Slices,
@@ -23,18 +23,18 @@ pub(super) struct ScanPace {
 
 impl ScanPace {
     /// `turn`: of what is going to cost more than a slice, by all that is known.
-    pub(super) fn new(turn: Option<Turn>, (scans, slices): (Scans, Slices), whose: Whose) -> Self {
+    pub(crate) fn new(turn: Option<Turn>, (scans, slices): (Scans, Slices), whose: Whose) -> Self {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 
     /// Whether others are to be let in now.
-    pub(super) fn spend(&mut self, cost: usize) -> bool {
+    pub(crate) fn spend(&mut self, cost: usize) -> bool {
         self.spent += cost;
         self.spent >= cost::SLICE
     }
 
     /// Behind what everybody shares, or what is over soon.
-    pub(super) async fn rest(&mut self) {
+    pub(crate) async fn rest(&mut self) {
         self.spent = 0;
         self.rests += 1;
         match &mut self.turn {
@@ -45,7 +45,7 @@ impl ScanPace {
 
     /// Behind objects that were looked at one by one. What was to cost little and does not, because there are more
     /// objects than there were, or more in them than in most, goes on when it is its turn.
-    pub(super) async fn rest_from_looking(&mut self) {
+    pub(crate) async fn rest_from_looking(&mut self) {
         self.rest().await;
         if self.turn.is_none() {
             self.turn = Some(self.scans.turn_late(self.whose.clone()).await);
@@ -53,29 +53,29 @@ impl ScanPace {
     }
 
     /// For what is done later, when it is polled.
-    pub(super) fn looks(&self) -> Looks {
+    pub(crate) fn looks(&self) -> Looks {
         Looks::new(self.slices.clone(), self.whose.clone(), false)
     }
 
     /// How often others were let in.
     #[cfg(test)]
-    pub(super) fn rests(&self) -> usize {
+    pub(crate) fn rests(&self) -> usize {
         self.rests
     }
 }
 
 /// A pause of something that is polled: everything else is let in before it goes on.
 #[derive(Default)]
-pub(super) struct Rest(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
+pub(crate) struct Rest(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl Rest {
-    pub(super) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         // To wake oneself would not do: what is part of a task that has several is polled again at once.
         self.0 = Some(Box::pin(tokio::task::yield_now()));
     }
 
     /// Whether it is over.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(rest) = &mut self.0 {
             ready!(rest.as_mut().poll(cx));
             self.0 = None;
@@ -92,7 +92,7 @@ impl fmt::Debug for Rest {
 
 /// What one client's polls may do: a glance for itself, and beyond that a slice when one is free.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(crate) struct Looks {
     slices: Slices,
     whose: Whose,
     left: usize,
@@ -109,12 +109,12 @@ struct Wait {
 impl Looks {
     /// `is_dear`: one glance is all that there is for nothing, and not one each time that there is nothing more to look
     /// at. How often that is, is a matter of how much changes, which may grow.
-    pub(super) fn new(slices: Slices, whose: Whose, is_dear: bool) -> Self {
+    pub(crate) fn new(slices: Slices, whose: Whose, is_dear: bool) -> Self {
         Self { slices, whose, left: cost::GLANCE, wait: None, is_dear }
     }
 
     /// Ready when there is something [`left`](Self::left), which may be used as long as what is returned is held.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         if self.left > 0 {
             return Poll::Ready(None);
         }
@@ -137,16 +137,16 @@ impl Looks {
     }
 
     /// What may be done yet, in costs.
-    pub(super) fn left(&mut self) -> &mut usize {
+    pub(crate) fn left(&mut self) -> &mut usize {
         &mut self.left
     }
 
-    pub(super) fn are_used_up(&self) -> bool {
+    pub(crate) fn are_used_up(&self) -> bool {
         self.left == 0
     }
 
     /// There is nothing more to look at: what comes next is new.
-    pub(super) fn begin_anew(&mut self) {
+    pub(crate) fn begin_anew(&mut self) {
         if !self.is_dear {
             self.left = cost::GLANCE;
         }

@@ -10,9 +10,9 @@ use super::{PageStore, REPRESENTATIONS, feed, pace, permit, pod, renderer};
 use crate::cache::{Change, Chunk, View};
 use crate::feeds::FeedHandle;
 use crate::kube::{EventType, ListPlan, VersionMatch};
-use crate::serve::gzip::GzipList;
-use crate::serve::list::page;
-use crate::serve::route::ListRead;
+use crate::listing::GzipList;
+use crate::listing::ListRead;
+use crate::listing::page::page;
 use crate::wire::Object;
 
 /// A pod whose bytes are of 64 characters and repeat nothing: what is compressed of it is long enough to be recognised.

@@ -5,15 +5,15 @@ use bytes::Bytes;
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::Member;
 use super::text::Text;
-use crate::serve::chunk_writer::Piece;
-use crate::serve::joined::Joined;
-use crate::serve::list::ListBody;
-use crate::serve::page_chunks::Batch;
+use crate::listing::ListBody;
+use crate::listing::chunk_writer::Piece;
+use crate::listing::joined::Joined;
+use crate::listing::page_chunks::Batch;
 use crate::wire::Refused;
 
 /// A LIST on its way out, compressed.
 #[derive(Debug)]
-pub(in super::super) struct GzipList {
+pub(crate) struct GzipList {
     list: ListBody,
     batches: Vec<Batch>,
     member: Member,
@@ -41,14 +41,14 @@ struct Reading {
 }
 
 impl GzipList {
-    pub(in super::super) fn new(list: ListBody) -> Self {
+    pub(crate) fn new(list: ListBody) -> Self {
         let batches = list.batches();
         let (reading, joined) = (Reading::default(), Joined::default());
         Self { list, batches, member: Member::begin(), stage: Stage::Head, reading, joined }
     }
 
     /// The next chunk; `None` after the last.
-    pub(in super::super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
         let mut joined = std::mem::take(&mut self.joined);
         let chunk = joined.poll(|| self.poll_slice(cx));
         self.joined = joined;

@@ -31,7 +31,7 @@ impl<'a> Sight<'a> {
 
 /// Appends what may be shown and `view` sees, up to `limit` objects. Rights come first: what may not be shown is not
 /// compared with anything.
-pub(super) async fn pick<'a>(
+pub(crate) async fn pick<'a>(
     stretches: &mut PageChunks,
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),
@@ -55,7 +55,7 @@ pub(super) async fn pick<'a>(
 }
 
 /// The first that may be shown and `view` sees.
-pub(super) async fn first<'a>(
+pub(crate) async fn first<'a>(
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),
     pace: &mut ScanPace,
@@ -74,7 +74,7 @@ pub(super) async fn first<'a>(
 
 /// The namespaces of what `view` sees, in key order, from the first key that is not before `start`, up to `limit` of
 /// them. Looks at each up to the first object that is seen.
-pub(super) async fn namespaces(
+pub(crate) async fn namespaces(
     snapshot: &Snapshot,
     view: &View,
     start: Option<&str>,

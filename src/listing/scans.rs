@@ -10,17 +10,17 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
-use super::admission::Shed;
+use super::Shed;
 use crate::kube::Payer;
 
 /// Who scans. Scans take a processor each, and every core has one: so there are fewer of them at a time than cores, one
 /// of each caller, and callers take turns, about every millisecond. Who asks for less than a slice needs none.
 #[derive(Debug, Clone)]
-pub(super) struct Scans(Arc<Mutex<Queue>>);
+pub(crate) struct Scans(Arc<Mutex<Queue>>);
 
 /// May scan now. The next one may when it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     scans: Scans,
     whose: Whose,
     /// It was given to somebody else, or never had.
@@ -28,7 +28,7 @@ pub(super) struct Turn {
 }
 
 /// A caller; `None` where all are one, who then have no shares.
-pub(super) type Whose = Option<Payer>;
+pub(crate) type Whose = Option<Payer>;
 
 #[derive(Debug)]
 struct Queue {
@@ -66,12 +66,12 @@ const SLICE: Duration = Duration::from_millis(1);
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// How many may be at work at a time, so that others always find a core: half of the cores, and one at least.
-pub(super) fn at_a_time() -> usize {
+pub(crate) fn at_a_time() -> usize {
     available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
 }
 
 impl Scans {
-    pub(super) fn at_a_time(running_max: usize) -> Self {
+    pub(crate) fn at_a_time(running_max: usize) -> Self {
         let (callers, order) = (HashMap::new(), VecDeque::new());
         Self(Arc::new(Mutex::new(Queue { running: 0, running_max, waiting: 0, tickets: 0, callers, order })))
     }
@@ -80,7 +80,7 @@ impl Scans {
     ///
     /// # Errors
     /// Too many wait, or for too long.
-    pub(super) async fn turn(&self, whose: Whose) -> Result<Turn, Shed> {
+    pub(crate) async fn turn(&self, whose: Whose) -> Result<Turn, Shed> {
         {
             let queue = self.0.lock();
             let own = queue.callers.get(&whose).map_or(0, |line| line.waiting.len());
@@ -94,7 +94,7 @@ impl Scans {
     }
 
     /// Waits for a turn, however long: whoever asks has begun, and is one of those who are counted elsewhere.
-    pub(super) async fn turn_late(&self, whose: Whose) -> Turn {
+    pub(crate) async fn turn_late(&self, whose: Whose) -> Turn {
         self.ticket(whose.clone(), End::Back).turn().await;
         Turn { scans: self.clone(), whose, lost: false }
     }
@@ -135,7 +135,7 @@ enum End {
 
 impl Turn {
     /// Lets everything else in, and the scans of other callers, if there are some: a caller's own come one by one.
-    pub(super) async fn rest(&mut self) {
+    pub(crate) async fn rest(&mut self) {
         yield_now().await;
         let others = {
             let queue = self.scans.0.lock();

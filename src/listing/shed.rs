@@ -1,0 +1,4 @@
+/// No place is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too many {0} are under way")]
+pub(crate) struct Shed(pub(crate) &'static str);
