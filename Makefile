@@ -40,6 +40,10 @@ tidy: ## The house rules (tests/tidy.rs), in seconds
 	CARGO_MANIFEST_DIR=$(CURDIR) rustc --edition 2024 -O --test tests/tidy.rs -o target/tidy
 	target/tidy --quiet
 
+.PHONY: macos
+macos: ## Does it compile for macOS? Types only: nothing is linked or run (rustup's target; two minutes when cold)
+	@CARGO="$(CARGO)" tests/macos.sh $(LOCKED)
+
 .PHONY: deny
 deny: ## Licences, advisories and bans of dependencies (deny.toml)
 	@if ! $(CARGO) deny --version >/dev/null 2>&1; then \

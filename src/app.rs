@@ -10,6 +10,7 @@ mod open_files;
 mod ops;
 mod policy;
 mod preload;
+mod private_memory;
 mod rights;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::open_files::raise_open_files;
+pub use self::private_memory::keep_memory_private;
 use crate::admin::{self, AdminPages};
 use crate::auth::{self, BrowserGuard, Gate, Hosts};
 use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use kube_fanout::app::{self, Bound, Inherited};
 use kube_fanout::config::{Arguments, BenchArguments, Command, Log, Serve, ServeArguments};
-use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
@@ -46,7 +45,7 @@ fn serve(arguments: ServeArguments) -> ExitCode {
     };
     start_log(&config.log);
     if !config.core_dumps {
-        keep_memory_private();
+        app::keep_memory_private();
     }
     // Before anything is bound: what a listener takes is told by it.
     app::raise_open_files();
@@ -177,15 +176,6 @@ fn start_log(log: &Log) {
 fn shows_no_wire(line: &Metadata<'_>) -> bool {
     let is_ours = ["kube_fanout", "access"].contains(&line.target().split("::").next().unwrap_or_default());
     is_ours || *line.level() <= Level::INFO
-}
-
-/// No core files, and no debugger of the same user: there are tokens and Secrets in memory (R-SECRET-1).
-fn keep_memory_private() {
-    let nothing = Rlimit { current: Some(0), maximum: Some(0) };
-    let limited = setrlimit(Resource::Core, nothing);
-    if let Err(error) = limited.and_then(|()| set_dumpable_behavior(DumpableBehavior::NotDumpable)) {
-        tracing::warn!(%error, "memory cannot be kept out of core files");
-    }
 }
 
 #[expect(clippy::print_stderr, reason = "the last words of a process that may have no log")]
