@@ -27,11 +27,15 @@ fmt: ## Format the Rust sources
 fmt-check:
 	$(CARGO) fmt --check
 
-# Twice: everything with the levels of Cargo.toml, and what is shipped with the bans of clippy.toml besides.
+# Everything with the levels of Cargo.toml, and what is shipped with the bans of clippy.toml besides: with the demo and
+# the bench, as nodes run it without them, and with the bench alone.
 .PHONY: clippy
 clippy: ## Lints, as errors
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
-	$(CARGO) clippy $(LOCKED) --lib --bins -- -D warnings $(BANS:%=-D %)
+	for features in demo '' bench; do \
+	  $(CARGO) clippy $(LOCKED) --lib --bins --no-default-features --features "$$features" \
+	    -- -D warnings $(BANS:%=-D %); \
+	done
 
 # `cargo test` runs these too; alone they need nothing built.
 .PHONY: tidy

@@ -2,7 +2,9 @@
 //!
 //! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted) → [`Bound::run`] until shutdown.
 
+#[cfg(feature = "bench")]
 pub mod bench;
+#[cfg(feature = "demo")]
 pub mod demo;
 mod discovery;
 mod identity;

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use kube_fanout::app::{self, Bound, Inherited};
-use kube_fanout::config::{Arguments, BenchArguments, Command, Log, Serve, ServeArguments};
+#[cfg(feature = "bench")]
+use kube_fanout::config::BenchArguments;
+use kube_fanout::config::{Arguments, Command, Log, Serve, ServeArguments};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
@@ -29,7 +31,9 @@ fn main() -> ExitCode {
     };
     match arguments.command {
         Command::Serve(arguments) => serve(*arguments),
+        #[cfg(feature = "demo")]
         Command::Demo { pods, rate, watches, seconds } => demo(app::demo::Options { pods, rate, watches, seconds }),
+        #[cfg(feature = "bench")]
         Command::Bench(arguments) => bench(*arguments),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "kube-fanout", &mut std::io::stdout());
@@ -71,6 +75,7 @@ async fn run(config: Serve, inherited: Inherited) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+#[cfg(feature = "demo")]
 fn demo(options: app::demo::Options) -> ExitCode {
     if let Err(problems) = options.check() {
         return fail(EX_USAGE, &problems.join("\n"));
@@ -88,6 +93,7 @@ fn demo(options: app::demo::Options) -> ExitCode {
     })
 }
 
+#[cfg(feature = "bench")]
 #[expect(clippy::print_stdout, reason = "the list is what was asked for")]
 fn bench(arguments: BenchArguments) -> ExitCode {
     if arguments.list_scenarios {
