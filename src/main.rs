@@ -86,7 +86,7 @@ fn demo(options: app::demo::Options) -> ExitCode {
             Ok(shutdown) => shutdown,
             Err(error) => return fail(1, &error),
         };
-        match app::demo::run(options, shutdown).await {
+        match app::demo::run(options, Box::pin(shutdown)).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(1, &error),
         }
@@ -112,7 +112,7 @@ fn bench(arguments: BenchArguments) -> ExitCode {
             Ok(shutdown) => shutdown,
             Err(error) => return fail(1, &error),
         };
-        match bench.run(shutdown).await {
+        match bench.run(Box::pin(shutdown)).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(1, &error),
         }
