@@ -17,7 +17,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: check
-check: fmt-check clippy tidy deny ## Format, lints, house rules, dependencies (DENY=1 installs cargo-deny)
+check: fmt-check clippy tidy machete deny ## Format, lints, house rules, dependencies (`make tools` installs the last two)
 
 .PHONY: fmt
 fmt: ## Format the Rust sources
@@ -27,11 +27,15 @@ fmt: ## Format the Rust sources
 fmt-check:
 	$(CARGO) fmt --check
 
-# Twice: everything with the levels of Cargo.toml, and what is shipped with the bans of clippy.toml besides.
+# Everything with the levels of Cargo.toml, and what is shipped with the bans of clippy.toml besides: with the demo and
+# the bench, as nodes run it without them, and with the bench alone.
 .PHONY: clippy
 clippy: ## Lints, as errors
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
-	$(CARGO) clippy $(LOCKED) --lib --bins -- -D warnings $(BANS:%=-D %)
+	for features in demo '' bench; do \
+	  $(CARGO) clippy $(LOCKED) --lib --bins --no-default-features --features "$$features" \
+	    -- -D warnings $(BANS:%=-D %); \
+	done
 
 # `cargo test` runs these too; alone they need nothing built.
 .PHONY: tidy
@@ -40,11 +44,36 @@ tidy: ## The house rules (tests/tidy.rs), in seconds
 	CARGO_MANIFEST_DIR=$(CURDIR) rustc --edition 2024 -O --test tests/tidy.rs -o target/tidy
 	target/tidy --quiet
 
+.PHONY: macos
+macos: ## Does it compile for macOS? Types only: nothing is linked or run (rustup's target; two minutes when cold)
+	@CARGO="$(CARGO)" tests/macos.sh $(LOCKED)
+
+# What `make check` runs besides cargo's own: from crates.io, in these versions, built without optimization into the
+# checkout, unless cargo has it already. CI installs what is missing; elsewhere it is skipped with a warning.
+TOOLS := cargo-machete@0.9.2 cargo-deny@0.20.2
+tools machete deny: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+machete deny: $(if $(CI),tools)
+
+.PHONY: tools
+tools: ## Install cargo-machete and cargo-deny into target/tools, for `make check` (minutes)
+	@for tool in $(TOOLS); do \
+	  name=$${tool%@*}; \
+	  if ! $(CARGO) "$${name#cargo-}" --version >/dev/null 2>&1; then \
+	    CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --locked --debug --root target/tools "$$tool"; \
+	  fi; \
+	done
+
+.PHONY: machete
+machete: ## Dependencies that nothing uses
+	@if ! $(CARGO) machete --version >/dev/null 2>&1; then \
+	  echo "SKIPPED: cargo-machete is not installed (make tools)"; exit 0; \
+	fi; \
+	$(CARGO) machete
+
 .PHONY: deny
 deny: ## Licences, advisories and bans of dependencies (deny.toml)
 	@if ! $(CARGO) deny --version >/dev/null 2>&1; then \
-	  if [ -z "$(DENY)" ]; then echo "SKIPPED: cargo-deny is not installed (make check DENY=1 installs it)"; exit 0; fi; \
-	  $(CARGO) install cargo-deny --locked; \
+	  echo "SKIPPED: cargo-deny is not installed (make tools)"; exit 0; \
 	fi; \
 	$(CARGO) deny $(LOCKED) check bans licenses sources; \
 	if $(CARGO) deny fetch db >/dev/null 2>&1; then $(CARGO) deny $(LOCKED) check advisories; \

@@ -7,15 +7,11 @@ mod series;
 pub use exporter::{Exporter, exporter};
 
 use std::fmt::Write;
-use std::sync::Arc;
 
-use axum::Router;
-use axum::extract::{Path, Request, State};
-use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::Full;
 
 use crate::auth::BrowserGuard;
 use crate::base::Ready;
@@ -30,66 +26,85 @@ pub struct AdminPages {
     pub exporter: Exporter,
 }
 
+/// All there before any of it is sent.
+pub type AdminAnswer = Response<Full<Bytes>>;
+
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
+
 impl AdminPages {
     /// `/metrics`, `/livez`, `/readyz`, `/debug/feeds`.
-    pub fn router(self) -> Router {
-        Router::new()
-            .route("/metrics", get(metrics))
-            .route("/livez", get(livez))
-            .route("/healthz", get(livez))
-            .route("/readyz", get(readyz))
-            .route("/debug/feeds", get(debug::feeds))
-            .route("/debug/{other}", get(unknown))
-            .with_state(Arc::new(self))
+    pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
+        let path = request.uri().path();
+        let page: &dyn Fn() -> AdminAnswer = match path {
+            "/metrics" => &|| answer(StatusCode::OK, METRICS, self.exporter.render(&self.feeds)),
+            "/livez" | "/healthz" => &livez,
+            "/readyz" => &|| self.readyz(),
+            "/debug/feeds" => &|| debug::feeds(self),
+            _ => match path.strip_prefix("/debug/") {
+                Some(other) if !other.is_empty() && !other.contains('/') => &|| unknown(other),
+                _ => return empty(StatusCode::NOT_FOUND),
+            },
+        };
+        if [Method::GET, Method::HEAD].contains(request.method()) {
+            return page();
+        }
+        let mut refusal = empty(StatusCode::METHOD_NOT_ALLOWED);
+        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET,HEAD"));
+        refusal
     }
-}
 
-/// The same pages for a port that web pages may reach for.
-pub fn guarded(pages: Router, browsers: BrowserGuard) -> Router {
-    pages.layer(from_fn_with_state(Arc::new(browsers), turn_away_pages))
-}
-
-async fn turn_away_pages(State(browsers): State<Arc<BrowserGuard>>, request: Request, next: Next) -> Response {
-    match browsers.check(request.uri(), request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(foreign) => (StatusCode::FORBIDDEN, format!("{foreign}\n")).into_response(),
+    /// The same for a port that web pages may reach for.
+    pub fn answer_guarded<B>(&self, browsers: &BrowserGuard, request: &Request<B>) -> AdminAnswer {
+        match browsers.check(request.uri(), request.headers()) {
+            Ok(()) => self.answer(request),
+            Err(foreign) => answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n")),
+        }
     }
-}
 
-async fn metrics(State(pages): State<Arc<AdminPages>>) -> Response {
-    let text = pages.exporter.render(&pages.feeds);
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+    /// A line for whatever must be there before clients are sent here, and one per feed.
+    fn readyz(&self) -> AdminAnswer {
+        let pending = self.ready.pending();
+        let mut text = String::new();
+        for what in &pending {
+            let _ = writeln!(text, "[-]{what} not ready");
+        }
+        for feed in self.feeds.all() {
+            let (mark, state) = match feed.reader.state() {
+                FeedState::Live => ('+', "live".to_owned()),
+                FeedState::Stale { since } => ('+', format!("stale for {} s", since.elapsed().as_secs())),
+                FeedState::Syncing => ('-', "syncing".to_owned()),
+                FeedState::Ended(end) => ('-', format!("ended: {}", end.as_str())),
+            };
+            let stats = feed.reader.stats();
+            let (key, objects, rv) = (&feed.spec.key, stats.objects, stats.progress);
+            let _ = writeln!(text, "[{mark}]feed {key} {state}, {objects} objects at {rv}");
+        }
+        let (code, verdict) =
+            if pending.is_empty() { (StatusCode::OK, "passed") } else { (StatusCode::SERVICE_UNAVAILABLE, "failed") };
+        let _ = writeln!(text, "readyz check {verdict}");
+        answer(code, TEXT, text)
+    }
 }
 
 /// The process answers: upstream's health is none of this probe's business (O3).
-async fn livez() -> &'static str {
-    "ok"
+fn livez() -> AdminAnswer {
+    answer(StatusCode::OK, TEXT, "ok")
 }
 
-/// A line for whatever must be there before clients are sent here, and one per feed.
-async fn readyz(State(pages): State<Arc<AdminPages>>) -> Response {
-    let pending = pages.ready.pending();
-    let mut text = String::new();
-    for what in &pending {
-        let _ = writeln!(text, "[-]{what} not ready");
-    }
-    for feed in pages.feeds.all() {
-        let (mark, state) = match feed.reader.state() {
-            FeedState::Live => ('+', "live".to_owned()),
-            FeedState::Stale { since } => ('+', format!("stale for {} s", since.elapsed().as_secs())),
-            FeedState::Syncing => ('-', "syncing".to_owned()),
-            FeedState::Ended(end) => ('-', format!("ended: {}", end.as_str())),
-        };
-        let stats = feed.reader.stats();
-        let (key, objects, rv) = (&feed.spec.key, stats.objects, stats.progress);
-        let _ = writeln!(text, "[{mark}]feed {key} {state}, {objects} objects at {rv}");
-    }
-    let (code, verdict) =
-        if pending.is_empty() { (StatusCode::OK, "passed") } else { (StatusCode::SERVICE_UNAVAILABLE, "failed") };
-    let _ = writeln!(text, "readyz check {verdict}");
-    (code, text).into_response()
+fn unknown(other: &str) -> AdminAnswer {
+    answer(StatusCode::NOT_FOUND, TEXT, format!("no page {other:?} here; there is /debug/feeds\n"))
 }
 
-async fn unknown(Path(other): Path<String>) -> Response {
-    (StatusCode::NOT_FOUND, format!("no page {other:?} here; there is /debug/feeds\n")).into_response()
+fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -> AdminAnswer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = code;
+    answer.headers_mut().insert(CONTENT_TYPE, content_type);
+    answer
+}
+
+fn empty(code: StatusCode) -> AdminAnswer {
+    let mut answer = Response::new(Full::default());
+    *answer.status_mut() = code;
+    answer
 }

@@ -1,8 +1,13 @@
 //! Wiring, and nothing else: the only module that sees everything.
 //!
 //! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted) → [`Bound::run`] until shutdown.
+//!
+//! What runs for long is given to callers as a boxed future. So it is compiled with this crate, once: an `async fn`
+//! would be compiled again in each binary that calls it, with all of the proxy in it.
 
+#[cfg(feature = "bench")]
 pub mod bench;
+#[cfg(feature = "demo")]
 pub mod demo;
 mod discovery;
 mod identity;
@@ -10,6 +15,7 @@ mod open_files;
 mod ops;
 mod policy;
 mod preload;
+mod private_memory;
 mod rights;
 #[cfg(test)]
 mod tests;
@@ -18,7 +24,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+
 pub use self::open_files::raise_open_files;
+pub use self::private_memory::keep_memory_private;
 use crate::admin::{self, AdminPages};
 use crate::auth::{self, BrowserGuard, Gate, Hosts};
 use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
@@ -72,15 +81,20 @@ impl Bound {
     ///
     /// # Errors
     /// See [`StartError`].
-    pub async fn bind(config: Serve) -> Result<Self, StartError> {
-        Self::bind_with(config, Inherited::default()).await
+    pub fn bind(config: Serve) -> BoxFuture<'static, Result<Self, StartError>> {
+        Self::bind_with(config, Inherited::default())
     }
 
     /// The same, with sockets that are bound already in place of new ones for their addresses.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub async fn bind_with(config: Serve, inherited: Inherited) -> Result<Self, StartError> {
+    #[inline(never)]
+    pub fn bind_with(config: Serve, inherited: Inherited) -> BoxFuture<'static, Result<Self, StartError>> {
+        Box::pin(Self::bind_all(config, inherited))
+    }
+
+    async fn bind_all(config: Serve, inherited: Inherited) -> Result<Self, StartError> {
         say_memory(&config);
         // First, for who counts finds its counters when it is made; and not at all where nobody would ever read them.
         let exporter = config.admin.is_some().then(|| admin::exporter(describe)).transpose();
@@ -166,7 +180,20 @@ impl Bound {
 
     /// Accepts and serves until `shutdown` completes, then drains: not ready, running watches end spread over the drain
     /// time, no new connections, the rest is cut. Once `at_once` completes, everything is.
-    pub async fn run(self, shutdown: impl Future<Output = ()>, at_once: impl Future<Output = ()>) {
+    pub fn run<'a>(
+        self,
+        shutdown: impl Future<Output = ()> + Send + 'a,
+        at_once: impl Future<Output = ()> + Send + 'a,
+    ) -> BoxFuture<'a, ()> {
+        self.run_boxed(Box::pin(shutdown), Box::pin(at_once))
+    }
+
+    #[inline(never)]
+    fn run_boxed<'a>(self, shutdown: BoxFuture<'a, ()>, at_once: BoxFuture<'a, ()>) -> BoxFuture<'a, ()> {
+        Box::pin(self.run_until(shutdown, at_once))
+    }
+
+    async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) {
         let Self {
             listeners,
             admin,

@@ -4,6 +4,7 @@
 //! reported at once. Unknown keys are errors.
 
 mod arguments;
+#[cfg(feature = "bench")]
 mod bench;
 mod coverage;
 mod delegated;
@@ -15,6 +16,7 @@ mod section;
 mod tests;
 
 pub use arguments::{Arguments, Command, ServeArguments};
+#[cfg(feature = "bench")]
 pub use bench::{BenchArguments, LoadArguments};
 pub use delegated::DelegatedKeys;
 pub use memory::MemoryLimit;

@@ -33,6 +33,8 @@ pub mod config;
 // Layer 8
 pub mod app;
 // Beside the layers: the demo upstream shares no logic with what it is served through.
+#[cfg(feature = "demo")]
 pub mod demo;
 // As the bench shares none with what it measures.
+#[cfg(feature = "bench")]
 pub mod bench;

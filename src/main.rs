@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use kube_fanout::app::{self, Bound, Inherited};
-use kube_fanout::config::{Arguments, BenchArguments, Command, Log, Serve, ServeArguments};
-use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+#[cfg(feature = "bench")]
+use kube_fanout::config::BenchArguments;
+use kube_fanout::config::{Arguments, Command, Log, Serve, ServeArguments};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
@@ -30,7 +31,9 @@ fn main() -> ExitCode {
     };
     match arguments.command {
         Command::Serve(arguments) => serve(*arguments),
+        #[cfg(feature = "demo")]
         Command::Demo { pods, rate, watches, seconds } => demo(app::demo::Options { pods, rate, watches, seconds }),
+        #[cfg(feature = "bench")]
         Command::Bench(arguments) => bench(*arguments),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "kube-fanout", &mut std::io::stdout());
@@ -46,7 +49,7 @@ fn serve(arguments: ServeArguments) -> ExitCode {
     };
     start_log(&config.log);
     if !config.core_dumps {
-        keep_memory_private();
+        app::keep_memory_private();
     }
     // Before anything is bound: what a listener takes is told by it.
     app::raise_open_files();
@@ -72,6 +75,7 @@ async fn run(config: Serve, inherited: Inherited) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+#[cfg(feature = "demo")]
 fn demo(options: app::demo::Options) -> ExitCode {
     if let Err(problems) = options.check() {
         return fail(EX_USAGE, &problems.join("\n"));
@@ -82,13 +86,14 @@ fn demo(options: app::demo::Options) -> ExitCode {
             Ok(shutdown) => shutdown,
             Err(error) => return fail(1, &error),
         };
-        match app::demo::run(options, shutdown).await {
+        match app::demo::run(options, Box::pin(shutdown)).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(1, &error),
         }
     })
 }
 
+#[cfg(feature = "bench")]
 #[expect(clippy::print_stdout, reason = "the list is what was asked for")]
 fn bench(arguments: BenchArguments) -> ExitCode {
     if arguments.list_scenarios {
@@ -107,7 +112,7 @@ fn bench(arguments: BenchArguments) -> ExitCode {
             Ok(shutdown) => shutdown,
             Err(error) => return fail(1, &error),
         };
-        match bench.run(shutdown).await {
+        match bench.run(Box::pin(shutdown)).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(1, &error),
         }
@@ -177,15 +182,6 @@ fn start_log(log: &Log) {
 fn shows_no_wire(line: &Metadata<'_>) -> bool {
     let is_ours = ["kube_fanout", "access"].contains(&line.target().split("::").next().unwrap_or_default());
     is_ours || *line.level() <= Level::INFO
-}
-
-/// No core files, and no debugger of the same user: there are tokens and Secrets in memory (R-SECRET-1).
-fn keep_memory_private() {
-    let nothing = Rlimit { current: Some(0), maximum: Some(0) };
-    let limited = setrlimit(Resource::Core, nothing);
-    if let Err(error) = limited.and_then(|()| set_dumpable_behavior(DumpableBehavior::NotDumpable)) {
-        tracing::warn!(%error, "memory cannot be kept out of core files");
-    }
 }
 
 #[expect(clippy::print_stderr, reason = "the last words of a process that may have no log")]

@@ -8,10 +8,14 @@ mod crowd;
 mod driven;
 mod failures;
 mod inherited;
+#[cfg(target_os = "linux")]
+mod linux;
 mod listener;
 mod metrics;
 mod peer;
 mod places;
+#[cfg(not(target_os = "linux"))]
+mod portable;
 mod serve;
 mod tls;
 mod wake_set;
@@ -24,3 +28,8 @@ pub use listener::{Listener, bind_tcp_beside_peers, bind_unix};
 pub use peer::{Peer, PeerAddress};
 pub use serve::{ConnectionLimits, serve};
 pub use tls::{ClientCertificates, Tls, TlsError};
+
+#[cfg(target_os = "linux")]
+use linux as system;
+#[cfg(not(target_os = "linux"))]
+use portable as system;

@@ -3,18 +3,32 @@
 #
 # Some need more than Rust: a control plane (target/testbed/kube-testbed, built by tests/kube/build.sh with Go), the
 # Python client (target/venv, by pip), the JavaScript client (target/node, by npm). What cannot be had is skipped with a
-# warning; with CI set it is an error.
+# warning; with CI set it is an error. The last lines say how many seconds each stage took.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 missing=()
+stage='' since=0 spent=()
 
-say() { printf '\n==> %s\n' "$*"; }
+# begin STAGE: ends the one before it, and notes its seconds.
+begin() {
+  [ -z "$stage" ] || spent+=("$(printf '%6d s  %s' $((SECONDS - since)) "$stage")")
+  stage=$1 since=$SECONDS
+  [ -z "$stage" ] || printf '\n==> %s\n' "$stage"
+}
+
+# However it ends, also in the middle of a stage.
+report() {
+  begin ''
+  printf '\n==> seconds of each stage\n'
+  printf '%s\n' "${spent[@]}" "$(printf '%6d s  in all' "$SECONDS")"
+}
+trap report EXIT
 
 # as_root PACKAGE: installs a package of the distribution, if that is possible here.
 as_root() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
-  say "installing $1"
+  printf 'installing %s\n' "$1"
   apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y "$1" >/dev/null
 }
 
@@ -47,13 +61,13 @@ tests_in() {
   grep -rhA2 -E '#\[(tokio::)?test' "$1" 2>/dev/null | grep -oE 'fn [a-z0-9_]+' | sed 's/^fn /  /' || true
 }
 
-say "Python client"
+begin "Python client"
 python_client || missing+=("no Python with pip: the tests of the Python client")
 
-say "JavaScript client"
+begin "JavaScript client"
 javascript_client || missing+=("no Node.js with npm: the test of the JavaScript client")
 
-say "control plane"
+begin "control plane"
 status=0
 tests/kube/build.sh || status=$?
 case $status in
@@ -75,7 +89,17 @@ if [ ${#missing[@]} != 0 ] && [ -n "${CI:-}" ]; then
   exit 1
 fi
 
-say "tests"
+# What stands before `--`: the rest is for the tests themselves.
+builds=()
+for argument in "$@"; do
+  [ "$argument" != -- ] || break
+  builds+=("$argument")
+done
+
+begin "building the tests"
+cargo test --no-run "${builds[@]}"
+
+begin "running the tests"
 status=0
 cargo test --no-fail-fast "$@" || status=$?
 warn

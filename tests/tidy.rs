@@ -13,6 +13,8 @@ mod files;
 mod imports;
 #[path = "tidy/source.rs"]
 mod source;
+#[path = "tidy/systems.rs"]
+mod systems;
 
 use files::File;
 use source::{Kind, Source, is};
@@ -43,6 +45,17 @@ fn imports_point_down() {
     let of = |file: &File| file.name.strip_prefix("src/").map(|name| imports::violations(name, &file.text));
     let violations: Vec<_> = files::rust().iter().filter_map(of).flatten().collect();
     assert_none("imports that the layers do not allow (ARCHITECTURE.md, \"Layers\")", &violations);
+}
+
+#[test]
+fn what_only_linux_has_is_behind_cfg() {
+    let of = |file: &File| {
+        let found =
+            if file.name.starts_with("src/") { systems::violations(&file.name, &file.text) } else { Vec::new() };
+        found.into_iter().map(|(line, what)| format!("{}:{line}: {what}", file.name)).collect::<Vec<_>>()
+    };
+    let violations: Vec<_> = files::rust().iter().flat_map(of).collect();
+    assert_none("what only Linux has, and every system would be given", &violations);
 }
 
 #[test]

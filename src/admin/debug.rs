@@ -1,16 +1,15 @@
 use std::sync::Arc;
 
-use axum::Json;
-use axum::extract::State;
+use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
-use super::AdminPages;
+use super::{AdminAnswer, AdminPages, answer};
 use crate::cache::FeedState;
 
 /// One feed, for people and scripts.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct FeedPage {
+struct FeedPage {
     resource: String,
     namespace: Option<String>,
     selector: Option<String>,
@@ -31,7 +30,7 @@ pub(super) struct FeedPage {
     pinned: usize,
 }
 
-pub(super) async fn feeds(State(pages): State<Arc<AdminPages>>) -> Json<Vec<FeedPage>> {
+pub(super) fn feeds(pages: &AdminPages) -> AdminAnswer {
     let page = |feed: Arc<crate::feeds::Feed>| {
         let stats = feed.reader.stats();
         let key = &feed.spec.key;
@@ -61,5 +60,7 @@ pub(super) async fn feeds(State(pages): State<Arc<AdminPages>>) -> Json<Vec<Feed
             pinned: feed.reader.pinned(pages.feeds.pins()),
         }
     };
-    Json(pages.feeds.all().into_iter().map(page).collect())
+    let shown: Vec<_> = pages.feeds.all().into_iter().map(page).collect();
+    let json = serde_json::to_vec(&shown).expect("numbers and text");
+    answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use futures_util::future::{BoxFuture, LocalBoxFuture};
 use tokio_util::sync::CancellationToken;
 
 use super::raise_open_files;
@@ -89,7 +90,12 @@ impl Bench {
     ///
     /// # Errors
     /// See [`BenchFailure`].
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), BenchFailure> {
+    #[inline(never)]
+    pub fn run(self, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<(), BenchFailure>> {
+        Box::pin(self.run_until(shutdown))
+    }
+
+    async fn run_until(self, shutdown: BoxFuture<'_, ()>) -> Result<(), BenchFailure> {
         raise_open_files();
         let (progress, stop) = (ProgressLine::open(), CancellationToken::new());
         let results = {

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, LocalBoxFuture};
 use hdrhistogram::Histogram;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -59,7 +60,12 @@ struct Scene {
 ///
 /// # Panics
 /// If the demo upstream's own address is no URL, or the proxy that was told to listen does not.
-pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> Result<(), DemoError> {
+#[inline(never)]
+pub fn run(options: Options, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<(), DemoError>> {
+    Box::pin(run_until(options, shutdown))
+}
+
+async fn run_until(options: Options, shutdown: BoxFuture<'_, ()>) -> Result<(), DemoError> {
     let up = upstream().pods(options.pods as usize).rate(options.rate).try_run().await.map_err(DemoError::Upstream)?;
     let uri = up.url().parse().expect("the demo upstream's address is a URL");
     let config = Serve { drain: Duration::from_secs(2), ..Serve::in_front_of(CredentialSource::Anonymous(uri)) };

@@ -1,15 +1,24 @@
+use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener as StdTcpListener;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{AdminPages, guarded};
+use crate::admin::{AdminAnswer, AdminPages};
 use crate::auth::BrowserGuard;
+use crate::base::Tasks;
 use crate::net::{Address, bind_tcp_beside_peers, bind_unix};
 
 /// The admin listener: bound with the others, served on a thread and a runtime of its own.
@@ -32,6 +41,8 @@ pub(super) struct RunningAdmin {
 
 /// How often histograms are folded: what they gather meanwhile is what they hold, whether or not anybody scrapes.
 const UPKEEP: Duration = Duration::from_secs(1);
+/// After an error that says that there is no descriptor, or as little.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 impl Admin {
     pub(super) fn bind(
@@ -73,24 +84,9 @@ impl Admin {
     async fn serve(self, stop: CancellationToken) {
         let Self { listener, pages, browsers } = self;
         let exporter = pages.exporter.clone();
-        let router = pages.router();
         let serving = async {
-            let ended = match listener {
-                AdminListener::Tcp(listener) => match TcpListener::from_std(listener) {
-                    Ok(listener) => axum::serve(listener, guarded(router, browsers)).await,
-                    Err(error) => Err(error),
-                },
-                AdminListener::Unix(listener, path) => match UnixListener::from_std(listener) {
-                    Ok(listener) => {
-                        let _removed = RemoveOnDrop(path);
-                        axum::serve(listener, router).await
-                    }
-                    Err(error) => Err(error),
-                },
-            };
-            if let Err(error) = ended {
-                tracing::error!(%error, "admin pages ended");
-            }
+            let Err(error) = serve_pages(listener, pages, browsers).await;
+            tracing::error!(%error, "admin pages ended");
         };
         let upkeep = async {
             loop {
@@ -103,6 +99,47 @@ impl Admin {
             () = upkeep => {}
             () = stop.cancelled() => {}
         }
+    }
+}
+
+type Answers = Arc<dyn Fn(&Request<Incoming>) -> AdminAnswer + Send + Sync>;
+
+async fn serve_pages(listener: AdminListener, pages: AdminPages, browsers: BrowserGuard) -> io::Result<Infallible> {
+    match listener {
+        AdminListener::Tcp(listener) => {
+            let listener = TcpListener::from_std(listener)?;
+            let answers: Answers = Arc::new(move |request| pages.answer_guarded(&browsers, request));
+            Ok(accept(async || Ok(listener.accept().await?.0), &answers).await)
+        }
+        AdminListener::Unix(listener, path) => {
+            let listener = UnixListener::from_std(listener)?;
+            let _removed = RemoveOnDrop(path);
+            let answers: Answers = Arc::new(move |request| pages.answer(request));
+            Ok(accept(async || Ok(listener.accept().await?.0), &answers).await)
+        }
+    }
+}
+
+async fn accept<S>(mut next: impl AsyncFnMut() -> io::Result<S>, answers: &Answers) -> Infallible
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let tasks = Tasks::new();
+    loop {
+        match next().await {
+            Ok(stream) => tasks.spawn("admin connection", serve(stream, answers.clone())),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept for the admin pages");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Answers) {
+    let service = service_fn(async |request| Ok::<_, Infallible>(answers(&request)));
+    if let Err(error) = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "an admin connection ended");
     }
 }
 

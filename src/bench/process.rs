@@ -1,14 +1,20 @@
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(not(target_os = "linux"))]
+mod portable;
+
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use linux as system;
+#[cfg(not(target_os = "linux"))]
+use portable as system;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::caller::ShortClient;
 use super::target::Target;
 use super::words::WatchProtocol;
 use crate::base::Tasks;
-
-/// Clock ticks of `/proc`, which Linux fixed at a hundred a second.
-const TICKS_PER_SECOND: u64 = 100;
 
 /// Where a server's costs are read.
 pub(super) enum Costs {
@@ -42,7 +48,7 @@ impl Costs {
     /// Forgets the peak so far. Not everybody may; the peak is then unknown.
     pub(super) fn reset_peak(&self) -> bool {
         match self {
-            Self::Process(pid) => std::fs::write(format!("/proc/{pid}/clear_refs"), "5").is_ok(),
+            Self::Process(pid) => system::reset_peak(*pid),
             Self::Metrics(..) | Self::Unknown => false,
         }
     }
@@ -50,16 +56,14 @@ impl Costs {
     /// Its CPU time alone, which is read without disturbing it.
     pub(super) async fn cpu(&self) -> Option<Duration> {
         match self {
-            Self::Process(pid) => {
-                std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(cpu_of_stat)
-            }
+            Self::Process(pid) => system::cpu(*pid),
             Self::Metrics(..) | Self::Unknown => self.sample().await.cpu,
         }
     }
 
     pub(super) async fn sample(&self) -> Sample {
         match self {
-            Self::Process(pid) => of_process(*pid),
+            Self::Process(pid) => system::sample(*pid),
             Self::Metrics(caller, path) => match caller.get(path, "text/plain").await {
                 Ok(reply) => of_metrics(&String::from_utf8_lossy(&reply.body)),
                 Err(_) => Sample::default(),
@@ -91,48 +95,23 @@ pub struct Machine {
 
 impl Machine {
     pub fn this() -> Self {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let (cpus, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
-        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-        Self {
-            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            processor: model.map(|(_, model)| model.trim().to_owned()).unwrap_or_default(),
-            memory_mib: kilobytes(&memory, "MemTotal:").unwrap_or(0) >> 20,
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        }
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        system::machine(cores)
     }
 }
 
 impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { cores, processor, memory_mib, kernel } = self;
-        write!(f, "{cores} cores of {processor}, {memory_mib} MiB, Linux {kernel}")
+        write!(f, "{cores} cores")?;
+        if !processor.is_empty() {
+            write!(f, " of {processor}")?;
+        }
+        if *memory_mib > 0 {
+            write!(f, ", {memory_mib} MiB")?;
+        }
+        write!(f, ", {} {kernel}", system::NAME)
     }
-}
-
-fn of_process(pid: u32) -> Sample {
-    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
-    let rollup = read("smaps_rollup").unwrap_or_default();
-    let status = read("status").unwrap_or_default();
-    Sample {
-        cpu: read("stat").and_then(|stat| cpu_of_stat(&stat)),
-        resident_bytes: kilobytes(&rollup, "Rss:").or_else(|| kilobytes(&status, "VmRSS:")),
-        proportional_bytes: kilobytes(&rollup, "Pss:"),
-        peak_bytes: kilobytes(&status, "VmHWM:"),
-    }
-}
-
-/// User and system time; the fields are counted from behind the name, which may hold anything.
-fn cpu_of_stat(stat: &str) -> Option<Duration> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut ticks = fields.split_ascii_whitespace().skip(11).map(str::parse::<u64>);
-    let sum = ticks.next()?.ok()? + ticks.next()?.ok()?;
-    Some(Duration::from_millis(sum * 1000 / TICKS_PER_SECOND))
-}
-
-fn kilobytes(text: &str, key: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
 }
 
 fn of_metrics(text: &str) -> Sample {
@@ -151,12 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_proc_says_is_read() {
-        let stat = "42 (a) name) S 1 42 42 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 9 0 1 2 3";
-        assert_eq!(cpu_of_stat(stat), Some(Duration::from_secs(2)));
-        assert_eq!(kilobytes("Name: x\nVmHWM:\t  2048 kB\n", "VmHWM:"), Some(2 << 20));
-        let own = of_process(std::process::id());
-        assert!(own.cpu.is_some() && own.resident_bytes > Some(1 << 20), "{own:?}");
+    fn the_generator_knows_what_it_spends() {
         assert!(own_cpu() > Duration::ZERO);
     }
 

@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use super::coverage::Said;
 use super::file::File;
 use super::memory::{MemoryLimit, Room};
-use super::{BenchArguments, DEFAULT_ADMIN, DEFAULT_LISTEN, DelegatedKeys, Log, Problems, Serve, TlsSource};
+use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, DelegatedKeys, Log, Problems, Serve, TlsSource};
 use crate::auth::{AuthMode, PageOrigin};
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
@@ -29,6 +29,7 @@ pub enum Command {
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Box<ServeArguments>),
     /// Show it working on this machine: an embedded upstream, the proxy and watchers in one process
+    #[cfg(feature = "demo")]
     Demo {
         /// Pods in the demo cluster
         #[arg(long, default_value_t = 500, value_name = "N")]
@@ -44,8 +45,9 @@ pub enum Command {
         seconds: Option<u64>,
     },
     /// Put load on an apiserver or on what stands in front of it, and measure both (docs/BENCH.md)
+    #[cfg(feature = "bench")]
     #[command(after_help = BENCH_EXAMPLES)]
-    Bench(Box<BenchArguments>),
+    Bench(Box<super::BenchArguments>),
     /// Print a completion script for a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
@@ -66,6 +68,7 @@ Examples:
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, 64 wrong usage, 78 wrong configuration, 1 anything else.";
 
+#[cfg(feature = "bench")]
 const BENCH_EXAMPLES: &str = "\
 Examples:
   A thousand watches of a proxy, of which this kubeconfig's apiserver is upstream:

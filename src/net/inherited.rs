@@ -7,7 +7,7 @@ use socket2::SockRef;
 use tokio::net::TcpListener;
 
 use super::listener::Beside;
-use super::{Address, Listener};
+use super::{Address, Listener, system};
 
 /// Sockets that our parent listens on, and has given us (`sd_listen_fds(3)`): whoever connects while no process of ours
 /// runs waits in their queues.
@@ -77,7 +77,7 @@ impl Inherited {
 }
 
 fn check(address: &Address, socket: &SockRef<'_>) -> io::Result<()> {
-    if !socket.is_listener()? {
+    if !system::listens(socket)? {
         return Err(invalid(format!("the socket that was passed for {address} does not listen")));
     }
     socket.set_nonblocking(true)

@@ -7,13 +7,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use socket2::{Domain, SockFilter, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::{Instant, timeout_at};
 
 use super::metrics::ConnectionFailure;
-use super::{Address, PeerAddress};
+use super::{Address, PeerAddress, system};
 
 /// A bound socket.
 #[derive(Debug)]
@@ -134,7 +134,9 @@ impl Listener {
             Beside::Nobody => {}
             Beside::Peers => {
                 let until = Instant::now() + HANDSHAKES_MAX;
-                if let Err(error) = self.let_nobody_begin() {
+                if let Bound::Tcp(listener) = &self.socket
+                    && let Err(error) = system::let_nobody_begin(listener)
+                {
                     tracing::debug!(%error, "who connects at this moment may be refused");
                 }
                 while let Ok(Ok(accepted)) = timeout_at(until, self.accept()).await {
@@ -166,28 +168,6 @@ impl Listener {
                 Ok(unix(UnixStream::from_std(socket.into())?, only_uids))
             }
         }
-    }
-
-    /// Drops packets that ask for a new connection, as if they had been lost: they come again a second later, and to
-    /// one of the peers, once this socket is closed. Whoever it had accepted by then would be reset otherwise, for the
-    /// kernel gives a port's newcomers to all of its sockets until they are.
-    fn let_nobody_begin(&self) -> io::Result<()> {
-        // A classic BPF program on the TCP header: `tcp[13] & (SYN | ACK) == SYN` is dropped.
-        const LOAD_BYTE: u16 = 0x30;
-        const AND: u16 = 0x54;
-        const SKIP_UNLESS_EQUAL: u16 = 0x15;
-        const RETURN: u16 = 0x06;
-        const FLAGS: u32 = 13;
-        const SYN: u32 = 0x02;
-        const ACK: u32 = 0x10;
-        let Bound::Tcp(listener) = &self.socket else { return Ok(()) };
-        SockRef::from(listener).attach_filter(&[
-            SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
-            SockFilter::new(AND, 0, 0, SYN | ACK),
-            SockFilter::new(SKIP_UNLESS_EQUAL, 0, 1, SYN),
-            SockFilter::new(RETURN, 0, 0, 0),
-            SockFilter::new(RETURN, 0, 0, u32::MAX),
-        ])
     }
 
     /// Once: another process may listen there afterwards.
@@ -226,7 +206,9 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> 
 
 /// Binds a port that other processes of the same user may have bound so too, or may bind later.
 pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), None)?;
+    // Its descriptor is for this process alone, on every system.
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
     socket.bind(&address.into())?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::Method;
 use kube_fanout::demo;
 
 use crate::direct::{self, PODS};
@@ -23,6 +24,22 @@ async fn health_and_readiness_have_a_line_for_everything() {
     assert_eq!((ready.status, ready.text().lines().count()), (200, 4), "and the two that tell of what is served");
     assert_eq!(app.admin("/nothing").await.status, 404);
     assert_eq!(app.admin("/debug/nothing").await.status, 404);
+}
+
+#[tokio::test]
+async fn pages_are_read_and_nothing_else() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/nothing"] {
+        let refused = app.admin_client().request(Method::POST, path).send().await;
+        assert_eq!((refused.status, refused.header("allow")), (405, Some("GET,HEAD")), "{path}");
+    }
+    assert_eq!(app.admin_client().request(Method::POST, "/nothing").send().await.status, 404);
+    let head = app.admin_client().request(Method::HEAD, "/livez").send().await;
+    assert_eq!((head.status, head.header("content-length"), head.text().as_str()), (200, Some("2"), ""));
+    assert_eq!(app.admin("/debug/feeds").await.header("content-type"), Some("application/json"));
+    assert_eq!(app.admin("/metrics").await.header("content-type"), Some("text/plain; version=0.0.4"));
+    assert_eq!(app.admin("/readyz").await.header("content-type"), Some("text/plain; charset=utf-8"));
 }
 
 #[tokio::test]

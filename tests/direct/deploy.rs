@@ -116,3 +116,15 @@ fn the_sidecars_limit_leaves_room_beside_the_feeds() {
     let grace = pod["spec"]["terminationGracePeriodSeconds"].as_u64().expect("a time");
     assert!(grace >= drain + 5, "the drain, and then the last records");
 }
+
+#[test]
+fn the_image_is_built_without_the_demo_and_the_bench() {
+    let image = include_str!("../../deploy/Dockerfile");
+    let builds: Vec<_> = image.lines().filter(|line| line.contains("cargo build")).collect();
+    assert!(!builds.is_empty(), "{image}");
+    assert!(builds.iter().all(|line| line.contains("--no-default-features")), "{builds:?}");
+    let left_out = "everything is optimized, whatever .cargo/config.toml says for a checkout";
+    assert!(!image.contains(".cargo") && !image.contains("COPY . "), "{left_out}");
+    let manifest = include_str!("../../Cargo.toml");
+    assert!(manifest.contains("\ndefault = [\"demo\", \"bench\"]\n"), "whoever tries it has both");
+}

@@ -52,6 +52,18 @@ impl Source {
         reads(&self.tokens, at, expected)
     }
 
+    /// The items that `#[cfg(target_os = "linux")]` is put before.
+    pub(crate) fn on_linux(&self) -> Vec<std::ops::Range<usize>> {
+        let is_linux = |token: &Token| token.kind == Kind::Text && token.text == "linux";
+        let is_attribute = |at: &usize| {
+            self.reads(*at, &["#", "[", "cfg", "(", "target_os", "="])
+                && self.tokens.get(at + 6).is_some_and(is_linux)
+                && self.reads(at + 7, &[")", "]"])
+        };
+        let attributes = (0..self.tokens.len()).filter(is_attribute);
+        attributes.map(|at| at..past_item(&self.tokens, at + 9)).collect()
+    }
+
     /// Every function with a body.
     pub(crate) fn functions(&self) -> Vec<Function> {
         let mut found = Vec::new();
@@ -115,17 +127,20 @@ fn test_regions(tokens: &[Token]) -> Vec<std::ops::Range<usize>> {
     let mut regions = Vec::new();
     for at in 0..tokens.len() {
         for attribute in attributes.iter().filter(|attribute| reads(tokens, at, attribute)) {
-            let mut item = at + attribute.len();
-            // Further attributes belong to the same item.
-            while reads(tokens, item, &["#", "["]) {
-                let closing = (item..tokens.len()).find(|at| is(&tokens[*at], "]"));
-                item = closing.map_or(tokens.len(), |closing| closing + 1);
-            }
-            let end = item_end(tokens, item).map_or(tokens.len(), |end| end + 1);
-            regions.push(at..end);
+            regions.push(at..past_item(tokens, at + attribute.len()));
         }
     }
     regions
+}
+
+/// Where the item is over whose first attribute ends before `item`.
+fn past_item(tokens: &[Token], mut item: usize) -> usize {
+    // Further attributes belong to the same item.
+    while reads(tokens, item, &["#", "["]) {
+        let closing = (item..tokens.len()).find(|at| is(&tokens[*at], "]"));
+        item = closing.map_or(tokens.len(), |closing| closing + 1);
+    }
+    item_end(tokens, item).map_or(tokens.len(), |end| end + 1)
 }
 
 fn tokenize(text: &str) -> (Vec<Token>, Vec<(usize, String)>) {

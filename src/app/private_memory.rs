@@ -1,0 +1,23 @@
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+/// No core files, and no debugger of the same user: there are tokens and Secrets in memory (R-SECRET-1).
+pub fn keep_memory_private() {
+    let nothing = Rlimit { current: Some(0), maximum: Some(0) };
+    let limited = setrlimit(Resource::Core, nothing);
+    if let Err(error) = limited.and_then(|()| refuse_debuggers()) {
+        tracing::warn!(%error, "memory cannot be kept out of core files");
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn refuse_debuggers() -> rustix::io::Result<()> {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+}
+
+/// The system decides who may be a debugger.
+#[cfg(not(target_os = "linux"))]
+#[expect(clippy::unnecessary_wraps, reason = "elsewhere it fails")]
+fn refuse_debuggers() -> rustix::io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,125 @@
+use std::path::Path;
+
+use super::Room;
+
+/// Where control groups are, and the name of the limit: version 2 and version 1.
+const GROUPS: [(&str, &str); 2] =
+    [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
+/// Version 1 writes "no limit" as a number, the largest that is a whole page or about that.
+const UNLIMITED_BYTES: u64 = 1 << 60;
+
+/// The lowest limit of the process's control group and of those around it, as far as they can be seen, or what the
+/// machine has if that is less. In a container its own group is the root of what can be seen, whatever its path is
+/// outside.
+pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<Room> {
+    let machine = read(Path::new("/proc/meminfo")).and_then(|text| total(&text));
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    let files = GROUPS.iter().zip([false, true]).flat_map(|((mount, file), is_v1)| {
+        let paths = groups.lines().filter_map(move |line| path_in(line, is_v1));
+        let around = paths.flat_map(|path| Path::new(path).ancestors());
+        let inside = around.filter_map(|path| path.strip_prefix("/").ok()).filter(|path| is_inside(path));
+        let all = inside.chain([Path::new("")]).map(|path| Path::new(mount).join(path).join(file));
+        all.collect::<Vec<_>>()
+    });
+    let limits = files.filter_map(|path| Some(Room { bytes: limit(&read(&path)?)?, limit: Some(path) }));
+    let lowest = limits.min_by_key(|room| room.bytes);
+    let machine = machine.map(|bytes| Room { bytes, limit: None });
+    lowest.into_iter().chain(machine).min_by_key(|room| room.bytes)
+}
+
+/// Whether a path stays below its root. That of a group outside of what can be seen begins with dots.
+fn is_inside(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, std::path::Component::Normal(_)))
+}
+
+/// `MemTotal` of `/proc/meminfo`.
+fn total(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The path in a line of `/proc/self/cgroup` (`NUMBER:CONTROLLERS:PATH`) if it is about memory in that version.
+fn path_in(line: &str, is_v1: bool) -> Option<&str> {
+    let (number, rest) = line.split_once(':')?;
+    let (controllers, path) = rest.split_once(':')?;
+    let is_it = if is_v1 { controllers.split(',').any(|of| of == "memory") } else { number == "0" };
+    is_it.then_some(path)
+}
+
+fn limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|bytes| (1..UNLIMITED_BYTES).contains(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: (&str, &str) = ("/proc/meminfo", "MemTotal:       16777216 kB\nMemFree:        1 kB\n");
+    const MAX: &str = "/sys/fs/cgroup/memory.max";
+    const V1: &str = "/sys/fs/cgroup/memory/memory.limit_in_bytes";
+    const V1_NESTED: &str = "/sys/fs/cgroup/memory/system/memory.limit_in_bytes";
+
+    type Files = [(&'static str, &'static str)];
+    /// What it is, what files say, and the MiB and the file that decide.
+    type Case<'a> = (&'static str, &'a Files, Option<(u64, &'static str)>);
+
+    fn find(files: &Files) -> Option<(u64, String)> {
+        let read =
+            |path: &Path| files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| (*text).to_owned());
+        let found = room(read)?;
+        Some((found.bytes >> 20, found.limit.map_or("the machine".to_owned(), |path| path.display().to_string())))
+    }
+
+    #[test]
+    fn the_lowest_limit_that_can_be_seen_is_the_room() {
+        let own = |path| ("/proc/self/cgroup", path);
+        let nested = "0::/kubepods/pod1/c1\n";
+        let huge = "9223372036854771712\n";
+        let hybrid = "4:memory:/system/a\n1:name=systemd:/x\n0::/system/a\n";
+        let cases: [Case<'_>; 16] = [
+            ("nothing can be read", &[], None),
+            ("no control groups", &[MACHINE], Some((16384, "the machine"))),
+            ("a container", &[MACHINE, own("0::/\n"), (MAX, "1073741824\n")], Some((1024, MAX))),
+            ("a container that says nothing of itself", &[MACHINE, (MAX, "1073741824")], Some((1024, MAX))),
+            ("no limit", &[MACHINE, own("0::/\n"), (MAX, "max\n")], Some((16384, "the machine"))),
+            (
+                "a limit of a group around it",
+                &[
+                    MACHINE,
+                    own(nested),
+                    ("/sys/fs/cgroup/kubepods/pod1/c1/memory.max", "max\n"),
+                    ("/sys/fs/cgroup/kubepods/pod1/memory.max", "536870912\n"),
+                    ("/sys/fs/cgroup/kubepods/memory.max", "8589934592\n"),
+                ],
+                Some((512, "/sys/fs/cgroup/kubepods/pod1/memory.max")),
+            ),
+            (
+                "a narrower limit inside",
+                &[
+                    MACHINE,
+                    own(nested),
+                    ("/sys/fs/cgroup/kubepods/pod1/c1/memory.max", "268435456\n"),
+                    ("/sys/fs/cgroup/kubepods/pod1/memory.max", "536870912\n"),
+                ],
+                Some((256, "/sys/fs/cgroup/kubepods/pod1/c1/memory.max")),
+            ),
+            ("its path outside of the container", &[MACHINE, own(nested), (MAX, "1073741824")], Some((1024, MAX))),
+            ("a group beside the root", &[MACHINE, own("0::/../../a\n"), (MAX, "1073741824")], Some((1024, MAX))),
+            ("version 1", &[MACHINE, own("5:cpu,memory:/docker/c\n"), (V1, "1073741824\n")], Some((1024, V1))),
+            ("version 1, no limit", &[MACHINE, own("5:memory:/\n"), (V1, huge)], Some((16384, "the machine"))),
+            ("version 1, no limit, no machine", &[own("5:memory:/\n"), (V1, huge)], None),
+            (
+                "version 1, nested",
+                &[MACHINE, own(hybrid), (V1, huge), (V1_NESTED, "134217728")],
+                Some((128, V1_NESTED)),
+            ),
+            ("a limit beyond the machine", &[MACHINE, (MAX, "1099511627776\n")], Some((16384, "the machine"))),
+            ("what is no number", &[MACHINE, (MAX, "-1\n"), (V1, "0\n")], Some((16384, "the machine"))),
+            ("a broken list", &[("/proc/meminfo", "MemTotal: much kB\n"), own("x\n::\n0:\n"), (MAX, "")], None),
+        ];
+        for (what, files, expected) in cases {
+            let expected = expected.map(|(mebibytes, from)| (mebibytes, from.to_owned()));
+            assert_eq!(find(files), expected, "{what}");
+        }
+    }
+}
