@@ -21,12 +21,12 @@ use std::time::Duration;
 pub use self::open_files::raise_open_files;
 use crate::admin::{self, AdminPages};
 use crate::auth::{self, BrowserGuard, Gate, Hosts};
-use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
+use crate::base::{self, DrainTrigger, DrainWatch, Ready, Tasks};
 use crate::config::{Serve, TlsSource};
 use crate::feeds::Feeds;
 pub use crate::net::Inherited;
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
-use crate::reflect::Supervisor;
+use crate::reflect::{self, Supervisor};
 use crate::serve::{self, Audit, Frontend};
 use crate::upstream::{Catalog, Client, CredentialError, Insistence};
 
@@ -280,6 +280,9 @@ fn say_memory(config: &Serve) {
 fn describe() {
     serve::describe();
     auth::describe();
+    reflect::describe();
+    net::describe();
+    base::describe();
 }
 
 fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {

@@ -27,4 +27,5 @@ mod side_findings;
 mod stream;
 mod supervisor;
 
+pub use metrics::describe;
 pub use supervisor::{ReflectConfig, Supervisor};
