@@ -69,7 +69,7 @@ impl Style {
 
     pub(crate) fn status(&self, status: &DemoStatus) -> DemoReply {
         let compact = status.to_json();
-        // Errors are not converted: if only conversions were asked for, they are written so that a person can read them.
+        // Errors are not converted: who asked for conversions alone gets them as a person reads them.
         let is_taken = negotiate(self.accept.as_deref(), Offers::ERROR.in_json()).media().is_some();
         let body = if self.pretty || !is_taken {
             json::pretty(compact.as_bytes())
