@@ -12,8 +12,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{ReflectConfig, Supervisor};
 use crate::base::Tasks;
-use crate::cache::{CacheConfig, FeedEnd, FeedHandle, FeedKey, FeedSpec, FeedState, Feeds, Scope};
+use crate::cache::{CacheConfig, FeedEnd, FeedState};
 use crate::demo::{RunningUpstream, Upstream, upstream};
+use crate::feeds::{FeedHandle, FeedKey, FeedSpec, Feeds, Scope};
 use crate::kube::{Gvr, ResourceVersion};
 use crate::upstream::Client;
 use crate::wire::Encoding;

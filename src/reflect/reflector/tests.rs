@@ -3,7 +3,8 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::cache::{CacheConfig, Change, Demand, Feed, FeedHandle, Feeds};
+use crate::cache::{CacheConfig, Change};
+use crate::feeds::{Demand, Feed, FeedHandle, Feeds};
 use crate::kube::Status;
 use crate::reflect::metrics::FeedMetrics;
 use crate::reflect::side_findings::Proof;
@@ -125,6 +126,25 @@ async fn a_410_behind_a_long_silence_leads_to_the_current_state() {
     sleep(seconds(6 * 60)).await;
     let refused = hands.error(410, "too old resource version: 11 (15)");
     let Err((State::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
+}
+
+/// What was listed has left upstream's window before the stream behind it began: the same list would meet the same.
+#[tokio::test(start_paused = true)]
+async fn a_second_410_in_a_row_leads_to_the_current_state_and_not_at_once() {
+    let mut hands = hands();
+    hands.told("a", 11, 10);
+    hands.reflector.relists.listed(Instant::now());
+    for (told, window) in [(false, None), (true, Some(ResourceVersion(15)))] {
+        if told {
+            hands.told("b", 12, 11);
+            sleep(seconds(60)).await;
+        }
+        let refused = hands.error(410, "too old resource version: 11 (15)");
+        let Err((State::Expired { window: found, .. }, failure)) = hands.take(refused, 11) else {
+            panic!("it goes on")
+        };
+        assert_eq!((found, failure.is_some()), (window, !told), "{told}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
