@@ -30,12 +30,12 @@ pub use self::open_files::raise_open_files;
 pub use self::private_memory::keep_memory_private;
 use crate::admin::{self, AdminPages};
 use crate::auth::{self, BrowserGuard, Gate, Hosts};
-use crate::base::{DrainTrigger, DrainWatch, Ready, Tasks};
+use crate::base::{self, DrainTrigger, DrainWatch, Ready, Tasks};
 use crate::config::{Serve, TlsSource};
 use crate::feeds::Feeds;
 pub use crate::net::Inherited;
 use crate::net::{self, Address, ClientCertificates, Listener, Tls, TlsError};
-use crate::reflect::Supervisor;
+use crate::reflect::{self, Supervisor};
 use crate::serve::{self, Audit, Frontend};
 use crate::upstream::{Catalog, Client, CredentialError, Insistence};
 
@@ -307,6 +307,9 @@ fn say_memory(config: &Serve) {
 fn describe() {
     serve::describe();
     auth::describe();
+    reflect::describe();
+    net::describe();
+    base::describe();
 }
 
 fn tls(config: &Serve) -> Result<Option<Tls>, StartError> {

@@ -17,6 +17,7 @@ pub use backoff::{Backoff, Waits};
 pub use clock::now_ns;
 pub use cut::Cut;
 pub use drain::{DrainTrigger, DrainWatch, Draining, UnderWay};
+pub use metrics::describe;
 pub use ready::{NotReady, Ready};
 pub use reloaded::{LOOK_EVERY, LoadError, Reloaded};
 pub use shares::Shares;

@@ -4,15 +4,16 @@
 //! tests use it too, for it can be told to misbehave. [`LiveView`] shows numbers that it is given. Who watches, and
 //! through what, is the caller's affair.
 //!
-//! Invariant: nothing here imports the cache, the serving side or the reflector. The oracle shares no logic with what
-//! it judges.
+//! Invariant: nothing here imports the cache, the serving side or the reflector. Store, watches, faults and selectors
+//! share no logic with what is judged by them. What else a request says is read by `kube`, of which the real control
+//! plane is the judge (`tests/conformance`).
 
-mod accept;
 mod churn;
 mod clock;
 mod counts;
 mod discovery;
 mod faults;
+mod form;
 mod freeze;
 mod http;
 mod json;
@@ -22,12 +23,11 @@ mod listener;
 mod object;
 mod objects;
 mod options;
-mod path;
 mod pods;
 mod protobuf;
-mod query;
 mod respond;
 mod reviews;
+mod route;
 mod seed;
 mod selector;
 mod shared;

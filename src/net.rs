@@ -25,6 +25,7 @@ pub use client_certificates::CERTIFICATES_MAX as CHAIN_CERTIFICATES_MAX;
 pub use connection::Connection;
 pub use inherited::Inherited;
 pub use listener::{Listener, bind_tcp_beside_peers, bind_unix};
+pub use metrics::describe;
 pub use peer::{Peer, PeerAddress};
 pub use serve::{ConnectionLimits, serve};
 pub use tls::{ClientCertificates, Tls, TlsError};

@@ -26,5 +26,8 @@ mod session;
 mod side_findings;
 mod stream;
 mod supervisor;
+#[cfg(test)]
+mod tests;
 
+pub use metrics::describe;
 pub use supervisor::{ReflectConfig, Supervisor};

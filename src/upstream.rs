@@ -15,6 +15,8 @@ mod forward;
 mod forward_pool;
 mod identity_headers;
 mod link;
+#[cfg(test)]
+mod memory;
 mod peer;
 mod pool;
 mod refusal;

@@ -155,11 +155,7 @@ mod tests {
     use super::*;
 
     fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in lines {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
-        }
-        headers
+        lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
     }
 
     #[test]

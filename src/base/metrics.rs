@@ -1,6 +1,12 @@
 //! What is reported of files that are read again when they change.
 
-use metrics::{Counter, Gauge, counter, gauge};
+use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
+
+/// Names and meanings of what is recorded here.
+pub fn describe() {
+    describe_counter!("kube_fanout_reloads_total", "files that changed, by what became of it");
+    describe_gauge!("kube_fanout_reload_failing", "1 when files changed to what cannot be used");
+}
 
 /// The numbers of one [`Reloaded`](super::Reloaded).
 pub(super) struct Reloads {

@@ -3,8 +3,8 @@
 use http::{HeaderValue, StatusCode};
 
 use super::kinds::{KINDS, ServedKind};
-use super::path::Discovery;
 use super::respond::{DemoReply, Style};
+use super::route::Discovery;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const OPENAPI_V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
@@ -33,7 +33,7 @@ fn versions(group: &str) -> Vec<&'static str> {
 }
 
 pub(crate) fn reply(what: &Discovery, style: &Style) -> DemoReply {
-    let aggregated = style.accept.wants_aggregated_discovery();
+    let aggregated = style.asks_for("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let body = match what {
         Discovery::Api | Discovery::Apis if aggregated => {
             let mut reply = style.typed(AGGREGATED, aggregated_list(what));

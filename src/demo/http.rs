@@ -5,26 +5,27 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::CONTENT_TYPE;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 
 use super::discovery;
 use super::faults::RequestKind;
+use super::form::Form;
 use super::kinds::{KINDS, ServedKind};
 use super::list;
 use super::object::StoredObject;
-use super::path::{Route, route};
-use super::query::{ListOptions, Query, parse_rv};
 use super::respond::{DemoReply, Style};
 use super::reviews::ReviewAnswers;
+use super::route::{Route, route, without_selectors};
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
 use super::table::IncludeObject;
 use super::watch::{Watch, WatchOrigin, WatchPlan};
 use super::write::{self, WriteTarget};
+use crate::kube::{GetOptions, ListOptions, Query, ResourceVersion, WatchStart};
 
 const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
 /// No LIST takes longer, however long it was told to.
@@ -42,11 +43,15 @@ pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -
         return review(&shared, &style, head.uri.path(), body).await.unwrap_or_else(|status| style.status(&status));
     }
     let call = Call { shared, style, query, method: head.method };
-    let answer = match route(head.uri.path()) {
-        Route::Collection { kind, namespace, forced_watch } if matches!(call.method, Method::GET | Method::HEAD) => {
-            call.read_collection(kind, &namespace, "", forced_watch).await
+    let route = match route(call.method.as_str(), head.uri.path(), &call.query) {
+        Ok(route) => route,
+        Err(error) => return call.style.unread(&error),
+    };
+    let answer = match route {
+        Route::Collection { kind, namespace, watch } if matches!(call.method, Method::GET | Method::HEAD) => {
+            call.read_collection(kind, &namespace, "", watch).await
         }
-        Route::Object { kind, namespace, name, forced_watch: true, .. } if call.method == Method::GET => {
+        Route::Object { kind, namespace, name, watch: true, .. } if call.method == Method::GET => {
             call.read_collection(kind, &namespace, &name, true).await
         }
         Route::Object { kind, namespace, name, subresource, .. }
@@ -69,17 +74,6 @@ pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -
         }),
         Route::NoResource => Err(DemoStatus::no_resource()),
         Route::NoGroup => Ok(discovery::page_not_found(&call.style)),
-        Route::Broken => {
-            let path = head.uri.path();
-            let text = format!(
-                "Internal Server Error: {path:?}: failed to create RequestInfo: \
-                 unable to determine kind and namespace from url, {path}"
-            );
-            let mut reply = call.style.text(StatusCode::INTERNAL_SERVER_ERROR, text + "\n");
-            // It is refused before the filter that forbids caching.
-            reply.headers_mut().remove(CACHE_CONTROL);
-            Ok(reply)
-        }
     };
     answer.unwrap_or_else(|status| call.style.status(&status))
 }
@@ -105,8 +99,20 @@ impl Call {
         if self.method == Method::HEAD && !kind.custom { Err(DemoStatus::method_not_allowed()) } else { Ok(()) }
     }
 
+    /// The first value of a parameter.
+    fn text(&self, name: &str) -> &str {
+        self.query.first(name).unwrap_or_default()
+    }
+
+    /// What a LIST or WATCH asks for, but for its selectors. The `/watch/` form alone is validated as a list.
+    fn options(&self) -> Result<ListOptions, DemoStatus> {
+        let options = ListOptions::decode(&without_selectors(&self.query))?.defaulted();
+        options.validate(options.watch)?;
+        Ok(options)
+    }
+
     fn include(&self) -> Result<IncludeObject, DemoStatus> {
-        IncludeObject::parse(self.query.text("includeObject")).map_err(DemoStatus::bad_request)
+        IncludeObject::parse(self.text("includeObject")).map_err(DemoStatus::bad_request)
     }
 
     /// LIST or WATCH. `name` is that of a single-object watch in the deprecated form.
@@ -115,31 +121,30 @@ impl Call {
         at: usize,
         namespace: &str,
         name: &str,
-        forced_watch: bool,
+        watch: bool,
     ) -> Result<DemoReply, DemoStatus> {
         let kind = &KINDS[at];
         self.check_head(kind)?;
-        let watch = self.query.is_watch() || forced_watch;
         self.ordered(if watch { RequestKind::Watch } else { RequestKind::List }, Some(at))?;
-        let form = self.style.accept.form(kind, watch)?;
-        let options = ListOptions::read(&self.query, forced_watch)?;
-        let fields = match (self.query.text("fieldSelector"), name) {
+        let form = self.style.form(kind, watch)?;
+        let options = self.options()?;
+        let fields = match (self.text("fieldSelector"), name) {
             (given, "") => given.to_owned(),
             ("", name) => format!("metadata.name={name}"),
             (given, _) => given.to_owned(),
         };
-        let selector = ObjectSelector::parse(kind, namespace, self.query.text("labelSelector"), &fields)?;
+        let selector = ObjectSelector::parse(kind, namespace, self.text("labelSelector"), &fields)?;
         if !name.is_empty() && selector.name() != Some(name) {
             return Err(DemoStatus::bad_request("fieldSelector metadata.name doesn't match requested name"));
         }
-        if options.watch {
+        if watch {
             let start = start(&options)?;
             let include = self.include()?;
             if matches!(start, WatchOrigin::Initial { .. }) {
                 self.shared.counts.add(|counts| &mut counts.watch_lists, at);
             }
-            let bookmarks = options.bookmarks;
-            let timeout = watch_timeout(options.timeout_seconds);
+            let bookmarks = options.allow_watch_bookmarks;
+            let timeout = watch_timeout(options.timeout_seconds.unwrap_or(0));
             let plan = WatchPlan { kind: at, selector, form, include, bookmarks, start, timeout };
             let watch = Watch::new(plan, self.shared.clone());
             let events = stream::unfold(watch, |mut watch| async { watch.next().await.map(|chunk| (chunk, watch)) });
@@ -153,7 +158,7 @@ impl Call {
         if outlasted > 0 && options.limit != 1 {
             self.shared.store.reach(page.revision + outlasted, LIST_MAX).await?;
         }
-        if form == (super::accept::Form::Partial { list: false }) {
+        if form == (Form::Partial { list: false }) {
             let text = format!(
                 "you requested PartialObjectMetadata, but the requested object is a list (*core.{})",
                 kind.list_name()
@@ -173,12 +178,12 @@ impl Call {
             ("pods", "log") => return Ok(self.style.text(StatusCode::OK, format!("{name} says hello\n"))),
             _ => return Err(DemoStatus::no_resource()),
         }
-        let form = self.style.accept.form(kind, false)?;
-        let wanted = parse_rv(self.query.text("resourceVersion")).map_err(|text| DemoStatus::new(500, "", text))?;
-        self.shared.store.reach(wanted, self.shared.settings.future_wait).await?;
+        let form = self.style.form(kind, false)?;
+        let version = GetOptions::decode(&self.query)?.version_match()?;
+        self.shared.store.reach(list::least(version), self.shared.settings.future_wait).await?;
         let key = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") };
         let object = self.shared.store.get(at, &key).ok_or_else(|| DemoStatus::not_found(kind, name))?;
-        if form == (super::accept::Form::Partial { list: true }) {
+        if form == (Form::Partial { list: true }) {
             let text = format!(
                 "you requested PartialObjectMetadataList, but the requested object is not a list (*core.{})",
                 kind.name
@@ -189,7 +194,7 @@ impl Call {
     }
 
     fn object(&self, code: StatusCode, kind: &ServedKind, object: &StoredObject) -> Result<DemoReply, DemoStatus> {
-        let form = self.style.accept.form(kind, false)?;
+        let form = self.style.form(kind, false)?;
         Ok(self.style.json(code, list::single(kind, object, form, self.include()?)))
     }
 
@@ -221,14 +226,11 @@ async fn read_body(body: Incoming) -> Result<Bytes, DemoStatus> {
     collected.map(http_body_util::Collected::to_bytes).map_err(|_| too_large())
 }
 
-/// Where a watch starts, as the WATCH matrix says. A bad version is a 500 here, not a 400.
 fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
-    let rv = parse_rv(&options.rv).map_err(|text| DemoStatus::new(500, "", text))?;
-    Ok(match options.initial_events {
-        Some(true) => WatchOrigin::Initial { rv, mark_end: options.bookmarks },
-        None if rv == 0 => WatchOrigin::Initial { rv, mark_end: false },
-        Some(false) if rv == 0 => WatchOrigin::Now,
-        _ => WatchOrigin::After(rv),
+    Ok(match options.watch_start()? {
+        WatchStart::State { at, end_bookmark } => WatchOrigin::Initial { rv: list::least(at), mark_end: end_bookmark },
+        WatchStart::FromCurrent | WatchStart::FromCached => WatchOrigin::Now,
+        WatchStart::After(ResourceVersion(rv)) => WatchOrigin::After(rv),
     })
 }
 

@@ -117,7 +117,6 @@ impl Json {
         }
     }
 
-    #[cfg(test)]
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
         self.write(&mut out);

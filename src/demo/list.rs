@@ -3,20 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use base64::{DecodeError, Engine as _};
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 
-use super::accept::Form;
-use super::json::{Json, write_string};
+use super::form::Form;
 use super::kinds::ServedKind;
 use super::object::StoredObject;
-use super::query::{ListOptions, Match, parse_rv};
 use super::selector::ObjectSelector;
 use super::status::DemoStatus;
 use super::store::{ObjectMap, Store};
 use super::table::{self, IncludeObject};
+use crate::kube::{ContinueAt, ContinueToken, ListOptions, ListPlan, PageStore, ResourceVersion, VersionMatch};
 
 /// A chunk of a list body is at least this long, the last one excepted.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -38,45 +35,49 @@ pub(crate) async fn list(
     selector: &ObjectSelector,
     patience: Duration,
 ) -> Result<DemoPage, DemoStatus> {
-    let wanted =
-        parse_rv(&options.rv).map_err(|text| DemoStatus::bad_request(format!("invalid resource version: {text}")))?;
-    if !options.next.is_empty() {
-        if wanted > 0 {
-            return Err(DemoStatus::bad_request("specifying resource version is not allowed when using continue"));
-        }
-        return continued(store, kind, options, selector);
+    let ListPlan { version, limit, start } = options.list_plan()?;
+    let limit = limit.and_then(|limit| usize::try_from(limit).ok());
+    if let Some(start) = start {
+        return continued(store, kind, version, &start, limit, selector);
     }
-    let exact =
-        options.rv_match == Match::Exact || (options.rv_match == Match::Unset && wanted > 0 && options.limit > 0);
+    let wanted = least(version);
     store.reach(wanted, patience).await?;
-    if exact {
+    if matches!(version, VersionMatch::Exact(_)) {
         let objects = store.at(kind, wanted)?;
-        return Ok(page(&objects, wanted, "", options.limit, selector, true));
+        return Ok(page(&objects, wanted, "", limit, selector, true));
     }
-    let limit = if options.rv == "0" { 0 } else { options.limit };
     let (objects, revision, _) = store.now(kind);
     Ok(page(&objects, revision, "", limit, selector, false))
 }
 
+/// The version that an answer must have at least.
+pub(crate) fn least(version: VersionMatch) -> u64 {
+    match version {
+        VersionMatch::Unset | VersionMatch::Any => 0,
+        VersionMatch::NotOlderThan(version) | VersionMatch::Exact(version) => version.0,
+    }
+}
+
+/// The page that begins at `relative`, which is relative to the collection.
 fn continued(
     store: &Store,
     kind: usize,
-    options: &ListOptions,
+    version: VersionMatch,
+    relative: &str,
+    limit: Option<usize>,
     selector: &ObjectSelector,
 ) -> Result<DemoPage, DemoStatus> {
-    let (rv, start) = read_token(&options.next).map_err(|text| {
-        DemoStatus::bad_request(format!("invalid continue token: continue key is not valid: {text}"))
-    })?;
-    let start = if selector.namespace.is_empty() { start } else { format!("{}/{start}", selector.namespace) };
-    let Some(rv) = rv else {
+    let namespace = &selector.namespace;
+    let start = if namespace.is_empty() { relative.to_owned() } else { format!("{namespace}/{relative}") };
+    let VersionMatch::Exact(ResourceVersion(rv)) = version else {
         let (objects, revision, _) = store.now(kind);
-        return Ok(page(&objects, revision, &start, options.limit, selector, false));
+        return Ok(page(&objects, revision, &start, limit, selector, false));
     };
     match store.at(kind, rv) {
-        Ok(objects) => Ok(page(&objects, rv, &start, options.limit, selector, true)),
+        Ok(objects) => Ok(page(&objects, rv, &start, limit, selector, true)),
         Err(status) if status.code == 410 => {
-            let relative = start.strip_prefix(&format!("{}/", selector.namespace)).unwrap_or(&start);
-            Err(DemoStatus::expired_continue(write_token("-1", relative)))
+            let latest = ContinueToken { at: ContinueAt::Latest, start: relative.to_owned() };
+            Err(DemoStatus::expired_continue(latest.encode(PageStore::FromStorage)))
         }
         Err(status) => Err(status),
     }
@@ -87,67 +88,26 @@ fn page(
     objects: &ObjectMap,
     revision: u64,
     start: &str,
-    limit: usize,
+    limit: Option<usize>,
     selector: &ObjectSelector,
     exact: bool,
 ) -> DemoPage {
     let skip = objects.partition_point(|object| object.meta.key().as_str() < start);
     let mut rest = objects[skip..].iter();
     let matching = rest.by_ref().filter(|object| selector.matches(object)).cloned();
-    if limit == 0 {
+    let Some(limit) = limit else {
         return DemoPage { objects: matching.collect(), revision, next: None, remaining: None };
-    }
+    };
     let objects: Vec<_> = matching.take(limit).collect();
     let remaining = rest.filter(|object| selector.would_scan(object, exact)).count();
     let last = objects.last().filter(|_| objects.len() == limit && remaining > 0);
     let next = last.map(|last| {
         let key = if selector.namespace.is_empty() { last.meta.key() } else { last.meta.name.clone() };
-        write_token(&revision.to_string(), &format!("/{key}\0"))
+        let at = ContinueAt::Version(ResourceVersion(revision));
+        ContinueToken { at, start: format!("{key}\0") }.encode(PageStore::FromCache)
     });
     let remaining = (next.is_some() && !selector.is_selective()).then_some(remaining);
     DemoPage { objects, revision, next, remaining }
-}
-
-fn write_token(rv: &str, start: &str) -> String {
-    let mut json = format!(r#"{{"v":"meta.k8s.io/v1","rv":{rv},"start":"#).into_bytes();
-    write_string(start, &mut json);
-    json.push(b'}');
-    URL_SAFE_NO_PAD.encode(json)
-}
-
-/// The revision (`None` for "the newest") and the key to start at.
-fn read_token(token: &str) -> Result<(Option<u64>, String), String> {
-    let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|error| base64_text(&error))?;
-    let json = Json::parse(&bytes).map_err(|error| error.to_string())?;
-    let version = json.get("v").and_then(Json::as_str).unwrap_or_default();
-    if version != "meta.k8s.io/v1" {
-        return Err(format!("server does not recognize this encoded version {version}"));
-    }
-    let start = json.get("start").and_then(Json::as_str).unwrap_or_default();
-    if start.is_empty() {
-        return Err("encoded start key empty (version meta.k8s.io/v1)".to_owned());
-    }
-    if start.split('/').any(|part| matches!(part, "." | "..")) {
-        return Err(start.to_owned());
-    }
-    let rv = match json.get("rv").map(Json::selectable).unwrap_or_default().as_str() {
-        "-1" => None,
-        text => match text.parse() {
-            Ok(rv) if rv > 0 => Some(rv),
-            _ => return Err("incorrect encoded start resourceVersion (version meta.k8s.io/v1)".to_owned()),
-        },
-    };
-    Ok((rv, start.strip_prefix('/').unwrap_or(start).to_owned()))
-}
-
-/// As Go says it.
-fn base64_text(error: &DecodeError) -> String {
-    let at = match *error {
-        DecodeError::InvalidByte(at, _) | DecodeError::InvalidLastSymbol(at, _) => at,
-        DecodeError::InvalidLength(len) => len.saturating_sub(1),
-        DecodeError::InvalidPadding => 0,
-    };
-    format!("illegal base64 data at input byte {at}")
 }
 
 impl DemoPage {

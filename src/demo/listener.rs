@@ -11,6 +11,7 @@ use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
@@ -25,6 +26,8 @@ const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 const FRAME_BYTES_MAX: u32 = 256 * 1024;
 /// Streams end by themselves when the upstream stops; a client that does not read is not waited for.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// What is on its way on a connection in memory.
+const IN_MEMORY_BYTES: usize = 256 * 1024;
 const LISTEN_AGAIN: Duration = Duration::from_millis(2);
 
 /// A port that is ours whether we listen on it or not: a second socket holds it, bound but deaf.
@@ -50,6 +53,19 @@ fn socket(address: SocketAddr) -> io::Result<TcpSocket> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)
+}
+
+/// Is up or down, as a test orders, with nothing to listen on.
+pub(crate) async fn follow_orders(shared: Arc<DemoState>) {
+    let mut listening = shared.listening.subscribe();
+    loop {
+        let wanted = *listening.borrow_and_update();
+        shared.bound.send_replace(wanted);
+        tokio::select! {
+            () = shared.stopping.cancelled() => return,
+            _ = listening.changed() => {}
+        }
+    }
 }
 
 /// Accepts until the upstream stops. While it is down, the port refuses connections.
@@ -94,13 +110,33 @@ async fn serve(stream: TcpStream, shared: Arc<DemoState>) {
     shared.counts.note(|counts| counts.connections += 1);
     let reset = Arc::new(AtomicBool::new(false));
     let socket = Socket::new(stream, shared.faults.freeze.clone(), reset.clone());
+    converse(socket, shared, || reset.store(true, Ordering::SeqCst)).await;
+}
+
+/// A connection that no kernel carries, while the upstream is not down.
+pub(crate) fn connect(shared: &Arc<DemoState>) -> Option<DuplexStream> {
+    if !*shared.bound.borrow() {
+        return None;
+    }
+    let (near, far) = tokio::io::duplex(IN_MEMORY_BYTES);
+    shared.counts.note(|counts| counts.connections += 1);
+    let shared = shared.clone();
+    drop(shared.tasks.clone().spawn(async move { converse(far, shared, || {}).await }));
+    Some(near)
+}
+
+/// Serves a connection until it ends, or until all of its generation are to be dropped, which `reset` is told.
+async fn converse<T>(io: T, shared: Arc<DemoState>, reset: impl FnOnce())
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = service_fn(|request| {
         let shared = shared.clone();
         async move { Ok::<_, Infallible>(handle(shared, request).await) }
     });
     let builder = builder(&shared);
     let mut generation = shared.connections.subscribe();
-    let connection = builder.serve_connection(TokioIo::new(socket), service);
+    let connection = builder.serve_connection(TokioIo::new(io), service);
     tokio::pin!(connection);
     tokio::select! {
         ended = connection.as_mut() => {
@@ -108,7 +144,7 @@ async fn serve(stream: TcpStream, shared: Arc<DemoState>) {
                 tracing::trace!(%error, "connection ended");
             }
         }
-        _ = generation.changed() => reset.store(true, Ordering::SeqCst),
+        _ = generation.changed() => reset(),
         () = shared.stopping.cancelled() => {
             connection.as_mut().graceful_shutdown();
             // Whoever does not take the goodbye is cut off when the future is dropped.

@@ -4,17 +4,18 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, USER_AGENT, X_CONTENT_TYPE_OPTIONS};
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, USER_AGENT, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 
-use super::accept::Accept;
-use super::json::pretty;
-use super::query::Query;
+use super::form::Form;
+use super::json;
+use super::kinds::ServedKind;
 use super::status::DemoStatus;
 use super::watch::BrokenWatch;
+use crate::kube::{Offers, Query, RequestInfoError, asks_for, negotiate, pretty};
 
 pub(crate) type DemoBody = UnsyncBoxBody<Bytes, BrokenWatch>;
 pub(crate) type DemoReply = Response<DemoBody>;
@@ -36,7 +37,7 @@ const PRIORITY: [(HeaderName, HeaderValue); 2] = [
 /// How this request wants its answer written.
 #[derive(Clone, Debug)]
 pub(crate) struct Style {
-    pub(crate) accept: Accept,
+    accept: Option<String>,
     pretty: bool,
     audit_id: HeaderValue,
 }
@@ -44,30 +45,34 @@ pub(crate) struct Style {
 impl Style {
     pub(crate) fn of(headers: &HeaderMap, query: &Query) -> Self {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-        let accept = Accept::parse(text(http::header::ACCEPT));
-        let browser = || {
-            let agent = text(USER_AGENT).unwrap_or_default();
-            ["curl", "Wget", "Mozilla/5.0"].iter().any(|name| agent.starts_with(name))
-        };
-        let pretty = match query.get("pretty") {
-            Some(value) => matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True"),
-            None => accept.wants_pretty() || browser(),
-        };
+        let accept = text(ACCEPT);
+        let pretty = pretty(query, text(USER_AGENT), accept, Offers::BUILTIN.in_json());
         let made = || HeaderValue::from_str(&super::uid()).ok();
         let audit_id = headers.get(AUDIT_ID).cloned().or_else(made);
-        Self { accept, pretty, audit_id: audit_id.unwrap_or_else(|| HeaderValue::from_static("")) }
+        let audit_id = audit_id.unwrap_or_else(|| HeaderValue::from_static(""));
+        Self { accept: accept.map(str::to_owned), pretty, audit_id }
+    }
+
+    pub(crate) fn form(&self, kind: &ServedKind, watch: bool) -> Result<Form, DemoStatus> {
+        Form::negotiated(self.accept.as_deref(), kind, watch)
+    }
+
+    pub(crate) fn asks_for(&self, kind: &str, group: &str, version: &str) -> bool {
+        asks_for(self.accept.as_deref(), kind, group, version)
     }
 
     /// A compact JSON document that ends in a newline, or its pretty form that does not.
     pub(crate) fn json(&self, code: StatusCode, body: Vec<u8>) -> DemoReply {
-        let body = if self.pretty { pretty(&body) } else { body };
+        let body = if self.pretty { json::pretty(&body) } else { body };
         self.reply(code, JSON, full(body))
     }
 
     pub(crate) fn status(&self, status: &DemoStatus) -> DemoReply {
         let compact = status.to_json();
-        let body = if self.pretty || !self.accept.takes_plain_json() {
-            pretty(compact.as_bytes())
+        // Errors are not converted: who asked for conversions alone gets them as a person reads them.
+        let is_taken = negotiate(self.accept.as_deref(), Offers::ERROR.in_json()).media().is_some();
+        let body = if self.pretty || !is_taken {
+            json::pretty(compact.as_bytes())
         } else {
             format!("{compact}\n").into_bytes()
         };
@@ -79,6 +84,17 @@ impl Style {
         if code == StatusCode::FORBIDDEN {
             reply.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         }
+        reply
+    }
+
+    /// The answer to what cannot be read: in text, and before the filter that forbids caching.
+    pub(crate) fn unread(&self, error: &RequestInfoError) -> DemoReply {
+        let code = match error {
+            RequestInfoError::NoResource(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            RequestInfoError::BadEscape => StatusCode::BAD_REQUEST,
+        };
+        let mut reply = self.text(code, format!("{error}\n"));
+        reply.headers_mut().remove(CACHE_CONTROL);
         reply
     }
 

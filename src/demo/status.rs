@@ -1,13 +1,16 @@
 //! `DemoStatus` bodies in the apiserver's shape: what a refusal looks like on the wire.
 
-use super::json::write_string;
+use std::borrow::Cow;
+
+use super::json::{Json, write_string};
 use super::kinds::ServedKind;
+use crate::kube;
 
 /// A refusal. The HTTP layer turns it into a response, the watch into an ERROR event.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DemoStatus {
     pub(crate) code: u16,
-    pub(crate) reason: &'static str,
+    pub(crate) reason: Cow<'static, str>,
     pub(crate) message: String,
     /// The JSON text of `details`; absent for some constructors, `{}` for others.
     pub(crate) details: Option<String>,
@@ -18,7 +21,8 @@ pub(crate) struct DemoStatus {
 
 impl DemoStatus {
     pub(crate) fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: None, next: None, retry_after: None }
+        let (reason, message) = (Cow::Borrowed(reason), message.into());
+        Self { code, reason, message, details: None, next: None, retry_after: None }
     }
 
     fn details(self, details: impl Into<String>) -> Self {
@@ -94,20 +98,6 @@ impl DemoStatus {
         Self::new(415, "UnsupportedMediaType", "415: Unsupported Media Type").details("{}")
     }
 
-    /// The 422 of wrong list options; each problem is (cause reason, field, text).
-    pub(crate) fn invalid_options(problems: &[(&str, &str, String)]) -> Self {
-        let texts: Vec<_> = problems.iter().map(|(_, field, text)| format!("{field}: {text}")).collect();
-        let whole = if texts.len() == 1 { texts.concat() } else { format!("[{}]", texts.join(", ")) };
-        let causes: Vec<_> = problems
-            .iter()
-            .map(|(reason, field, text)| {
-                format!(r#"{{"reason":"{reason}","message":{},"field":"{field}"}}"#, quoted(text))
-            })
-            .collect();
-        let details = format!(r#"{{"group":"meta.k8s.io","kind":"ListOptions","causes":[{}]}}"#, causes.join(","));
-        Self::new(422, "Invalid", format!("ListOptions.meta.k8s.io \"\" is invalid: {whole}")).details(details)
-    }
-
     pub(crate) fn too_large(wanted: u64, current: u64) -> Self {
         let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
         let cause = r#"{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}"#;
@@ -171,12 +161,23 @@ impl DemoStatus {
             quoted(&self.message)
         );
         if !self.reason.is_empty() {
-            out.extend([r#","reason":""#, self.reason, r#"""#]);
+            out.extend([r#","reason":""#, &self.reason, r#"""#]);
         }
         if let Some(details) = &self.details {
             out.extend([r#","details":"#, details]);
         }
         out + &format!(r#","code":{}}}"#, self.code)
+    }
+}
+
+/// What the reading of a request refuses.
+impl From<kube::Status> for DemoStatus {
+    fn from(refusal: kube::Status) -> Self {
+        let code = refusal.http_code();
+        let document = Json::parse(&refusal.to_event_json()).unwrap_or_default();
+        let details = document.get("details").map(|details| String::from_utf8_lossy(&details.to_bytes()).into_owned());
+        let (reason, message) = (Cow::Owned(refusal.reason), refusal.message);
+        Self { code, reason, message, details, next: None, retry_after: None }
     }
 }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::io::DuplexStream;
 
 use super::churn::{self, Churning, Population};
 use super::counts::RequestCounts;
 use super::faults::Faults;
 use super::kinds::{PODS, known};
-use super::listener::{Port, accept};
+use super::listener::{Port, accept, connect, follow_orders};
 use super::pods::{NODES, Pod};
 use super::reviews::ReviewAnswers;
 use super::seed;
@@ -134,8 +135,29 @@ impl Upstream {
     /// If the address cannot be bound.
     pub async fn try_run(self) -> io::Result<RunningUpstream> {
         let port = Port::hold(self.address)?;
-        let address = port.address;
         let listener = port.listen()?;
+        let running = self.seeded(port.address).await?;
+        let shared = &running.shared;
+        shared.bound.send_replace(true);
+        drop(shared.tasks.spawn(accept(port, listener, shared.clone())));
+        Ok(running)
+    }
+
+    /// Starts it without a port: only [`RunningUpstream::connector`] leads there. For tests whose clock stands still,
+    /// which a kernel's does not.
+    ///
+    /// # Panics
+    /// If a thread for the seeding cannot be had.
+    pub async fn in_memory(self) -> RunningUpstream {
+        let address = self.address;
+        let running = self.seeded(address).await.unwrap_or_else(|error| panic!("the demo upstream: {error}"));
+        let shared = &running.shared;
+        shared.bound.send_replace(true);
+        drop(shared.tasks.spawn(follow_orders(shared.clone())));
+        running
+    }
+
+    async fn seeded(self, address: SocketAddr) -> io::Result<RunningUpstream> {
         let ring_events = usize::try_from(self.rate.saturating_mul(RING_SECONDS)).unwrap_or(usize::MAX);
         let ring_events_max =
             self.ring_events_max.unwrap_or(ring_events.clamp(*RING_EVENTS.start(), *RING_EVENTS.end()));
@@ -147,8 +169,6 @@ impl Upstream {
         let store = seeding.await.map_err(io::Error::other)?;
         let shared = Arc::new(DemoState::new(store, self.settings));
         let population = Arc::new(Mutex::new(Population::new(self.pods, self.nodes, self.seed)));
-        shared.bound.send_replace(true);
-        drop(shared.tasks.spawn(accept(port, listener, shared.clone())));
         Ok(RunningUpstream { address, shared, population, rate: self.rate })
     }
 }
@@ -171,6 +191,13 @@ impl RunningUpstream {
     /// `http://127.0.0.1:PORT`, without a slash at the end.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Makes connections that never leave the process; none while the upstream is down. A frozen upstream does not
+    /// freeze them.
+    pub fn connector(&self) -> impl Fn() -> Option<DuplexStream> + Send + Sync + 'static + use<> {
+        let shared = self.shared.clone();
+        move || connect(&shared)
     }
 
     /// The newest revision of the whole store.

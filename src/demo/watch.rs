@@ -10,9 +10,9 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::accept::Form;
 use super::counts::OpenWatch;
 use super::faults::{Act, FaultOrder, Stall};
+use super::form::Form;
 use super::kinds::KINDS;
 use super::selector::ObjectSelector;
 use super::shared::DemoState;

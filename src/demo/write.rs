@@ -9,10 +9,10 @@ use super::json::{Json, JsonMembers, merge_patch, strategic_patch};
 use super::kinds::{KINDS, ServedKind};
 use super::object::{Meta, StoredObject};
 use super::protobuf;
-use super::query::Query;
 use super::selector::ObjectSelector;
 use super::status::{self, DemoStatus};
 use super::store::{Store, WriteDecision};
+use crate::kube::Query;
 
 #[derive(Clone, Debug)]
 pub(crate) struct WriteTarget {
@@ -55,7 +55,7 @@ pub(crate) fn write(
         "status" if has_status && matches!(*method, Method::PUT | Method::PATCH) => {}
         _ => return Err(DemoStatus::no_resource()),
     }
-    let writer = Writer { store, target, kind, dry_run: query.get("dryRun").is_some() };
+    let writer = Writer { store, target, kind, dry_run: query.first("dryRun").is_some() };
     match (method, target.name.is_empty()) {
         (&Method::POST, true) if kind.namespaced != target.namespace.is_empty() => {
             writer.create(document(kind, media, body)?)
@@ -67,7 +67,8 @@ pub(crate) fn write(
         }
         (&Method::DELETE, false) => writer.delete(&parse_options(body)),
         (&Method::DELETE, true) if kind.namespaced != target.namespace.is_empty() => {
-            let (labels, fields) = (query.text("labelSelector"), query.text("fieldSelector"));
+            let text = |name| query.first(name).unwrap_or_default();
+            let (labels, fields) = (text("labelSelector"), text("fieldSelector"));
             writer.delete_matching(&ObjectSelector::parse(kind, &target.namespace, labels, fields)?)
         }
         _ => Err(DemoStatus::method_not_allowed()),

@@ -80,22 +80,34 @@ pub struct Offers {
     protobuf: bool,
     /// `as=`, `g=` and `v=`. Errors cannot be converted.
     conversions: bool,
+    /// No other encoding at all.
+    only_json: bool,
     watch: bool,
 }
 
 impl Offers {
     /// Reads of a resource that the apiserver itself defines.
-    pub const BUILTIN: Self = Self { protobuf: true, conversions: true, watch: false };
+    pub const BUILTIN: Self = Self { protobuf: true, conversions: true, only_json: false, watch: false };
     /// Reads of a custom resource.
-    pub const CUSTOM: Self = Self { protobuf: false, conversions: true, watch: false };
+    pub const CUSTOM: Self = Self { protobuf: false, ..Self::BUILTIN };
     /// A [`Status`](super::Status) sent as a response. Where nothing fits, the apiserver writes it as indented JSON,
     /// [`to_json_indented`](super::Status::to_json_indented), and keeps its code (R-ACCEPT-5).
-    pub const ERROR: Self = Self { protobuf: true, conversions: false, watch: false };
+    pub const ERROR: Self = Self { conversions: false, ..Self::BUILTIN };
 
     /// The same endpoint when the request is a watch.
     #[must_use]
     pub fn watching(self) -> Self {
         Self { watch: true, ..self }
+    }
+
+    /// The same endpoint of a server that writes nothing but JSON.
+    #[must_use]
+    pub fn in_json(self) -> Self {
+        Self { only_json: true, ..self }
+    }
+
+    fn media(self) -> &'static [MediaType] {
+        if self.only_json { &[MediaType::Json] } else { &MediaType::ALL }
     }
 }
 
@@ -136,13 +148,20 @@ pub fn negotiate(accept: Option<&str>, offers: Offers) -> Choice {
 /// Layer (a), the router of built-in resources: some clause's bare media type must be a produced one or `*/*`. Stricter
 /// than [`negotiate`] about wildcards, `application/*` is none; blind to parameters. Custom resources have no such
 /// layer.
-pub fn router_accepts(accept: Option<&str>) -> bool {
+pub fn router_accepts(accept: Option<&str>, offers: Offers) -> bool {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
     // A trailing comma opens no further clause, which makes no difference: the empty type is not produced.
     accept.split(',').any(|clause| {
         let bare = clause.split(';').next().unwrap_or_default().trim_matches(' ');
-        bare == "*/*" || MediaType::ALL.iter().any(|media| media.as_str() == bare)
+        bare == "*/*" || offers.media().iter().any(|media| media.as_str() == bare)
     })
+}
+
+/// Whether some clause asks for this kind, in whatever encoding: discovery is not negotiated like objects are.
+pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
+    let asked = [("as", kind), ("g", group), ("v", version)];
+    let asks = |clause: &Clause<'_>| asked.iter().all(|(name, value)| clause.parameter(name) == Some(value));
+    clauses(accept.unwrap_or_default()).iter().any(asks)
 }
 
 /// How the user agents of people begin.
@@ -177,7 +196,7 @@ fn chosen(accept: Option<&str>, offers: Offers) -> Option<Chosen> {
         return Some(Chosen { media: MediaType::Json, conversion: None, pretty: false });
     };
     clauses(accept).iter().find_map(|clause| {
-        let mut fitting = MediaType::ALL.into_iter().filter(|media| clause.covers(media.as_str()));
+        let mut fitting = offers.media().iter().copied().filter(|media| clause.covers(media.as_str()));
         fitting.find_map(|media| fit(clause, media, offers))
     })
 }

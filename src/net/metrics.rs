@@ -1,6 +1,12 @@
 //! What listeners report of their connections.
 
-use metrics::{Gauge, counter, gauge};
+use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
+
+/// Names and meanings of what is recorded here.
+pub fn describe() {
+    describe_gauge!("kube_fanout_connections_open", "connections of clients");
+    describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
+}
 
 /// Why a connection came to nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

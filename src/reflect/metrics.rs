@@ -3,10 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use metrics::counter;
+use metrics::{counter, describe_counter};
 
 use crate::feeds::{CountedMetric, FeedCounts, FeedKey};
 use crate::wire::Representation;
+
+/// Names and meanings of what is recorded here. What feeds count is read off them.
+pub fn describe() {
+    describe_counter!("kube_fanout_representation_checks_total", "comparisons of what is derived with upstream's");
+}
 
 /// The counters of one feed.
 #[derive(Clone)]

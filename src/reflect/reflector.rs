@@ -1,5 +1,7 @@
 mod follow;
 mod relist;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;

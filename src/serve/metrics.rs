@@ -151,13 +151,8 @@ pub(super) fn coalesced(requests: usize) {
     counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
 }
 
-/// Names and meanings of what is recorded; docs/METRICS.md has them, and those of feeds, which are read off them.
+/// Names and meanings of what is recorded here; docs/METRICS.md has everybody's.
 pub fn describe() {
-    describe_gauge!("kube_fanout_connections_open", "connections of clients");
-    describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
-    describe_counter!("kube_fanout_reloads_total", "files that changed, by what became of it");
-    describe_gauge!("kube_fanout_reload_failing", "1 when files changed to what cannot be used");
-    describe_counter!("kube_fanout_representation_checks_total", "comparisons of what is derived with upstream's");
     describe_gauge!("kube_fanout_watches_open", "watches served from the cache");
     describe_gauge!("kube_fanout_watches_held", "watches that wait for the proof of the state that they begin with");
     describe_counter!("kube_fanout_watch_events_total", "frames delivered to watches, bookmarks included");

@@ -194,7 +194,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     let built_in = resource.origin == ResourceOrigin::BuiltIn;
     let offers = if built_in { Offers::BUILTIN } else { Offers::CUSTOM };
     let offers = if watch { offers.watching() } else { offers };
-    if built_in && !router_accepts(accept) {
+    if built_in && !router_accepts(accept, offers) {
         return Ok(Route::Forward(ForwardReason::NotAcceptable));
     }
     let choice = negotiate(accept, offers);

@@ -48,14 +48,17 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 impl Client {
     /// Reads the credentials. Nothing is asked yet.
     pub fn connect(source: &CredentialSource) -> Result<Self, CredentialError> {
-        let links = Links::load(source)?;
+        Ok(Self::of(Links::load(source)?))
+    }
+
+    pub(super) fn of(links: Links) -> Self {
         let shared = Shared {
             base: links.current().credentials.base.clone(),
             links,
             instance: format!("{:016x}", fastrand::u64(..)),
             answered: watch::Sender::new(0),
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Self { shared: Arc::new(shared) }
     }
 
     /// Reads the credentials again whenever their files change; to be spawned once. Requests use the new ones, on new

@@ -49,7 +49,7 @@ impl CredentialChanges {
 impl Links {
     pub(super) fn load(source: &CredentialSource) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
-            return Ok(Self { current: Reloaded::fixed(Link::new(UpstreamCredentials::load(source)?)?) });
+            return Ok(Self::fixed(Link::new(UpstreamCredentials::load(source)?)?));
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
         // kube-client reads the files once more. Should they have changed in between, the next look finds that out.
@@ -66,6 +66,11 @@ impl Links {
         Ok(Self { current })
     }
 
+    /// One that stays as it is.
+    pub(super) fn fixed(link: Link) -> Self {
+        Self { current: Reloaded::fixed(link) }
+    }
+
     pub(super) fn current(&self) -> std::sync::Arc<Link> {
         self.current.current()
     }
@@ -80,7 +85,7 @@ impl Links {
 }
 
 impl Link {
-    fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
+    pub(super) fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
         Ok(Self {
             watches: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
             short: Pool::new(&credentials, PoolProtocol::Multiplexed)?,

@@ -47,6 +47,9 @@ pub(super) struct Pool {
     protocol: PoolProtocol,
     idle_max: usize,
     shards: Mutex<Vec<Shard>>,
+    /// Where requests go in a test without sockets.
+    #[cfg(test)]
+    pub(super) memory: Option<super::memory::Memory>,
 }
 
 #[derive(Debug, Clone)]
@@ -85,13 +88,24 @@ impl Pool {
         protocol: PoolProtocol,
         idle_max: usize,
     ) -> Result<Self, CredentialError> {
-        let pool = Self { credentials: credentials.clone(), protocol, idle_max, shards: Mutex::new(Vec::new()) };
+        let pool = Self {
+            credentials: credentials.clone(),
+            protocol,
+            idle_max,
+            shards: Mutex::new(Vec::new()),
+            #[cfg(test)]
+            memory: None,
+        };
         pool.shards.lock().push(pool.shard()?);
         Ok(pool)
     }
 
     /// Sends a request; its place on the connection is held until the response body has been dropped.
     pub(super) async fn send(&self, request: Request<UpstreamBody>) -> Result<Response<ResponseBody>, Error> {
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            return Ok(ResponseBody::of(memory.send(request).await?, self.place().1));
+        }
         send_by(self.place(), request).await
     }
 
@@ -172,9 +186,7 @@ async fn send_by(
     request: Request<UpstreamBody>,
 ) -> Result<Response<ResponseBody>, Error> {
     let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
-    let peer = response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default();
-    let server = Server::new(peer, slot.streams.clone(), response.version() == Version::HTTP_2);
-    Ok(response.map(|incoming| ResponseBody { incoming, server, _slot: slot }))
+    Ok(ResponseBody::of(response, slot))
 }
 
 impl Drop for Slot {
@@ -192,6 +204,12 @@ pub struct ResponseBody {
 }
 
 impl ResponseBody {
+    fn of(response: Response<Incoming>, slot: Slot) -> Response<Self> {
+        let peer = response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default();
+        let server = Server::new(peer, slot.streams.clone(), response.version() == Version::HTTP_2);
+        response.map(|incoming| Self { incoming, server, _slot: slot })
+    }
+
     /// Who answers.
     pub fn server(&self) -> &Server {
         &self.server

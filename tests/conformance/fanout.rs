@@ -11,23 +11,6 @@ use crate::bed::{self, Ask, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, Wa
 const PODS: &str = "/api/v1/pods";
 const WATCH_LIST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
-/// The same, once it no longer changes: earlier tests' watches are gone, and its own are there.
-async fn settled_upstream(plane: &Plane, resource: &str) -> i64 {
-    let mut seen = (-1, 0);
-    eventually("the apiserver's watches have settled", async || {
-        let open = open_upstream(plane, resource).await;
-        seen = if open == seen.0 { (open, seen.1 + 1) } else { (open, 0) };
-        (seen.1 == 20).then_some(open)
-    })
-    .await
-}
-
-/// Watches that the apiserver itself counts as open.
-async fn open_upstream(plane: &Plane, resource: &str) -> i64 {
-    let labels = [("resource", resource), ("verb", "WATCH")];
-    plane.metrics().await.sum("apiserver_longrunning_requests", &labels)
-}
-
 /// Writes for others to watch, straight to the apiserver; then tells them, by `until`, where it ended.
 async fn churn(plane: &Plane, namespace: &str, ops: usize, until: &Path) -> Vec<u64> {
     let ops = ops.to_string();
@@ -43,7 +26,7 @@ async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stre
     let Some(bed) = bed::alone().await else { return };
     bed.load().await;
     let proxy = Plan::tls().start(&bed).await;
-    let before = settled_upstream(&bed, "pods").await;
+    let before = bed.settled_watches("pods").await;
     let until = bed.file("until");
     let mut runs = Vec::new();
     for (query, count) in [("resourceVersion=now", 1000), (WATCH_LIST, 10)] {
@@ -59,7 +42,7 @@ async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stre
         run.awaits(ready).await;
     }
     eventually("one feed and four references are what the apiserver sees", async || {
-        (open_upstream(&bed, "pods").await == before + 5).then_some(())
+        (bed.open_watches("pods").await == before + 5).then_some(())
     })
     .await;
     let started = std::time::Instant::now();
@@ -108,7 +91,7 @@ async fn five_hundred_watch_lists_at_a_cold_proxy_are_equal_and_share_one_stream
     bed.drive("load").args(load).start().finish().await;
     let path = format!("/api/v1/namespaces/{namespace}/pods?watch=1&{WATCH_LIST}");
     let proxy = Plan::tls().start(&bed).await;
-    let before = settled_upstream(&bed, "pods").await;
+    let before = bed.settled_watches("pods").await;
     let started = std::time::Instant::now();
     // Connections of their own, so that no request waits for another one's answer.
     let clients: Vec<_> = (0..5).map(|_| proxy.client()).collect();
@@ -132,7 +115,7 @@ async fn five_hundred_watch_lists_at_a_cold_proxy_are_equal_and_share_one_stream
     let initial = [("resource", "pods.v1"), ("question", "initial")];
     assert_eq!(metrics.sum("kube_fanout_upstream_questions_total", &initial), 1);
     assert_eq!(proxy.forwarded().await, [], "nobody was passed through");
-    assert_eq!(open_upstream(&bed, "pods").await, before + 2, "the feed and the reference");
+    assert_eq!(bed.open_watches("pods").await, before + 2, "the feed and the reference");
     let last_sent = answered.iter().map(|(sent, ..)| *sent).max().unwrap_or_default();
     let mut took: Vec<_> = answered.iter().map(|(_, done, ..)| *done).collect();
     took.sort();

@@ -21,23 +21,6 @@ enum Way {
     WebSocket,
 }
 
-/// Watches that the apiserver itself counts as open.
-async fn open_upstream(plane: &Plane, resource: &str) -> i64 {
-    let labels = [("resource", resource), ("verb", "WATCH")];
-    plane.metrics().await.sum("apiserver_longrunning_requests", &labels)
-}
-
-/// The same, once earlier tests' watches are gone.
-async fn settled_upstream(plane: &Plane, resource: &str) -> i64 {
-    let mut seen = (-1, 0);
-    eventually("the apiserver's watches have settled", async || {
-        let open = open_upstream(plane, resource).await;
-        seen = if open == seen.0 { (open, seen.1 + 1) } else { (open, 0) };
-        (seen.1 == 20).then_some(open)
-    })
-    .await
-}
-
 /// A whole watch, as lines; it has been answered when this returns, and goes on until it ends by itself.
 async fn start(target: Target, way: Way, path: String) -> tokio::task::JoinHandle<Vec<String>> {
     match way {
@@ -126,7 +109,7 @@ async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more()
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
     client.create(&pods, pod("before", "x")).await;
-    let before = settled_upstream(&bed, "pods").await;
+    let before = bed.settled_watches("pods").await;
     let version = client.version(&pods).await;
     let selectors = ["", "labelSelector=app%3Dx", "fieldSelector=metadata.name%3Da", "labelSelector=app%20notin%20(x)"];
     let paths: Vec<_> = selectors
@@ -137,7 +120,7 @@ async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more()
     let ways = [Way::Http(Protocol::H1), Way::Http(Protocol::H2), Way::Http(Protocol::H2), Way::WebSocket];
     let one_more = async || {
         eventually("one feed is what the apiserver sees", async || {
-            (open_upstream(&bed, "pods").await == before + 1).then_some(())
+            (bed.open_watches("pods").await == before + 1).then_some(())
         })
         .await;
     };
@@ -283,7 +266,7 @@ async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
     client.create(&maps, json!({"metadata": {"name": "a"}})).await;
     client.create(&maps, json!({"metadata": {"name": "b"}})).await;
-    let before = settled_upstream(&bed, "configmaps").await;
+    let before = bed.settled_watches("configmaps").await;
     let starts = ["resourceVersion=0", "resourceVersion=", "resourceVersion=0&labelSelector=none"];
     let names = ["a", "b", "missing"].map(|name| format!("fieldSelector=metadata.name%3D{name}"));
     let queries = starts.iter().flat_map(|start| names.iter().map(move |name| format!("{start}&{name}")));
@@ -291,7 +274,7 @@ async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_
     let paths: Vec<_> = queries.map(|query| format!("{maps}?watch=1&{LASTS}&{query}")).collect();
     let one_more = async || {
         eventually("one feed is what the apiserver sees", async || {
-            (open_upstream(&bed, "configmaps").await == before + 1).then_some(())
+            (bed.open_watches("configmaps").await == before + 1).then_some(())
         })
         .await;
     };

@@ -52,7 +52,19 @@ async fn goes_on(up: &RunningUpstream, app: &App) {
     panic!("no watch of {LISTS_MAX} was told anything for long");
 }
 
-/// The proxy was away for longer than the window, which goes on rolling. How many LISTs that cost upstream.
+/// Upstream comes back behind a window that has left its clients behind, and goes on rolling while the writer is there.
+/// The LISTs that there were before.
+async fn came_back(up: &Arc<RunningUpstream>) -> (u64, Writer) {
+    up.churn(2 * WINDOW).await;
+    up.faults().forget_window();
+    up.faults().lists_outlast(DURING_A_LIST);
+    let lists = up.counts().lists.of("pods");
+    let writer = writing(up);
+    up.faults().up().await;
+    (lists, writer)
+}
+
+/// The proxy was away for longer than the window. How many LISTs that cost upstream.
 async fn back_behind_a_rolling_window(streams_lists: bool) -> u64 {
     let up = Arc::new(demo::upstream().pods(50).seed(96).run().await);
     if !streams_lists {
@@ -63,12 +75,7 @@ async fn back_behind_a_rolling_window(streams_lists: bool) -> u64 {
     before.listed().await;
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
-    up.churn(2 * WINDOW).await;
-    up.faults().forget_window();
-    up.faults().lists_outlast(DURING_A_LIST);
-    let lists = up.counts().lists.of("pods");
-    let _writer = writing(&up);
-    up.faults().up().await;
+    let (lists, _writer) = came_back(&up).await;
     // History is lost, and a client is told so.
     assert_eq!(before.ended().await, Ended::Expired);
     goes_on(&up, &app).await;
@@ -101,12 +108,7 @@ async fn proxies_that_come_back_together_each_come_out() {
     for app in &apps {
         app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     }
-    up.churn(2 * WINDOW).await;
-    up.faults().forget_window();
-    up.faults().lists_outlast(DURING_A_LIST);
-    let lists = up.counts().lists.of("pods");
-    let _writer = writing(&up);
-    up.faults().up().await;
+    let (lists, _writer) = came_back(&up).await;
     join_all(apps.iter().map(|app| goes_on(&up, app))).await;
     let lists = up.counts().lists.of("pods") - lists;
     assert!(lists <= LISTS_MAX * 8, "{lists} lists of 8 proxies");

@@ -206,3 +206,43 @@ async fn forms_are_negotiated() {
     let pretty = Client::of(&up).get("/api/v1/namespaces/t1/pods?pretty=true").await;
     assert!(pretty.text().starts_with("{\n  \"kind\": \"PodList\",\n") && pretty.text().ends_with("\n}"));
 }
+
+#[tokio::test]
+async fn what_cannot_be_asked_is_refused_in_the_servers_words() {
+    let up = upstream().run().await;
+    let client = Client::of(&up);
+    for (query, text) in [
+        ("resourceVersionMatch=Exact", "resourceVersionMatch is forbidden unless resourceVersion is provided"),
+        ("resourceVersion=0&resourceVersionMatch=Exact", r#""exact" is forbidden for resourceVersion "0""#),
+        ("sendInitialEvents=true", "sendInitialEvents is forbidden for list"),
+        ("watch=1&sendInitialEvents=true", "requires setting resourceVersionMatch to NotOlderThan"),
+        ("watch=1&resourceVersion=5&resourceVersionMatch=NotOlderThan", "forbidden for watch unless"),
+        ("watch=1&resourceVersion=0&continue=x&resourceVersionMatch=NotOlderThan", "when continue is provided"),
+        ("resourceVersion=5&resourceVersionMatch=Foo", r#"supported values: "Exact", "NotOlderThan", """#),
+    ] {
+        let refused = client.get(&format!("/api/v1/pods?{query}")).await;
+        let message = refused.json()["message"].as_str().unwrap().to_owned();
+        assert_eq!(refused.status, 422, "{query}");
+        assert!(message.contains(text), "{query}: {message}");
+    }
+    let why = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+    let head = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#;
+    let message = format!(r#""ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: {why}""#);
+    let cause =
+        format!(r#"{{"reason":"FieldValueForbidden","message":"Forbidden: {why}","field":"resourceVersionMatch"}}"#);
+    let details = format!(r#"{{"group":"meta.k8s.io","kind":"ListOptions","causes":[{cause}]}}"#);
+    let body = format!("{head},\"message\":{message},\"reason\":\"Invalid\",\"details\":{details},\"code\":422}}\n");
+    assert_eq!(client.get("/api/v1/pods?resourceVersionMatch=Exact").await.text(), body);
+    let number = client.get("/api/v1/pods?limit=abc").await;
+    let message = r#"strconv.ParseInt: parsing "abc": invalid syntax"#;
+    assert_eq!((number.status.as_u16(), number.json()["message"].as_str()), (400, Some(message)));
+}
+
+#[tokio::test]
+async fn errors_are_indented_for_who_asked_for_conversions_alone() {
+    let up = upstream().run().await;
+    let (missing, table) = ("/api/v1/namespaces/t1/pods/nope", "application/json;as=Table;v=v1;g=meta.k8s.io");
+    assert!(Client::of(&up).accept(table).get(missing).await.text().starts_with("{\n  \"kind\": \"Status\",\n"));
+    let either = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+    assert!(Client::of(&up).accept(either).get(missing).await.text().starts_with("{\"kind\":\"Status\","));
+}

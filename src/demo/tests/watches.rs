@@ -177,7 +177,10 @@ async fn the_old_watch_paths_work() {
     assert_eq!(one.event().await, format!("MODIFIED a @{updated}"));
     let refused = Client::of(&up).get("/api/v1/watch/namespaces/t1/pods/a?fieldSelector=metadata.name%3Db").await;
     assert_eq!(refused.json()["message"], "fieldSelector metadata.name doesn't match requested name");
-    assert_eq!(Client::of(&up).get("/api/v1/watch").await.status, 500);
+    let unread = Client::of(&up).get("/api/v1/watch").await;
+    let why = "failed to create RequestInfo: unable to determine kind and namespace from url, /api/v1/watch";
+    assert_eq!(unread.text(), format!("Internal Server Error: \"/api/v1/watch\": {why}\n"));
+    assert_eq!((unread.status.as_u16(), unread.headers.get("cache-control")), (500, None));
 }
 
 #[tokio::test]

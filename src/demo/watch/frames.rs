@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::super::accept::Form;
+use super::super::form::Form;
 use super::super::kinds::KINDS;
 use super::super::object::StoredObject;
 use super::super::selector::ObjectSelector;

@@ -117,8 +117,37 @@ fn the_router_wants_a_produced_type_or_any() {
         (Some("text/html,"), false),
         (Some("application/cbor"), false),
     ] {
-        assert_eq!(router_accepts(accept), accepted, "{accept:?}");
+        assert_eq!(router_accepts(accept, Offers::BUILTIN), accepted, "{accept:?}");
     }
+}
+
+#[test]
+fn a_server_that_writes_json_alone_passes_over_the_rest() {
+    let partial = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    for (accept, choice) in [
+        ("application/vnd.kubernetes.protobuf,application/json", Plain(Json)),
+        ("application/yaml,*/*", Plain(Json)),
+        ("application/json;as=Table;v=v1;g=meta.k8s.io", converted(Json, Conversion::Table, MetaVersion::V1)),
+        (PROTOBUF, NotAcceptable),
+        (partial, NotAcceptable),
+        ("application/yaml", NotAcceptable),
+    ] {
+        assert_eq!(negotiate(Some(accept), Offers::BUILTIN.in_json()), choice, "{accept}");
+    }
+    for (accept, accepted) in [("application/json", true), ("*/*", true), (PROTOBUF, false), ("application/*", false)] {
+        assert_eq!(router_accepts(Some(accept), Offers::BUILTIN.in_json()), accepted, "{accept}");
+    }
+}
+
+#[test]
+fn a_kind_is_asked_for_by_a_whole_clause() {
+    let asks = |accept: Option<&str>| asks_for(accept, "APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
+    let asked = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    assert!(asks(Some(asked)));
+    assert!(asks(Some(&format!("application/json, {asked};q=0.1"))));
+    assert!(!asks(Some("application/json;g=apidiscovery.k8s.io;v=v2,application/json;as=APIGroupDiscoveryList")));
+    assert!(!asks(Some("application/json")));
+    assert!(!asks(None));
 }
 
 #[test]
@@ -166,11 +195,12 @@ proptest! {
         likely in "(application/|json|yaml|\\*|/|;|,|=|q|as|0.5|stream| ){0,20}",
     ) {
         for accept in [accept, likely] {
-            for offers in [Offers::BUILTIN, Offers::CUSTOM, Offers::ERROR] {
+            for offers in [Offers::BUILTIN, Offers::CUSTOM, Offers::ERROR, Offers::BUILTIN.in_json()] {
                 let _ = negotiate(Some(&accept), offers);
                 let _ = negotiate(Some(&accept), offers.watching());
             }
-            let _ = router_accepts(Some(&accept));
+            let _ = router_accepts(Some(&accept), Offers::BUILTIN);
+            let _ = asks_for(Some(&accept), "Table", "meta.k8s.io", "v1");
         }
     }
 }

@@ -135,7 +135,7 @@ impl Reflector {
     }
 
     /// What an item of the stream leads to: a version, or the end of the stream.
-    fn take_in(
+    pub(super) fn take_in(
         &mut self,
         item: Result<WatchItem, Ended>,
         at: ResourceVersion,
@@ -179,7 +179,7 @@ impl Reflector {
     }
 
     /// What those beside it have to say; how far that takes the feed.
-    async fn heard(&mut self, word: SideFinding) -> Result<ResourceVersion, BrokenStream> {
+    pub(super) async fn heard(&mut self, word: SideFinding) -> Result<ResourceVersion, BrokenStream> {
         match word {
             SideFinding::Proof(proof) => self.adopt(proof),
             SideFinding::Renewal(Renewal { objects, count, done }) => {

@@ -1,11 +1,7 @@
 use super::*;
 
 fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    for (name, value) in lines {
-        headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
-    }
-    headers
+    lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
 }
 
 /// R-THREAT-1: `Connection` may not name what decides about rights.

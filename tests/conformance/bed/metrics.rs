@@ -1,3 +1,5 @@
+use super::{Plane, eventually};
+
 /// A scrape in Prometheus text.
 pub struct Metrics {
     text: String,
@@ -28,5 +30,24 @@ impl Metrics {
             let value: f64 = value.trim().parse().ok()?;
             labels.iter().all(has).then_some((own, format!("{value:.0}").parse().ok()?))
         })
+    }
+}
+
+impl Plane {
+    /// Watches that the apiserver itself counts as open.
+    pub async fn open_watches(&self, resource: &str) -> i64 {
+        let labels = [("resource", resource), ("verb", "WATCH")];
+        self.metrics().await.sum("apiserver_longrunning_requests", &labels)
+    }
+
+    /// The same, once it no longer changes: earlier tests' watches are gone, and its own are there.
+    pub async fn settled_watches(&self, resource: &str) -> i64 {
+        let mut seen = (-1, 0);
+        eventually("the apiserver's watches have settled", async || {
+            let open = self.open_watches(resource).await;
+            seen = if open == seen.0 { (open, seen.1 + 1) } else { (open, 0) };
+            (seen.1 == 20).then_some(open)
+        })
+        .await
     }
 }

@@ -1,0 +1,197 @@
+//! From what a request says to what it names here. `kube` reads it; which of the resources it is about is looked up.
+
+use super::kinds::{KINDS, position};
+use crate::kube::{Query, RequestInfo, RequestInfoError, Verb};
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Route {
+    Collection {
+        kind: usize,
+        namespace: String,
+        /// Said by the deprecated `/watch/` form, or by the query.
+        watch: bool,
+    },
+    /// With the deprecated `/watch/` form, a watch of this one object.
+    Object {
+        kind: usize,
+        namespace: String,
+        name: String,
+        subresource: String,
+        watch: bool,
+    },
+    Discovery(Discovery),
+    /// Health, version and what else has a fixed path.
+    Fixed(String),
+    /// A path below a group that we serve, but not a resource: 404 with a Status.
+    NoResource,
+    /// A path that no API group owns: 404 in plain text.
+    NoGroup,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Discovery {
+    Api,
+    Apis,
+    Group(String),
+    Version(String, String),
+}
+
+/// The query but for its selectors. The demo reads those itself, for the checker of guarantees judges by them: what
+/// `kube` makes of them must not get in between.
+pub(crate) fn without_selectors(query: &Query) -> Query {
+    let is_selector = |pair: &str| {
+        let name = pair.split('=').next().unwrap_or_default();
+        matches!(name, "labelSelector" | "fieldSelector")
+    };
+    let rest: Vec<_> = query.raw().split('&').filter(|pair| !is_selector(pair)).collect();
+    Query::parse(&rest.join("&"))
+}
+
+/// # Errors
+/// What the apiserver refuses before it knows what a request is about.
+pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<Route, RequestInfoError> {
+    let info = RequestInfo::parse(method, path, &without_selectors(query))?;
+    if path.starts_with("//") {
+        return Ok(Route::NoGroup);
+    }
+    if info.is_resource {
+        return Ok(resource(&info));
+    }
+    let path = info.path.trim_matches('/');
+    let parts: Vec<&str> = path.split('/').collect();
+    Ok(match parts.as_slice() {
+        ["api"] => Route::Discovery(Discovery::Api),
+        ["api", "v1"] => version("", "v1"),
+        ["apis"] => Route::Discovery(Discovery::Apis),
+        ["apis", group] if served(group) => Route::Discovery(Discovery::Group((*group).to_owned())),
+        ["apis", group, version_name] if served(group) => version(group, version_name),
+        ["api" | "apis", ..] => Route::NoGroup,
+        _ => Route::Fixed(path.to_owned()),
+    })
+}
+
+fn served(group: &str) -> bool {
+    !group.is_empty() && KINDS.iter().any(|kind| kind.group == group)
+}
+
+fn version(group: &str, version: &str) -> Route {
+    if KINDS.iter().any(|kind| kind.group == group && kind.version == version) {
+        Route::Discovery(Discovery::Version(group.to_owned(), version.to_owned()))
+    } else {
+        unknown(group)
+    }
+}
+
+/// Custom groups are not behind the router of the built-in ones, and answer in text.
+fn unknown(group: &str) -> Route {
+    if KINDS.iter().any(|kind| kind.group == group && kind.custom) { Route::NoGroup } else { Route::NoResource }
+}
+
+fn resource(info: &RequestInfo) -> Route {
+    let RequestInfo { prefix, group, version, resource, name, subresource, .. } = info;
+    let is_served = if prefix == "api" { version == "v1" } else { served(group) };
+    if !is_served {
+        return Route::NoGroup;
+    }
+    let Some(kind) = position(group, version, resource).filter(|_| info.verb != Verb::Proxy) else {
+        return unknown(group);
+    };
+    let depth = format!("{}/", info.path.trim_end_matches('/')).matches("/namespaces/").count();
+    // A Namespace is read as one in itself, and stands nowhere else.
+    let is_namespace = resource == "namespaces" && depth < 2;
+    let namespace = if is_namespace { String::new() } else { info.namespace.clone() };
+    let namespaced = KINDS[kind].namespaced;
+    if (!namespaced && !is_namespace && depth > 0) || !ends_with(info) {
+        return Route::NoResource;
+    }
+    if name.is_empty() {
+        return Route::Collection { kind, namespace, watch: info.verb == Verb::Watch };
+    }
+    if namespaced == namespace.is_empty() {
+        return Route::NoResource;
+    }
+    let (name, subresource) = (name.clone(), subresource.clone());
+    Route::Object { kind, namespace, name, subresource, watch: info.watch_via_path }
+}
+
+/// Whether nothing follows what was read. The reader looks at no more than a subresource, the apiserver's router does.
+fn ends_with(info: &RequestInfo) -> bool {
+    let RequestInfo { resource, name, subresource, .. } = info;
+    let end = match (name.as_str(), subresource.as_str()) {
+        ("", "") => resource.clone(),
+        (name, "") => format!("{resource}/{name}"),
+        ("", _) => return false,
+        (name, subresource) => format!("{resource}/{name}/{subresource}"),
+    };
+    info.path.trim_matches('/').ends_with(&end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kinds::by_plural;
+    use super::*;
+
+    fn get(path: &str) -> Result<Route, RequestInfoError> {
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        route("GET", path, &Query::parse(query))
+    }
+
+    #[test]
+    fn paths_name_what_the_apiserver_says_they_name() {
+        let collection = |plural, namespace: &str, watch| Route::Collection {
+            kind: by_plural(plural).unwrap(),
+            namespace: namespace.to_owned(),
+            watch,
+        };
+        let object = |plural, namespace: &str, name: &str, subresource: &str| Route::Object {
+            kind: by_plural(plural).unwrap(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            subresource: subresource.to_owned(),
+            watch: false,
+        };
+        for (path, expected) in [
+            ("/api/v1/pods", collection("pods", "", false)),
+            ("/api/v1/namespaces/t1/pods/", collection("pods", "t1", false)),
+            ("/api/v1/namespaces//pods", collection("pods", "", false)),
+            ("/api/v1/watch/namespaces/t1/pods", collection("pods", "t1", true)),
+            ("/api/v1/pods?watch=1", collection("pods", "", true)),
+            ("/api/v1/pods?fieldSelector=metadata.name%3Da", collection("pods", "", false)),
+            ("/api/v1/namespaces", collection("namespaces", "", false)),
+            ("/api/v1/namespaces/t1", object("namespaces", "", "t1", "")),
+            ("/api/v1/namespaces/t1/status", object("namespaces", "", "t1", "status")),
+            ("/api/v1/namespaces/t1/pods/a", object("pods", "t1", "a", "")),
+            ("/api/v1/namespaces/t1/pods/a%2Flog", object("pods", "t1", "a", "log")),
+            ("/apis/apps/v1/deployments", collection("deployments", "", false)),
+            ("/api/v1/foos", Route::NoResource),
+            ("/apis/apps/v9/deployments", Route::NoResource),
+            ("/api/v1/namespaces/t1/nodes", Route::NoResource),
+            ("/api/v1/namespaces//nodes", Route::NoResource),
+            ("/api/v1/namespaces/t1/namespaces", Route::NoResource),
+            ("/api/v1/namespaces/t1/namespaces/t1", Route::NoResource),
+            ("/api/v1/namespaces/t1/status/x", Route::NoResource),
+            ("/api/v1/namespaces/t1/pods/a/log/x", Route::NoResource),
+            ("/api/v1/namespaces/t1/pods//log", Route::NoResource),
+            ("/api/v1/proxy/nodes/n", Route::NoResource),
+            ("/api/v1/pods/a", Route::NoResource),
+            ("/api/v1/namespaces/t1//pods", Route::NoResource),
+            ("/apis/demo.kube-fanout.io/v9/widgets", Route::NoGroup),
+            ("/apis/nope/v1/x", Route::NoGroup),
+            ("/api/v2/pods", Route::NoGroup),
+            ("//api/v1/pods", Route::NoGroup),
+            ("/apis/", Route::Discovery(Discovery::Apis)),
+            ("/readyz", Route::Fixed("readyz".to_owned())),
+        ] {
+            assert_eq!(get(path), Ok(expected), "{path}");
+        }
+        assert!(matches!(get("/api/v1/watch"), Err(RequestInfoError::NoResource(_))));
+    }
+
+    #[test]
+    fn selectors_are_not_read_with_the_rest() {
+        let query = Query::parse("labelSelector=a%3Db&limit=5&fieldSelector=,&watch=1&labelSelector");
+        let rest = without_selectors(&query);
+        assert_eq!(rest.raw(), "limit=5&watch=1");
+        assert_eq!(without_selectors(&rest), rest);
+    }
+}

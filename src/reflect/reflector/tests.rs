@@ -1,0 +1,214 @@
+//! What single items of a stream, and failures, lead a reflector to.
+
+use bytes::Bytes;
+
+use super::*;
+use crate::cache::{CacheConfig, Change};
+use crate::feeds::{Demand, Feed, FeedHandle, Feeds};
+use crate::kube::Status;
+use crate::reflect::metrics::FeedMetrics;
+use crate::reflect::side_findings::Proof;
+use crate::reflect::tests::{seconds, spec};
+use crate::upstream::{Client, Error};
+use crate::wire::{ObjectReader, WatchItem};
+
+/// A reflector that follows no stream: what comes is put in its hands. Upstream cannot be reached.
+struct Hands {
+    reflector: Reflector,
+    feed: Arc<Feed>,
+    reader: Arc<ObjectReader>,
+    _held: (Feeds, FeedHandle),
+}
+
+/// Where its history begins.
+const BASE: ResourceVersion = ResourceVersion(10);
+
+fn hands() -> Hands {
+    let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+    let handle = feeds.lease(&spec(), None).expect("there is room");
+    let Demand { feed, writer } = demands.try_recv().expect("it is demanded");
+    let reader = Arc::new(ObjectReader::new(spec().key.form, spec().shape, spec().fields));
+    let upstream = FeedClient {
+        client: Client::in_memory(|| None),
+        feed: feed.clone(),
+        reader: reader.clone(),
+        metrics: FeedMetrics::new(feed.counts.clone()),
+        lists_only: Arc::default(),
+    };
+    let written = Arc::new(BodyWriters::new(feed.clone()));
+    let means = Means { upstream, written, rewinds: Arc::default(), waits: Waits::default() };
+    let (_, heard) = mpsc::channel(1);
+    let mut reflector = Reflector::new(means, writer, heard);
+    let initial = InitialState { snapshot: feed.reader.stage().finish(BASE), stream: None, servers: Vec::new() };
+    let begun = reflector.starts_with(initial, Instant::now());
+    assert!(matches!(begun, State::Listed { at: BASE }));
+    Hands { reflector, feed, reader, _held: (feeds, handle) }
+}
+
+impl Hands {
+    fn item(&self, event: &str, object: &str) -> WatchItem {
+        let frame = format!("{{\"type\":\"{event}\",\"object\":{object}}}\n");
+        self.reader.watch_event(Bytes::from(frame)).expect("it is well-formed")
+    }
+
+    fn pod(&self, event: &str, name: &str, rv: u64) -> WatchItem {
+        let metadata = format!(r#"{{"name":"{name}","namespace":"t1","uid":"u","resourceVersion":"{rv}"}}"#);
+        let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},"spec":{{}},"status":{{}}}}"#);
+        self.item(event, &object)
+    }
+
+    fn error(&self, code: u16, message: &str) -> WatchItem {
+        let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#;
+        self.item("ERROR", &format!(r#"{status},"message":"{message}","code":{code}}}"#))
+    }
+
+    /// What an item leads to that comes when the feed has come to `at`.
+    fn take(&mut self, item: WatchItem, at: u64) -> Result<u64, (State, Option<StepFailure>)> {
+        let opened = Instant::now();
+        self.reflector.take_in(Ok(item), ResourceVersion(at), opened).map(|reached| reached.0)
+    }
+
+    fn told(&mut self, name: &str, rv: u64, at: u64) {
+        let pod = self.pod("ADDED", name, rv);
+        assert!(matches!(self.take(pod, at), Ok(reached) if reached == rv), "{name} {rv}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn items_in_order_lead_on_and_what_is_known_leads_nowhere() {
+    let mut hands = hands();
+    hands.told("a", 11, 10);
+    hands.told("b", 13, 11);
+    let known = hands.pod("ADDED", "a", 11);
+    assert!(matches!(hands.take(known, 13), Ok(13)));
+    let bookmark = hands.item(
+        "BOOKMARK",
+        r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"20"},"spec":{"containers":null},"status":{}}"#,
+    );
+    assert!(matches!(hands.take(bookmark, 13), Ok(20)));
+    assert_eq!(hands.feed.reader.progress().rv, ResourceVersion(20));
+    assert_eq!((hands.feed.reader.snapshot().len(), hands.feed.reader.state()), (2, FeedState::Live));
+}
+
+/// What it holds may be wrong: nothing of it is served until the state has been listed.
+#[tokio::test(start_paused = true)]
+async fn an_item_that_contradicts_the_history_leads_to_the_start() {
+    let mut hands = hands();
+    hands.told("a", 11, 10);
+    hands.told("b", 13, 11);
+    let between = hands.pod("MODIFIED", "b", 12);
+    let Err((State::Empty, Some(failure))) = hands.take(between, 13) else { panic!("it goes on") };
+    assert_eq!(failure.word(), "out_of_order");
+    assert_eq!(hands.feed.reader.state(), FeedState::Syncing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_410_leads_to_a_list_at_the_start_of_upstreams_window_if_that_is_later() {
+    for (message, window) in [
+        ("too old resource version: 11 (15)", Some(ResourceVersion(15))),
+        // It says that it has what it refuses.
+        ("too old resource version: 11 (5)", None),
+        ("The resourceVersion for the provided watch is too old.", None),
+    ] {
+        let mut hands = hands();
+        hands.told("a", 11, 10);
+        let refused = hands.error(410, message);
+        let Err((State::Expired { at, window: found }, None)) = hands.take(refused, 11) else { panic!("{message}") };
+        assert_eq!((at, found), (ResourceVersion(11), window), "{message}");
+    }
+}
+
+/// Nothing that is older than it can be mended with would help a gap of which nobody knows how old it is.
+#[tokio::test(start_paused = true)]
+async fn a_410_behind_a_long_silence_leads_to_the_current_state() {
+    let mut hands = hands();
+    hands.told("a", 11, 10);
+    sleep(seconds(6 * 60)).await;
+    let refused = hands.error(410, "too old resource version: 11 (15)");
+    let Err((State::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
+}
+
+/// What was listed has left upstream's window before the stream behind it began: the same list would meet the same.
+#[tokio::test(start_paused = true)]
+async fn a_second_410_in_a_row_leads_to_the_current_state_and_not_at_once() {
+    let mut hands = hands();
+    hands.told("a", 11, 10);
+    hands.reflector.relists.listed(Instant::now());
+    for (told, window) in [(false, None), (true, Some(ResourceVersion(15)))] {
+        if told {
+            hands.told("b", 12, 11);
+            sleep(seconds(60)).await;
+        }
+        let refused = hands.error(410, "too old resource version: 11 (15)");
+        let Err((State::Expired { window: found, .. }, failure)) = hands.take(refused, 11) else {
+            panic!("it goes on")
+        };
+        assert_eq!((found, failure.is_some()), (window, !told), "{told}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_error_leads_to_the_same_place_again() {
+    let mut hands = hands();
+    hands.told("a", 11, 10);
+    let refused = hands.error(500, "etcdserver: leader changed");
+    let Err((State::Listed { at }, Some(failure))) = hands.take(refused, 11) else { panic!("it goes on") };
+    assert_eq!((at, failure.word()), (ResourceVersion(11), "refused"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_is_a_failure_only_of_a_stream_that_was_none() {
+    for (lived, told, fails) in [(0, false, true), (0, true, false), (2, false, false)] {
+        let mut hands = hands();
+        sleep(seconds(1)).await;
+        let opened = Instant::now();
+        sleep(seconds(lived)).await;
+        if told {
+            hands.told("a", 11, 10);
+        }
+        let ended = hands.reflector.take_in(Err(Ended::Clean), BASE, opened);
+        let Err((State::Listed { at: BASE }, failure)) = ended else { panic!("it goes on") };
+        assert_eq!(failure.is_some(), fails, "{lived} s, {told}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_grows_but_for_a_stream_that_had_lived_and_follows_what_upstream_says() {
+    let mut hands = hands();
+    let broken = || StepFailure::Upstream(Error::Timeout(Duration::from_secs(1)));
+    let mut state = State::Listed { at: BASE };
+    let mut waits = (0..8).map(|_| hands.reflector.pause_after(&broken(), &mut state)).collect::<Vec<_>>();
+    assert!(waits[0] >= Duration::from_millis(800) && waits[0] < Duration::from_millis(1_600), "{waits:?}");
+    assert!(waits.pop().is_some_and(|last| last == seconds(30)), "{waits:?}");
+    assert!(matches!(hands.feed.reader.state(), FeedState::Stale { .. }));
+    hands.reflector.had_lived = true;
+    assert!(hands.reflector.pause_after(&broken(), &mut state) < Duration::from_millis(300), "only once");
+    assert_eq!(hands.reflector.pause_after(&broken(), &mut state), seconds(30));
+    for (asked, waited) in [(0, 1), (7, 7), (3_600, 30)] {
+        let status = Status::too_many_requests("later", asked);
+        let refused = StepFailure::Upstream(Error::Refused(Box::new(status)));
+        let wait = hands.reflector.pause_after(&refused, &mut state);
+        assert_eq!(wait, seconds(if asked == 0 { 30 } else { waited }), "{asked}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proof_is_taken_in_for_the_history_that_it_was_read_for() {
+    let mut hands = hands();
+    hands.told("a", 11, 10);
+    let history = hands.feed.reader.history();
+    let change = |hands: &Hands, rv| match hands.pod("ADDED", "b", rv) {
+        WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+        other => panic!("{other:?}"),
+    };
+    let until = ResourceVersion(15);
+    for (of, reached) in [(history + 1, 0), (history, 15)] {
+        let changes = vec![change(&hands, 12)];
+        let proof = SideFinding::Proof(Proof { history: of, changes, until });
+        assert_eq!(hands.reflector.heard(proof).await.expect("it is in order").0, reached, "{of}");
+    }
+    assert_eq!((hands.feed.reader.progress().rv, hands.feed.reader.snapshot().len()), (until, 2));
+    let between = vec![change(&hands, 13)];
+    let broken = hands.reflector.heard(SideFinding::Proof(Proof { history, changes: between, until })).await;
+    assert!(broken.is_err(), "its own stream is at 15");
+}

@@ -1,0 +1,125 @@
+//! Feeds beside an upstream in memory, on a clock that stands still while anything is to be done.
+
+mod breaks;
+mod gaps;
+mod proofs;
+mod refusals;
+
+use std::time::Duration;
+
+use http::Uri;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{ReflectConfig, Supervisor};
+use crate::base::Tasks;
+use crate::cache::{CacheConfig, FeedEnd, FeedState};
+use crate::demo::{RunningUpstream, Upstream, upstream};
+use crate::feeds::{FeedHandle, FeedKey, FeedSpec, Feeds, Scope};
+use crate::kube::{Gvr, ResourceVersion};
+use crate::upstream::Client;
+use crate::wire::Encoding;
+
+/// A feed of pods, and its upstream.
+struct Scene {
+    up: RunningUpstream,
+    feeds: Feeds,
+    feed: FeedHandle,
+    _tasks: Tasks,
+}
+
+/// Nothing here takes that long unless it never comes.
+const NEVER: Duration = Duration::from_secs(24 * 3600);
+
+pub(super) fn spec() -> FeedSpec {
+    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, form: Encoding::Json })
+}
+
+pub(super) fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+impl Scene {
+    /// A feed that has been asked for.
+    fn begun(up: RunningUpstream) -> Self {
+        let (feeds, demands) = Feeds::new(CacheConfig::default());
+        let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
+        let supervisor = Supervisor::new(client, feeds.clone(), ReflectConfig::default(), tasks.clone());
+        tasks.spawn("supervisor", supervisor.run(demands));
+        let feed = feeds.lease(&spec(), None).expect("there is room");
+        Self { up, feeds, feed, _tasks: tasks }
+    }
+
+    /// A feed that serves, a while after it has begun.
+    async fn of(up: Upstream) -> Self {
+        let scene = Self::begun(up.in_memory().await);
+        scene.until_state("live", |state| state == FeedState::Live).await;
+        sleep(seconds(10)).await;
+        scene
+    }
+
+    /// A feed of config maps beside it.
+    fn other(&self) -> FeedHandle {
+        let key = FeedKey { gvr: Gvr::new("", "v1", "configmaps"), ..spec().key };
+        let spec = FeedSpec { kind: "ConfigMap".into(), list_kind: "ConfigMapList".into(), ..FeedSpec::like_pods(key) };
+        self.feeds.lease(&spec, None).expect("there is room")
+    }
+
+    /// How long it takes until the feed is in such a state.
+    async fn until_state(&self, what: &str, is: impl Fn(FeedState) -> bool) -> Duration {
+        let (began, mut state) = (Instant::now(), self.feed.reader.watch_state());
+        let reached = timeout(NEVER, state.wait_for(|state| is(*state))).await.is_ok();
+        assert!(reached, "{what}: {:?}", self.feed.reader.state());
+        began.elapsed()
+    }
+
+    /// How long it takes until the feed has come so far.
+    async fn until(&self, revision: u64) -> Duration {
+        let began = Instant::now();
+        let reached = timeout(NEVER, self.feed.reader.reached(ResourceVersion(revision))).await.is_ok();
+        assert!(reached, "{revision} of {:?}", self.feed.reader.progress());
+        began.elapsed()
+    }
+
+    /// How long somebody waits who comes now and is to see all that was written before.
+    async fn proof(&self) -> Duration {
+        // Whoever comes at the very moment of a question is covered by it.
+        sleep(Duration::from_millis(1)).await;
+        let came = Instant::now();
+        assert!(timeout(NEVER, self.feed.currency.reached(came)).await.is_ok(), "no proof in a day");
+        came.elapsed()
+    }
+
+    /// Whether such a reader waits in vain for so long.
+    async fn waits(&self, long: Duration) -> bool {
+        timeout(long, self.feed.currency.reached(Instant::now())).await.is_err()
+    }
+
+    /// Something is written that is none of the feed's.
+    fn elsewhere(&self, number: u32) -> u64 {
+        let metadata = serde_json::json!({"name": format!("c{number}"), "namespace": "t1"});
+        self.up.put("configmaps", serde_json::json!({"metadata": metadata}))
+    }
+
+    /// How often something was said by the feed's counts, of the label's value.
+    fn said(&self, value: &str) -> u64 {
+        self.feed.counts.said().iter().filter(|(word, _)| word.value == value).map(|(_, count)| count).sum()
+    }
+
+    /// The feed holds what upstream does.
+    fn is_true(&self) -> bool {
+        let snapshot = self.feed.reader.snapshot();
+        let held = snapshot.iter().map(|object| (object.key.as_str().to_owned(), object.rv.0));
+        held.eq(self.up.keys("pods"))
+    }
+
+    /// The `resourceVersion` that the last watch began from.
+    fn last_start(&self) -> Option<u64> {
+        let requests = self.up.requests();
+        let watch = requests.iter().rev().find(|request| is_plain_watch(&request.uri))?;
+        watch.uri.query()?.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="))?.parse().ok()
+    }
+}
+
+fn is_plain_watch(uri: &Uri) -> bool {
+    uri.query().is_some_and(|query| query.contains("watch=true") && !query.contains("sendInitialEvents"))
+}

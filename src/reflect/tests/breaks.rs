@@ -1,0 +1,179 @@
+//! What follows when a stream breaks off, stands still or says what cannot be.
+
+use super::*;
+
+async fn next_is_told(scene: &Scene) {
+    let written = scene.up.create_pod("t1", "next");
+    scene.until(written).await;
+    assert!(scene.is_true());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_is_resumed_at_once_and_without_a_list() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let (history, before) = (scene.feed.reader.history(), scene.up.counts());
+    for n in 0..5 {
+        scene.up.faults().end_watches();
+        let written = scene.up.create_pod("t1", &format!("p{n}"));
+        let took = scene.until(written).await;
+        assert!(took < Duration::from_millis(100), "{took:?}");
+        assert_eq!(scene.feed.reader.state(), FeedState::Live);
+        sleep(seconds(10)).await;
+    }
+    let after = scene.up.counts();
+    assert_eq!((after.lists, after.watch_lists), (before.lists, before.watch_lists));
+    assert_eq!(scene.feed.reader.history(), history);
+    assert_eq!(scene.said("ended"), 0, "it is the ordinary end of a watch");
+}
+
+/// An apiserver that ends each watch as soon as it has begun turns us away: that is a failure, with pauses.
+#[tokio::test(start_paused = true)]
+async fn watches_that_end_as_they_begin_are_opened_ever_more_rarely() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let opened = scene.up.counts().watches_opened.total();
+    let began = Instant::now();
+    while began.elapsed() < seconds(60) {
+        scene.up.faults().end_watches();
+        sleep(Duration::from_millis(10)).await;
+    }
+    let opened = scene.up.counts().watches_opened.total() - opened;
+    assert!((3..=25).contains(&opened), "{opened} watches in a minute");
+    assert!(scene.said("ended") >= 3);
+}
+
+/// The newest change is told again, which shows that the history is the same one.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_lost_is_resumed_from_in_front_of_the_newest_change() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let newest = scene.up.create_pod("t1", "newest");
+    scene.until(newest).await;
+    sleep(seconds(10)).await;
+    scene.up.faults().drop_connections();
+    // What is written before that is noticed may still be told.
+    scene.until_state("lost", |state| state != FeedState::Live).await;
+    next_is_told(&scene).await;
+    assert_eq!(scene.last_start(), Some(newest - 1));
+    assert_eq!(scene.said("doubt") + scene.said("position"), 0, "the stream itself tells");
+    assert_eq!(scene.said("broken") + scene.said("ended"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_leaves_out_the_newest_change_is_of_another_history() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let backup = scene.up.faults().backup();
+    let lost = scene.up.create_pod("t1", "lost");
+    scene.until(lost).await;
+    sleep(seconds(10)).await;
+    let history = scene.feed.reader.history();
+    scene.up.faults().down().await;
+    scene.until_state("lost", |state| state != FeedState::Live).await;
+    scene.up.faults().restore(&backup);
+    // It has passed by where it was: versions alone look as they should.
+    for n in 0..5 {
+        scene.up.create_pod("t1", &format!("other-{n}"));
+    }
+    assert!(scene.up.revision() > lost);
+    scene.up.faults().up().await;
+    scene.until_state("a new history", |state| state == FeedState::Live).await;
+    sleep(seconds(60)).await;
+    next_is_told(&scene).await;
+    assert_ne!(scene.feed.reader.history(), history);
+    assert_eq!((scene.said("rewound"), scene.said("new_history")), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_silent_for_too_long_is_taken_for_dead() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().hush_watches();
+    let took = scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
+    assert!((seconds(60)..=seconds(90)).contains(&took), "{took:?}");
+    assert_eq!(scene.said("silent"), 1);
+    scene.up.faults().unhush_watches();
+    next_is_told(&scene).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_told_twice_is_taken_once() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let written = scene.up.create_pod("t1", "once");
+    scene.until(written).await;
+    let history = scene.feed.reader.history();
+    scene.up.faults().duplicate_event();
+    next_is_told(&scene).await;
+    assert_eq!((scene.feed.reader.history(), scene.said("out_of_order")), (history, 0));
+    assert_eq!(scene.feed.counts.duplicates.load(std::sync::atomic::Ordering::Relaxed), 1);
+}
+
+/// A poisoned stream is not retried for ever: the third time in a row from one version the state is listed.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_cannot_be_read_three_times_from_one_version_is_listed_anew() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let lists = || scene.said("initial");
+    for time in 1..=3 {
+        assert_eq!(lists(), 1, "before the {time}th");
+        scene.up.faults().send_malformed();
+        scene.until_state("broken", |state| state != FeedState::Live).await;
+        scene.until_state("live", |state| state == FeedState::Live).await;
+    }
+    assert_eq!((lists(), scene.said("unreadable")), (2, 3));
+    next_is_told(&scene).await;
+    // What was read in between starts the count again.
+    for n in 0..6 {
+        scene.up.faults().send_malformed();
+        scene.until_state("broken", |state| state != FeedState::Live).await;
+        let written = scene.up.create_pod("t1", &format!("p{n}"));
+        scene.until(written).await;
+    }
+    assert_eq!(lists(), 2);
+}
+
+/// A frame that was torn is not half an event: the watch goes on in front of it.
+#[tokio::test(start_paused = true)]
+async fn a_torn_frame_is_read_again_whole() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let history = scene.feed.reader.history();
+    let orders: [fn(&crate::demo::Faults); 2] = [|faults| faults.break_frame(40), |faults| faults.tear_frame(40)];
+    for order in orders {
+        order(&scene.up.faults());
+        next_is_told(&scene).await;
+        sleep(seconds(200)).await;
+    }
+    assert_eq!(scene.feed.reader.history(), history);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_is_away_is_asked_ever_more_rarely_and_found_soon_when_it_is_back() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().down().await;
+    let took = scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
+    assert!(took < seconds(1), "{took:?}");
+    sleep(seconds(600)).await;
+    let failed = scene.said("unreachable");
+    // From 0.8 s to half a minute.
+    assert!((20..=40).contains(&failed), "{failed} attempts in ten minutes");
+    scene.up.faults().up().await;
+    let took = scene.until_state("live", |state| state == FeedState::Live).await;
+    assert!(took <= seconds(30), "{took:?}");
+    next_is_told(&scene).await;
+    sleep(seconds(130)).await;
+    scene.up.faults().down().await;
+    sleep(seconds(5)).await;
+    scene.up.faults().up().await;
+    let took = scene.until_state("live", |state| state == FeedState::Live).await;
+    assert!(took <= seconds(10), "a healthy spell is a new beginning: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_feed_that_nobody_reads_ends() {
+    let Scene { up, feeds, feed, _tasks } = Scene::of(upstream().pods(3)).await;
+    let mut state = feed.reader.watch_state();
+    sleep(seconds(3600)).await;
+    assert_eq!(feed.reader.state(), FeedState::Live, "somebody holds it");
+    drop(feed);
+    let began = Instant::now();
+    let ended = timeout(NEVER, state.wait_for(|state| matches!(state, FeedState::Ended(_)))).await;
+    assert_eq!(*ended.expect("it ends").expect("it says so"), FeedState::Ended(FeedEnd::Idle));
+    assert!((seconds(600)..=seconds(610)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    up.until(|counts| counts.watches_open.total() == 0).await;
+    assert!(feeds.find(&spec().key).is_none());
+}

@@ -1,0 +1,129 @@
+//! Upstream has forgotten what follows: what is read back, what is not made up, and what that costs.
+
+use super::*;
+
+/// An apiserver that restarts: nobody can reach it for so long, and it has forgotten its window.
+async fn restarts(scene: &Scene, away: Duration, meanwhile: impl FnOnce(&RunningUpstream)) {
+    scene.up.faults().down().await;
+    scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
+    sleep(away).await;
+    meanwhile(&scene.up);
+    scene.up.faults().forget_window();
+    scene.up.faults().up().await;
+    scene.until_state("live", |state| state == FeedState::Live).await;
+    scene.until(scene.up.revision()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happened_during_a_restart_is_read_back() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    for name in ["changed", "gone"] {
+        scene.until(scene.up.create_pod("t1", name)).await;
+    }
+    let history = scene.feed.reader.history();
+    restarts(&scene, seconds(20), |up| {
+        up.create_pod("t1", "new");
+        for _ in 0..3 {
+            up.update_pod("t1", "changed");
+        }
+        up.delete_pod("t1", "gone");
+    })
+    .await;
+    assert!(scene.is_true());
+    assert_eq!((scene.feed.reader.history(), scene.said("mended")), (history, 1));
+    assert_eq!((scene.said("relist"), scene.said("new_history") + scene.said("rewound")), (1, 0));
+    assert!(scene.said("past") >= 3, "each object's past is asked for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_in_which_nothing_happened_costs_one_list() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let history = scene.feed.reader.history();
+    restarts(&scene, seconds(20), |_| {}).await;
+    sleep(seconds(60)).await;
+    assert!(scene.said("relist") <= 1 && scene.said("past") == 0);
+    assert_eq!(scene.feed.reader.history(), history);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_that_is_too_old_or_too_wide_is_not_mended() {
+    let changes: [(Duration, usize); 2] = [(seconds(400), 1), (seconds(20), 65)];
+    for (away, objects) in changes {
+        let scene = Scene::of(upstream().pods(3)).await;
+        let history = scene.feed.reader.history();
+        restarts(&scene, away, |up| {
+            for n in 0..objects {
+                up.create_pod("t1", &format!("p{n}"));
+            }
+        })
+        .await;
+        assert!(scene.is_true(), "{away:?} {objects}");
+        assert_ne!(scene.feed.reader.history(), history, "{away:?} {objects}");
+        assert_eq!((scene.said("mended"), scene.said("new_history")), (0, 1), "{away:?} {objects}");
+    }
+}
+
+/// Storage has forgotten it as well: nothing is made up.
+#[tokio::test(start_paused = true)]
+async fn a_gap_of_which_storage_knows_nothing_starts_a_new_history() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let history = scene.feed.reader.history();
+    restarts(&scene, seconds(20), |up| {
+        up.create_pod("t1", "new");
+        up.update_pod("t1", "new");
+        up.faults().forget_history();
+    })
+    .await;
+    assert!(scene.is_true());
+    assert_ne!(scene.feed.reader.history(), history);
+    assert_eq!((scene.said("mended"), scene.said("new_history")), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_storage_that_went_back_is_found_out_by_a_list() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let backup = scene.up.faults().backup();
+    let lost = scene.up.create_pod("t1", "lost");
+    scene.until(lost).await;
+    let history = scene.feed.reader.history();
+    scene.up.faults().down().await;
+    scene.until_state("lost", |state| state != FeedState::Live).await;
+    scene.up.faults().restore(&backup);
+    scene.up.faults().forget_window();
+    scene.up.faults().up().await;
+    scene.until_state("live", |state| state == FeedState::Live).await;
+    sleep(seconds(60)).await;
+    assert!(scene.is_true(), "what was lost is not shown");
+    assert_ne!(scene.feed.reader.history(), history);
+    assert_eq!((scene.said("rewound"), scene.said("mended")), (1, 0));
+}
+
+/// An upstream that says 410 to every watch is listed, but not as fast as it can answer.
+#[tokio::test(start_paused = true)]
+async fn lists_in_vain_are_paced() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 410, None);
+    scene.up.faults().end_watches();
+    sleep(seconds(300)).await;
+    let lists = scene.said("relist");
+    assert!((5..=25).contains(&lists), "{lists} lists in five minutes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn feeds_of_one_upstream_look_when_one_of_them_finds_that_it_went_back() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.elsewhere(1);
+    let other = scene.other();
+    sleep(seconds(10)).await;
+    let backup = scene.up.faults().backup();
+    scene.until(scene.up.create_pod("t1", "lost")).await;
+    let history = other.reader.history();
+    scene.up.faults().restore(&backup);
+    // Only the pods' stream is lost, and tells of it.
+    scene.up.faults().only("pods").reset_watches();
+    scene.until_state("found out", |state| state != FeedState::Live).await;
+    sleep(seconds(10)).await;
+    let looked = other.counts.said().iter().any(|(word, count)| word.value == "doubt" && *count == 1);
+    assert!(looked, "{:?}", other.counts.said());
+    assert_eq!((other.reader.history(), scene.said("rewound")), (history, 1), "nothing of its own was lost");
+}

@@ -1,0 +1,155 @@
+//! How a feed is proven to be current, what that costs upstream, and what proves nothing.
+
+use super::*;
+
+/// More than are listed whenever somebody asks.
+const MANY: usize = 600;
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_asked_while_nobody_waits() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let before = scene.up.counts();
+    for n in 0..20 {
+        // What happens elsewhere keeps bookmarks coming.
+        scene.elsewhere(n);
+        sleep(seconds(30)).await;
+    }
+    let after = scene.up.counts();
+    assert_eq!((after.lists, after.watch_lists), (before.lists, before.watch_lists));
+    assert_eq!(["position", "equality", "catch_up"].map(|asked| scene.said(asked)), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_question_proves_for_all_who_had_come() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let came = Instant::now();
+    let readers = futures_util::future::join_all((0..1_000).map(|_| scene.feed.currency.reached(came)));
+    timeout(seconds(1), readers).await.expect("a proof");
+    assert_eq!((scene.said("position"), scene.said("equality")), (1, 0), "nothing was written: X is what it holds");
+}
+
+/// What was complete before the question may be newer than what the reader had seen: it proves for who came before.
+#[tokio::test(start_paused = true)]
+async fn who_comes_after_a_question_was_sent_is_not_covered_by_it() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.proof().await;
+    assert_eq!(scene.said("position"), 1);
+    scene.proof().await;
+    assert_eq!(scene.said("position"), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_elsewhere_is_proven_not_to_concern_a_small_collection_by_its_versions() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.elsewhere(1);
+    let took = scene.proof().await;
+    assert!(took < seconds(1), "{took:?}");
+    assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_collection_is_listed_rarely_and_caught_up_with_otherwise() {
+    let scene = Scene::of(upstream().pods(MANY)).await;
+    scene.elsewhere(1);
+    scene.proof().await;
+    assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 0), "the first one is long enough ago");
+    scene.elsewhere(2);
+    let took = scene.proof().await;
+    assert!(took <= seconds(5), "{took:?}");
+    assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 1));
+}
+
+/// The stream stands still, and what it has not told is read beside it: every reader gets what was written.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_stands_still_is_gone_around() {
+    let scene = Scene::of(upstream().pods(MANY)).await;
+    scene.elsewhere(1);
+    scene.proof().await;
+    scene.up.faults().stall_watches(0);
+    let written = scene.up.create_pod("t1", "new");
+    scene.proof().await;
+    assert!(scene.feed.reader.progress().rv.0 >= written);
+    assert!(scene.is_true());
+    let duplicates = || scene.feed.counts.duplicates.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(duplicates(), 0);
+    scene.up.faults().resume_watches();
+    let next = scene.up.create_pod("t1", "next");
+    scene.until(next).await;
+    assert!(scene.is_true());
+    assert_eq!(duplicates(), 1, "the stream tells it as well");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_below_what_the_feed_holds_proves_nothing_and_is_looked_into() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let history = scene.feed.reader.history();
+    // One server of several is behind.
+    scene.up.faults().lag(3, 5);
+    let took = scene.proof().await;
+    assert!(took > Duration::from_millis(100), "{took:?}");
+    assert_eq!(scene.said("position"), 4);
+    sleep(seconds(5)).await;
+    assert!((1..=2).contains(&scene.said("doubt")), "the state is listed, once more if asked while that goes on");
+    assert_eq!((scene.feed.reader.history(), scene.said("rewound")), (history, 0), "and it is as it was");
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_that_are_not_answered_are_asked_ever_more_rarely() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 503, None);
+    assert!(scene.waits(seconds(30)).await);
+    let asked = scene.said("position");
+    // 0.2, 0.4 … 5 s, each between half and one and a half of that.
+    assert!((7..=20).contains(&asked), "{asked} questions");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_gone_is_not_asked_for() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().answer(crate::demo::RequestKind::Watch, 1_000_000, 503, None);
+    assert!(scene.waits(seconds(2)).await);
+    sleep(seconds(10)).await;
+    let asked = scene.said("position");
+    sleep(seconds(600)).await;
+    assert_eq!(scene.said("position"), asked);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_that_somebody_has_seen_elsewhere_is_gone_after() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().stall_watches(0);
+    let written = scene.up.create_pod("t1", "new");
+    scene.feed.currency.want_version(ResourceVersion(written));
+    let took = scene.until(written).await;
+    assert!(took < seconds(3), "{took:?}");
+    assert!(scene.is_true());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_of_the_future_is_given_up_after_three_times_and_hides_no_other() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.feed.currency.want_version(ResourceVersion(1 << 40));
+    sleep(seconds(60)).await;
+    assert_eq!(scene.said("catch_up"), 3);
+    assert_eq!(*scene.feed.currency.wanted_version().borrow(), ResourceVersion(0));
+    scene.up.faults().stall_watches(0);
+    let written = scene.up.create_pod("t1", "new");
+    scene.feed.currency.want_version(ResourceVersion(written));
+    scene.until(written).await;
+}
+
+/// What was asked of a history that was given up says nothing of the next.
+#[tokio::test(start_paused = true)]
+async fn a_proof_does_not_outlive_the_history_that_it_was_asked_of() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let backup = scene.up.faults().backup();
+    scene.up.create_pod("t1", "lost");
+    scene.proof().await;
+    let before = scene.feed.currency.proven();
+    assert!(before.is_some());
+    scene.up.faults().restore(&backup);
+    let took = scene.proof().await;
+    assert!(took < seconds(60), "{took:?}");
+    assert!(scene.is_true(), "nobody is shown what was lost");
+    assert_eq!(scene.said("rewound"), 1);
+}

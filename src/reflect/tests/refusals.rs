@@ -1,0 +1,114 @@
+//! What upstream does not grant, does not have, or does not do in this way.
+
+use super::*;
+use crate::demo::RequestKind;
+
+async fn ended(scene: &Scene) -> (FeedEnd, Duration) {
+    let took = scene.until_state("over", |state| matches!(state, FeedState::Ended(_))).await;
+    let FeedState::Ended(end) = scene.feed.reader.state() else { panic!("it was over") };
+    (end, took)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_refusal_ends_a_feed_for_what_it_says() {
+    for (code, end) in
+        [(403, FeedEnd::Forbidden), (404, FeedEnd::Gone), (405, FeedEnd::Gone), (406, FeedEnd::NotOffered)]
+    {
+        let up = upstream().in_memory().await;
+        up.faults().answer(RequestKind::Any, 100, code, None);
+        let scene = Scene::begun(up);
+        let (why, took) = ended(&scene).await;
+        assert_eq!(why, end, "{code}");
+        assert!(took < seconds(1), "{code}: {took:?}");
+        assert!(scene.feeds.find(&spec().key).is_none());
+        assert!(scene.feeds.lease(&spec(), None).is_err(), "{code}: it is not asked for again at once");
+    }
+}
+
+/// An apiserver that has just started denies what its caches do not know yet.
+#[tokio::test(start_paused = true)]
+async fn a_feed_that_had_been_served_bears_a_refusal_for_a_while() {
+    for code in [403, 404] {
+        let scene = Scene::of(upstream().pods(3)).await;
+        let history = scene.feed.reader.history();
+        scene.up.faults().answer(RequestKind::Watch, 2, code, None);
+        scene.up.faults().end_watches();
+        scene.until_state("refused", |state| matches!(state, FeedState::Stale { .. })).await;
+        let took = scene.until_state("live", |state| state == FeedState::Live).await;
+        assert!(took < seconds(20), "{code}: {took:?}");
+        assert_eq!(scene.feed.reader.history(), history, "{code}");
+
+        scene.up.faults().answer(RequestKind::Any, 1_000_000, code, None);
+        scene.up.faults().end_watches();
+        let (_, took) = ended(&scene).await;
+        assert!((seconds(15)..=seconds(60)).contains(&took), "{code}: {took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn upstream_is_not_asked_again_before_it_says() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let opened = scene.up.counts().requests;
+    scene.up.faults().answer(RequestKind::Watch, 1, 429, Some(17));
+    scene.up.faults().end_watches();
+    scene.until_state("refused", |state| matches!(state, FeedState::Stale { .. })).await;
+    sleep(Duration::from_millis(16_500)).await;
+    assert_eq!(scene.up.counts().requests - opened, 1);
+    let took = scene.until_state("live", |state| state == FeedState::Live).await;
+    assert!(took <= seconds(1), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_upstream_says_of_a_pause_is_believed_within_bounds() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().answer(RequestKind::Watch, 1, 503, Some(86_400));
+    scene.up.faults().end_watches();
+    scene.until_state("refused", |state| matches!(state, FeedState::Stale { .. })).await;
+    let took = scene.until_state("live", |state| state == FeedState::Live).await;
+    assert!((seconds(29)..=seconds(31)).contains(&took), "{took:?}");
+}
+
+/// A server without streamed lists is asked for pages, and not for streamed lists again.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_stream_lists_is_listed_by_pages() {
+    for code in [400, 422] {
+        let up = upstream().pods(1_200).in_memory().await;
+        up.faults().answer(RequestKind::Watch, 1, code, None);
+        let scene = Scene::begun(up);
+        scene.until_state("live", |state| state == FeedState::Live).await;
+        assert!(scene.is_true());
+        let counts = scene.up.counts();
+        assert_eq!((counts.lists.of("pods"), counts.watch_lists.of("pods")), (3, 0), "{code}: 500 each");
+        let other = scene.other();
+        other.reader.synced(Instant::now() + seconds(60)).await;
+        let counts = scene.up.counts();
+        assert_eq!((counts.lists.of("configmaps"), counts.watch_lists.total()), (1, 0), "{code}: all feeds know");
+    }
+}
+
+/// One that cannot do it now is another matter: it is asked again for the same.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_cannot_answer_now_is_asked_again_in_the_same_way() {
+    for code in [429, 500, 503] {
+        let up = upstream().pods(3).in_memory().await;
+        up.faults().answer(RequestKind::Watch, 3, code, None);
+        let scene = Scene::begun(up);
+        let took = scene.until_state("live", |state| state == FeedState::Live).await;
+        assert!(took > seconds(2), "{code}: {took:?}");
+        let counts = scene.up.counts();
+        assert_eq!((counts.lists.total(), counts.watch_lists.of("pods")), (0, 1), "{code}");
+        assert_eq!((scene.said("refused"), scene.said("initial")), (3, 4), "{code}");
+    }
+}
+
+/// What was read by another definition no longer fits: the next feed takes its place.
+#[tokio::test(start_paused = true)]
+async fn a_feed_whose_definition_changed_ends_and_the_next_one_begins_at_once() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let changed = FeedSpec { edition: Some("2".into()), ..spec() };
+    let next = scene.feeds.lease(&changed, None).expect("it is no refusal");
+    let (end, took) = ended(&scene).await;
+    assert_eq!((end, took < seconds(1)), (FeedEnd::Outdated, true));
+    let mut state = next.reader.watch_state();
+    timeout(seconds(60), state.wait_for(|state| *state == FeedState::Live)).await.expect("in time").expect("it runs");
+}
