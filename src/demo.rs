@@ -4,9 +4,9 @@
 //! tests use it too, for it can be told to misbehave. [`LiveView`] shows numbers that it is given. Who watches, and
 //! through what, is the caller's affair.
 //!
-//! Invariant: nothing here imports the cache, the serving side or the reflector. Store, watches, faults and selectors
-//! share no logic with what is judged by them. What else a request says is read by `kube`, of which the real control
-//! plane is the judge (`tests/conformance`).
+//! Invariant: nothing here imports the cache, the serving side or the reflector. Its store, watches, faults and
+//! selectors share no logic with what is judged by them. What else a request says is read by `kube`, of which the real
+//! control plane is the judge (`tests/conformance`).
 
 mod churn;
 mod clock;

@@ -11,6 +11,8 @@ mod documents;
 mod files;
 #[path = "tidy/imports.rs"]
 mod imports;
+#[path = "tidy/names.rs"]
+mod names;
 #[path = "tidy/source.rs"]
 mod source;
 #[path = "tidy/systems.rs"]

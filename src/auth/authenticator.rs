@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::access_reviewer::AccessReviewer;
-use super::certificate::{Authorities, Holder, Untrusted};
+use super::certificate::{Authorities, CertificateHolder, Untrusted};
 use super::credential::Credential;
 use super::reviews::Reviews;
 use super::token_reviewer::{self, TokenReviewer};
@@ -91,7 +91,7 @@ impl Authenticator {
     /// When the word of whoever has shown this chain is to be taken no more; `None`: it is no proxy whose word we take.
     fn front_proxy(&self, shown: &Shown) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
-        let Holder { user, until } =
+        let CertificateHolder { user, until } =
             shown.holder(AuthorityRole::FrontProxy, &front.authorities.current(), now()).ok()?;
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
@@ -123,7 +123,7 @@ impl Authenticator {
     }
 
     /// `None`: it is trusted, and names nobody.
-    fn holder(&self, shown: &Shown) -> Result<Option<Holder>, NotGranted> {
+    fn holder(&self, shown: &Shown) -> Result<Option<CertificateHolder>, NotGranted> {
         let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
         match shown.holder(AuthorityRole::Client, &authorities, now()) {
             Ok(holder) => Ok(Some(holder)),

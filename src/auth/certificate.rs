@@ -50,7 +50,7 @@ struct Validity {
 
 /// The user that a chain stands for, until a moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Holder {
+pub(super) struct CertificateHolder {
     pub(super) user: Arc<User>,
     /// When the first certificate of the path ends, its authority included.
     pub(super) until: SystemTime,
@@ -119,7 +119,7 @@ impl Authorities {
     }
 
     /// Whose certificate this is, now.
-    pub(super) fn verify(&self, chain: &Chain, now: SystemTime) -> Result<Holder, Untrusted> {
+    pub(super) fn verify(&self, chain: &Chain, now: SystemTime) -> Result<CertificateHolder, Untrusted> {
         let (leaf, intermediates) = chain.split_first().ok_or(Untrusted::None)?;
         let invalid = |error: &dyn fmt::Display| Untrusted::Invalid(error.to_string());
         let since = now.duration_since(UNIX_EPOCH).map_err(|_| invalid(&"the clock is before 1970"))?;
@@ -138,7 +138,7 @@ impl Authorities {
         let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
         let last = between.chain([root, Validity::of(&parsed).to]).min().unwrap_or(0);
         // It is good to the end of its last second.
-        Ok(Holder { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
+        Ok(CertificateHolder { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
     /// When a certificate of the chain, or an authority, becomes valid that is not yet, the next of them.

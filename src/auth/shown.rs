@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 use super::AuthorityRole;
-use super::certificate::{Authorities, Edition, Holder, Untrusted};
+use super::certificate::{Authorities, CertificateHolder, Edition, Untrusted};
 use super::chain::Chain;
 use crate::upstream::CredentialId;
 
@@ -24,7 +24,7 @@ struct Verdict {
     edition: Edition,
     from: SystemTime,
     until: SystemTime,
-    holder: Result<Holder, Untrusted>,
+    holder: Result<CertificateHolder, Untrusted>,
 }
 
 /// How long a no is good, at most: it ends sooner where a certificate is about to become valid.
@@ -46,7 +46,7 @@ impl Shown {
         role: AuthorityRole,
         authorities: &Authorities,
         now: SystemTime,
-    ) -> Result<Holder, Untrusted> {
+    ) -> Result<CertificateHolder, Untrusted> {
         let mut kept = match role {
             AuthorityRole::Client => self.as_client.lock(),
             AuthorityRole::FrontProxy => self.as_proxy.lock(),

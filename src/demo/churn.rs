@@ -12,7 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::kinds::PODS;
 use super::pods::{Pod, nth};
 use super::shared::DemoState;
-use super::store::{Store, WriteDecision};
+use super::store::{ObjectStore, WriteDecision};
 
 /// Of a hundred events, this many change the status of a pod; the rest is half creations and half deletions.
 const UPDATES_PERCENT: u32 = 70;
@@ -41,7 +41,7 @@ impl Population {
     }
 
     /// One event; returns its revision.
-    fn step(&mut self, store: &Store) -> u64 {
+    fn step(&mut self, store: &ObjectStore) -> u64 {
         let slack = self.target / 10 + 1;
         let too_few = self.live.len() + slack <= self.target || self.live.is_empty();
         let too_many = self.live.len() > self.target + slack;
@@ -52,7 +52,7 @@ impl Population {
         }
     }
 
-    fn update(&mut self, store: &Store) -> u64 {
+    fn update(&mut self, store: &ObjectStore) -> u64 {
         let at = self.rng.usize(..self.live.len());
         let pod = &mut self.live[at];
         match (pod.phase, self.rng.u32(0..10)) {
@@ -63,7 +63,7 @@ impl Population {
         put_pod(store, pod)
     }
 
-    fn create(&mut self, store: &Store) -> u64 {
+    fn create(&mut self, store: &ObjectStore) -> u64 {
         let pod = nth(self.next, self.nodes).phase("Pending");
         self.next += 1;
         let revision = put_pod(store, &pod);
@@ -71,7 +71,7 @@ impl Population {
         revision
     }
 
-    fn delete(&mut self, store: &Store) -> u64 {
+    fn delete(&mut self, store: &ObjectStore) -> u64 {
         let at = self.rng.usize(..self.live.len());
         let pod = self.live.swap_remove(at);
         delete_pod(store, &pod.key())
@@ -79,7 +79,7 @@ impl Population {
 }
 
 /// Writes the pod as it stands, new or not; returns the revision.
-pub(crate) fn put_pod(store: &Store, pod: &Pod) -> u64 {
+pub(crate) fn put_pod(store: &ObjectStore, pod: &Pod) -> u64 {
     let written = store.write(PODS, &pod.key(), |current| {
         let (meta, rest) = pod.document(current.map(|current| &current.meta));
         Ok(Some(WriteDecision::Put(meta, rest)))
@@ -88,7 +88,7 @@ pub(crate) fn put_pod(store: &Store, pod: &Pod) -> u64 {
 }
 
 /// Returns the revision of the deletion, or the current one if there was no such pod.
-pub(crate) fn delete_pod(store: &Store, key: &str) -> u64 {
+pub(crate) fn delete_pod(store: &ObjectStore, key: &str) -> u64 {
     let written = store.write(PODS, key, |current| Ok(current.map(|_| WriteDecision::Remove)));
     written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
 }

@@ -18,7 +18,7 @@ use super::list;
 use super::object::StoredObject;
 use super::respond::{DemoReply, Style};
 use super::reviews::ReviewAnswers;
-use super::route::{Route, route, without_selectors};
+use super::route::{DemoRoute, route, without_selectors};
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
@@ -48,32 +48,34 @@ pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -
         Err(error) => return call.style.unread(&error),
     };
     let answer = match route {
-        Route::Collection { kind, namespace, watch } if matches!(call.method, Method::GET | Method::HEAD) => {
+        DemoRoute::Collection { kind, namespace, watch } if matches!(call.method, Method::GET | Method::HEAD) => {
             call.read_collection(kind, &namespace, "", watch).await
         }
-        Route::Object { kind, namespace, name, watch: true, .. } if call.method == Method::GET => {
+        DemoRoute::Object { kind, namespace, name, watch: true, .. } if call.method == Method::GET => {
             call.read_collection(kind, &namespace, &name, true).await
         }
-        Route::Object { kind, namespace, name, subresource, .. }
+        DemoRoute::Object { kind, namespace, name, subresource, .. }
             if matches!(call.method, Method::GET | Method::HEAD) =>
         {
             call.get(kind, &namespace, &name, &subresource).await
         }
-        Route::Collection { kind, namespace, .. } => {
+        DemoRoute::Collection { kind, namespace, .. } => {
             let target = WriteTarget { kind, namespace, name: String::new(), subresource: String::new() };
             call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
         }
-        Route::Object { kind, namespace, name, subresource, .. } => {
+        DemoRoute::Object { kind, namespace, name, subresource, .. } => {
             let target = WriteTarget { kind, namespace, name, subresource };
             call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
         }
-        Route::Discovery(what) => call.ordered(RequestKind::Any, None).map(|()| discovery::reply(&what, &call.style)),
-        Route::Fixed(path) => call.ordered(RequestKind::Any, None).map(|()| {
+        DemoRoute::Discovery(what) => {
+            call.ordered(RequestKind::Any, None).map(|()| discovery::reply(&what, &call.style))
+        }
+        DemoRoute::Fixed(path) => call.ordered(RequestKind::Any, None).map(|()| {
             let release = (path == "version").then(|| call.shared.faults.next_release()).flatten();
             discovery::fixed(&path, &call.style, release)
         }),
-        Route::NoResource => Err(DemoStatus::no_resource()),
-        Route::NoGroup => Ok(discovery::page_not_found(&call.style)),
+        DemoRoute::NoResource => Err(DemoStatus::no_resource()),
+        DemoRoute::NoGroup => Ok(discovery::page_not_found(&call.style)),
     };
     answer.unwrap_or_else(|status| call.style.status(&status))
 }

@@ -11,7 +11,7 @@ use super::kinds::ServedKind;
 use super::object::StoredObject;
 use super::selector::ObjectSelector;
 use super::status::DemoStatus;
-use super::store::{ObjectMap, Store};
+use super::store::{ObjectMap, ObjectStore};
 use super::table::{self, IncludeObject};
 use crate::kube::{ContinueAt, ContinueToken, ListOptions, ListPlan, PageStore, ResourceVersion, VersionMatch};
 
@@ -29,7 +29,7 @@ pub(crate) struct DemoPage {
 
 /// Decides the revision as the LIST matrix says, and cuts the page out of it.
 pub(crate) async fn list(
-    store: &Store,
+    store: &ObjectStore,
     kind: usize,
     options: &ListOptions,
     selector: &ObjectSelector,
@@ -60,7 +60,7 @@ pub(crate) fn least(version: VersionMatch) -> u64 {
 
 /// The page that begins at `relative`, which is relative to the collection.
 fn continued(
-    store: &Store,
+    store: &ObjectStore,
     kind: usize,
     version: VersionMatch,
     relative: &str,

@@ -4,7 +4,7 @@ use super::kinds::{KINDS, position};
 use crate::kube::{Query, RequestInfo, RequestInfoError, Verb};
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Route {
+pub(crate) enum DemoRoute {
     Collection {
         kind: usize,
         namespace: String,
@@ -49,10 +49,10 @@ pub(crate) fn without_selectors(query: &Query) -> Query {
 
 /// # Errors
 /// What the apiserver refuses before it knows what a request is about.
-pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<Route, RequestInfoError> {
+pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<DemoRoute, RequestInfoError> {
     let info = RequestInfo::parse(method, path, &without_selectors(query))?;
     if path.starts_with("//") {
-        return Ok(Route::NoGroup);
+        return Ok(DemoRoute::NoGroup);
     }
     if info.is_resource {
         return Ok(resource(&info));
@@ -60,13 +60,13 @@ pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<Route, Re
     let path = info.path.trim_matches('/');
     let parts: Vec<&str> = path.split('/').collect();
     Ok(match parts.as_slice() {
-        ["api"] => Route::Discovery(Discovery::Api),
+        ["api"] => DemoRoute::Discovery(Discovery::Api),
         ["api", "v1"] => version("", "v1"),
-        ["apis"] => Route::Discovery(Discovery::Apis),
-        ["apis", group] if served(group) => Route::Discovery(Discovery::Group((*group).to_owned())),
+        ["apis"] => DemoRoute::Discovery(Discovery::Apis),
+        ["apis", group] if served(group) => DemoRoute::Discovery(Discovery::Group((*group).to_owned())),
         ["apis", group, version_name] if served(group) => version(group, version_name),
-        ["api" | "apis", ..] => Route::NoGroup,
-        _ => Route::Fixed(path.to_owned()),
+        ["api" | "apis", ..] => DemoRoute::NoGroup,
+        _ => DemoRoute::Fixed(path.to_owned()),
     })
 }
 
@@ -74,24 +74,24 @@ fn served(group: &str) -> bool {
     !group.is_empty() && KINDS.iter().any(|kind| kind.group == group)
 }
 
-fn version(group: &str, version: &str) -> Route {
+fn version(group: &str, version: &str) -> DemoRoute {
     if KINDS.iter().any(|kind| kind.group == group && kind.version == version) {
-        Route::Discovery(Discovery::Version(group.to_owned(), version.to_owned()))
+        DemoRoute::Discovery(Discovery::Version(group.to_owned(), version.to_owned()))
     } else {
         unknown(group)
     }
 }
 
 /// Custom groups are not behind the router of the built-in ones, and answer in text.
-fn unknown(group: &str) -> Route {
-    if KINDS.iter().any(|kind| kind.group == group && kind.custom) { Route::NoGroup } else { Route::NoResource }
+fn unknown(group: &str) -> DemoRoute {
+    if KINDS.iter().any(|kind| kind.group == group && kind.custom) { DemoRoute::NoGroup } else { DemoRoute::NoResource }
 }
 
-fn resource(info: &RequestInfo) -> Route {
+fn resource(info: &RequestInfo) -> DemoRoute {
     let RequestInfo { prefix, group, version, resource, name, subresource, .. } = info;
     let is_served = if prefix == "api" { version == "v1" } else { served(group) };
     if !is_served {
-        return Route::NoGroup;
+        return DemoRoute::NoGroup;
     }
     let Some(kind) = position(group, version, resource).filter(|_| info.verb != Verb::Proxy) else {
         return unknown(group);
@@ -102,16 +102,16 @@ fn resource(info: &RequestInfo) -> Route {
     let namespace = if is_namespace { String::new() } else { info.namespace.clone() };
     let namespaced = KINDS[kind].namespaced;
     if (!namespaced && !is_namespace && depth > 0) || !ends_with(info) {
-        return Route::NoResource;
+        return DemoRoute::NoResource;
     }
     if name.is_empty() {
-        return Route::Collection { kind, namespace, watch: info.verb == Verb::Watch };
+        return DemoRoute::Collection { kind, namespace, watch: info.verb == Verb::Watch };
     }
     if namespaced == namespace.is_empty() {
-        return Route::NoResource;
+        return DemoRoute::NoResource;
     }
     let (name, subresource) = (name.clone(), subresource.clone());
-    Route::Object { kind, namespace, name, subresource, watch: info.watch_via_path }
+    DemoRoute::Object { kind, namespace, name, subresource, watch: info.watch_via_path }
 }
 
 /// Whether nothing follows what was read. The reader looks at no more than a subresource, the apiserver's router does.
@@ -131,19 +131,19 @@ mod tests {
     use super::super::kinds::by_plural;
     use super::*;
 
-    fn get(path: &str) -> Result<Route, RequestInfoError> {
+    fn get(path: &str) -> Result<DemoRoute, RequestInfoError> {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         route("GET", path, &Query::parse(query))
     }
 
     #[test]
     fn paths_name_what_the_apiserver_says_they_name() {
-        let collection = |plural, namespace: &str, watch| Route::Collection {
+        let collection = |plural, namespace: &str, watch| DemoRoute::Collection {
             kind: by_plural(plural).unwrap(),
             namespace: namespace.to_owned(),
             watch,
         };
-        let object = |plural, namespace: &str, name: &str, subresource: &str| Route::Object {
+        let object = |plural, namespace: &str, name: &str, subresource: &str| DemoRoute::Object {
             kind: by_plural(plural).unwrap(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -163,24 +163,24 @@ mod tests {
             ("/api/v1/namespaces/t1/pods/a", object("pods", "t1", "a", "")),
             ("/api/v1/namespaces/t1/pods/a%2Flog", object("pods", "t1", "a", "log")),
             ("/apis/apps/v1/deployments", collection("deployments", "", false)),
-            ("/api/v1/foos", Route::NoResource),
-            ("/apis/apps/v9/deployments", Route::NoResource),
-            ("/api/v1/namespaces/t1/nodes", Route::NoResource),
-            ("/api/v1/namespaces//nodes", Route::NoResource),
-            ("/api/v1/namespaces/t1/namespaces", Route::NoResource),
-            ("/api/v1/namespaces/t1/namespaces/t1", Route::NoResource),
-            ("/api/v1/namespaces/t1/status/x", Route::NoResource),
-            ("/api/v1/namespaces/t1/pods/a/log/x", Route::NoResource),
-            ("/api/v1/namespaces/t1/pods//log", Route::NoResource),
-            ("/api/v1/proxy/nodes/n", Route::NoResource),
-            ("/api/v1/pods/a", Route::NoResource),
-            ("/api/v1/namespaces/t1//pods", Route::NoResource),
-            ("/apis/demo.kube-fanout.io/v9/widgets", Route::NoGroup),
-            ("/apis/nope/v1/x", Route::NoGroup),
-            ("/api/v2/pods", Route::NoGroup),
-            ("//api/v1/pods", Route::NoGroup),
-            ("/apis/", Route::Discovery(Discovery::Apis)),
-            ("/readyz", Route::Fixed("readyz".to_owned())),
+            ("/api/v1/foos", DemoRoute::NoResource),
+            ("/apis/apps/v9/deployments", DemoRoute::NoResource),
+            ("/api/v1/namespaces/t1/nodes", DemoRoute::NoResource),
+            ("/api/v1/namespaces//nodes", DemoRoute::NoResource),
+            ("/api/v1/namespaces/t1/namespaces", DemoRoute::NoResource),
+            ("/api/v1/namespaces/t1/namespaces/t1", DemoRoute::NoResource),
+            ("/api/v1/namespaces/t1/status/x", DemoRoute::NoResource),
+            ("/api/v1/namespaces/t1/pods/a/log/x", DemoRoute::NoResource),
+            ("/api/v1/namespaces/t1/pods//log", DemoRoute::NoResource),
+            ("/api/v1/proxy/nodes/n", DemoRoute::NoResource),
+            ("/api/v1/pods/a", DemoRoute::NoResource),
+            ("/api/v1/namespaces/t1//pods", DemoRoute::NoResource),
+            ("/apis/demo.kube-fanout.io/v9/widgets", DemoRoute::NoGroup),
+            ("/apis/nope/v1/x", DemoRoute::NoGroup),
+            ("/api/v2/pods", DemoRoute::NoGroup),
+            ("//api/v1/pods", DemoRoute::NoGroup),
+            ("/apis/", DemoRoute::Discovery(Discovery::Apis)),
+            ("/readyz", DemoRoute::Fixed("readyz".to_owned())),
         ] {
             assert_eq!(get(path), Ok(expected), "{path}");
         }

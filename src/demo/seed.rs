@@ -5,7 +5,7 @@ use super::json::Json;
 use super::kinds::{KINDS, PODS, ServedKind, by_plural};
 use super::objects::{API_SERVICE, CRD, DEPLOYMENT, EVENT, NODE, SERVICE, fill};
 use super::pods::{NAMESPACES, nth};
-use super::store::{Store, WriteDecision};
+use super::store::{ObjectStore, WriteDecision};
 use super::write::split;
 
 const DEPLOYMENTS: [&str; 4] = ["api", "front", "gateway", "worker"];
@@ -21,7 +21,7 @@ const SECRET: &str = r#"{"metadata": {"name": "token", "namespace": "default"},
 const WIDGET: &str = r#"{"metadata": {"name": "$name", "namespace": "default", "labels": {"color": "$color"}},
     "spec": {"color": "$color", "size": 3}}"#;
 
-pub(crate) fn seed(store: &Store, pods: usize, nodes: usize) {
+pub(crate) fn seed(store: &ObjectStore, pods: usize, nodes: usize) {
     let now = clock::rfc3339(clock::unix_seconds());
     for namespace in NAMESPACES.into_iter().chain(["kube-system"]) {
         add(store, "namespaces", NAMESPACE, &[("name", namespace)]);
@@ -65,14 +65,14 @@ pub(crate) fn seed(store: &Store, pods: usize, nodes: usize) {
     store.forget();
 }
 
-fn add(store: &Store, plural: &str, template: &str, values: &[(&str, &str)]) {
+fn add(store: &ObjectStore, plural: &str, template: &str, values: &[(&str, &str)]) {
     if let Some(kind) = by_plural(plural) {
         put(store, kind, fill(template, values));
     }
 }
 
 /// Creates or replaces an object as it stands, without the checks that a request would meet. Returns the revision.
-pub(crate) fn put(store: &Store, kind: usize, document: Json) -> u64 {
+pub(crate) fn put(store: &ObjectStore, kind: usize, document: Json) -> u64 {
     let (mut meta, rest) = split(document);
     let key = meta.key();
     let written = store.write(kind, &key, |current| {

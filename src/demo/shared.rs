@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::counts::Counter;
 use super::faults::Switches;
 use super::reviews::ReviewAnswers;
-use super::store::Store;
+use super::store::ObjectStore;
 
 /// Requests that are remembered for tests to look at.
 const SEEN_MAX: usize = 4096;
@@ -36,7 +36,7 @@ pub(crate) struct Settings {
 
 #[derive(Debug)]
 pub(crate) struct DemoState {
-    pub(crate) store: Store,
+    pub(crate) store: ObjectStore,
     pub(crate) settings: Settings,
     pub(crate) faults: Switches,
     pub(crate) reviews: ReviewAnswers,
@@ -52,7 +52,7 @@ pub(crate) struct DemoState {
 }
 
 impl DemoState {
-    pub(crate) fn new(store: Store, settings: Settings) -> Self {
+    pub(crate) fn new(store: ObjectStore, settings: Settings) -> Self {
         Self {
             store,
             settings,

@@ -20,7 +20,7 @@ use super::status::DemoStatus;
 pub(crate) type ObjectMap = Arc<[Arc<StoredObject>]>;
 
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct ObjectStore {
     state: RwLock<State>,
     /// Per resource: the sequence number that its next event will get.
     changed: Vec<watch::Sender<u64>>,
@@ -93,7 +93,7 @@ pub(crate) struct Pulled {
     pub(crate) revision: u64,
 }
 
-impl Store {
+impl ObjectStore {
     pub(crate) fn new(ring_events_max: usize) -> Self {
         let tables = KINDS.iter().map(|_| Table::default()).collect();
         Self {

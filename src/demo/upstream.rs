@@ -18,7 +18,7 @@ use super::pods::{NODES, Pod};
 use super::reviews::ReviewAnswers;
 use super::seed;
 use super::shared::{DemoState, ReceivedRequest, Settings};
-use super::store::{Store, WriteDecision};
+use super::store::{ObjectStore, WriteDecision};
 
 /// The history that a resource keeps unless told otherwise: so many seconds of churn, within bounds.
 const RING_SECONDS: u32 = 120;
@@ -162,7 +162,7 @@ impl Upstream {
         let ring_events_max =
             self.ring_events_max.unwrap_or(ring_events.clamp(*RING_EVENTS.start(), *RING_EVENTS.end()));
         let seeding = tokio::task::spawn_blocking(move || {
-            let store = Store::new(ring_events_max);
+            let store = ObjectStore::new(ring_events_max);
             seed::seed(&store, self.pods, self.nodes);
             store
         });

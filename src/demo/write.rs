@@ -11,7 +11,7 @@ use super::object::{Meta, StoredObject};
 use super::protobuf;
 use super::selector::ObjectSelector;
 use super::status::{self, DemoStatus};
-use super::store::{Store, WriteDecision};
+use super::store::{ObjectStore, WriteDecision};
 use crate::kube::Query;
 
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ enum Patch {
 }
 
 pub(crate) fn write(
-    store: &Store,
+    store: &ObjectStore,
     method: &Method,
     target: &WriteTarget,
     media: &str,
@@ -106,7 +106,7 @@ fn patch_type(kind: &ServedKind, media: &str) -> Result<Patch, DemoStatus> {
 }
 
 struct Writer<'a> {
-    store: &'a Store,
+    store: &'a ObjectStore,
     target: &'a WriteTarget,
     kind: &'static ServedKind,
     dry_run: bool,

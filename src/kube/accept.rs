@@ -80,14 +80,14 @@ pub struct Offers {
     protobuf: bool,
     /// `as=`, `g=` and `v=`. Errors cannot be converted.
     conversions: bool,
-    /// No other encoding at all.
-    only_json: bool,
+    /// In which encodings, in the order of preference.
+    media: &'static [MediaType],
     watch: bool,
 }
 
 impl Offers {
     /// Reads of a resource that the apiserver itself defines.
-    pub const BUILTIN: Self = Self { protobuf: true, conversions: true, only_json: false, watch: false };
+    pub const BUILTIN: Self = Self { protobuf: true, conversions: true, media: &MediaType::ALL, watch: false };
     /// Reads of a custom resource.
     pub const CUSTOM: Self = Self { protobuf: false, ..Self::BUILTIN };
     /// A [`Status`](super::Status) sent as a response. Where nothing fits, the apiserver writes it as indented JSON,
@@ -103,11 +103,7 @@ impl Offers {
     /// The same endpoint of a server that writes nothing but JSON.
     #[must_use]
     pub fn in_json(self) -> Self {
-        Self { only_json: true, ..self }
-    }
-
-    fn media(self) -> &'static [MediaType] {
-        if self.only_json { &[MediaType::Json] } else { &MediaType::ALL }
+        Self { media: &[MediaType::Json], ..self }
     }
 }
 
@@ -153,7 +149,7 @@ pub fn router_accepts(accept: Option<&str>, offers: Offers) -> bool {
     // A trailing comma opens no further clause, which makes no difference: the empty type is not produced.
     accept.split(',').any(|clause| {
         let bare = clause.split(';').next().unwrap_or_default().trim_matches(' ');
-        bare == "*/*" || offers.media().iter().any(|media| media.as_str() == bare)
+        bare == "*/*" || offers.media.iter().any(|media| media.as_str() == bare)
     })
 }
 
@@ -196,7 +192,7 @@ fn chosen(accept: Option<&str>, offers: Offers) -> Option<Chosen> {
         return Some(Chosen { media: MediaType::Json, conversion: None, pretty: false });
     };
     clauses(accept).iter().find_map(|clause| {
-        let mut fitting = offers.media().iter().copied().filter(|media| clause.covers(media.as_str()));
+        let mut fitting = offers.media.iter().copied().filter(|media| clause.covers(media.as_str()));
         fitting.find_map(|media| fit(clause, media, offers))
     })
 }

@@ -311,7 +311,7 @@ mod tests {
             here.push((connection, place));
         };
         let go = |here: &mut Vec<(Connection, ConnectionPlace)>| {
-            here.retain(|(connection, _)| !connection.is(ConnectionState::Cut))
+            here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
         };
         for _ in 0..PLACES {
             come(&mut here).await;

@@ -83,7 +83,10 @@ async fn items_in_order_lead_on_and_what_is_known_leads_nowhere() {
     assert!(matches!(hands.take(known, 13), Ok(13)));
     let bookmark = hands.item(
         "BOOKMARK",
-        r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"20"},"spec":{"containers":null},"status":{}}"#,
+        concat!(
+            r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"20"},"#,
+            r#""spec":{"containers":null},"status":{}}"#,
+        ),
     );
     assert!(matches!(hands.take(bookmark, 13), Ok(20)));
     assert_eq!(hands.feed.reader.progress().rv, ResourceVersion(20));
