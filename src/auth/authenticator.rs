@@ -31,7 +31,7 @@ pub(super) struct Authenticator {
     front_proxy: Option<FrontProxy>,
 }
 
-/// Somebody, until then.
+/// Whose a credential is, and until when that is known to hold.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
     pub(super) user: Arc<User>,

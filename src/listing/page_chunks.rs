@@ -39,7 +39,7 @@ pub(crate) struct Batch {
 }
 
 impl PageChunks {
-    /// None so far. `runs`: of the snapshot, or none of them.
+    /// An empty page. `runs`: the chunks of the snapshot, or none where objects are chosen one by one.
     pub(crate) fn new(snapshot: Snapshot, runs: Arc<[Chunk]>) -> Self {
         Self { snapshot, runs, parts: Vec::new(), lengths: Lengths::default() }
     }

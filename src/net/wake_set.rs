@@ -6,8 +6,9 @@ use std::task::{Context, Wake, Waker};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-/// Who has been woken of all that are one task. Each is polled when it was, and not whenever the task is: a connection
-/// with a watch has far more to say than to read, and what nobody looks at stays out of the way of other connections.
+/// The parts of a connection that have been woken; all of them are one task. Each is polled when it was, and not
+/// whenever the task is: a connection with a watch has far more to say than to read, and what nobody looks at stays out
+/// of the way of other connections.
 #[derive(Debug, Default)]
 pub(super) struct WakeSet {
     task: AtomicWaker,

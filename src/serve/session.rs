@@ -55,7 +55,7 @@ pub(super) struct WatchSession {
     is_bookmark_due: bool,
     /// There is nothing to say until its waker is woken.
     is_parked: bool,
-    /// Of a Table: for the first event, and for that one alone.
+    /// The columns of a Table, which the first event carries and no other.
     columns: Option<Columns>,
     metrics: WatchMetrics,
     standing: GrantStatus,

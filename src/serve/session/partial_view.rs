@@ -22,7 +22,7 @@ pub(super) struct PartialView {
     readable: Readable,
     places: BTreeMap<Arc<str>, Place>,
     turn: Option<Turn>,
-    /// Something may have to come or go.
+    /// Verdicts have changed since namespaces were last looked at.
     stale: bool,
     changed: Pin<Box<dyn Future<Output = VerdictChanges> + Send>>,
 }
