@@ -1,3 +1,4 @@
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,6 +92,20 @@ impl Target {
     }
 }
 
+/// Whether a connection was closed in peace. hyper looks at a connection again right behind the request that it has
+/// sent on it; on a busy machine the answer, with the GOAWAY that follows a 401, may be there before that look, and
+/// hyper then drops the request.
+fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(h2) = error.downcast_ref::<h2::Error>() {
+            return h2.is_go_away() && h2.reason() == Some(h2::Reason::NO_ERROR);
+        }
+        cause = error.source();
+    }
+    false
+}
+
 impl Http {
     pub fn new(target: Target, protocol: Protocol) -> Self {
         let mut tcp = HttpConnector::new();
@@ -105,11 +120,17 @@ impl Http {
         Self { target, client }
     }
 
-    /// Sends, and returns as soon as there is a head.
+    /// Sends, and returns as soon as there is a head. A read that meets a goodbye is sent again, as every client does.
     pub async fn send(&self, ask: Ask) -> Response<Incoming> {
         let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
-        let request = self.request(ask);
-        within(&what, self.client.request(request)).await.unwrap_or_else(|error| panic!("{what}: {error:?}"))
+        let again = (ask.method == Method::GET).then(|| ask.clone());
+        let mut answer = within(&what, self.client.request(self.request(ask))).await;
+        if let (Err(error), Some(ask)) = (&answer, again)
+            && is_goodbye(error)
+        {
+            answer = within(&what, self.client.request(self.request(ask))).await;
+        }
+        answer.unwrap_or_else(|error| panic!("{what}: {error:?}"))
     }
 
     pub async fn ask(&self, ask: Ask) -> Answer {
