@@ -142,3 +142,6 @@ impl Wake for StreamWaker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! No wake is lost, whenever it comes: by every order of calls on the code, and every order of single steps on a model.
+
+mod model;
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+use hyper::rt::Executor as _;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::super::cork::Corked;
+use super::super::driven::{Driven, Streams};
+use super::*;
+
+/// Who waits for something: two streams and the codec.
+const PARTS: usize = 3;
+const CODEC: usize = 2;
+const WAKES: usize = 3;
+/// Where a wake may fall: so many places are passed while everything is polled for the first time, and some more.
+const PLACES: usize = 14;
+
+/// What has happened for each part, and what it has seen of that.
+#[derive(Debug, Default)]
+struct World {
+    happened: [usize; PARTS],
+    seen: [usize; PARTS],
+    polls: [usize; PARTS],
+    wakers: [Option<Waker>; PARTS],
+    /// Places that were passed.
+    passed: usize,
+    /// What is still to happen: where, and for whom.
+    plan: Vec<(usize, usize)>,
+}
+
+type Shared = Arc<Mutex<World>>;
+
+/// The executor's side of the task.
+#[derive(Default)]
+struct TaskFlag(AtomicBool);
+
+impl Wake for TaskFlag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A place at which others may be faster: what is planned for it happens now, as on another thread.
+fn place(world: &Shared) {
+    let here = {
+        let mut world = world.lock();
+        world.passed += 1;
+        world.passed
+    };
+    while let Some(waker) = happens(&mut world.lock(), |place| place == here) {
+        waker.wake();
+    }
+}
+
+/// The next thing that is planned for such a place. What happens before somebody listens needs no wake.
+fn happens(world: &mut World, is_due: impl Fn(usize) -> bool) -> Option<Waker> {
+    loop {
+        let at = world.plan.iter().position(|(place, _)| is_due(*place))?;
+        let (_, part) = world.plan.remove(at);
+        world.happened[part] += 1;
+        if let Some(waker) = world.wakers[part].clone() {
+            return Some(waker);
+        }
+    }
+}
+
+/// What every future does: says whom to wake, then looks.
+fn listen(world: &Shared, part: usize, cx: &Context<'_>) {
+    place(world);
+    {
+        let mut world = world.lock();
+        world.wakers[part] = Some(cx.waker().clone());
+        world.polls[part] += 1;
+    }
+    place(world);
+    {
+        let mut world = world.lock();
+        world.seen[part] = world.happened[part];
+    }
+    place(world);
+}
+
+/// The other end of the connection, which takes all that is written.
+struct Socket(Shared);
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        place(&self.0);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Runs a connection until nothing more happens and nobody is woken.
+fn run(plan: Vec<(usize, usize)>) -> World {
+    let world = Shared::new(Mutex::new(World { plan, ..World::default() }));
+    let (io, started) = (Corked::new(Socket(world.clone()), WakeSet::shared()), Streams::default());
+    let codec = {
+        let (world, started, mut begun, mut io) = (world.clone(), started.clone(), false, io.clone());
+        poll_fn(move |cx| {
+            listen(&world, CODEC, cx);
+            assert!(Pin::new(&mut io).poll_write(cx, b"x").is_ready());
+            if !std::mem::replace(&mut begun, true) {
+                for stream in 0..CODEC {
+                    let world = world.clone();
+                    started.execute(poll_fn(move |cx| {
+                        listen(&world, stream, cx);
+                        Poll::<()>::Pending
+                    }));
+                }
+            }
+            Poll::<()>::Pending
+        })
+    };
+    let mut codec = pin!(codec);
+    let mut driven = Driven::new(codec.as_mut(), io, started);
+    let flag = Arc::new(TaskFlag::default());
+    let waker = Waker::from(flag.clone());
+    flag.0.store(true, Ordering::SeqCst);
+    loop {
+        while flag.0.swap(false, Ordering::SeqCst) {
+            place(&world);
+            assert!(Pin::new(&mut driven).poll(&mut Context::from_waker(&waker)).is_pending());
+            place(&world);
+        }
+        // All is quiet: what has not found its place happens now.
+        let Some(waker) = happens(&mut world.lock(), |_| true) else { break };
+        waker.wake();
+    }
+    drop(driven);
+    std::mem::take(&mut *world.lock())
+}
+
+/// Every choice of so many, each as often as it likes.
+fn chosen(of: &[(usize, usize)], count: usize) -> Vec<Vec<(usize, usize)>> {
+    let Some(fewer) = count.checked_sub(1) else { return vec![Vec::new()] };
+    let with = |at: usize| chosen(&of[at..], fewer).into_iter().map(move |rest| [vec![of[at]], rest].concat());
+    (0..of.len()).flat_map(with).collect()
+}
+
+#[test]
+fn whoever_is_woken_is_polled_and_nobody_else() {
+    let choices: Vec<_> = (1..=PLACES).flat_map(|place| (0..PARTS).map(move |part| (place, part))).collect();
+    let mut passed = 0;
+    for plan in chosen(&choices, WAKES) {
+        let world = run(plan.clone());
+        assert_eq!(world.seen, world.happened, "{plan:?}: somebody sleeps");
+        for part in 0..PARTS {
+            let (polls, wakes) = (world.polls[part], world.happened[part]);
+            assert!(polls <= 1 + wakes, "{plan:?}: part {part} was polled {polls} times for {wakes} wakes");
+        }
+        passed = passed.max(world.passed);
+    }
+    assert!(passed > PLACES, "every place was passed: {passed}");
+}

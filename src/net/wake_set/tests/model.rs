@@ -1,0 +1,211 @@
+//! The set as a model: a task, a stream and a codec, and others that wake them, whose single steps may mix in any way.
+//!
+//! Each step is one operation on a shared word, as the code has it, in the one order that `SeqCst` gives. What the code
+//! does for a reason is a [`Rule`]: without any of them the model finds a wake that is lost.
+
+use std::collections::HashSet;
+
+/// Why the steps are in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// The task looks once more when it no longer says that it is looking.
+    LookAgain,
+    /// A stream is taken off the set before it is polled, and not after it.
+    AnswerFirst,
+    /// Whoever wakes comes on the set first, and then looks whether the task does.
+    ComeFirst,
+    /// The codec's flag is taken before it is polled.
+    TakeFirst,
+}
+
+const RULES: [Rule; 4] = [Rule::LookAgain, Rule::AnswerFirst, Rule::ComeFirst, Rule::TakeFirst];
+/// Whom each of the others wakes.
+const WAKERS: [Part; 3] = [Part::Stream, Part::Stream, Part::Codec];
+/// Turns that the task takes in one look. The code takes more, and this is enough for the last one to matter.
+const TURNS: u8 = 2;
+/// A waker that has nothing left to do.
+const DONE: u8 = 5;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Part {
+    Stream,
+    Codec,
+}
+
+/// All that is shared, and where everybody is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct State {
+    /// The executor will run the task.
+    is_woken: bool,
+    is_looked_at: bool,
+    /// The stream is said to be on the set.
+    is_rung: bool,
+    /// It is.
+    is_listed: bool,
+    codec: bool,
+    /// What has happened for stream and codec, and what they have seen.
+    happened: [u8; 2],
+    seen: [u8; 2],
+    task: Task,
+    turn: u8,
+    /// Steps that each has taken.
+    wakers: [u8; WAKERS.len()],
+    /// Of one that looks at the task too early: what it saw.
+    saw: [bool; WAKERS.len()],
+}
+
+/// The next step of the task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Task {
+    Sleep,
+    TakeStreams,
+    /// Two for a stream that was on the set: taken off, and polled.
+    First,
+    Second,
+    TakeCodec,
+    PollCodec,
+    ClearCodec,
+    IsQuiet,
+    EndLook,
+    LookAgain,
+}
+
+const BEGUN: State = State {
+    is_woken: true,
+    is_looked_at: false,
+    is_rung: false,
+    is_listed: false,
+    codec: true,
+    happened: [0; 2],
+    seen: [0; 2],
+    task: Task::Sleep,
+    turn: 0,
+    wakers: [0; WAKERS.len()],
+    saw: [false; WAKERS.len()],
+};
+
+impl State {
+    /// The task's next step, unless it sleeps.
+    fn task(&mut self, broken: Option<Rule>) -> bool {
+        let keeps = |rule| broken != Some(rule);
+        self.task = match self.task {
+            Task::Sleep if !self.is_woken => return false,
+            Task::Sleep => {
+                (self.is_woken, self.is_looked_at, self.turn) = (false, true, 0);
+                Task::TakeStreams
+            }
+            Task::TakeStreams => {
+                self.turn += 1;
+                if std::mem::take(&mut self.is_listed) { Task::First } else { Task::TakeCodec }
+            }
+            Task::First => {
+                self.step_of_stream(keeps(Rule::AnswerFirst));
+                Task::Second
+            }
+            Task::Second => {
+                self.step_of_stream(!keeps(Rule::AnswerFirst));
+                Task::TakeCodec
+            }
+            Task::TakeCodec if !self.codec => Task::IsQuiet,
+            Task::TakeCodec => {
+                self.codec = !keeps(Rule::TakeFirst);
+                Task::PollCodec
+            }
+            Task::PollCodec => {
+                self.poll(Part::Codec);
+                if keeps(Rule::TakeFirst) { Task::IsQuiet } else { Task::ClearCodec }
+            }
+            Task::ClearCodec => {
+                self.codec = false;
+                Task::IsQuiet
+            }
+            Task::IsQuiet if self.is_quiet() || self.turn == TURNS => Task::EndLook,
+            Task::IsQuiet => Task::TakeStreams,
+            Task::EndLook => {
+                self.is_looked_at = false;
+                // Without the rule it goes by what it has seen before.
+                if !keeps(Rule::LookAgain) {
+                    self.is_woken |= self.turn == TURNS;
+                }
+                if keeps(Rule::LookAgain) { Task::LookAgain } else { Task::Sleep }
+            }
+            Task::LookAgain => {
+                self.is_woken |= !self.is_quiet();
+                Task::Sleep
+            }
+        };
+        true
+    }
+
+    fn step_of_stream(&mut self, answers: bool) {
+        if answers { self.is_rung = false } else { self.poll(Part::Stream) }
+    }
+
+    fn poll(&mut self, part: Part) {
+        self.seen[part as usize] = self.happened[part as usize];
+    }
+
+    fn is_quiet(&self) -> bool {
+        !self.codec && !self.is_listed
+    }
+
+    /// The next step of one who wakes, if there is one.
+    fn waker(&mut self, number: usize, broken: Option<Rule>) -> bool {
+        let (part, comes_first) = (WAKERS[number], broken != Some(Rule::ComeFirst));
+        if self.wakers[number] == DONE {
+            return false;
+        }
+        self.wakers[number] += 1;
+        match (self.wakers[number], part) {
+            (1, _) => self.happened[part as usize] += 1,
+            (2, _) => self.saw[number] = !comes_first && self.is_looked_at,
+            (3, Part::Codec) => self.codec = true,
+            // Somebody else comes on the set for it, and wakes.
+            (3, Part::Stream) if self.is_rung => self.wakers[number] = DONE,
+            (3, Part::Stream) => self.is_rung = true,
+            (4, Part::Codec) => {}
+            (4, Part::Stream) => self.is_listed = true,
+            _ => self.is_woken |= !(if comes_first { self.is_looked_at } else { self.saw[number] }),
+        }
+        true
+    }
+}
+
+/// Goes through every state that can be reached: their number, and one in which nothing more happens although somebody
+/// has not seen what has.
+fn explore(broken: Option<Rule>) -> (usize, Option<State>) {
+    let (mut known, mut next, mut lost) = (HashSet::from([BEGUN]), vec![BEGUN], None);
+    while let Some(state) = next.pop() {
+        let mut is_over = true;
+        for hand in 0..=WAKERS.len() {
+            let mut then = state.clone();
+            let moved = match hand.checked_sub(1) {
+                None => then.task(broken),
+                Some(number) => then.waker(number, broken),
+            };
+            is_over &= !moved;
+            if moved && known.insert(then.clone()) {
+                next.push(then);
+            }
+        }
+        if is_over && state.seen != state.happened {
+            lost = Some(state);
+        }
+    }
+    (known.len(), lost)
+}
+
+#[test]
+fn no_order_of_steps_loses_a_wake() {
+    let (states, lost) = explore(None);
+    assert_eq!(lost, None);
+    assert!(states > 5_000, "{states} states are not all of them");
+}
+
+/// What shows that it would be found.
+#[test]
+fn each_rule_is_there_for_a_wake_that_would_be_lost() {
+    for rule in RULES {
+        assert!(explore(Some(rule)).1.is_some(), "{rule:?}");
+    }
+}
