@@ -34,6 +34,7 @@ enum Part {
 
 /// All that is shared, and where everybody is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the code's")]
 struct State {
     /// The executor will run the task.
     is_woken: bool,
