@@ -26,7 +26,7 @@ mod session;
 mod side_findings;
 mod stream;
 mod supervisor;
-#[cfg(test)]
+#[cfg(all(test, feature = "demo"))]
 mod tests;
 
 pub use metrics::describe;

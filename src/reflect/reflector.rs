@@ -1,6 +1,6 @@
 mod follow;
 mod relist;
-#[cfg(test)]
+#[cfg(all(test, feature = "demo"))]
 mod tests;
 
 use std::sync::Arc;
