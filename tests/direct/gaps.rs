@@ -38,7 +38,7 @@ async fn a_restart_that_missed_nothing_is_invisible() {
     let before = whole_lists(&up);
     up.faults().forget_history();
     up.faults().up().await;
-    app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    app.until_pods_are_listed_again().await;
     let mut later = History::begin(&up, PODS).await;
     let last = up.churn(10).await;
     let expected = [history.all(), later.upto(last).await.all()].concat();
@@ -112,7 +112,7 @@ async fn a_window_that_is_compacted_before_it_is_listed_is_given_up_for_a_newer_
     up.faults().forget_history();
     up.faults().only("pods").answer(RequestKind::List, 1, 410, None);
     up.faults().up().await;
-    app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    app.until_pods_are_listed_again().await;
     let last = up.create_pod("default", "end");
     for watch in &watches {
         watch.reached(last).await;

@@ -128,6 +128,7 @@ async fn after_a_mended_gap_all_is_new_without_another_list() {
         up.faults().forget_window();
     };
     upgrade(&up, &app, meanwhile).await;
+    app.until_pods_are_listed_again().await;
     let first = app.get(CACHED).await;
     assert_eq!((first.is_cached(), marks(&first.text())), (true, objects));
     assert_eq!(lists(&up) - before, 1, "the list that the gap was mended with");

@@ -202,6 +202,16 @@ impl App {
         eventually(&format!("{resource}: {what}"), look).await;
     }
 
+    /// Returns when a gap in the history of pods has been closed, one way or another, and they are live: between the new
+    /// stream and the 410 that it begins with they were live as well.
+    pub async fn until_pods_are_listed_again(&self) {
+        let of_pods =
+            |line: &&str| line.starts_with("kube_fanout_history_gaps_total{") && line.contains("resource=\"pods.v1\"");
+        let closed = || async { self.admin("/metrics").await.text().lines().any(|line| of_pods(&line)) };
+        eventually("the gap is closed", closed).await;
+        self.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    }
+
     /// Returns when the proxy has applied everything up to this version of a resource.
     pub async fn reached(&self, resource: &str, rv: u64) {
         let at = |feed: &Value| feed["resourceVersion"].as_str().and_then(|text| text.parse::<u64>().ok());
