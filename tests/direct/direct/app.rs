@@ -202,8 +202,8 @@ impl App {
         eventually(&format!("{resource}: {what}"), look).await;
     }
 
-    /// Returns when a gap in the history of pods has been closed, one way or another, and they are live: between the new
-    /// stream and the 410 that it begins with they were live as well.
+    /// Returns when a gap in the history of pods has been closed, one way or another, and they are live: between the
+    /// new stream and the 410 that it begins with they were live as well.
     pub async fn until_pods_are_listed_again(&self) {
         let of_pods =
             |line: &&str| line.starts_with("kube_fanout_history_gaps_total{") && line.contains("resource=\"pods.v1\"");
