@@ -93,8 +93,8 @@ impl Target {
 }
 
 /// Whether a connection was closed in peace. hyper looks at a connection again right behind the request that it has
-/// sent on it; on a busy machine the answer, with the GOAWAY that follows a 401, may be there before that look, and
-/// hyper then drops the request.
+/// sent on it; where the GOAWAY that follows a 401 is there before that look, the request fails. Seen in one of some
+/// five thousand refused requests, and taken to be that: nothing of curl's failed in eight thousand.
 fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
