@@ -73,35 +73,29 @@ impl Stage {
         self.writer.set_state(FeedState::Live);
     }
 
-    /// Puts something derived on a shelf.
+    /// Keeps something that was derived.
     fn derive(&self, run: u128, bytes: usize) -> PlainChunk {
-        let encodings = self.feed.reader.chunks();
-        let encoding = ChunkFormat {
-            run,
-            representation: Representation::Object(Encoding::Json),
-            release: 36,
-            part: ChunkPart::Items,
-        };
+        let chunks = self.feed.reader.chunks();
         let make = || -> Result<(PlainChunk, usize), &str> {
-            Ok((Arc::from([encodings.account().keep(vec![0; bytes].into())]), bytes))
+            Ok((Arc::from([chunks.account().keep(vec![0; bytes].into())]), bytes))
         };
-        match encodings.poll_plain(encoding, false, &Context::from_waker(Waker::noop()), make) {
+        match chunks.poll_plain(in_json(run), false, &Context::from_waker(Waker::noop()), make) {
             Poll::Ready(Ok(plain)) => plain,
             _ => panic!("it is made at once"),
         }
     }
 
     fn has_derived(&self, run: u128) -> bool {
-        let encodings = self.feed.reader.chunks();
-        let encoding = ChunkFormat {
-            run,
-            representation: Representation::Object(Encoding::Json),
-            release: 36,
-            part: ChunkPart::Items,
-        };
-        let made = encodings.poll_plain(encoding, false, &Context::from_waker(Waker::noop()), || Err("not there"));
+        let chunks = self.feed.reader.chunks();
+        let made = chunks.poll_plain(in_json(run), false, &Context::from_waker(Waker::noop()), || Err("not there"));
         matches!(made, Poll::Ready(Ok(_)))
     }
+}
+
+/// What a chunk of that name is written as.
+fn in_json(run: u128) -> ChunkFormat {
+    let (representation, part) = (Representation::Object(Encoding::Json), ChunkPart::Items);
+    ChunkFormat { run, representation, release: 36, part }
 }
 
 fn large(event_type: EventType, name: &str, version: u64, bytes: usize) -> Bytes {
