@@ -10,7 +10,7 @@ use super::chunk_format::ChunkFormat;
 use super::single_flight::SingleFlight;
 use crate::base::Account;
 
-/// What runs of one feed's objects have been written as, so that it is made once and not for every client. Bounded.
+/// What chunks of one feed's objects have been written as, so that it is made once and not for every client. Bounded.
 #[derive(Debug)]
 pub struct ChunkCache {
     /// Bodies as they came, joined. The store has the same bytes, so these are kept while a storm lasts.
@@ -21,10 +21,10 @@ pub struct ChunkCache {
     account: Arc<Account>,
 }
 
-/// A run's items or frames. Large bodies are slices of the store's own.
+/// A chunk's items or frames. Large bodies are slices of the store's own.
 pub type PlainChunk = Arc<[Bytes]>;
 
-/// A piece of some runs' items, compressed.
+/// A piece of some chunks' items, compressed.
 #[derive(Debug, Clone)]
 pub struct DeflatedChunk {
     /// DEFLATE (RFC 1951), flushed to a byte boundary and without a final block. `None` if that would gain nothing: the
@@ -33,7 +33,7 @@ pub struct DeflatedChunk {
     /// CRC-32 and length of what it stands for.
     pub crc: u32,
     pub len: u64,
-    /// No piece of these runs is behind it.
+    /// No piece of these chunks is behind it.
     pub is_last: bool,
 }
 
@@ -60,7 +60,7 @@ impl ChunkCache {
         &self.account
     }
 
-    /// The run in an encoding, as a feed has it that came in `verbatim`; made if nobody has it.
+    /// The chunk in an encoding, as a feed has it that came in `verbatim`; made if nobody has it.
     pub fn poll_plain<E>(
         &self,
         encoding: ChunkFormat,

@@ -1,6 +1,6 @@
 use crate::wire::Representation;
 
-/// Everything that decides what a run is written as.
+/// Everything that decides what a chunk is written as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkFormat {
     /// [`Chunk::name`](super::Chunk::name), or [`joined_name`](super::Chunk::joined_name) of several.
@@ -18,7 +18,7 @@ pub enum ChunkPart {
     Items,
     /// ADDED events.
     Added,
-    /// A piece of the items of a list, compressed. It may refer to what it is `behind`, which is named as runs are;
+    /// A piece of the items of a list, compressed. It may refer to what it is `behind`, which is named as chunks are;
     /// `None` at the list's beginning.
     Deflated { behind: Option<u128>, piece: usize },
 }

@@ -8,22 +8,22 @@ use super::states::PastState;
 use crate::kube::ObjectKey;
 use crate::wire::{Lengths, Object, Representation};
 
-/// Neighbouring objects of one namespace, about [`RUN_BYTES`](Self::BYTES) of them: what lists are made of.
+/// Neighbouring objects of one namespace, about [`BYTES`](Self::BYTES) bytes of them: what lists are made of.
 ///
 /// It holds none of them, so that it keeps nothing alive. Where it ends is a matter of the objects in it alone: it is
-/// the same in every state and every list that has all of them, and a change touches one run, or two.
+/// the same in every state and every list that has all of them, and a change touches one chunk, or two.
 #[derive(Debug)]
 pub struct Chunk {
     first: ObjectKey,
     lengths: Lengths,
     name: u128,
-    /// It is as long as runs are, rather than cut off by the end of its namespace.
+    /// It is as long as chunks are, rather than cut off by the end of its namespace.
     is_full: bool,
     /// A bit for each representation that all of its objects have been written in.
     written: AtomicU8,
 }
 
-/// The runs of one state, cut when somebody lists it and shared by all who do.
+/// The chunks of one state, cut when somebody lists it and shared by all who do.
 #[derive(Debug, Default)]
 pub(super) struct ChunkIndex {
     content: u64,
@@ -32,14 +32,14 @@ pub(super) struct ChunkIndex {
     standing: OnceLock<PastState>,
 }
 
-/// Puts runs together, object by object.
+/// Puts chunks together, object by object.
 #[derive(Debug)]
 pub struct Chunker {
     /// Counts what the feed's versions have stood for: those of one history stand for nothing in another, and for other
     /// bytes once upstream is of another release.
     content: u64,
     run: Option<Chunk>,
-    /// The run ends with what it has.
+    /// The chunk ends with what it has.
     ends: bool,
 }
 
@@ -79,7 +79,7 @@ impl Chunk {
         (first.rotate_left(61) ^ second).wrapping_mul(MIX)
     }
 
-    /// Whether it is as long as runs are, rather than cut off by the end of its namespace or of the list.
+    /// Whether it is as long as chunks are, rather than cut off by the end of its namespace or of the list.
     pub fn is_full(&self) -> bool {
         self.is_full
     }
@@ -96,7 +96,7 @@ impl Chunk {
 }
 
 impl Chunker {
-    /// Takes the next object. Returns the run before it, if that is over.
+    /// Takes the next object. Returns the chunk before it, if that is over.
     pub fn put(&mut self, object: &Object) -> Option<Chunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
         let ended = self.run.take_if(|run| {
@@ -108,12 +108,12 @@ impl Chunker {
         // No step loses anything: contents that differ in one object have different names for certain.
         let part = u128::from(hash) << 64 | u128::from(object.rv.0);
         run.name = Chunk::joined_name(run.name, part);
-        // The longer an object, the likelier a run ends with it: so runs are as long whatever objects are.
+        // The longer an object, the likelier a chunk ends with it: so chunks are as long whatever objects are.
         self.ends = hash % (Chunk::BYTES as u64) < len as u64;
         ended
     }
 
-    /// The last run.
+    /// The last chunk.
     pub fn end(self) -> Option<Chunk> {
         self.run
     }
@@ -137,7 +137,7 @@ impl ChunkIndex {
         Chunker { content: self.content, run: None, ends: false }
     }
 
-    /// The runs of these objects, which are all of the state's. Others are let in now and then.
+    /// The chunks of these objects, which are all of the state's. Others are let in now and then.
     pub(super) async fn runs(&self, objects: impl Iterator<Item = &Arc<Object>>) -> Arc<[Chunk]> {
         let cut = async || {
             let (mut cutter, mut runs) = (self.cutter(), Vec::new());

@@ -53,7 +53,7 @@ impl Snapshot {
         self
     }
 
-    /// The same state, of which `cut` has the runs.
+    /// The same state, of which `cut` has the chunks.
     pub(super) fn cut_by(self, cut: Arc<ChunkIndex>) -> Self {
         Self { cut, ..self }
     }
@@ -105,17 +105,17 @@ impl Snapshot {
         found
     }
 
-    /// All objects, as runs: cut once, whoever asks.
+    /// All objects, as chunks: cut once, whoever asks.
     pub async fn chunks(&self) -> Arc<[Chunk]> {
         self.cut.runs(self.iter()).await
     }
 
-    /// The objects of one of its runs.
+    /// The objects of one of its chunks.
     pub fn objects_of<'a>(&'a self, run: &Chunk) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
         self.objects.range(run.first().clone()..).map(|(_, object)| object).take(run.lengths().items)
     }
 
-    /// What puts runs together of some of its objects.
+    /// What puts chunks together of some of its objects.
     pub fn cutter(&self) -> Chunker {
         self.cut.cutter()
     }

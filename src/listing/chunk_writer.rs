@@ -10,7 +10,7 @@ use crate::cache::{CacheReader, ChunkFormat, ChunkPart, DeflatedChunk, PlainChun
 use crate::kube::EventType;
 use crate::wire::{Encoding, ListFrame, Object, Refused, Renderer};
 
-/// Writes stretches of objects, and shares what it writes of whole runs with everybody.
+/// Writes stretches of objects, and shares what it writes of whole chunks with everybody.
 #[derive(Debug)]
 pub(crate) struct ChunkWriter {
     reader: CacheReader,
@@ -45,7 +45,7 @@ impl Piece<'_> {
     }
 }
 
-/// A run as it grows.
+/// A chunk as it grows.
 struct Pieces {
     /// What is copied is charged here, whoever still sends it.
     account: Arc<Account>,
@@ -185,7 +185,7 @@ impl ChunkWriter {
         Ok(pieces.end())
     }
 
-    /// What is not kept with its run is kept with the object, if it costs more than a copy.
+    /// What is not kept with its chunk is kept with the object, if it costs more than a copy.
     fn put(&self, object: &Arc<Object>, with_run: bool, pieces: &mut Pieces) -> Result<(), Refused> {
         if with_run && self.renderer.representation().form() == Encoding::Json && !self.renderer.is_verbatim() {
             // Its length is not known yet, and need not be.

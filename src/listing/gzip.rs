@@ -1,8 +1,8 @@
 //! Compressed answers, as the apiserver compresses: GET and LIST above 128 KiB, for clients that name `gzip`
 //! (R-GZIP-1; `APIResponseCompression`).
 //!
-//! Each run of a list is compressed on its own and kept by the feed, so that a thousand clients cost one compression,
-//! and a changed object that of its run. The runs of one answer are one gzip member
+//! Each chunk of a list is compressed on its own and kept by the feed, so that a thousand clients cost one compression,
+//! and a changed object that of its chunk. The chunks of one answer are one gzip member
 //! (RFC 1952): some clients stop reading behind the first.
 
 mod deflate;

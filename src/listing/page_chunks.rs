@@ -5,7 +5,7 @@ use crate::auth::Permit;
 use crate::cache::{Chunk, Chunker, Snapshot, View};
 use crate::wire::{Lengths, Object};
 
-/// Objects of one state in the order of their keys, in stretches: whole runs, which everybody shares, and what was
+/// Objects of one state in the order of their keys, in stretches: whole chunks, which everybody shares, and what was
 /// picked of others.
 #[derive(Debug)]
 pub(crate) struct PageChunks {
@@ -34,7 +34,7 @@ pub(crate) struct Batch {
     pub(crate) stretches: Range<usize>,
     /// A number that no other content has.
     pub(crate) name: u128,
-    /// All of them are runs that all lists share.
+    /// All of them are chunks that all lists share.
     pub(crate) is_shared: bool,
 }
 
@@ -44,7 +44,7 @@ impl PageChunks {
         Self { snapshot, runs, parts: Vec::new(), lengths: Lengths::default() }
     }
 
-    /// Whether a view is made of whole runs but at its edges.
+    /// Whether a view is made of whole chunks but at its edges.
     pub(crate) fn suit(view: &View) -> bool {
         view.selector().is_everything()
     }
@@ -64,7 +64,7 @@ impl PageChunks {
         let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
         let start = start.unwrap_or_default().max(&prefix);
         let whole = runs.partition_point(|run| run.first().as_str() < start);
-        // The rest of the run that it starts in the middle of.
+        // The rest of the chunk that it starts in the middle of.
         let end = runs.get(whole).map(Chunk::first);
         let objects = snapshot.select(view, namespaced, Some(start).filter(|start| !start.is_empty()));
         let rest = objects.take_while(|object| end.is_none_or(|end| object.key < *end));
@@ -131,7 +131,7 @@ impl PageChunks {
         self.parts.len()
     }
 
-    /// What names a stretch, as a run of its own.
+    /// What names a stretch, as a chunk of its own.
     pub(crate) fn run(&self, index: usize) -> &Chunk {
         match &self.parts[index] {
             Stretch::Whole(run) => &self.runs[*run],
@@ -139,13 +139,13 @@ impl PageChunks {
         }
     }
 
-    /// Whether a stretch is a run that all lists share.
+    /// Whether a stretch is a chunk that all lists share.
     pub(crate) fn is_whole(&self, index: usize) -> bool {
         matches!(self.parts[index], Stretch::Whole(_))
     }
 
     /// All stretches, those together that are short because of where namespaces end: about as long as
-    /// [`Chunk::BYTES`]. Where a batch ends is a matter of what is in it, as it is of runs.
+    /// [`Chunk::BYTES`]. Where a batch ends is a matter of what is in it, as it is of chunks.
     pub(crate) fn batches(&self) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         let (mut bytes, mut is_full) = (0, true);

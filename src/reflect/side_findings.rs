@@ -35,7 +35,7 @@ pub(super) struct Proof {
 #[derive(Debug)]
 pub(super) struct Renewal {
     pub(super) objects: Vec<Arc<Object>>,
-    /// As of when they are to be exchanged: [`By::count`](super::written::By::count).
+    /// As of when they are to be exchanged: [`By::count`](super::body_writers::By::count).
     pub(super) count: u64,
     /// Is told that they were.
     pub(super) done: oneshot::Sender<()>,
