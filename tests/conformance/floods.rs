@@ -143,14 +143,24 @@ async fn a_flood_costs_little_and_nobody_else_anything() {
     }
 }
 
-/// The whole frames in what was heard: their kinds, and what they carry.
-fn frames(mut heard: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+/// The whole frames in what was heard: their kinds, their streams, and what they carry.
+fn frames_of_streams(mut heard: &[u8]) -> impl Iterator<Item = (u8, u32, &[u8])> {
     std::iter::from_fn(move || {
         let (head, rest) = heard.split_at_checked(FRAME_HEAD)?;
-        let (payload, rest) = rest.split_at_checked(u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize)?;
+        let (payload, rest) = rest.split_at_checked(number(&[&[0], &head[..3]].concat()) as usize)?;
         heard = rest;
-        Some((head[3], payload))
+        Some((head[3], number(&head[5..]), payload))
     })
+}
+
+/// The whole frames in what was heard: their kinds, and what they carry.
+fn frames(heard: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    frames_of_streams(heard).map(|(kind, _, payload)| (kind, payload))
+}
+
+/// The first four bytes, as a number.
+fn number(bytes: &[u8]) -> u32 {
+    u32::from_be_bytes(bytes[..4].try_into().expect("four bytes"))
 }
 
 fn kinds(heard: &[u8]) -> Vec<u8> {
@@ -207,6 +217,55 @@ async fn whoever_is_not_known_has_one_question_per_connection() {
         heard.extend_from_slice(&part[..read]);
     }
     assert!(!kinds(&heard).contains(&GOAWAY));
+}
+
+/// A goodbye loses no question: whatever was sent on a connection that is being closed, at whatever moment, is
+/// answered, or refused so that its client knows that nothing was done (RFC 9113 §6.8, §8.7).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_question_around_a_goodbye_is_answered_or_refused() {
+    const ROUNDS: usize = 300;
+    let Some(bed) = bed::beside_others().await else { return };
+    let proxy = Plan::delegated(&bed).start(&bed).await;
+    let (guess, known) = (question("a-guess"), question(&bed.user("admin").token));
+    let (mut answered, mut refused) = (0, 0);
+    for round in 0..ROUNDS {
+        let (mut reader, mut writer) = split(proxy.target().connect("h2").await);
+        writer.write_all(&[hello(), head(1, &guess, true)].concat()).await.expect("it is sent");
+        // Right behind the guess, as soon as it is refused, or behind the goodbye.
+        let is_moment = |heard: &[u8]| match round % 3 {
+            0 => true,
+            1 => kinds(heard).contains(&HEADERS),
+            _ => kinds(heard).contains(&GOAWAY),
+        };
+        let (mut heard, mut part, mut sent, mut pings) = (Vec::new(), [0; 4096], None, 0);
+        loop {
+            if sent.is_none() && is_moment(&heard) {
+                sent = Some(writer.write_all(&head(3, &known, true)).await.is_ok());
+            }
+            for ping in frames(&heard).filter(|(kind, _)| *kind == PING).skip(pings).map(|(_, it)| it.to_vec()) {
+                let _ = writer.write_all(&frame(PING, ACK, 0, &ping)).await;
+                pings += 1;
+            }
+            match within("the end of the connection", reader.read(&mut part)).await {
+                Ok(read @ 1..) => heard.extend_from_slice(&part[..read]),
+                _ => break,
+            }
+        }
+        let is_answered = |stream| frames_of_streams(&heard).any(|(kind, of, _)| kind == HEADERS && of == stream);
+        assert!(is_answered(1), "round {round}: closed before it answered: {:?}", kinds(&heard));
+        let goodbyes = frames(&heard).filter(|(kind, _)| *kind == GOAWAY);
+        let last = goodbyes.map(|(_, payload)| number(payload)).last().expect("a guess is told to go");
+        if is_answered(3) {
+            answered += 1;
+        } else {
+            let reset = frames_of_streams(&heard).find(|(kind, of, _)| *kind == RST_STREAM && *of == 3);
+            let is_refused = reset.is_some_and(|(.., why)| number(why) == REFUSED_STREAM) || last < 3;
+            assert!(sent == Some(false) || is_refused, "round {round}: lost: {:?}, last {last}", kinds(&heard));
+            refused += 1;
+        }
+    }
+    say(&format!("{answered} answered, {refused} refused"));
+    assert!(answered > 0 && refused > 0);
 }
 
 /// R-THREAT-11: answers that nobody takes.

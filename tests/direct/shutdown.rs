@@ -113,6 +113,9 @@ async fn a_request_that_is_being_answered_is_answered_and_so_are_new_ones_until_
     app.begin_stop();
     let ready = &app;
     direct::eventually("not ready", || async { ready.admin("/readyz").await.status == 503 }).await;
+    // Readiness goes first, and the drain begins a moment later.
+    let says_close = async || client.over(Protocol::Http1).get("/quick").await.header("connection") == Some("close");
+    direct::eventually("the drain has begun", says_close).await;
     for method in [http::Method::GET, http::Method::PUT] {
         for protocol in [Protocol::Http1, Protocol::Http2] {
             let answer = client.over(protocol).request(method.clone(), "/quick").body("x").send().await;
