@@ -220,7 +220,8 @@ async fn whoever_is_not_known_has_one_question_per_connection() {
 }
 
 /// A goodbye loses no question: whatever was sent on a connection that is being closed, at whatever moment, is
-/// answered, or refused so that its client knows that nothing was done (RFC 9113 §6.8, §8.7).
+/// answered, or refused so that its client knows that nothing was done (RFC 9113 §6.8 and
+/// RFC 9113 §8.7).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_question_around_a_goodbye_is_answered_or_refused() {
     const ROUNDS: usize = 300;
