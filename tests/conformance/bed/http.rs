@@ -92,9 +92,9 @@ impl Target {
     }
 }
 
-/// Whether a connection was closed in peace. hyper 1.12 looks at a connection again right behind the request that it has
-/// sent on it (`proto/h2/client.rs`, the second `poll_ready`), and fails the request where the GOAWAY that follows a 401
-/// came between. That the server loses none then is shown on bare frames:
+/// Whether a connection was closed in peace. hyper 1.12 looks at a connection again right behind the request that it
+/// has sent on it (`proto/h2/client.rs`, the second `poll_ready`), and fails the request where the GOAWAY that follows
+/// a 401 came between. That the server loses none then is shown on bare frames:
 /// `floods::every_question_around_a_goodbye_is_answered_or_refused`.
 fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = error.source();
