@@ -6,21 +6,27 @@
 mod arguments;
 #[cfg(feature = "bench")]
 mod bench;
+mod configuration;
 mod coverage;
 mod delegated;
+mod document;
+mod fields;
 mod file;
 mod memory;
 mod problems;
-mod section;
+mod reference;
 #[cfg(test)]
 mod tests;
+mod words;
 
-pub use arguments::{Arguments, Command, ServeArguments};
+pub use arguments::{Arguments, Command, ConfigCommand, ServeArguments};
 #[cfg(feature = "bench")]
 pub use bench::{BenchArguments, LoadArguments};
 pub use delegated::DelegatedKeys;
+pub use document::TextPosition;
 pub use memory::MemoryLimit;
 pub use problems::Problems;
+pub use reference::{defaults, schema};
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,13 +1,13 @@
 //! The `kube-fanout` command: arguments in, exit code out.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use kube_fanout::app::{self, Bound, Inherited};
 #[cfg(feature = "bench")]
 use kube_fanout::config::BenchArguments;
-use kube_fanout::config::{Arguments, Command, Log, Serve, ServeArguments};
+use kube_fanout::config::{self, Arguments, Command, ConfigCommand, Log, Serve, ServeArguments};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Demo { pods, rate, watches, seconds } => demo(app::demo::Options { pods, rate, watches, seconds }),
         #[cfg(feature = "bench")]
         Command::Bench(arguments) => bench(*arguments),
+        Command::Config { command } => config(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "kube-fanout", &mut std::io::stdout());
             ExitCode::SUCCESS
@@ -58,6 +59,20 @@ fn serve(arguments: ServeArguments) -> ExitCode {
         Ok(inherited) => block_on(run(config, inherited)),
         Err(error) => fail(EX_CONFIG, &format!("LISTEN_FDS: {error}")),
     }
+}
+
+fn config(command: ConfigCommand) -> ExitCode {
+    let text = match command {
+        ConfigCommand::Check(arguments) => match arguments.resolve() {
+            Ok(_) => "the configuration is valid\n".to_owned(),
+            Err(problems) => return fail(EX_CONFIG, &problems),
+        },
+        ConfigCommand::Default => config::defaults(),
+        ConfigCommand::Schema => format!("{:#}\n", config::schema()),
+    };
+    // Nothing can be done about an output that is closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
 }
 
 async fn run(config: Serve, inherited: Inherited) -> ExitCode {

@@ -2,10 +2,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use super::configuration::{Configuration, TlsSection};
 use super::coverage::Said;
-use super::file::File;
-use super::memory::{MemoryLimit, Room};
-use super::{DEFAULT_ADMIN, DEFAULT_LISTEN, DelegatedKeys, Log, Problems, Serve, TlsSource};
+use super::{DelegatedKeys, Problems, Serve, TlsSource};
 use crate::auth::{AuthMode, PageOrigin};
 use crate::base::LOOK_EVERY;
 use crate::net::Address;
@@ -48,11 +47,26 @@ pub enum Command {
     #[cfg(feature = "bench")]
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(Box<super::BenchArguments>),
+    /// Check a configuration, or show what one can say
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
     /// Print a completion script for a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
         shell: clap_complete::Shell,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check a file, flags and files that they name, as `serve` does before it binds anything
+    Check(Box<ServeArguments>),
+    /// Print a file with every key, its default and what it means
+    Default,
+    /// Print the JSON schema of the file, for editors
+    Schema,
 }
 
 const SERVE_EXAMPLES: &str = "\
@@ -94,18 +108,8 @@ pub struct ServeArguments {
     /// Where metrics and health are served, or "off" [default: 127.0.0.1:9090]
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
-    /// Certificate chain of the TCP listeners, PEM
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    tls_cert: Option<PathBuf>,
-    /// Its key, PEM
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    tls_key: Option<PathBuf>,
-    /// Serve TLS with a certificate made at start
-    #[arg(long, conflicts_with = "tls_cert")]
-    tls_self_signed: bool,
-    /// Write that certificate here, for clients to trust
-    #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
-    tls_self_signed_out: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsArguments,
     /// Who may ask: "none" takes every caller for the proxy itself, on loopback and unix sockets only; "delegated" asks
     /// upstream who a caller is and what it may read [default: none]
     #[arg(long, value_name = "MODE")]
@@ -136,6 +140,33 @@ pub struct ServeArguments {
     allow_core_dumps: bool,
 }
 
+#[derive(Debug, Default, clap::Args)]
+#[expect(clippy::struct_field_names, reason = "flags are called like this")]
+struct TlsArguments {
+    /// Certificate chain of the TCP listeners, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Serve TLS with a certificate made at start
+    #[arg(long, conflicts_with = "tls_cert")]
+    tls_self_signed: bool,
+    /// Write that certificate here, for clients to trust
+    #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
+    tls_self_signed_out: Option<PathBuf>,
+}
+
+impl TlsArguments {
+    fn over(self, file: TlsSection, problems: &mut Problems) -> Option<TlsSource> {
+        match (self.tls_cert, self.tls_key, self.tls_self_signed) {
+            (Some(certificate), Some(key), _) => Some(TlsSource::Files { certificate, key }),
+            (_, _, true) => Some(TlsSource::SelfSigned { out: self.tls_self_signed_out }),
+            _ => file.source(problems),
+        }
+    }
+}
+
 impl ServeArguments {
     /// Reads the file, lays the flags over it and checks the whole.
     ///
@@ -143,7 +174,7 @@ impl ServeArguments {
     /// Everything that is wrong, at once.
     pub fn resolve(self) -> Result<Serve, Problems> {
         let mut problems = Problems::default();
-        let file = self.config.as_deref().map(|path| File::read(path, &mut problems)).unwrap_or_default();
+        let file = self.config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
         let resolved = self.over(file, &mut problems);
         match resolved {
             Some(serve) if problems.is_empty() => Ok(serve),
@@ -151,16 +182,13 @@ impl ServeArguments {
         }
     }
 
-    fn over(self, file: File, problems: &mut Problems) -> Option<Serve> {
+    fn over(self, file: Configuration, problems: &mut Problems) -> Option<Serve> {
         let Self {
             config: _,
             kubeconfig,
             listen,
             admin,
-            tls_cert,
-            tls_key,
-            tls_self_signed,
-            tls_self_signed_out,
+            tls,
             auth,
             client_ca,
             impersonator_kubeconfig,
@@ -171,28 +199,27 @@ impl ServeArguments {
             audit_log,
             allow_core_dumps,
         } = self;
-        let upstream = kubeconfig.or(file.kubeconfig).map_or(CredentialSource::InCluster, CredentialSource::File);
+        let memory = file.memory();
+        let (mut serve, cache) = (file.serve(&memory), file.cache(&memory));
+        let (reflect, connections, log) = (file.reflect(), file.connections(), file.log());
+        let upstream =
+            kubeconfig.or(file.upstream.kubeconfig).map_or(CredentialSource::InCluster, CredentialSource::File);
         let listen = addresses(if listen.is_empty() { file.listen } else { listen }, problems);
-        let admin = match admin.or(file.admin).as_deref().unwrap_or(DEFAULT_ADMIN) {
+        let admin = match admin.unwrap_or(file.admin).as_str() {
             "off" => None,
             text => problems.check("admin", text.parse()),
         };
-        let tls = match (tls_cert, tls_key, tls_self_signed) {
-            (Some(certificate), Some(key), _) => Some(TlsSource::Files { certificate, key }),
-            (_, _, true) => Some(TlsSource::SelfSigned { out: tls_self_signed_out }),
-            _ => file.tls,
-        };
-        let auth = mode(auth.or(file.auth).as_deref().unwrap_or("none"), problems);
-        let (mut delegated, mut serve, mut cache) = (file.delegated, file.serve, file.cache);
+        let tls = tls.over(file.tls, problems);
+        let auth = auth.map_or(Some(file.auth.into()), |text| mode(&text, problems));
+        let mut delegated = DelegatedKeys::from(file.delegated);
         delegated.client_ca = client_ca.or(delegated.client_ca);
         delegated.impersonator = impersonator_kubeconfig.or(delegated.impersonator);
-        let memory = MemoryLimit::new(file.memory_mebibytes.map(mebibytes), Room::of_this_process());
-        cache.memory_bytes_max = memory.charged_bytes();
-        serve.limits.lists_bytes_max = file.list_mebibytes.map_or_else(|| memory.lists_bytes(), mebibytes);
-        serve.consistency = proof(consistency.or(file.consistency).as_deref().unwrap_or("strict"), problems);
+        if let Some(text) = consistency {
+            serve.consistency = proof(&text, problems);
+        }
         let coverage = Said {
             node: node_name.or(file.node),
-            sensitive: if cache_sensitive.is_empty() { file.sensitive } else { cache_sensitive },
+            sensitive: cache_sensitive,
             authorizes: auth.is_some_and(|mode| mode != AuthMode::None),
         };
         coverage.put(&mut serve.coverage, problems);
@@ -209,13 +236,13 @@ impl ServeArguments {
             serve,
             cache,
             memory: Some(memory),
-            reflect: file.reflect,
-            connections: file.connections,
+            reflect,
+            connections,
             look_every: LOOK_EVERY,
-            drain: file.drain,
+            drain: file.drain.0,
             reuse_port: file.reuse_port,
-            log: Log { ..file.log },
-            audit: audit_log.or(file.audit).map(audit),
+            log,
+            audit: audit_log.or(file.audit.path).map(audit),
             core_dumps: allow_core_dumps,
         };
         serve.check(problems);
@@ -224,16 +251,12 @@ impl ServeArguments {
 }
 
 fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
-    let named = if named.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { named };
+    let named = if named.is_empty() { vec![super::DEFAULT_LISTEN.to_owned()] } else { named };
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
 }
 
 fn origins(named: &[String], problems: &mut Problems) -> Vec<PageOrigin> {
     named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
-}
-
-fn mebibytes(count: usize) -> usize {
-    count << 20
 }
 
 fn mode(auth: &str, problems: &mut Problems) -> Option<AuthMode> {

@@ -3,11 +3,11 @@
 use super::Problems;
 use crate::serve::{Coverage, Sensitive};
 
-/// What was said of coverage besides the list of resources.
+/// What is said of coverage besides what the file lists.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     pub(super) node: Option<String>,
-    /// Names of sensitive kinds.
+    /// Names of sensitive kinds by flags, in place of the file's.
     pub(super) sensitive: Vec<String>,
     pub(super) authorizes: bool,
 }
@@ -22,6 +22,9 @@ impl Said {
         }
         coverage.node = node.map(Into::into);
         coverage.authorizes = authorizes;
+        if !sensitive.is_empty() {
+            coverage.sensitive.clear();
+        }
         for name in sensitive {
             match Sensitive::ALL.into_iter().find(|kind| kind.as_str() == name) {
                 Some(kind) => coverage.sensitive.push(kind),

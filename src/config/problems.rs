@@ -1,14 +1,28 @@
 use std::fmt;
 
+use super::document::TextPosition;
+
 /// Everything that is wrong with a configuration, in the order it was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Problems {
-    found: Vec<String>,
+    found: Vec<Problem>,
+}
+
+/// One thing that is wrong: the key, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Problem {
+    text: String,
+    /// Where it stands in the file; flags and combinations of settings stand nowhere.
+    at: Option<TextPosition>,
 }
 
 impl Problems {
     pub(super) fn add(&mut self, problem: impl Into<String>) {
-        self.found.push(problem.into());
+        self.found.push(Problem { text: problem.into(), at: None });
+    }
+
+    pub(super) fn add_at(&mut self, at: TextPosition, problem: impl Into<String>) {
+        self.found.push(Problem { text: problem.into(), at: Some(at) });
     }
 
     /// The value, or a problem about `what`.
@@ -20,8 +34,14 @@ impl Problems {
         self.found.is_empty()
     }
 
+    /// Each with its key first.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.found.iter().map(String::as_str)
+        self.found.iter().map(|problem| problem.text.as_str())
+    }
+
+    /// The same, with lines and columns.
+    pub fn with_positions(&self) -> impl Iterator<Item = (&str, Option<TextPosition>)> {
+        self.found.iter().map(|problem| (problem.text.as_str(), problem.at))
     }
 }
 
@@ -29,7 +49,10 @@ impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.found.len();
         write!(f, "the configuration has {count} problem{}", if count == 1 { "" } else { "s" })?;
-        self.found.iter().try_for_each(|problem| write!(f, "\n  - {problem}"))
+        self.with_positions().try_for_each(|(text, at)| match at {
+            Some(TextPosition { line, column }) => write!(f, "\n  - line {line}, column {column}: {text}"),
+            None => write!(f, "\n  - {text}"),
+        })
     }
 }
 

@@ -1,12 +1,12 @@
 use clap::Parser;
 
-use super::file::File;
-use super::{Arguments, Command, DelegatedKeys, Problems, Serve};
+use super::configuration::Configuration;
+use super::{Arguments, Command, DelegatedKeys, Problems, Serve, TextPosition};
 use crate::serve::Sensitive;
 
 fn parse(text: &str) -> Vec<String> {
     let mut problems = Problems::default();
-    File::parse(text, &mut problems);
+    Configuration::parse(text, &mut problems);
     problems.iter().map(str::to_owned).collect()
 }
 
@@ -25,7 +25,7 @@ fn every_problem_is_reported_at_once() {
         "drain:",
         "window.events: 0",
         "window.hours: unknown key",
-        "limits: expected a mapping",
+        "limits: invalid type: integer `7`",
         "log.format",
         "lisen: unknown key",
     ];
@@ -33,6 +33,38 @@ fn every_problem_is_reported_at_once() {
         assert!(problems.iter().any(|problem| problem.starts_with(part)), "{part} is missing in {problems:#?}");
     }
     assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+}
+
+#[test]
+fn each_problem_says_where_it_stands() {
+    let text = "apiVersion: v2\nlimits:\n  watches: 0\n  wachtes: 5\nlisten: [a, {}]\nwindow:\n  age: 5\n";
+    let mut problems = Problems::default();
+    Configuration::parse(text, &mut problems);
+    let places: std::collections::BTreeMap<_, _> =
+        problems.with_positions().map(|(text, at)| (text.split(':').next().unwrap_or_default(), at)).collect();
+    let at = |line, column| Some(TextPosition { line, column });
+    let expected = [
+        ("apiVersion", at(1, 13)),
+        ("limits.wachtes", at(4, 3)),
+        ("limits.watches", at(3, 12)),
+        ("listen[1]", at(5, 13)),
+        ("window.age", at(7, 8)),
+    ];
+    assert_eq!(places, expected.into(), "{problems}");
+    assert!(problems.to_string().contains("  - line 3, column 12: limits.watches: 0 is not within 1..="), "{problems}");
+}
+
+#[test]
+fn a_section_of_comments_says_nothing_and_a_version_that_is_known_is_taken() {
+    let text = "apiVersion: kube-fanout.io/v1alpha1\nkind: Configuration\nupstream:\n  # kubeconfig: x\nnode: ~\n";
+    assert_eq!(parse(text), Vec::<String>::new());
+    assert_eq!(parse("kind: Pod\n").len(), 1);
+}
+
+#[test]
+fn a_key_that_is_said_twice_is_a_problem() {
+    let problems = parse("drain: 5s\ndrain: 6s\n");
+    assert!(problems.len() == 1 && problems[0].contains("drain"), "{problems:?}");
 }
 
 #[test]

@@ -82,6 +82,23 @@ fn a_wrong_configuration_is_78_with_every_problem_at_once() {
 }
 
 #[test]
+fn a_configuration_is_checked_without_being_run() {
+    let dir = Dir::new();
+    let wrong = dir.file("wrong.yaml", "drain: 5s\nlimits:\n  watches: 0\n");
+    let output = run(&["config", "check", "--config", wrong.to_str().expect("a path"), "--admin", "x"]);
+    assert_eq!((output.code, output.stdout.as_str()), (Some(CONFIG), ""));
+    for part in ["2 problems", "- line 3, column 12: limits.watches: 0 is not within", "- admin: "] {
+        assert!(output.stderr.contains(part), "{part} is missing in {}", output.stderr);
+    }
+    let default = run(&["config", "default"]).stdout;
+    let right = dir.file("right.yaml", &default);
+    let output = run(&["config", "check", "--config", right.to_str().expect("a path")]);
+    assert_eq!((output.code, output.stdout.trim()), (Some(0), "the configuration is valid"), "{}", output.stderr);
+    let schema: serde_json::Value = serde_json::from_str(&run(&["config", "schema"]).stdout).expect("a JSON schema");
+    assert_eq!(schema["properties"]["drain"]["type"], "string");
+}
+
+#[test]
 fn what_other_machines_could_reach_is_refused_without_authentication() {
     for (flag, address) in [("--listen", "0.0.0.0:0"), ("--listen", "[::]:0"), ("--listen", "10.1.2.3:80")] {
         let output = run(&["serve", flag, address]);

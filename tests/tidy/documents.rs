@@ -68,61 +68,6 @@ fn labels(file: &str, of: &str) -> Names {
 }
 
 #[test]
-fn every_configuration_key_is_documented_and_shown() {
-    let keys = configuration_keys();
-    assert!(keys.len() > 15, "the keys were not found: {keys:?}");
-    let document = files::text("docs/CONFIG.md");
-    let rows: Names = section(&document, "The file").lines().filter_map(first_cell).collect();
-    assert_same("read by src/config", &keys, "in the tables of docs/CONFIG.md", &rows);
-    let example = files::text("config/example.yaml");
-    let shown: Names = example
-        .lines()
-        .filter_map(|line| line.trim_start_matches(['#', ' ', '-']).split_once(':'))
-        .map(|(key, _)| key.to_owned())
-        .collect();
-    let last = |key: &String| key.rsplit('.').next().unwrap_or_default().to_owned();
-    let missing: Vec<_> = keys.iter().filter(|key| !shown.contains(&last(key))).cloned().collect();
-    assert_none("keys that config/example.yaml does not show, not even in a comment", &missing);
-}
-
-/// `window.put_bounded("events", …)`: the receiver is the section, `top` the file itself, `self` the section of the
-/// function that is named like it.
-fn configuration_keys() -> Names {
-    let files = ["src/config/file.rs", "src/config/delegated.rs", "src/config/section.rs"];
-    files.iter().flat_map(|file| keys_in(&Source::parse(file, &files::text(file)))).collect()
-}
-
-fn keys_in(source: &Source) -> Names {
-    let tokens = &source.tokens;
-    let mut keys = Names::new();
-    let mut function = String::new();
-    for at in 3..tokens.len() {
-        if is(&tokens[at - 1], "fn") {
-            function.clone_from(&tokens[at].text);
-        }
-        let literal = tokens[at].kind == Kind::Text && is(&tokens[at - 1], "(") && !tokens[at].test;
-        // Back over a turbofish to the method, and to what it is called on.
-        let method = (1..at)
-            .rev()
-            .take(8)
-            .find(|i| matches!(tokens[*i].text.as_str(), "put" | "put_some" | "put_bounded" | "put_duration" | "take"));
-        let Some(method) = method.filter(|method| literal && *method >= 2 && is(&tokens[method - 1], ".")) else {
-            continue;
-        };
-        if tokens[method + 1..at].iter().any(|token| is(token, ";") || is(token, "{") || is(token, ")")) {
-            continue;
-        }
-        let key = &tokens[at].text;
-        keys.insert(match tokens[method - 2].text.as_str() {
-            "top" => key.clone(),
-            "self" => format!("{function}.{key}"),
-            section => format!("{section}.{key}"),
-        });
-    }
-    keys
-}
-
-#[test]
 fn every_flag_is_documented() {
     flags_are_documented("src/config/arguments.rs", "docs/CONFIG.md");
     flags_are_documented("src/config/bench.rs", "docs/BENCH.md");

@@ -1,0 +1,239 @@
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use serde_path_to_error::{Path, Segment, Track};
+use serde_saphyr::Spanned;
+
+use super::Problems;
+
+/// A YAML document that knows where each of its values stands.
+///
+/// It is read as a whole into a type of serde's, and everything that does not fit is told, not the first only: what is
+/// wrong is taken out, and the rest is read again.
+#[derive(Debug, Clone)]
+pub(super) struct YamlDocument {
+    root: Node,
+}
+
+/// A line and a column, both from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextPosition {
+    pub line: u64,
+    pub column: u64,
+}
+
+impl fmt::Display for TextPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+/// A value and where it stands.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    at: TextPosition,
+    content: Content,
+}
+
+#[derive(Debug, Clone)]
+enum Content {
+    Scalar(Value),
+    Sequence(Vec<Node>),
+    /// Keys with the place of the key itself.
+    Mapping(Vec<(String, TextPosition, Node)>),
+}
+
+impl YamlDocument {
+    /// # Errors
+    /// What is no YAML, with its place.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+            return Ok(Self {
+                root: Node { at: TextPosition { line: 1, column: 1 }, content: Content::Mapping(Vec::new()) },
+            });
+        }
+        let root = serde_saphyr::from_str::<Spanned<Content>>(text).map_err(|error| error.to_string())?;
+        Ok(Self { root: root.into() })
+    }
+
+    pub(super) fn root(&self) -> &Node {
+        &self.root
+    }
+
+    /// The value of the document. Each thing that does not fit, and each key that nobody reads, becomes a problem; in
+    /// its place stands the default.
+    pub(super) fn read<T: DeserializeOwned + Default>(mut self, problems: &mut Problems) -> T {
+        if !matches!(self.root.content, Content::Mapping(_)) {
+            problems.add_at(self.root.at, "the file: expected a mapping of keys");
+            return T::default();
+        }
+        loop {
+            let mut unknown = BTreeSet::new();
+            let mut track = Track::new();
+            let value = self.root.value();
+            let tracked = serde_path_to_error::Deserializer::new(value, &mut track);
+            let mut note = |path: serde_ignored::Path<'_>| {
+                unknown.insert(path.to_string());
+            };
+            match serde_ignored::deserialize(tracked, &mut note) {
+                Ok(read) => {
+                    for key in unknown {
+                        let at = self.root.find(&key.split('.').collect::<Vec<_>>());
+                        problems.add_at(at.unwrap_or(self.root.at), format!("{key}: unknown key"));
+                    }
+                    return read;
+                }
+                Err(error) => {
+                    let path = track.path();
+                    let (key, taken) = (path.to_string(), self.root.take(&keys(&path)));
+                    problems.add_at(taken.unwrap_or(self.root.at), format!("{key}: {error}"));
+                    if taken.is_none() {
+                        // Nothing was taken out, and the same would come again.
+                        return T::default();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The keys and places in a sequence that lead to a value.
+fn keys(path: &Path) -> Vec<String> {
+    let name = |segment: &Segment| match segment {
+        Segment::Map { key } => Some(key.clone()),
+        Segment::Seq { index } => Some(index.to_string()),
+        Segment::Enum { .. } | Segment::Unknown => None,
+    };
+    path.iter().filter_map(name).collect()
+}
+
+impl Node {
+    /// Keys and what they have, in the order of the document; none of what is no mapping.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Self)> {
+        let entries = match &self.content {
+            Content::Mapping(entries) => entries.as_slice(),
+            Content::Scalar(_) | Content::Sequence(_) => &[],
+        };
+        entries.iter().map(|(key, _, node)| (key.as_str(), node))
+    }
+
+    pub(super) fn value(&self) -> Value {
+        match &self.content {
+            Content::Scalar(value) => value.clone(),
+            Content::Sequence(items) => Value::Array(items.iter().map(Self::value).collect()),
+            Content::Mapping(entries) => {
+                // A key without a value, as a section of which every key is a comment, says nothing.
+                let said = entries.iter().filter(|(.., node)| !node.is_null());
+                Value::Object(said.map(|(key, _, node)| (key.clone(), node.value())).collect::<Map<_, _>>())
+            }
+        }
+    }
+
+    fn is_null(&self) -> bool {
+        matches!(self.content, Content::Scalar(Value::Null))
+    }
+
+    /// Where the last of these keys stands.
+    fn find(&self, path: &[&str]) -> Option<TextPosition> {
+        let (key, rest) = path.split_first()?;
+        match &self.content {
+            Content::Mapping(entries) => {
+                let (_, at, node) = entries.iter().find(|(name, ..)| name == key)?;
+                if rest.is_empty() { Some(*at) } else { node.find(rest) }
+            }
+            Content::Sequence(items) => items.get(key.parse::<usize>().ok()?)?.find(rest),
+            Content::Scalar(_) => None,
+        }
+    }
+
+    /// Takes a value out, with what leads to it in a sequence; where it stood.
+    fn take(&mut self, path: &[String]) -> Option<TextPosition> {
+        let (key, rest) = path.split_first()?;
+        match &mut self.content {
+            Content::Mapping(entries) => {
+                let at = entries.iter().position(|(name, ..)| name == key)?;
+                if rest.is_empty() { Some(entries.remove(at).2.at) } else { entries[at].2.take(rest) }
+            }
+            Content::Sequence(items) => {
+                let at = key.parse::<usize>().ok().filter(|at| *at < items.len())?;
+                if rest.is_empty() { Some(items.remove(at).at) } else { items[at].take(rest) }
+            }
+            Content::Scalar(_) => None,
+        }
+    }
+}
+
+impl From<Spanned<Content>> for Node {
+    fn from(spanned: Spanned<Content>) -> Self {
+        let at = spanned.referenced;
+        Self { at: TextPosition { line: at.line(), column: at.column() }, content: spanned.value }
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyContent)
+    }
+}
+
+struct AnyContent;
+
+impl<'de> Visitor<'de> for AnyContent {
+    type Value = Content;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a scalar, a sequence or a mapping with text for keys")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Content, E> {
+        Ok(Content::Scalar(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Content, E> {
+        Ok(Content::Scalar(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Content, E> {
+        Ok(Content::Scalar(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Content, E> {
+        Ok(Content::Scalar(value.into()))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Content, E> {
+        Ok(Content::Scalar(value.into()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Content, E> {
+        Ok(Content::Scalar(Value::Null))
+    }
+
+    fn visit_none<E>(self) -> Result<Content, E> {
+        Ok(Content::Scalar(Value::Null))
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Content, D::Error> {
+        Content::deserialize(deserializer)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Content, A::Error> {
+        let mut nodes = Vec::new();
+        while let Some(item) = items.next_element::<Spanned<Content>>()? {
+            nodes.push(item.into());
+        }
+        Ok(Content::Sequence(nodes))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Content, A::Error> {
+        let mut nodes = Vec::new();
+        while let Some((key, value)) = entries.next_entry::<Spanned<String>, Spanned<Content>>()? {
+            let at = TextPosition { line: key.referenced.line(), column: key.referenced.column() };
+            nodes.push((key.value, at, value.into()));
+        }
+        Ok(Content::Mapping(nodes))
+    }
+}

@@ -1,0 +1,104 @@
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A whole number within bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(super) struct Number<const MIN: usize, const MAX: usize>(usize);
+
+impl<const MIN: usize, const MAX: usize> Number<MIN, MAX> {
+    /// `number` has to be within the bounds: defaults are.
+    pub(super) const fn new(number: usize) -> Self {
+        Self(number)
+    }
+
+    pub(super) const fn get(self) -> usize {
+        self.0
+    }
+
+    pub(super) fn small(self) -> u32 {
+        u32::try_from(self.0).unwrap_or(u32::MAX)
+    }
+}
+
+impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Number<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = i64::deserialize(deserializer)?;
+        let within = usize::try_from(number).ok().filter(|number| (MIN..=MAX).contains(number));
+        within.map(Self).ok_or_else(|| Error::custom(format_args!("{number} is not within {MIN}..={MAX}")))
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> JsonSchema for Number<MIN, MAX> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Number".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "integer", "minimum": MIN, "maximum": MAX })
+    }
+}
+
+/// A length of time, written `90s`, `10m` or `1h 30m`, within bounds of milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Period<const MIN: u64 = 0, const MAX: u64 = { u64::MAX }>(pub(super) Duration);
+
+impl<const MIN: u64, const MAX: u64> Serialize for Period<MIN, MAX> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_duration(self.0))
+    }
+}
+
+impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for Period<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(PeriodText).and_then(|period| {
+            let (min, max) = (Duration::from_millis(MIN), Duration::from_millis(MAX));
+            if (min..=max).contains(&period) {
+                return Ok(Self(period));
+            }
+            Err(Error::custom(format_args!("{period:?} is not within {min:?}..={max:?}")))
+        })
+    }
+}
+
+struct PeriodText;
+
+impl Visitor<'_> for PeriodText {
+    type Value = Duration;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a duration such as 90s, 10m or 1h 30m")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+        humantime::parse_duration(text).map_err(E::custom)
+    }
+}
+
+impl<const MIN: u64, const MAX: u64> JsonSchema for Period<MIN, MAX> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Duration".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let mut schema = json_schema!({ "type": "string", "format": "duration", "examples": ["90s", "10m", "1h 30m"] });
+        if MAX < u64::MAX {
+            let text = |millis| humantime::format_duration(Duration::from_millis(millis)).to_string();
+            schema.insert("x-bounds".to_owned(), format!("{} to {}", text(MIN), text(MAX)).into());
+        }
+        schema
+    }
+}

@@ -1,0 +1,83 @@
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::auth::AuthMode;
+use crate::serve::{Consistency, Sensitive};
+
+/// The form of the file.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) enum ApiVersion {
+    #[serde(rename = "kube-fanout.io/v1alpha1")]
+    V1Alpha1,
+}
+
+/// What the file is.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) enum Kind {
+    Configuration,
+}
+
+/// `auth`.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub(super) enum AuthWord {
+    None,
+    Delegated,
+}
+
+/// `consistency`.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub(super) enum ConsistencyWord {
+    Strict,
+    Bounded,
+}
+
+/// One of `feeds.sensitive`.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub(super) enum SensitiveWord {
+    Secrets,
+    ConfigMaps,
+}
+
+/// `log.format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub(super) enum LogFormat {
+    Text,
+    Json,
+}
+
+impl From<AuthWord> for AuthMode {
+    fn from(word: AuthWord) -> Self {
+        match word {
+            AuthWord::None => Self::None,
+            AuthWord::Delegated => Self::Delegated,
+        }
+    }
+}
+
+impl From<ConsistencyWord> for Consistency {
+    fn from(word: ConsistencyWord) -> Self {
+        match word {
+            ConsistencyWord::Strict => Self::Strict,
+            ConsistencyWord::Bounded => Self::Bounded,
+        }
+    }
+}
+
+impl From<SensitiveWord> for Sensitive {
+    fn from(word: SensitiveWord) -> Self {
+        match word {
+            SensitiveWord::Secrets => Self::Secrets,
+            SensitiveWord::ConfigMaps => Self::ConfigMaps,
+        }
+    }
+}
