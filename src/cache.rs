@@ -51,7 +51,7 @@ pub use change::{Applied, Change, OutOfOrder};
 pub use chunk_cache::{ChunkCache, DeflatedChunk, PlainChunk};
 pub use chunk_format::{ChunkFormat, ChunkPart};
 pub use chunks::{Chunk, Chunker};
-pub use cursor::{Cursor, Mark, Pull, SiftStep, Sifted};
+pub use cursor::{Cursor, Mark, Pull, Sifted, Stop};
 pub use event::{Event, seen_as};
 pub use lifecycle::{FeedEnd, FeedState};
 pub use pinned::{Pin, PinTerms, Pins};

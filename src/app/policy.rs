@@ -144,7 +144,7 @@ async fn pull(cursor: &mut Cursor, frames: &mut Vec<Bytes>) -> bool {
     std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
         Pull::Frames { .. } => Poll::Ready(true),
         Pull::CaughtUp { .. } => Poll::Pending,
-        Pull::Expired { .. } | Pull::Refused(_) => Poll::Ready(false),
+        Pull::Expired { .. } | Pull::Refused(_) | Pull::Stopped(_) => Poll::Ready(false),
     })
     .await
 }

@@ -4,7 +4,7 @@ use std::task::Waker;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::lane::{Lane, Read};
+use super::lane::{Lane, LaneRead};
 use super::progress::Progress;
 use super::shared::Shared;
 use super::{Event, Snapshot, View};
@@ -26,7 +26,7 @@ pub struct Cursor {
     skip: ResourceVersion,
 }
 
-/// What [`Cursor::pull`] found.
+/// How far a pull came.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pull {
     /// Frames were put into the batch.
@@ -44,31 +44,32 @@ pub enum Pull {
     Expired { oldest: ResourceVersion },
     /// The next event cannot be written in this reader's representation. Frames before it may be in the batch.
     Refused(Refused),
+    /// The reader's own terms ended the pull, and no frame was put into the batch. [`Cursor::pull`] has no such terms.
+    Stopped(Stop),
+}
+
+/// Why a reader stopped before the end of its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// Every event before the mark has been looked at.
+    AtMark,
+    /// The next event is [`Sifted::Undecided`].
+    Undecided,
+    /// There is more, and the looks are used up.
+    LooksSpent,
 }
 
 /// What a reader who is not shown everything makes of an event that its view sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sifted {
-    /// It is told.
-    Keep,
-    /// It is not told.
-    Drop,
-    /// It is told that the object is gone, with the content from before the event.
-    Gone,
-    /// It comes back to this event later.
-    Wait,
-}
-
-/// How far [`Cursor::pull_sifted`] came.
-#[derive(Debug, PartialEq, Eq)]
-pub enum SiftStep {
-    Pulled(Pull),
-    /// Every event below the bound has been looked at.
-    Reached,
-    /// The next event is to be looked at again later.
-    Waits,
-    /// There is more, and no more may be looked at now.
-    More,
+    /// The reader is told the event.
+    Tell,
+    /// The reader is not told the event.
+    Skip,
+    /// The reader is told that the object is gone, with the content from before the event.
+    TellGone,
+    /// Nobody knows yet. The reader comes back to this event later.
+    Undecided,
 }
 
 /// The state of a feed and the place behind it, of one instant.
@@ -109,10 +110,9 @@ impl Cursor {
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
         let mut looks = usize::MAX;
         loop {
-            match self.step(None, (room, &mut looks), waker, batch, |_, _| Sifted::Keep) {
-                SiftStep::Pulled(pull) => return pull,
-                SiftStep::Reached | SiftStep::Waits => unreachable!("there is no bound, and nothing is waited for"),
-                SiftStep::More => looks = usize::MAX,
+            match self.step(None, (room, &mut looks), waker, batch, |_, _| Sifted::Tell) {
+                Pull::Stopped(Stop::LooksSpent) => looks = usize::MAX,
+                pull => return pull,
             }
         }
     }
@@ -124,8 +124,8 @@ impl Cursor {
         (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-    ) -> SiftStep {
-        self.step(None, (room, looks), waker, batch, |_, _| Sifted::Keep)
+    ) -> Pull {
+        self.step(None, (room, looks), waker, batch, |_, _| Sifted::Tell)
     }
 
     /// The same for a reader who decides about each event that its view sees, and not beyond a mark.
@@ -136,7 +136,7 @@ impl Cursor {
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
         sift: impl FnMut(&Event, EventType) -> Sifted,
-    ) -> SiftStep {
+    ) -> Pull {
         self.step(until.map(|mark| mark.seq), (room, looks), waker, batch, sift)
     }
 
@@ -147,7 +147,7 @@ impl Cursor {
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
         mut sift: impl FnMut(&Event, EventType) -> Sifted,
-    ) -> SiftStep {
+    ) -> Pull {
         let before = batch.len();
         let mut bytes = 0;
         let mut events = Vec::new();
@@ -158,28 +158,26 @@ impl Cursor {
             events.clear();
             let read = self.read(waker, &mut events);
             match read {
-                Read::Lost => {
-                    return SiftStep::Pulled(Pull::Expired { oldest: self.shared.timeline.read().ring.floor });
-                }
-                Read::CaughtUp if until.is_some() => return SiftStep::Reached,
-                Read::CaughtUp => return SiftStep::Pulled(Pull::CaughtUp { progress }),
-                Read::Some | Read::All | Read::Behind => {}
+                LaneRead::Expired => return Pull::Expired { oldest: self.shared.timeline.read().ring.floor },
+                LaneRead::CaughtUp if until.is_some() => return Pull::Stopped(Stop::AtMark),
+                LaneRead::CaughtUp => return Pull::CaughtUp { progress },
+                LaneRead::Events { .. } | LaneRead::Behind => {}
             }
             let mut last = self.after;
             let mut applied = None;
             let mut stop = None;
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until) {
-                    stop = Some(SiftStep::Reached);
+                    stop = Some(Stop::AtMark);
                     break;
                 }
                 let taken = match self.take(event, batch, &mut sift) {
                     Ok(Some(taken)) => taken,
                     Ok(None) => {
-                        stop = Some(SiftStep::Waits);
+                        stop = Some(Stop::Undecided);
                         break;
                     }
-                    Err(refused) => return SiftStep::Pulled(Pull::Refused(refused)),
+                    Err(refused) => return Pull::Refused(refused),
                 };
                 self.next = event.seq + 1;
                 if taken > 0 {
@@ -194,18 +192,18 @@ impl Cursor {
                     break;
                 }
             }
-            let is_at_end = read == Read::All && events.last().is_some_and(|event| event.seq < self.next);
+            let is_at_end = read == (LaneRead::Events { caught_up: true }) && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {
                 // Read after the lane: who is parked is woken for what is published from here on.
                 let caught_up = is_at_end.then(|| self.shared.progress());
-                return SiftStep::Pulled(Pull::Frames { last, applied, caught_up });
+                return Pull::Frames { last, applied, caught_up };
             }
             if let Some(stop) = stop {
-                return stop;
+                return Pull::Stopped(stop);
             }
             // Whoever came to the end is told so, and is woken.
             if *looks == 0 && !is_at_end {
-                return SiftStep::More;
+                return Pull::Stopped(Stop::LooksSpent);
             }
         }
     }
@@ -217,16 +215,16 @@ impl Cursor {
         events.first().is_some_and(|event| event.rv == rv)
     }
 
-    /// The next events of the lane; of the ring as long as the position is [`Read::Behind`] the lane's beginning.
-    fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<Event>>) -> Read {
+    /// The next events of the lane; of the ring as long as the position is [`LaneRead::Behind`] the lane's beginning.
+    fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<Event>>) -> LaneRead {
         match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), events) {
-            Read::Behind => {
+            LaneRead::Behind => {
                 let timeline = self.shared.timeline.read();
                 match timeline.ring.lanes.all.read_for(&self.lane, self.next, BATCH_EVENTS_MAX, events) {
                     Some(next) => self.next = next,
-                    None => return Read::Lost,
+                    None => return LaneRead::Expired,
                 }
-                Read::Behind
+                LaneRead::Behind
             }
             read => read,
         }
@@ -268,10 +266,10 @@ impl Cursor {
         }
         let Some(event_type) = event.seen_by(&self.view) else { return Ok(Some(0)) };
         let frame = match sift(event, event_type) {
-            Sifted::Keep => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
-            Sifted::Gone => event.frame_gone(&self.renderer)?,
-            Sifted::Drop => None,
-            Sifted::Wait => return Ok(None),
+            Sifted::Tell => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
+            Sifted::TellGone => event.frame_gone(&self.renderer)?,
+            Sifted::Skip => None,
+            Sifted::Undecided => return Ok(None),
         };
         let len = frame.as_ref().map_or(0, Bytes::len);
         batch.extend(frame);

@@ -12,7 +12,7 @@ use super::{Event, View};
 ///
 /// Every lane holds shared references to the ring's events, so a lane costs one pointer per event that it holds. The
 /// lane of all events is the ring. A narrow one holds the end of its sequence only: whoever is further behind reads
-/// the ring until it comes to where the lane begins ([`Read::Behind`]).
+/// the ring until it comes to where the lane begins ([`LaneRead::Behind`]).
 #[derive(Debug)]
 pub(super) struct Lane {
     key: LaneKey,
@@ -50,17 +50,18 @@ const LANE_EVENTS_MAX: usize = if cfg!(test) { 3 } else { 256 };
 
 /// What [`Lane::read`] found at a position.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Read {
+pub(super) enum LaneRead {
     /// At least one event was put into the batch.
-    Some,
-    /// And nothing follows yet; the waker is registered.
-    All,
-    /// Nothing at or after the position yet; the waker is registered.
+    Events {
+        /// Nothing follows them yet, and the waker is registered.
+        caught_up: bool,
+    },
+    /// There is nothing at or after the position yet, and the waker is registered.
     CaughtUp,
     /// The lane begins later: the ring has what is between.
     Behind,
-    /// Events at the position were there and have left the ring, or the history ended.
-    Lost,
+    /// Events at the position have left the ring, or the history has ended.
+    Expired,
 }
 
 impl Lane {
@@ -114,22 +115,22 @@ impl Lane {
         events_max: usize,
         reader: (usize, Option<&Waker>),
         batch: &mut Vec<Arc<Event>>,
-    ) -> Read {
+    ) -> LaneRead {
         let mut log = self.log.lock();
         if log.closed || next < log.lost {
-            return Read::Lost;
+            return LaneRead::Expired;
         }
         if next < log.from {
-            return Read::Behind;
+            return LaneRead::Behind;
         }
         let before = batch.len();
         if log.copy(next, events_max, batch) {
-            return Read::Some;
+            return LaneRead::Events { caught_up: false };
         }
         if let (slot, Some(waker)) = reader {
             log.park(slot, waker);
         }
-        if batch.len() > before { Read::All } else { Read::CaughtUp }
+        if batch.len() > before { LaneRead::Events { caught_up: true } } else { LaneRead::CaughtUp }
     }
 
     /// Copies events of the ring for a reader of the lane `narrow`, which begins later than `next`. Returns the

@@ -3,6 +3,7 @@ mod end;
 mod initial_events;
 mod opening;
 mod partial_view;
+mod portion;
 #[cfg(test)]
 mod tests;
 mod watch_timers;
@@ -17,15 +18,16 @@ use tokio::time::{Instant, Sleep};
 pub(super) use self::opening::{Opening, WatchTerms};
 
 use self::clock::Clock;
-use self::initial_events::{InitialEvents, Put};
-use self::partial_view::{Bookmark, PartialView, TurnProgress};
+use self::initial_events::InitialEvents;
+use self::partial_view::PartialView;
+use self::portion::Portion;
 use self::watch_timers::{Call, WatchTimers};
 use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
 use super::watch_end::WatchEnd;
 use crate::auth::GrantStatus;
-use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, SiftStep, Snapshot};
+use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};
 use crate::feeds::{FeedHandle, RenderingRefusal};
 use crate::kube::{EventType, ResourceVersion, Status};
 use crate::listing::Looks;
@@ -260,10 +262,10 @@ impl WatchSession {
         let reader = &self.lease.reader;
         initial.pin.told();
         let places = (room, self.looks.left());
-        let mut frames = match ready!(initial.poll_put(cx, &self.cursor, reader, places, batch))? {
-            Put::Some(frames) => return Poll::Ready(Ok(frames)),
-            Put::All(frames) => frames,
-        };
+        let (mut frames, portion) = ready!(initial.poll_put(cx, &self.cursor, reader, places, batch))?;
+        if portion == Portion::More {
+            return Poll::Ready(Ok(frames));
+        }
         self.told = initial.snapshot.rv;
         if initial.end_bookmark {
             batch.push(reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
@@ -279,24 +281,12 @@ impl WatchSession {
             if self.turn(cx, room, batch)? {
                 return Ok(());
             }
-            let step = self.pull(room, Some(cx.waker()), batch);
-            if step == SiftStep::More {
-                return Ok(());
-            }
-            if batch.is_empty() && !self.is_settled() {
+            let pull = self.pull(room, Some(cx.waker()), batch);
+            if pull != Pull::Stopped(Stop::LooksSpent) && batch.is_empty() && !self.is_settled() {
                 continue;
             }
-            if let SiftStep::Pulled(pull) = step {
-                return self.pulled(pull, batch);
-            }
-            self.wait();
-            return Ok(());
+            return self.pulled(pull, batch);
         }
-    }
-
-    /// The next event is not to be told yet; nor is where the watch is.
-    fn wait(&mut self) {
-        self.bookmark_due();
     }
 
     fn is_settled(&self) -> bool {
@@ -315,20 +305,18 @@ impl WatchSession {
                 return Ok(false);
             }
             match part.pull(&mut self.cursor, (room, self.looks.left()), None, batch) {
-                SiftStep::Reached => {}
-                SiftStep::Waits => {
-                    part.wait();
-                    self.wait();
-                    return Ok(true);
+                Pull::Stopped(Stop::AtMark) => {}
+                pull => {
+                    if pull == Pull::Stopped(Stop::Undecided) {
+                        part.wait();
+                    }
+                    return self.pulled(pull, batch).map(|()| true);
                 }
-                SiftStep::More => return Ok(true),
-                SiftStep::Pulled(pull) => return self.pulled(pull, batch).map(|()| true),
             }
             let places = (room, self.looks.left());
-            if let TurnProgress::All { at, bookmark } = part.tell(&self.cursor, &self.lease.reader, places, batch)? {
-                self.told = self.told.max(at);
-                let place = self.bookmarks && bookmark == Bookmark::Place;
-                if place && !self.lease.reader.is_open(self.told) {
+            if let Portion::Last(end) = part.tell(&self.cursor, &self.lease.reader, places, batch)? {
+                self.told = self.told.max(end.at);
+                if self.bookmarks && end.told_older && !self.lease.reader.is_open(self.told) {
                     batch.push(self.lease.reader.bookmark(self.told, false, self.cursor.renderer())?);
                 }
             }
@@ -338,7 +326,7 @@ impl WatchSession {
         }
     }
 
-    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> SiftStep {
+    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
         let places = (room, self.looks.left());
         match &mut self.part {
             Some(part) => part.pull(&mut self.cursor, places, waker, batch),
@@ -380,6 +368,11 @@ impl WatchSession {
                 self.end_with(&status, WatchEnd::Expired);
             }
             Pull::Refused(refused) => return Err(refused),
+            // Neither the next event is to be told yet nor where the watch is.
+            Pull::Stopped(Stop::AtMark | Stop::Undecided) => {
+                self.bookmark_due();
+            }
+            Pull::Stopped(Stop::LooksSpent) => {}
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ async fn changed(cursor: Option<&mut Cursor>) -> bool {
                 Pull::Frames { .. } => is_new = true,
                 Pull::CaughtUp { .. } if is_new => return Poll::Ready(true),
                 Pull::CaughtUp { .. } => return Poll::Pending,
-                Pull::Expired { .. } | Pull::Refused(_) => return Poll::Ready(false),
+                Pull::Expired { .. } | Pull::Refused(_) | Pull::Stopped(_) => return Poll::Ready(false),
             }
         }
     })

@@ -63,6 +63,7 @@ async fn follow(opened: OpenedWatch) -> (BTreeMap<String, u64>, Vec<Seen>) {
                 Pull::CaughtUp { progress } if progress.rv.0 == 8 + EVENTS => return Poll::Ready(()),
                 Pull::CaughtUp { .. } => return Poll::Pending,
                 Pull::Expired { oldest } => panic!("expired at {oldest} in a ring that holds everything"),
+                Pull::Stopped(stop) => panic!("{stop:?}, of a reader without terms"),
                 Pull::Refused(refused) => panic!("{refused}, of what is not derived"),
             }
         }

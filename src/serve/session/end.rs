@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use super::super::watch_end::WatchEnd;
 use super::{Phase, WatchSession};
-use crate::cache::{Pull, Settling, SiftStep};
+use crate::cache::{Pull, Settling};
 use crate::kube::Status;
 
 /// The end of a watch waits no longer for the rest of a transaction.
@@ -61,7 +61,7 @@ impl WatchSession {
         }
         match self.pull(0, None, &mut Vec::new()) {
             _ if !self.is_settled() => None,
-            SiftStep::Pulled(Pull::CaughtUp { progress }) if progress.rv > self.told => self.bookmark(progress.rv).ok(),
+            Pull::CaughtUp { progress } if progress.rv > self.told => self.bookmark(progress.rv).ok(),
             _ => None,
         }
     }

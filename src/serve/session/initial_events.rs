@@ -3,6 +3,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
+use super::portion::Portion;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Chunk, Cursor, Pin, PlainChunk, Snapshot};
 use crate::kube::EventType;
@@ -40,13 +41,8 @@ struct Runs {
     rest: Rest,
 }
 
-/// Frames that were put into a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Put {
-    Some(usize),
-    /// And that was all.
-    All(usize),
-}
+/// How many frames were put into a batch, and whether they are the last.
+type Put = (usize, Portion);
 
 impl InitialEvents {
     pub(super) fn new(snapshot: Snapshot, pin: Pin, end_bookmark: bool) -> Self {
@@ -93,7 +89,7 @@ impl Runs {
             let plain = match &self.plain {
                 Some(plain) => plain,
                 None => match self.scribe.poll_plain(&self.stretches, self.stretch, cx) {
-                    Poll::Pending if !batch.is_empty() => return Poll::Ready(Ok(Put::Some(frames))),
+                    Poll::Pending if !batch.is_empty() => return Poll::Ready(Ok((frames, Portion::More))),
                     polled => {
                         if self.scribe.has_worked() {
                             self.rest.begin();
@@ -108,7 +104,7 @@ impl Runs {
             };
             // What is alone in a batch is not copied.
             if !batch.is_empty() && bytes + piece.len() > room {
-                return Poll::Ready(Ok(Put::Some(frames)));
+                return Poll::Ready(Ok((frames, Portion::More)));
             }
             if self.piece == 0 {
                 frames += self.stretches.run(self.stretch).lengths().items;
@@ -118,7 +114,7 @@ impl Runs {
             self.piece += 1;
         }
         // A bookmark comes behind the last, in a batch of its own if this one is not to be copied.
-        Poll::Ready(Ok(if bytes > room { Put::Some(frames) } else { Put::All(frames) }))
+        Poll::Ready(Ok((frames, if bytes > room { Portion::More } else { Portion::Last(()) })))
     }
 }
 
@@ -155,8 +151,8 @@ fn put_frames(
     match resume_at {
         Some(key) => {
             *next = key;
-            Ok(Put::Some(batch.len()))
+            Ok((batch.len(), Portion::More))
         }
-        None => Ok(Put::All(batch.len())),
+        None => Ok((batch.len(), Portion::Last(()))),
     }
 }

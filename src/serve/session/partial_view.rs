@@ -11,8 +11,9 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
+use super::portion::Portion;
 use crate::auth::{Readable, Verdict, VerdictChanges};
-use crate::cache::{CacheReader, Cursor, Event, Mark, OpenedWatch, Pin as Pinned, SiftStep, Sifted, Snapshot, View};
+use crate::cache::{CacheReader, Cursor, Event, Mark, OpenedWatch, Pin as Pinned, Pull, Sifted, Snapshot, View};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::listing::cost;
 use crate::wire::{Object, Refused};
@@ -54,8 +55,8 @@ struct Turn {
     next: String,
     /// It is the state that the watch begins with.
     begins: Option<Begins>,
-    /// Versions older than the watch's place were told, or what no other watch is told.
-    said: bool,
+    /// Frames were put that are older than the mark, or that no other watch is told.
+    told_older: bool,
 }
 
 /// How a watch begins.
@@ -75,26 +76,16 @@ enum Fate {
     Leaves,
     /// What the client knows of the object is taken back.
     TakenBack,
-    /// Nobody knows yet.
-    Asked,
+    /// Nobody knows yet; it is asked.
+    Undecided,
 }
 
-/// A turn's frames are in the batch as far as there is room.
-pub(super) enum TurnProgress {
-    Some,
-    /// And that was all.
-    All {
-        at: ResourceVersion,
-        bookmark: Bookmark,
-    },
-}
-
-/// What is to be said behind a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bookmark {
-    None,
-    /// Older versions than the watch's were told: where the watch is, is told too.
-    Place,
+/// Where a turn leaves the watch.
+pub(super) struct TurnEnd {
+    /// Version of the mark.
+    pub(super) at: ResourceVersion,
+    /// Frames of the turn were older than the mark, so that the client is to be told where the watch is.
+    pub(super) told_older: bool,
 }
 
 impl PartialView {
@@ -128,7 +119,7 @@ impl PartialView {
             going: None,
             next: String::new(),
             begins: Some(Begins { end_bookmark }),
-            said: false,
+            told_older: false,
         });
         let changed = Box::pin(readable.verdicts().changed());
         Self { readable, places, turn, stale: true, changed }
@@ -164,7 +155,7 @@ impl PartialView {
         if self.turn.is_none() && (goes || !coming.is_empty()) {
             let mark = cursor.mark();
             let pin = Some(pin(&mark.snapshot));
-            self.turn = Some(Turn { mark, pin, coming, going: None, next: String::new(), begins: None, said: false });
+            self.turn = Some(Turn { mark, pin, coming, going: None, next: String::new(), begins: None, told_older: false });
         }
         self.turn.is_some()
     }
@@ -186,7 +177,7 @@ impl PartialView {
         places_left: (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-    ) -> SiftStep {
+    ) -> Pull {
         let Self { readable, places, turn, stale, .. } = self;
         let until = turn.as_ref().map(|turn| &turn.mark);
         cursor.pull_sifted(until, places_left, waker.filter(|_| until.is_none()), batch, |event, seen| {
@@ -201,27 +192,27 @@ impl PartialView {
         reader: &CacheReader,
         (room, looks): (usize, &mut usize),
         batch: &mut Vec<Bytes>,
-    ) -> Result<TurnProgress, Refused> {
+    ) -> Result<Portion<TurnEnd>, Refused> {
         let Self { readable, places, turn, stale, .. } = self;
-        let Some(turn) = turn else { return Ok(TurnProgress::Some) };
+        let Some(turn) = turn else { return Ok(Portion::More) };
         turn.pin.iter().for_each(Pinned::told);
         let mut page = Page { cursor, reader, room, looks, batch };
-        if !turn.come(readable, places, &mut page)? {
-            return Ok(TurnProgress::Some);
+        if turn.come(readable, places, &mut page)? == Portion::More {
+            return Ok(Portion::More);
         }
         let at = turn.mark.snapshot.rv;
         if let Some(Begins { end_bookmark: true }) = turn.begins {
             page.batch.push(reader.bookmark(at, true, cursor.renderer())?);
             turn.begins = Some(Begins { end_bookmark: false });
         }
-        if !turn.go(places, &mut page)? {
-            return Ok(TurnProgress::Some);
+        if turn.go(places, &mut page)? == Portion::More {
+            return Ok(Portion::More);
         }
-        let bookmark = if turn.said { Bookmark::Place } else { Bookmark::None };
+        let end = TurnEnd { at, told_older: turn.told_older };
         self.turn = None;
         // What changed meanwhile has its own turn.
         *stale = true;
-        Ok(TurnProgress::All { at, bookmark })
+        Ok(Portion::Last(end))
     }
 }
 
@@ -270,13 +261,13 @@ impl Page<'_> {
 }
 
 impl Turn {
-    /// False: there is more.
+    /// Tells what comes.
     fn come(
         &mut self,
         readable: &Readable,
         places: &mut BTreeMap<Arc<str>, Place>,
         page: &mut Page<'_>,
-    ) -> Result<bool, Refused> {
+    ) -> Result<Portion, Refused> {
         while let Some(namespace) = self.coming.front().cloned() {
             let started = std::mem::take(&mut self.next);
             if readable.verdict(&namespace) != Some(Verdict::Allowed) {
@@ -294,19 +285,19 @@ impl Turn {
                 Ok(Some(renderer.envelope().frame(EventType::Added, &page.reader.body(object, renderer)?)))
             };
             let more = page.put(&self.mark.snapshot, &namespace, &started, added)?;
-            self.said |= self.begins.is_none() && page.batch.len() > before;
+            self.told_older |= self.begins.is_none() && page.batch.len() > before;
             if let Some(next) = more {
                 self.next = next;
-                return Ok(false);
+                return Ok(Portion::More);
             }
             places.insert(namespace, Place::Shown);
             self.coming.pop_front();
         }
-        Ok(true)
+        Ok(Portion::Last(()))
     }
 
-    /// False: there is more.
-    fn go(&mut self, places: &mut BTreeMap<Arc<str>, Place>, page: &mut Page<'_>) -> Result<bool, Refused> {
+    /// Takes back what goes.
+    fn go(&mut self, places: &mut BTreeMap<Arc<str>, Place>, page: &mut Page<'_>) -> Result<Portion, Refused> {
         let leaving = |places: &BTreeMap<Arc<str>, Place>| {
             let leaving = places.iter().filter(|(_, place)| matches!(place, Place::Leaving(_)));
             leaving.map(|(namespace, _)| namespace.clone()).collect()
@@ -318,7 +309,7 @@ impl Turn {
                 going.pop_front();
                 continue;
             };
-            self.said = true;
+            self.told_older = true;
             let gone = |page: &Page<'_>, object: &Arc<Object>| {
                 let known = left.knows(&object.key).then(|| object.restamped(at));
                 known.map(|body| page.cursor.renderer().frame(EventType::Deleted, &body)).transpose()
@@ -326,12 +317,12 @@ impl Turn {
             let more = page.put(&self.mark.snapshot, &namespace, &std::mem::take(&mut self.next), gone)?;
             if let Some(next) = more {
                 self.next = next;
-                return Ok(false);
+                return Ok(Portion::More);
             }
             places.insert(namespace, Place::Hidden);
             going.pop_front();
         }
-        Ok(true)
+        Ok(Portion::Last(()))
     }
 }
 
@@ -351,16 +342,16 @@ fn sift(
 ) -> Sifted {
     let (key, namespace) = (&event.object.key, event.object.key.namespace());
     match fate(places.get(namespace), readable.verdict(namespace)) {
-        Fate::Told => Sifted::Keep,
+        Fate::Told => Sifted::Tell,
         Fate::Enters => {
             places.insert(namespace.into(), Place::Shown);
-            Sifted::Keep
+            Sifted::Tell
         }
         Fate::Hidden => {
             if !places.contains_key(namespace) {
                 places.insert(namespace.into(), Place::Hidden);
             }
-            Sifted::Drop
+            Sifted::Skip
         }
         Fate::Leaves => {
             *stale = true;
@@ -373,26 +364,26 @@ fn sift(
                 if left.touched.insert(key.clone()) {
                     taken_back(seen)
                 } else {
-                    Sifted::Drop
+                    Sifted::Skip
                 }
             }
-            _ => Sifted::Drop,
+            _ => Sifted::Skip,
         },
-        Fate::Asked => {
+        Fate::Undecided => {
             readable.ask(namespace);
-            Sifted::Wait
+            Sifted::Undecided
         }
     }
 }
 
 /// What a client is told of the first change of an object behind the end of its right: that it is gone, if it knew it.
 fn taken_back(seen: EventType) -> Sifted {
-    if seen == EventType::Added { Sifted::Drop } else { Sifted::Gone }
+    if seen == EventType::Added { Sifted::Skip } else { Sifted::TellGone }
 }
 
 fn fate(place: Option<&Place>, verdict: Option<Verdict>) -> Fate {
     match (place, verdict) {
-        (None, None) => Fate::Asked,
+        (None, None) => Fate::Undecided,
         (None, Some(Verdict::Allowed)) => Fate::Enters,
         (Some(Place::Shown), Some(Verdict::Allowed)) => Fate::Told,
         (Some(Place::Shown), _) => Fate::Leaves,
@@ -412,7 +403,7 @@ mod tests {
         const UNCLEAR: Option<Verdict> = Some(Verdict::Unclear);
         let leaving = Place::Leaving(Leaving::default());
         for (place, verdict, expected) in [
-            (None, None, Fate::Asked),
+            (None, None, Fate::Undecided),
             (None, ALLOWED, Fate::Enters),
             (None, DENIED, Fate::Hidden),
             (None, UNCLEAR, Fate::Hidden),
