@@ -79,16 +79,16 @@ fn select(c: &mut Criterion) {
 /// A whole LIST of bodies as they are: one copy of each, and a pass before that for the length. Per byte.
 fn list(c: &mut Criterion) {
     let mut group = c.benchmark_group("list");
-    for (form, objects) in
+    for (encoding, objects) in
         [(Encoding::Json, 3_000), (Encoding::Protobuf, 3_000), (Encoding::Json, 100_000), (Encoding::Protobuf, 100_000)]
     {
         if objects > 3_000 {
             group.sample_size(10);
         }
         let feed = OnceCell::new();
-        group.bench_function(BenchmarkId::new(form.as_str(), objects), |b| {
+        group.bench_function(BenchmarkId::new(encoding.as_str(), objects), |b| {
             let (pods, snapshot) = feed.get_or_init(|| {
-                let pods = Pods::new(form);
+                let pods = Pods::new(encoding);
                 let snapshot = pods.snapshot(objects);
                 (pods, snapshot)
             });

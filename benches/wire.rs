@@ -13,7 +13,7 @@ use pods::{MINOR, Pods};
 #[path = "common/pods.rs"]
 mod pods;
 
-const FORMS: [Encoding; 3] = [Encoding::Json, Encoding::Protobuf, Encoding::Table];
+const ENCODINGS: [Encoding; 3] = [Encoding::Json, Encoding::Protobuf, Encoding::Table];
 
 /// What a connection gives at once.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -33,13 +33,13 @@ fn reference(c: &mut Criterion) {
 /// A stream cut into frames, per byte: little more than a copy, however the chunks fall.
 fn split(c: &mut Criterion) {
     let mut group = c.benchmark_group("split");
-    for form in [Encoding::Json, Encoding::Protobuf] {
-        let pods = Pods::new(form);
+    for encoding in [Encoding::Json, Encoding::Protobuf] {
+        let pods = Pods::new(encoding);
         let stream: Vec<u8> = (0..100).flat_map(|n| pods.frame(n, n).to_vec()).collect();
         group.throughput(Throughput::Bytes(stream.len() as u64));
-        group.bench_function(form.as_str(), |b| {
+        group.bench_function(encoding.as_str(), |b| {
             b.iter(|| {
-                let mut splitter = FrameSplitter::new(form, 1 << 20);
+                let mut splitter = FrameSplitter::new(encoding, 1 << 20);
                 for chunk in stream.chunks(CHUNK_BYTES) {
                     splitter.push(chunk);
                     while let Some(frame) = splitter.next_frame().expect("small frames") {
@@ -56,20 +56,22 @@ fn split(c: &mut Criterion) {
 /// page is copied out of it.
 fn decode(c: &mut Criterion) {
     let mut group = c.benchmark_group("decode");
-    for form in FORMS {
-        let pods = Pods::new(form);
+    for encoding in ENCODINGS {
+        let pods = Pods::new(encoding);
         let frame = pods.frame(7, 7);
         group.throughput(Throughput::Bytes(frame.len() as u64));
-        group.bench_function(BenchmarkId::new("event", form), |b| {
+        group.bench_function(BenchmarkId::new("event", encoding), |b| {
             b.iter(|| pods.reader.watch_event(black_box(frame.clone())));
         });
     }
-    for form in [Encoding::Json, Encoding::Protobuf] {
-        let pods = Pods::new(form);
+    for encoding in [Encoding::Json, Encoding::Protobuf] {
+        let pods = Pods::new(encoding);
         let page = page(&pods, 500);
         assert_eq!(pods.reader.list(&page).expect("a page").items.len(), 500);
         group.throughput(Throughput::Bytes(page.len() as u64));
-        group.bench_function(BenchmarkId::new("page of 500", form), |b| b.iter(|| pods.reader.list(black_box(&page))));
+        group.bench_function(BenchmarkId::new("page of 500", encoding), |b| {
+            b.iter(|| pods.reader.list(black_box(&page)))
+        });
     }
     group.finish();
 }
@@ -77,9 +79,9 @@ fn decode(c: &mut Criterion) {
 /// Another representation of a body, per byte of it. Once for each event or object that somebody wants so.
 fn transcode(c: &mut Criterion) {
     let (json, metadata) =
-        (Representation::Object(Encoding::Json), |form| Representation::Metadata(form, MetaVersion::V1));
+        (Representation::Object(Encoding::Json), |encoding| Representation::Metadata(encoding, MetaVersion::V1));
     let mut group = c.benchmark_group("transcode");
-    for (form, name, representation) in [
+    for (encoding, name, representation) in [
         (Encoding::Protobuf, "protobuf to JSON", json),
         (Encoding::Protobuf, "protobuf to metadata in JSON", metadata(Encoding::Json)),
         (Encoding::Protobuf, "protobuf to metadata in protobuf", metadata(Encoding::Protobuf)),
@@ -88,7 +90,7 @@ fn transcode(c: &mut Criterion) {
         (Encoding::Table, "row without object", Representation::Table(Include::None)),
         (Encoding::Table, "row with metadata", Representation::Table(Include::Metadata)),
     ] {
-        let pods = Pods::new(form);
+        let pods = Pods::new(encoding);
         let renderer = Renderer::derived(representation, &pods.envelope, MINOR).expect("it is derived");
         let object = pods.object(7, 7);
         renderer.body(object.body()).expect("exact");
@@ -102,18 +104,18 @@ fn transcode(c: &mut Criterion) {
 /// version, for those whom it leaves; with the columns, for whoever just came to a Table; bookmarks. One allocation.
 fn build(c: &mut Criterion) {
     let mut group = c.benchmark_group("build");
-    for form in FORMS {
-        let pods = Pods::new(form);
+    for encoding in ENCODINGS {
+        let pods = Pods::new(encoding);
         let (object, envelope) = (pods.object(7, 7), &pods.envelope);
         let later = ResourceVersion(object.rv.0 + 1);
         let bookmarks = BookmarkTemplate::minimal(envelope);
-        group.bench_function(BenchmarkId::new("added", form), |b| {
+        group.bench_function(BenchmarkId::new("added", encoding), |b| {
             b.iter(|| envelope.frame(EventType::Added, black_box(object.body())));
         });
-        group.bench_function(BenchmarkId::new("deleted, restamped", form), |b| {
+        group.bench_function(BenchmarkId::new("deleted, restamped", encoding), |b| {
             b.iter(|| envelope.frame(EventType::Deleted, &black_box(&object).restamped(later)));
         });
-        group.bench_function(BenchmarkId::new("bookmark", form), |b| {
+        group.bench_function(BenchmarkId::new("bookmark", encoding), |b| {
             b.iter(|| bookmarks.frame(black_box(later), false));
         });
     }

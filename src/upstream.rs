@@ -26,7 +26,7 @@ mod secrecy;
 
 pub use acting_as::{ActingAs, CredentialId};
 pub use build::{Build, Release};
-pub(crate) use client::form_of;
+pub(crate) use client::encoding_of;
 pub use client::{Client, Question};
 pub use credentials::{CredentialError, CredentialSource};
 pub use discovery::{Catalog, Documents, Insistence, Resource, ResourceOrigin};

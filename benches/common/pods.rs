@@ -38,15 +38,15 @@ enum Digits {
 }
 
 impl Pods {
-    pub fn new(form: Encoding) -> Self {
-        let captured: &'static [u8] = match form {
+    pub fn new(encoding: Encoding) -> Self {
+        let captured: &'static [u8] = match encoding {
             Encoding::Json => include_bytes!("pod.json"),
             Encoding::Protobuf => include_bytes!("pod.pb"),
             Encoding::Table => include_bytes!("pod.table"),
         };
         let columns = Columns::default();
-        let reader = ObjectReader::new(form, JsonLayout::BuiltIn, Arc::new(Self::fields())).noting(&columns);
-        let envelope = Envelope::new(form, "v1", "Pod", JsonLayout::BuiltIn);
+        let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(Self::fields())).noting(&columns);
+        let envelope = Envelope::new(encoding, "v1", "Pod", JsonLayout::BuiltIn);
         let object = object(reader.watch_event(Bytes::from_static(captured)));
         let body = object.restamped(ResourceVersion(VERSIONS_AFTER));
         let frame = envelope.frame(EventType::Modified, &body).to_vec();

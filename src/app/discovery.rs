@@ -123,7 +123,7 @@ impl DiscoveryLoop {
         for feed in feeds.all() {
             let spec = &feed.spec;
             let fits = match catalog.find(&spec.key.gvr) {
-                Some(resource) => feed_spec(&resource, spec.key.scope.clone(), spec.key.form) == *spec,
+                Some(resource) => feed_spec(&resource, spec.key.scope.clone(), spec.key.encoding) == *spec,
                 None => !catalog.is_gone(&spec.key.gvr),
             };
             // The types of the apiserver itself change with the apiserver, which its watches do not outlive.

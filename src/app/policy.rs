@@ -50,8 +50,8 @@ impl Listener {
     async fn run(self) {
         let mut is_told = false;
         loop {
-            if let Some(lease) = self.lease() {
-                self.listen(&lease).await;
+            if let Some(feed) = self.feed() {
+                self.listen(&feed).await;
             }
             self.hear(false);
             if !std::mem::replace(&mut is_told, true) {
@@ -62,18 +62,18 @@ impl Listener {
         }
     }
 
-    fn lease(&self) -> Option<FeedHandle> {
+    fn feed(&self) -> Option<FeedHandle> {
         if !self.rights.follow_cluster() {
             return None;
         }
         let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
         let resource = self.rights.catalog.find(&gvr).filter(|resource| resource.watchable)?;
-        self.rights.feeds.lease(&feed_spec(&resource, Scope::Cluster, resource.form), None).ok()
+        self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
     /// Returns when the feed has ended.
-    async fn listen(&self, lease: &FeedHandle) {
-        let mut state = lease.reader.watch_state();
+    async fn listen(&self, feed: &FeedHandle) {
+        let mut state = feed.reader.watch_state();
         loop {
             let Ok(now) = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state) else {
                 return;
@@ -81,7 +81,7 @@ impl Listener {
             if matches!(now, FeedState::Ended(_)) {
                 return;
             }
-            let Some(mut cursor) = self.begin(lease).await else { return };
+            let Some(mut cursor) = self.begin(feed).await else { return };
             let mut frames = Vec::new();
             while pull(&mut cursor, &mut frames).await {
                 frames.drain(..).for_each(|frame| self.take(&frame));
@@ -92,19 +92,19 @@ impl Listener {
     }
 
     /// Takes in what there is. `None`: it cannot be read as JSON.
-    async fn begin(&self, lease: &FeedHandle) -> Option<Cursor> {
+    async fn begin(&self, feed: &FeedHandle) -> Option<Cursor> {
         let json = Representation::Object(Encoding::Json);
-        let renderer = if lease.spec.key.form == Encoding::Json {
-            lease.reader.verbatim().clone()
+        let renderer = if feed.spec.key.encoding == Encoding::Json {
+            feed.reader.verbatim().clone()
         } else {
-            lease.renderings.settled(json).await.ok()?
+            feed.renderings.settled(json).await.ok()?
         };
-        let opened = lease.reader.open(Start::Current, View::everything()).ok()?;
+        let opened = feed.reader.open(Start::Current, View::everything()).ok()?;
         self.heard.policy.lock().forget(self.kind);
         let snapshot = opened.snapshot?;
         let cursor = opened.cursor.rendered_by(renderer);
-        for object in snapshot.select(&View::everything(), lease.reader.namespaced(), None) {
-            let body = lease.reader.body(object, cursor.renderer()).ok()?;
+        for object in snapshot.select(&View::everything(), feed.reader.namespaced(), None) {
+            let body = feed.reader.body(object, cursor.renderer()).ok()?;
             let frame = cursor.renderer().envelope().frame(EventType::Added, &body);
             if let Ok(change) = serde_json::from_slice::<PolicyChange>(&frame) {
                 self.heard.policy.lock().apply(self.kind, change);

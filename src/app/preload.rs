@@ -30,8 +30,8 @@ async fn keep(name: String, coverage: Coverage, catalog: Catalog, feeds: Feeds, 
     let mut guard = Some(guard);
     loop {
         match preloaded(&name, &coverage, &catalog, &feeds) {
-            Ok(lease) => {
-                let mut state = lease.reader.watch_state();
+            Ok(feed) => {
+                let mut state = feed.reader.watch_state();
                 let settled = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state);
                 if matches!(settled, Ok(FeedState::Live | FeedState::Stale { .. })) {
                     drop(guard.take());
@@ -47,5 +47,5 @@ async fn keep(name: String, coverage: Coverage, catalog: Catalog, feeds: Feeds, 
 fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) -> Result<FeedHandle, String> {
     let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
     let scope = coverage.scope(&resource).map_err(|why| why.to_string())?;
-    feeds.lease(&feed_spec(&resource, scope, resource.form), None).map_err(|why| format!("{why:?}"))
+    feeds.handle(&feed_spec(&resource, scope, resource.encoding), None).map_err(|why| format!("{why:?}"))
 }

@@ -25,8 +25,8 @@ pub struct FrontProxy {
 /// Knows who somebody is, and what they may: both as of an instant, to be asked again.
 pub(super) struct Authenticator {
     key: ring::hmac::Key,
-    tokens: TokenReviewer,
-    pub(super) accesses: AccessReviewer,
+    token_reviewer: TokenReviewer,
+    pub(super) access_reviewer: AccessReviewer,
     client_authorities: Option<Trusted>,
     front_proxy: Option<FrontProxy>,
 }
@@ -50,8 +50,8 @@ impl Authenticator {
         ring::rand::SecureRandom::fill(&random, &mut secret).expect("the system has randomness");
         Self {
             key: ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret),
-            tokens: TokenReviewer::new(reviews.clone(), config),
-            accesses: AccessReviewer::new(reviews, config),
+            token_reviewer: TokenReviewer::new(reviews.clone(), config),
+            access_reviewer: AccessReviewer::new(reviews, config),
             client_authorities,
             front_proxy,
         }
@@ -106,7 +106,7 @@ impl Authenticator {
         let identity = match credential {
             Credential::Nobody => Identity { user: Arc::new(anonymous()), until: None },
             Credential::Token(token) => {
-                let bearer = self.tokens.bearer(id, token, asks).await?;
+                let bearer = self.token_reviewer.bearer(id, token, asks).await?;
                 Identity { user: bearer.user, until: bearer.until }
             }
             Credential::Certificate(shown) => {

@@ -28,12 +28,12 @@ pub struct Gate {
 
 struct Shared {
     config: AuthConfig,
-    judge: Arc<Authenticator>,
+    authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
     /// Questions about namespaces that one user may have under way.
     slots: Shares<Payer>,
     /// Namespaces that open watches stand on.
-    standings: Arc<NamespaceQuota>,
+    quota: Arc<NamespaceQuota>,
     changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
@@ -106,13 +106,13 @@ impl Gate {
     /// The same, where somebody else answers questions about callers.
     pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
         let Delegation { client, client_authorities, front_proxy, tasks } = parts;
-        let judge = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy));
+        let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy));
         let (leases, slots) = (Arc::<Leases>::default(), Shares::new(IN_FLIGHT_MAX));
-        let (changes, standings) = (Arc::new(Changes::new()), Arc::new(standings(&config)));
+        let (changes, quota) = (Arc::new(Changes::new()), Arc::new(quota(&config)));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
-        tasks.spawn("policy", follow(changes.clone(), judge.clone(), leases.clone()));
-        let shared = Shared { config, judge, leases, slots, standings, changes, tasks, client, ourselves, release };
+        tasks.spawn("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
+        let shared = Shared { config, authenticator, leases, slots, quota, changes, tasks, client, ourselves, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -176,7 +176,7 @@ impl Gate {
     }
 
     /// With whose rights the caller's requests go upstream.
-    pub async fn behalf(&self, caller: &Caller) -> ActingAs {
+    pub async fn acting_as(&self, caller: &Caller) -> ActingAs {
         match (caller, &self.delegated) {
             (Caller::Ourselves, _) | (_, None) => ActingAs::Ours,
             (Caller::Anonymous, Some(_)) => ActingAs::Nobody,
@@ -205,7 +205,7 @@ impl Gate {
             return Err(Impeded::unknown());
         };
         let request = if shared.constrains_impersonation().await { info.map(Access::of) } else { None };
-        let judged = wanted.judged(&shared.judge.accesses, &known.user, request.as_ref()).await;
+        let judged = wanted.judged(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
         if let Err(impeded) = &judged {
             metrics::refused(impeded.refused.as_str());
         }
@@ -231,8 +231,11 @@ impl Shared {
         let mut refused = None;
         let address = sender.address;
         for credential in shown(sender, headers)? {
-            let id = self.judge.id(&credential);
-            match self.judge.identify(id, &credential, token_reviewer::TokenPurpose::Request { source: address }).await
+            let id = self.authenticator.id(&credential);
+            match self
+                .authenticator
+                .identify(id, &credential, token_reviewer::TokenPurpose::Request { source: address })
+                .await
             {
                 Ok(None) => {}
                 // A proxy's word that nobody in particular asks makes nobody somebody.
@@ -249,21 +252,29 @@ impl Shared {
     async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let lease = self.lease(&known, info, &access, None);
-        let reason = self.judge.accesses.decide(&known.user, &access, access_reviewer::AccessPurpose::Request).await?;
+        let reason = self
+            .authenticator
+            .access_reviewer
+            .decide(&known.user, &access, access_reviewer::AccessPurpose::Request)
+            .await?;
         Ok(Grant::new(access, lease).because(reason))
     }
 
     fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {
         let known = self.known(caller)?.ok_or_else(NotGranted::denied)?;
         let payer = known.payer.clone();
-        let sight =
-            NamespaceVerdicts::new(self.judge.clone(), known.user.clone(), access.clone(), self.slots.of(&payer));
-        let sight = Arc::new(match info.verb {
-            Verb::Watch => sight.of_watch(self.standings.ground(payer), self.config.recheck),
-            _ => sight,
+        let verdicts = NamespaceVerdicts::new(
+            self.authenticator.clone(),
+            known.user.clone(),
+            access.clone(),
+            self.slots.of(&payer),
+        );
+        let verdicts = Arc::new(match info.verb {
+            Verb::Watch => verdicts.of_watch(self.quota.share(payer), self.config.recheck),
+            _ => verdicts,
         });
-        let lease = self.lease(&known, info, &access, Some(sight.clone()));
-        Ok(Readable::new(access, sight, lease))
+        let lease = self.lease(&known, info, &access, Some(verdicts.clone()));
+        Ok(Readable::new(access, verdicts, lease))
     }
 
     /// Who is to be asked about; `None` for ourselves.
@@ -274,7 +285,7 @@ impl Shared {
             Caller::Anonymous => {
                 let credential = Credential::Nobody;
                 let user = Arc::new(super::authenticator::anonymous());
-                Ok(Some(Arc::new(Known::new(self.judge.id(&credential), credential, user, None))))
+                Ok(Some(Arc::new(Known::new(self.authenticator.id(&credential), credential, user, None))))
             }
             Caller::Known(known) => Ok(Some(known.clone())),
         }
@@ -286,7 +297,7 @@ impl Shared {
         known: &Known,
         info: &RequestInfo,
         access: &Arc<Access>,
-        sight: Option<Arc<NamespaceVerdicts>>,
+        verdicts: Option<Arc<NamespaceVerdicts>>,
     ) -> Option<Arc<GrantLease>> {
         (info.verb == Verb::Watch).then(|| {
             let claim = Claim {
@@ -296,10 +307,10 @@ impl Shared {
                 until: known.until,
                 access: access.clone(),
                 info: info.clone(),
-                sight,
+                verdicts,
             };
             let terms = LeaseTerms { period: self.config.recheck, grace: self.config.outage_grace };
-            self.leases.hold(claim, &self.judge, terms, &self.tasks)
+            self.leases.hold(claim, &self.authenticator, terms, &self.tasks)
         })
     }
 
@@ -320,16 +331,16 @@ impl Shared {
 }
 
 /// Acts on changes of policy as they are heard of.
-async fn follow(changes: Arc<Changes>, judge: Arc<Authenticator>, leases: Arc<Leases>) {
+async fn follow(changes: Arc<Changes>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
     let mut rounds = Rounds::new();
     loop {
         let affected = changes.next(&mut rounds).await;
-        judge.accesses.forget(&affected);
+        authenticator.access_reviewer.forget(&affected);
         leases.doubt(&affected).await;
     }
 }
 
-fn standings(config: &AuthConfig) -> NamespaceQuota {
+fn quota(config: &AuthConfig) -> NamespaceQuota {
     let in_time = |per_second: u32| per_second.saturating_mul(ASSERTED_WITHIN_SECONDS) as usize;
     NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
 }

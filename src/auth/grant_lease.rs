@@ -42,7 +42,7 @@ struct Standing {
     /// For the words of a refusal.
     info: RequestInfo,
     /// Of a watch that may show some namespaces: it stands on them, and not on the whole.
-    sight: Option<Arc<NamespaceVerdicts>>,
+    verdicts: Option<Arc<NamespaceVerdicts>>,
     doubt: Mutex<Option<Doubt>>,
     doubted: Notify,
 }
@@ -75,7 +75,7 @@ type LeaseKey = (CredentialId, Arc<Access>, bool);
 
 /// Asserts a lease again and again.
 struct Keeper {
-    judge: Arc<Authenticator>,
+    authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
     lease: Weak<GrantLease>,
     standing: Arc<Standing>,
@@ -101,7 +101,7 @@ pub(super) struct Claim {
     pub(super) until: Option<SystemTime>,
     pub(super) access: Arc<Access>,
     pub(super) info: RequestInfo,
-    pub(super) sight: Option<Arc<NamespaceVerdicts>>,
+    pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
 }
 
 /// How long all of a lease's questions may take together.
@@ -122,18 +122,18 @@ impl Leases {
     pub(super) fn hold(
         self: &Arc<Self>,
         claim: Claim,
-        judge: &Arc<Authenticator>,
+        authenticator: &Arc<Authenticator>,
         terms: LeaseTerms,
         tasks: &Tasks,
     ) -> Arc<GrantLease> {
-        let key = (claim.id, claim.access.clone(), claim.sight.is_some());
+        let key = (claim.id, claim.access.clone(), claim.verdicts.is_some());
         let mut held = self.held.lock();
         if let Some(lease) = held.get(&key).and_then(Weak::upgrade).filter(|lease| lease.revoked.get().is_none()) {
             return lease;
         }
-        let Claim { id, credential, user, until, access, info, sight } = claim;
+        let Claim { id, credential, user, until, access, info, verdicts } = claim;
         let (user, doubt, doubted) = (Mutex::new(user), Mutex::default(), Notify::new());
-        let standing = Arc::new(Standing { id, credential, access, user, info, sight, doubt, doubted });
+        let standing = Arc::new(Standing { id, credential, access, user, info, verdicts, doubt, doubted });
         let ended = CancellationToken::new();
         let lease = Arc::new(GrantLease {
             revoked: OnceLock::new(),
@@ -145,7 +145,7 @@ impl Leases {
         metrics::leases(held.len());
         drop(held);
         let keeper = Keeper {
-            judge: judge.clone(),
+            authenticator: authenticator.clone(),
             leases: self.clone(),
             lease: Arc::downgrade(&lease),
             standing,
@@ -174,10 +174,10 @@ impl Leases {
             }
             let Some(standing) = lease.upgrade().map(|lease| lease.shared.clone()) else { continue };
             let user = standing.user.lock().clone();
-            match &standing.sight {
+            match &standing.verdicts {
                 // What is seen across namespaces stands on rights in each.
-                Some(sight) => {
-                    affected.reach(&user).into_iter().for_each(|reach| sight.doubt(&reach, since));
+                Some(verdicts) => {
+                    affected.reach(&user).into_iter().for_each(|reach| verdicts.doubt(&reach, since));
                 }
                 None if affected.contains(&user, &standing.access) => touched.push(standing),
                 None => {}
@@ -218,8 +218,8 @@ impl GrantLease {
     }
 
     /// Which namespaces it is for, if not for all.
-    pub(super) fn sight(&self) -> Option<&Arc<NamespaceVerdicts>> {
-        self.shared.sight.as_ref()
+    pub(super) fn verdicts(&self) -> Option<&Arc<NamespaceVerdicts>> {
+        self.shared.verdicts.as_ref()
     }
 
     /// Ends it, because the caller may not what it would come to.
@@ -267,16 +267,17 @@ impl Standing {
 impl Keeper {
     /// Returns when the lease is over.
     async fn keep(mut self) {
-        let (standing, judge, leases) = (self.standing.clone(), self.judge.clone(), self.leases.clone());
+        let (standing, authenticator, leases) =
+            (self.standing.clone(), self.authenticator.clone(), self.leases.clone());
         let grace = self.terms.grace;
-        let why = match &standing.sight {
-            None => self.run(&judge).await,
-            Some(sight) => {
+        let why = match &standing.verdicts {
+            None => self.run(&authenticator).await,
+            Some(verdicts) => {
                 let unsure = Unsure::new(&leases);
                 tokio::select! {
-                    why = self.run(&judge) => why,
-                    why = sight.keep(grace, |is| unsure.set(is)) => why,
-                    never = sight.answer() => match never {},
+                    why = self.run(&authenticator) => why,
+                    why = verdicts.keep(grace, |is| unsure.set(is)) => why,
+                    never = verdicts.answer() => match never {},
                 }
             }
         };
@@ -284,12 +285,12 @@ impl Keeper {
     }
 
     /// Returns why the caller may not go on, once it may not.
-    async fn run(&mut self, judge: &Authenticator) -> NotGranted {
+    async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
         let leases = self.leases.clone();
         let (unsure, slack) = (Unsure::new(&leases), SLACK.min(self.terms.period / 12));
         let mut good = Instant::now();
         let mut due = self.bounded(good + self.terms.period());
-        let mut authorities = judge.authorities(&self.standing.credential);
+        let mut authorities = authenticator.authorities(&self.standing.credential);
         loop {
             let outcome = tokio::select! {
                 () = sleep_until(due) => self.assert(lately(slack)).await,
@@ -330,14 +331,16 @@ impl Keeper {
     }
 
     async fn ask(&self, since: Instant) -> Result<(Instant, Option<SystemTime>), NotGranted> {
-        let Standing { id, credential, user, sight, .. } = &*self.standing;
+        let Standing { id, credential, user, verdicts, .. } = &*self.standing;
         let payer = Payer::of(&user.lock());
-        let identity =
-            self.judge.identify(*id, credential, token_reviewer::TokenPurpose::Lease { since, payer: &payer }).await?;
+        let identity = self
+            .authenticator
+            .identify(*id, credential, token_reviewer::TokenPurpose::Lease { since, payer: &payer })
+            .await?;
         let Identity { user: now, until } = identity.ok_or(NotGranted::Unauthenticated)?;
         user.lock().clone_from(&now);
-        match sight {
-            Some(sight) => sight.is_of(&now),
+        match verdicts {
+            Some(verdicts) => verdicts.is_of(&now),
             None => self.decide(since).await?,
         }
         Ok((since, until))
@@ -351,7 +354,7 @@ impl Keeper {
     async fn decide(&self, since: Instant) -> Result<(), NotGranted> {
         let user = self.standing.user.lock().clone();
         let asks = access_reviewer::AccessPurpose::Lease { since };
-        self.judge.accesses.decide(&user, &self.standing.access, asks).await.map(drop)
+        self.authenticator.access_reviewer.decide(&user, &self.standing.access, asks).await.map(drop)
     }
 
     /// When to ask again if nothing happens: not later than the credential ends.

@@ -34,7 +34,7 @@ impl NamespaceQuota {
     }
 
     /// No namespace yet, of this user's.
-    pub(super) fn ground(self: &Arc<Self>, payer: Payer) -> NamespaceShare {
+    pub(super) fn share(self: &Arc<Self>, payer: Payer) -> NamespaceShare {
         NamespaceShare { of: self.clone(), payer, count: Mutex::new(0) }
     }
 }
@@ -80,8 +80,8 @@ mod tests {
 
     #[test]
     fn nobody_stands_on_more_namespaces_than_can_be_asked_about() {
-        let standings = Arc::new(NamespaceQuota::new(10, 6));
-        let of = |name: &str| standings.ground(Payer::of(&User { name: name.to_owned(), ..User::default() }));
+        let quota = Arc::new(NamespaceQuota::new(10, 6));
+        let of = |name: &str| quota.share(Payer::of(&User { name: name.to_owned(), ..User::default() }));
         let (first, second, bob) = (of("ada"), of("ada"), of("bob"));
         assert!(first.reach(4) && first.reach(4), "what is there is counted once");
         assert!(!second.reach(3) && second.reach(2), "two watches of one user");
@@ -90,7 +90,7 @@ mod tests {
         drop(second);
         assert!(first.reach(6) && bob.reach(4) && !bob.reach(5));
         drop((first, bob));
-        let held = standings.held.lock();
+        let held = quota.held.lock();
         assert_eq!((held.all, held.of.len()), (0, 0));
     }
 }

@@ -18,7 +18,7 @@ use crate::kube::{Access, User};
 
 /// Which namespaces of a collection somebody may read, as far as that has been found out.
 pub(super) struct NamespaceVerdicts {
-    judge: Arc<Authenticator>,
+    authenticator: Arc<Authenticator>,
     /// What is wanted of each namespace.
     access: Arc<Access>,
     /// As last seen: groups may change while a watch is open.
@@ -36,7 +36,7 @@ pub(super) struct NamespaceVerdicts {
 /// What the sight of an open watch has besides.
 struct Kept {
     period: Duration,
-    ground: NamespaceShare,
+    share: NamespaceShare,
     agenda: Mutex<Agenda>,
     /// Something is due earlier than it was.
     changed: Notify,
@@ -79,9 +79,14 @@ const SLACK: Duration = Duration::from_secs(5);
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 impl NamespaceVerdicts {
-    pub(super) fn new(judge: Arc<Authenticator>, user: Arc<User>, access: Arc<Access>, slots: Arc<Semaphore>) -> Self {
+    pub(super) fn new(
+        authenticator: Arc<Authenticator>,
+        user: Arc<User>,
+        access: Arc<Access>,
+        slots: Arc<Semaphore>,
+    ) -> Self {
         Self {
-            judge,
+            authenticator,
             access,
             user: Mutex::new(user),
             verdicts: watch::Sender::default(),
@@ -94,8 +99,8 @@ impl NamespaceVerdicts {
 
     /// That of a watch, whose namespaces are asserted again within each `period` by [`keep`](Self::keep).
     #[must_use]
-    pub(super) fn of_watch(self, ground: NamespaceShare, period: Duration) -> Self {
-        let kept = Kept { period, ground, agenda: Mutex::new(Agenda::new(period)), changed: Notify::new() };
+    pub(super) fn of_watch(self, share: NamespaceShare, period: Duration) -> Self {
+        let kept = Kept { period, share, agenda: Mutex::new(Agenda::new(period)), changed: Notify::new() };
         Self { kept: Some(kept), ..self }
     }
 
@@ -162,7 +167,7 @@ impl NamespaceVerdicts {
                 continue;
             };
             if now > due.max(*busy_since.get_or_insert(now)) + LATE_MAX {
-                return self.judge.accesses.over_budget();
+                return self.authenticator.access_reviewer.over_budget();
             }
             match self.assert_due(kept, now).await {
                 Ok(()) => in_doubt(false),
@@ -213,8 +218,8 @@ impl NamespaceVerdicts {
         let Some(kept) = &self.kept else { return Ok(()) };
         let mut agenda = kept.agenda.lock();
         let more = namespaces.iter().filter(|namespace| !agenda.contains(namespace)).count();
-        if !kept.ground.reach(agenda.len() + more) {
-            return Err(self.judge.accesses.over_budget());
+        if !kept.share.reach(agenda.len() + more) {
+            return Err(self.authenticator.access_reviewer.over_budget());
         }
         namespaces.iter().for_each(|namespace| agenda.begin(namespace, Instant::now()));
         Ok(())
@@ -326,7 +331,7 @@ impl NamespaceVerdicts {
             Pays::Lease => (None, AccessPurpose::Sight { since }),
         };
         let access = Arc::new(self.access.within(&namespace));
-        let outcome = match self.judge.accesses.decide(user, &access, asks).await {
+        let outcome = match self.authenticator.access_reviewer.decide(user, &access, asks).await {
             Ok(_) => Ok(Verdict::Allowed),
             Err(NotGranted::Denied(_)) => Ok(Verdict::Denied),
             Err(why) => Err(why),

@@ -23,7 +23,7 @@ pub enum Permit {
 #[derive(Debug, Clone)]
 pub struct Readable {
     access: Arc<Access>,
-    sight: Arc<NamespaceVerdicts>,
+    verdicts: Arc<NamespaceVerdicts>,
     lease: Option<Arc<GrantLease>>,
 }
 
@@ -80,7 +80,7 @@ impl Permit {
     }
 
     /// What a watch keeps of it.
-    pub fn standing(&self) -> GrantStatus {
+    pub fn grant_status(&self) -> GrantStatus {
         GrantStatus(match self {
             Self::Whole(grant) => grant.lease().cloned(),
             Self::Part(readable) => readable.lease.clone(),
@@ -104,10 +104,10 @@ impl Readable {
     /// More namespaces need not be looked for: they would be too many to ask about.
     pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
 
-    pub(super) fn new(access: Arc<Access>, sight: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
+    pub(super) fn new(access: Arc<Access>, verdicts: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
         // All watches that stand on one lease see the same.
-        let sight = lease.as_ref().and_then(|lease| lease.sight().cloned()).unwrap_or(sight);
-        Self { access, sight, lease }
+        let verdicts = lease.as_ref().and_then(|lease| lease.verdicts().cloned()).unwrap_or(verdicts);
+        Self { access, verdicts, lease }
     }
 
     /// Finds out which of these may be read, one question each.
@@ -118,17 +118,17 @@ impl Readable {
         // One more is enough to tell that there are too many.
         let namespaces: BTreeSet<Arc<str>> =
             namespaces.into_iter().take(namespace_verdicts::NAMESPACES_MAX + 1).map(Into::into).collect();
-        self.sight.find_out(namespaces).await
+        self.verdicts.find_out(namespaces).await
     }
 
     /// What is known of a namespace.
     pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
-        self.sight.verdict(namespace)
+        self.verdicts.verdict(namespace)
     }
 
     /// Has it found out whether a namespace may be read that came up in a watch; [`verdicts`](Self::verdicts) tells.
     pub fn ask(&self, namespace: &str) {
-        if let Err(why) = self.sight.want(namespace)
+        if let Err(why) = self.verdicts.want(namespace)
             && let Some(lease) = &self.lease
         {
             lease.refuse(&why);
@@ -137,7 +137,7 @@ impl Readable {
 
     /// Follows what is known.
     pub fn verdicts(&self) -> VerdictChanges {
-        VerdictChanges(self.sight.changes())
+        VerdictChanges(self.verdicts.changes())
     }
 }
 
@@ -156,28 +156,28 @@ impl VerdictChanges {
 impl Readable {
     /// # Panics
     /// Never: nothing is asked.
-    pub fn told(verdicts: &[(&str, Verdict)]) -> Self {
+    pub fn told(told: &[(&str, Verdict)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::Client::connect(&nowhere).expect("nothing is asked");
-        let judge =
+        let authenticator =
             super::authenticator::Authenticator::new(Arc::new(client), &super::AuthConfig::default(), None, None);
         let access = Access { verb: "watch".to_owned(), target: crate::kube::AccessTarget::Path(String::new()) };
         let (access, slots) = (Arc::new(access), Arc::new(tokio::sync::Semaphore::new(1)));
-        let sight = Arc::new(NamespaceVerdicts::new(Arc::new(judge), Arc::default(), access.clone(), slots));
-        let readable = Self { access, sight, lease: None };
-        verdicts.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
+        let verdicts = Arc::new(NamespaceVerdicts::new(Arc::new(authenticator), Arc::default(), access.clone(), slots));
+        let readable = Self { access, verdicts, lease: None };
+        told.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
         readable
     }
 
     pub fn tell(&self, namespace: &str, verdict: Verdict) {
-        self.sight.put(namespace.into(), verdict);
+        self.verdicts.put(namespace.into(), verdict);
     }
 
-    pub(super) fn standing(&self) -> GrantStatus {
+    pub(super) fn grant_status(&self) -> GrantStatus {
         GrantStatus(self.lease.clone())
     }
 
     pub fn is_asked(&self, namespace: &str) -> bool {
-        self.sight.is_wanted(namespace)
+        self.verdicts.is_wanted(namespace)
     }
 }

@@ -75,15 +75,15 @@ mod tests {
         let tasks: [Arc<Woken>; 2] = Default::default();
         let wakers = tasks.clone().map(Waker::from);
         let woken = || tasks.each_ref().map(|task| task.0.load(Ordering::Relaxed));
-        let mut bell = WakeFlag::rung();
-        assert!(bell.has_rung(&Context::from_waker(&wakers[0])));
-        assert!(!bell.has_rung(&Context::from_waker(&wakers[0])));
-        bell.waker().wake_by_ref();
-        bell.waker().wake_by_ref();
+        let mut flag = WakeFlag::rung();
+        assert!(flag.has_rung(&Context::from_waker(&wakers[0])));
+        assert!(!flag.has_rung(&Context::from_waker(&wakers[0])));
+        flag.waker().wake_by_ref();
+        flag.waker().wake_by_ref();
         assert_eq!(woken(), [2, 0]);
-        assert!(bell.has_rung(&Context::from_waker(&wakers[1])));
-        assert!(!bell.has_rung(&Context::from_waker(&wakers[1])));
-        bell.waker().wake_by_ref();
+        assert!(flag.has_rung(&Context::from_waker(&wakers[1])));
+        assert!(!flag.has_rung(&Context::from_waker(&wakers[1])));
+        flag.waker().wake_by_ref();
         assert_eq!(woken(), [2, 1], "it moved to another task");
     }
 }

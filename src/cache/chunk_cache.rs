@@ -63,23 +63,23 @@ impl ChunkCache {
     /// The chunk in an encoding, as a feed has it that came in `verbatim`; made if nobody has it.
     pub fn poll_plain<E>(
         &self,
-        encoding: ChunkFormat,
+        format: ChunkFormat,
         verbatim: bool,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<(PlainChunk, usize), E>,
     ) -> Poll<Result<PlainChunk, E>> {
-        let shelf = if verbatim { &self.copies } else { &self.derived };
-        self.trimmed(shelf.poll_get_or_make(encoding, cx, make))
+        let flight = if verbatim { &self.copies } else { &self.derived };
+        self.trimmed(flight.poll_get_or_make(format, cx, make))
     }
 
     /// A piece, if somebody has compressed it.
-    pub fn deflated(&self, encoding: ChunkFormat) -> Option<DeflatedChunk> {
-        self.deflated.get(encoding)
+    pub fn deflated(&self, format: ChunkFormat) -> Option<DeflatedChunk> {
+        self.deflated.get(format)
     }
 
     pub fn poll_deflated<E>(
         &self,
-        encoding: ChunkFormat,
+        format: ChunkFormat,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<DeflatedChunk, E>,
     ) -> Poll<Result<DeflatedChunk, E>> {
@@ -89,7 +89,7 @@ impl ChunkCache {
             let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
             Ok((made, bytes))
         };
-        self.trimmed(self.deflated.poll_get_or_make(encoding, cx, make))
+        self.trimmed(self.deflated.poll_get_or_make(format, cx, make))
     }
 
     /// What was made may not fit beside the rest.

@@ -4,7 +4,7 @@ use crate::wire::Representation;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkFormat {
     /// [`Chunk::name`](super::Chunk::name), or [`joined_name`](super::Chunk::joined_name) of several.
-    pub run: u128,
+    pub chunk: u128,
     pub representation: Representation,
     /// Of the server as which it is written.
     pub release: u32,

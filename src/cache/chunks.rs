@@ -27,9 +27,9 @@ pub struct Chunk {
 #[derive(Debug, Default)]
 pub(super) struct ChunkIndex {
     content: u64,
-    runs: OnceCell<Arc<[Chunk]>>,
+    chunks: OnceCell<Arc<[Chunk]>>,
     /// Once it is not the present state any more.
-    standing: OnceLock<PastState>,
+    past: OnceLock<PastState>,
 }
 
 /// Puts chunks together, object by object.
@@ -38,7 +38,7 @@ pub struct Chunker {
     /// Counts what the feed's versions have stood for: those of one history stand for nothing in another, and for other
     /// bytes once upstream is of another release.
     content: u64,
-    run: Option<Chunk>,
+    chunk: Option<Chunk>,
     /// The chunk ends with what it has.
     ends: bool,
 }
@@ -99,15 +99,15 @@ impl Chunker {
     /// Takes the next object. Returns the chunk before it, if that is over.
     pub fn put(&mut self, object: &Object) -> Option<Chunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
-        let ended = self.run.take_if(|run| {
-            run.is_full = self.ends || run.lengths.bytes + len > Chunk::BYTES_MAX;
-            run.is_full || run.first.namespace() != key.namespace()
+        let ended = self.chunk.take_if(|chunk| {
+            chunk.is_full = self.ends || chunk.lengths.bytes + len > Chunk::BYTES_MAX;
+            chunk.is_full || chunk.first.namespace() != key.namespace()
         });
-        let run = self.run.get_or_insert_with(|| Chunk::new(key.clone(), self.content));
-        run.lengths.add(len);
+        let chunk = self.chunk.get_or_insert_with(|| Chunk::new(key.clone(), self.content));
+        chunk.lengths.add(len);
         // No step loses anything: contents that differ in one object have different names for certain.
         let part = u128::from(hash) << 64 | u128::from(object.rv.0);
-        run.name = Chunk::joined_name(run.name, part);
+        chunk.name = Chunk::joined_name(chunk.name, part);
         // The longer an object, the likelier a chunk ends with it: so chunks are as long whatever objects are.
         self.ends = hash % (Chunk::BYTES as u64) < len as u64;
         ended
@@ -115,42 +115,42 @@ impl Chunker {
 
     /// The last chunk.
     pub fn end(self) -> Option<Chunk> {
-        self.run
+        self.chunk
     }
 }
 
 impl ChunkIndex {
     pub(super) fn of_content(content: u64) -> Self {
-        Self { content, runs: OnceCell::new(), standing: OnceLock::new() }
+        Self { content, chunks: OnceCell::new(), past: OnceLock::new() }
     }
 
     /// The state is left behind by the present one.
-    pub(super) fn left(&self, standing: PastState) {
-        let _ = self.standing.set(standing);
+    pub(super) fn left(&self, past: PastState) {
+        let _ = self.past.set(past);
     }
 
     pub(super) fn is_made(&self) -> bool {
-        self.runs.initialized()
+        self.chunks.initialized()
     }
 
-    pub(super) fn cutter(&self) -> Chunker {
-        Chunker { content: self.content, run: None, ends: false }
+    pub(super) fn chunker(&self) -> Chunker {
+        Chunker { content: self.content, chunk: None, ends: false }
     }
 
     /// The chunks of these objects, which are all of the state's. Others are let in now and then.
-    pub(super) async fn runs(&self, objects: impl Iterator<Item = &Arc<Object>>) -> Arc<[Chunk]> {
+    pub(super) async fn chunks(&self, objects: impl Iterator<Item = &Arc<Object>>) -> Arc<[Chunk]> {
         let cut = async || {
-            let (mut cutter, mut runs) = (self.cutter(), Vec::new());
+            let (mut chunker, mut chunks) = (self.chunker(), Vec::new());
             for (index, object) in objects.enumerate() {
-                runs.extend(cutter.put(object));
+                chunks.extend(chunker.put(object));
                 if index % CUT_AT_A_TIME == CUT_AT_A_TIME - 1 {
                     tokio::task::yield_now().await;
                 }
             }
-            runs.extend(cutter.end());
-            runs.into()
+            chunks.extend(chunker.end());
+            chunks.into()
         };
-        self.runs.get_or_init(cut).await.clone()
+        self.chunks.get_or_init(cut).await.clone()
     }
 }
 

@@ -192,7 +192,8 @@ impl Cursor {
                     break;
                 }
             }
-            let is_at_end = read == (LaneRead::Events { caught_up: true }) && events.last().is_some_and(|event| event.seq < self.next);
+            let is_at_end = read == (LaneRead::Events { caught_up: true })
+                && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {
                 // Read after the lane: who is parked is woken for what is published from here on.
                 let caught_up = is_at_end.then(|| self.shared.progress());

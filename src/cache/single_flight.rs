@@ -43,8 +43,8 @@ enum Place<T> {
 
 /// Whoever makes something. However that ends, nobody waits for ever.
 struct Maker<'a, T> {
-    shelf: &'a SingleFlight<T>,
-    encoding: ChunkFormat,
+    flight: &'a SingleFlight<T>,
+    format: ChunkFormat,
     ticket: u64,
 }
 
@@ -53,9 +53,9 @@ impl<T: Clone> SingleFlight<T> {
         Self { bytes_max, age_max, kept: Mutex::default() }
     }
 
-    /// What `encoding` stands for, if it is there.
-    pub(super) fn get(&self, encoding: ChunkFormat) -> Option<T> {
-        match self.kept.lock().places.get_mut(&encoding) {
+    /// What `format` stands for, if it is there.
+    pub(super) fn get(&self, format: ChunkFormat) -> Option<T> {
+        match self.kept.lock().places.get_mut(&format) {
             Some(Place::Made { thing, wanted, .. }) => {
                 *wanted = Instant::now();
                 Some(thing.clone())
@@ -64,18 +64,18 @@ impl<T: Clone> SingleFlight<T> {
         }
     }
 
-    /// What `encoding` stands for, which `make` makes with its size if it is not there. While somebody else makes it
+    /// What `format` stands for, which `make` makes with its size if it is not there. While somebody else makes it
     /// the task is not ready, and is woken.
     pub(super) fn poll_get_or_make<E>(
         &self,
-        encoding: ChunkFormat,
+        format: ChunkFormat,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<(T, usize), E>,
     ) -> Poll<Result<T, E>> {
         let now = Instant::now();
         let maker = {
             let mut kept = self.kept.lock();
-            match kept.places.get_mut(&encoding) {
+            match kept.places.get_mut(&format) {
                 Some(Place::Made { thing, wanted, .. }) => {
                     *wanted = now;
                     return Poll::Ready(Ok(thing.clone()));
@@ -88,8 +88,8 @@ impl<T: Clone> SingleFlight<T> {
             }
             kept.tickets += 1;
             let ticket = kept.tickets;
-            kept.places.insert(encoding, Place::Making { ticket, waiting: Vec::new() });
-            Maker { shelf: self, encoding, ticket }
+            kept.places.insert(format, Place::Making { ticket, waiting: Vec::new() });
+            Maker { flight: self, format, ticket }
         };
         Poll::Ready(make().map(|(thing, bytes)| {
             maker.put(thing.clone(), bytes, now);
@@ -140,14 +140,14 @@ impl<T> Default for Kept<T> {
 impl<T> Kept<T> {
     /// Lets the first in the queue go. What was wanted since, and not before `oldest`, goes to its end instead.
     fn drop_oldest(&mut self, oldest: Option<Instant>) {
-        let Some((encoding, since)) = self.order.pop_front() else { return };
-        match self.places.get(&encoding) {
+        let Some((format, since)) = self.order.pop_front() else { return };
+        match self.places.get(&format) {
             Some(Place::Made { wanted, .. }) if *wanted > since && oldest.is_none_or(|oldest| *wanted >= oldest) => {
-                self.order.push_back((encoding, *wanted));
+                self.order.push_back((format, *wanted));
             }
             Some(Place::Made { bytes, .. }) => {
                 self.bytes -= bytes;
-                self.places.remove(&encoding);
+                self.places.remove(&format);
             }
             _ => {}
         }
@@ -164,14 +164,14 @@ impl<T> Place<T> {
 
 impl<T> Maker<'_, T> {
     fn put(&self, thing: T, bytes: usize, now: Instant) {
-        let mut kept = self.shelf.kept.lock();
-        if !self.has_place(&kept) || bytes > self.shelf.bytes_max {
+        let mut kept = self.flight.kept.lock();
+        if !self.has_place(&kept) || bytes > self.flight.bytes_max {
             return;
         }
-        let place = kept.places.insert(self.encoding, Place::Made { thing, bytes, wanted: now });
-        kept.order.push_back((self.encoding, now));
+        let place = kept.places.insert(self.format, Place::Made { thing, bytes, wanted: now });
+        kept.order.push_back((self.format, now));
         kept.bytes += bytes;
-        while kept.bytes > self.shelf.bytes_max {
+        while kept.bytes > self.flight.bytes_max {
             kept.drop_oldest(None);
         }
         drop(kept);
@@ -179,14 +179,14 @@ impl<T> Maker<'_, T> {
     }
 
     fn has_place(&self, kept: &Kept<T>) -> bool {
-        matches!(kept.places.get(&self.encoding), Some(Place::Making { ticket, .. }) if *ticket == self.ticket)
+        matches!(kept.places.get(&self.format), Some(Place::Making { ticket, .. }) if *ticket == self.ticket)
     }
 }
 
 impl<T> Drop for Maker<'_, T> {
     fn drop(&mut self) {
-        let mut kept = self.shelf.kept.lock();
-        let place = if self.has_place(&kept) { kept.places.remove(&self.encoding) } else { None };
+        let mut kept = self.flight.kept.lock();
+        let place = if self.has_place(&kept) { kept.places.remove(&self.format) } else { None };
         drop(kept);
         place.into_iter().for_each(Place::wake);
     }

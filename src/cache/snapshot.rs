@@ -107,17 +107,17 @@ impl Snapshot {
 
     /// All objects, as chunks: cut once, whoever asks.
     pub async fn chunks(&self) -> Arc<[Chunk]> {
-        self.cut.runs(self.iter()).await
+        self.cut.chunks(self.iter()).await
     }
 
     /// The objects of one of its chunks.
-    pub fn objects_of<'a>(&'a self, run: &Chunk) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
-        self.objects.range(run.first().clone()..).map(|(_, object)| object).take(run.lengths().items)
+    pub fn objects_of<'a>(&'a self, chunk: &Chunk) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+        self.objects.range(chunk.first().clone()..).map(|(_, object)| object).take(chunk.lengths().items)
     }
 
     /// What puts chunks together of some of its objects.
-    pub fn cutter(&self) -> Chunker {
-        self.cut.cutter()
+    pub fn chunker(&self) -> Chunker {
+        self.cut.chunker()
     }
 
     /// The objects that `view` sees, in key order, from the first key that is not before `start` (inclusive).

@@ -4,6 +4,7 @@
 //! after every step. `random` and `exhaustive` choose the steps; the other files are tables of single promises.
 
 mod boundary;
+mod chunks;
 mod eviction;
 mod exhaustive;
 pub(crate) mod fixture;
@@ -13,9 +14,8 @@ mod paging;
 mod pinned;
 mod random;
 mod renewals;
-mod runs;
-mod shelf;
 mod siblings;
+mod single_flight;
 mod sizes;
 mod threads;
 mod truth;

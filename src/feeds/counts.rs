@@ -115,7 +115,7 @@ mod tests {
 
     fn key(namespace: usize) -> FeedKey {
         let scope = Scope::Namespace(format!("n{namespace}").into());
-        FeedKey { gvr: Gvr::new("", "v1", "pods"), scope, form: Encoding::Json }
+        FeedKey { gvr: Gvr::new("", "v1", "pods"), scope, encoding: Encoding::Json }
     }
 
     #[tokio::test(start_paused = true)]

@@ -18,7 +18,7 @@ use crate::wire::{Columns, Representation};
 pub struct Feed {
     pub spec: FeedSpec,
     pub reader: CacheReader,
-    pub currency: Freshness,
+    pub freshness: Freshness,
     pub renderings: Renderings,
     pub vintage: Vintage,
     /// Of a feed of Tables.
@@ -64,7 +64,7 @@ impl Feed {
     ) -> (CacheWriter, Self) {
         let envelope = spec.envelope();
         let (writer, reader) = CacheWriter::within(&budget, config, spec.key.gvr.clone(), envelope, spec.namespaced);
-        let currency = Freshness::default();
+        let freshness = Freshness::default();
         let last_used = Mutex::new(Instant::now());
         let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
         let (columns, shown) = (Columns::default(), AtomicU64::new(0));
@@ -73,7 +73,7 @@ impl Feed {
             Self {
                 spec,
                 reader,
-                currency,
+                freshness,
                 renderings,
                 vintage: Vintage::default(),
                 columns,

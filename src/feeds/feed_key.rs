@@ -9,7 +9,7 @@ use crate::wire::Encoding;
 pub struct FeedKey {
     pub gvr: Gvr,
     pub scope: Scope,
-    pub form: Encoding,
+    pub encoding: Encoding,
 }
 
 /// How much of a resource a feed covers.
@@ -66,7 +66,7 @@ impl FeedKey {
             ("resource", self.gvr.to_string()),
             ("namespace", self.scope.namespace().unwrap_or_default().to_owned()),
             ("selector", self.scope.selector().unwrap_or_default()),
-            ("form", self.form.as_str().to_owned()),
+            ("form", self.encoding.as_str().to_owned()),
         ]
     }
 
@@ -117,7 +117,7 @@ impl fmt::Display for FeedKey {
             Scope::Namespace(namespace) => write!(f, " in {namespace}")?,
             Scope::Selected { field, value } => write!(f, " with {field}={value}")?,
         }
-        write!(f, " ({})", self.form.as_str())
+        write!(f, " ({})", self.encoding.as_str())
     }
 }
 

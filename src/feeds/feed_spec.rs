@@ -37,7 +37,7 @@ impl FeedSpec {
 
     /// How the feed's objects are framed.
     pub fn envelope(&self) -> Envelope {
-        Envelope::new(self.key.form, &self.key.gvr.api_version(), &self.kind, self.shape)
+        Envelope::new(self.key.encoding, &self.key.gvr.api_version(), &self.kind, self.shape)
             .with_list_kind(&self.list_kind)
     }
 }

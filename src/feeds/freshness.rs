@@ -144,17 +144,17 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_waits_is_heard_although_somebody_who_came_later_has_gone() {
-        let (currency, first) = (Freshness::default(), Instant::now());
-        let mut wanted = currency.wanted();
+        let (freshness, first) = (Freshness::default(), Instant::now());
+        let mut wanted = freshness.wanted();
         let later = first + Duration::from_secs(1);
-        assert!(currency.reached(later).now_or_never().is_none());
-        assert!(!currency.is_awaited(), "it has gone");
+        assert!(freshness.reached(later).now_or_never().is_none());
+        assert!(!freshness.is_awaited(), "it has gone");
         wanted.borrow_and_update();
-        let mut waits = pin!(currency.reached(first));
+        let mut waits = pin!(freshness.reached(first));
         assert!(waits.as_mut().now_or_never().is_none());
-        assert!(currency.is_awaited() && wanted.has_changed().expect("it is there"));
-        currency.prove(first);
+        assert!(freshness.is_awaited() && wanted.has_changed().expect("it is there"));
+        freshness.prove(first);
         waits.await;
-        assert!(!currency.is_awaited());
+        assert!(!freshness.is_awaited());
     }
 }

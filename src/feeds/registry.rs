@@ -75,7 +75,7 @@ impl Feeds {
 
     /// The feed for `spec`, started if there is none. `resume` is the version behind which the caller wants to go on: a
     /// feed that is only starting may take it into account.
-    pub fn lease(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<FeedHandle, Unavailable> {
+    pub fn handle(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<FeedHandle, Unavailable> {
         let mut feeds = self.shared.feeds.lock();
         if let Some(feed) = feeds.get(&spec.key)
             && !matches!(feed.reader.state(), FeedState::Ended(_))

@@ -69,27 +69,27 @@ impl ChunkWriter {
     /// A stretch, written by whoever comes first; others wait for that.
     pub(crate) fn poll_plain(
         &self,
-        stretches: &PageChunks,
+        chunks: &PageChunks,
         index: usize,
         cx: &Context<'_>,
     ) -> Poll<Result<PlainChunk, Refused>> {
-        let write = || self.write(stretches, index);
-        if !stretches.is_whole(index) {
+        let write = || self.write(chunks, index);
+        if !chunks.is_whole(index) {
             return Poll::Ready(write().map(|(plain, _)| plain));
         }
-        let encoding = self.encoding(stretches, index);
-        self.reader.chunks().poll_plain(encoding, self.renderer.is_verbatim(), cx, write)
+        let format = self.format(chunks, index);
+        self.reader.chunks().poll_plain(format, self.renderer.is_verbatim(), cx, write)
     }
 
     /// A piece, if somebody has compressed it.
     pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
-        self.reader.chunks().deflated(self.encoding_of_piece(at))
+        self.reader.chunks().deflated(self.format_of_piece(at))
     }
 
     /// A piece, compressed by whoever comes first behind the `window` bytes that are sent before its batch.
     pub(crate) fn poll_deflated(
         &self,
-        stretches: &PageChunks,
+        chunks: &PageChunks,
         at: Piece<'_>,
         window: usize,
         cx: &Context<'_>,
@@ -97,15 +97,15 @@ impl ChunkWriter {
     ) -> Poll<Result<DeflatedChunk, Refused>> {
         let make = || {
             self.worked.store(true, Ordering::Relaxed);
-            let before = at.behind.filter(|_| at.index == 0).map(|behind| self.tail(stretches, behind, window));
+            let before = at.behind.filter(|_| at.index == 0).map(|behind| self.tail(chunks, behind, window));
             Ok(deflate(&before.transpose()?.unwrap_or_default()))
         };
-        self.reader.chunks().poll_deflated(self.encoding_of_piece(at), cx, make)
+        self.reader.chunks().poll_deflated(self.format_of_piece(at), cx, make)
     }
 
     /// What a batch ends with: so many bytes, or all that are its own whatever is before it.
-    fn tail(&self, stretches: &PageChunks, batch: &Batch, bytes: usize) -> Result<Vec<u8>, Refused> {
-        let objects = batch.stretches.clone().rev().flat_map(|index| stretches.objects(index).into_iter().rev());
+    fn tail(&self, chunks: &PageChunks, batch: &Batch, bytes: usize) -> Result<Vec<u8>, Refused> {
+        let objects = batch.chunks.clone().rev().flat_map(|index| chunks.objects(index).into_iter().rev());
         let (mut written, mut len) = (Vec::new(), 0);
         for object in objects {
             let mut pieces = Pieces::new(self.reader.chunks().account().clone());
@@ -131,27 +131,27 @@ impl ChunkWriter {
     /// Bytes that a stretch begins with and a list does not.
     pub(crate) fn separator(&self) -> usize {
         match &self.what {
-            What::Items(_) if self.renderer.representation().form() == Encoding::Json => 1,
+            What::Items(_) if self.renderer.representation().encoding() == Encoding::Json => 1,
             What::Items(_) | What::Added => 0,
         }
     }
 
     /// Whether everything in a stretch was written in this representation, and so can be again.
-    pub(crate) fn was_written(&self, stretches: &PageChunks, index: usize) -> bool {
-        let (run, representation) = (stretches.run(index), self.renderer.representation());
-        if self.renderer.is_verbatim() || run.was_written(representation) {
+    pub(crate) fn was_written(&self, chunks: &PageChunks, index: usize) -> bool {
+        let (chunk, representation) = (chunks.chunk(index), self.renderer.representation());
+        if self.renderer.is_verbatim() || chunk.was_written(representation) {
             return true;
         }
-        let written = stretches.objects(index).iter().all(|object| object.was_written(representation));
+        let written = chunks.objects(index).iter().all(|object| object.was_written(representation));
         if written {
-            run.note_written(representation);
+            chunk.note_written(representation);
         }
         written
     }
 
-    fn encoding(&self, stretches: &PageChunks, index: usize) -> ChunkFormat {
+    fn format(&self, chunks: &PageChunks, index: usize) -> ChunkFormat {
         ChunkFormat {
-            run: stretches.run(index).name(),
+            chunk: chunks.chunk(index).name(),
             representation: self.renderer.representation(),
             release: self.renderer.release(),
             part: match self.what {
@@ -161,9 +161,9 @@ impl ChunkWriter {
         }
     }
 
-    fn encoding_of_piece(&self, at: Piece<'_>) -> ChunkFormat {
+    fn format_of_piece(&self, at: Piece<'_>) -> ChunkFormat {
         ChunkFormat {
-            run: at.batch.name,
+            chunk: at.batch.name,
             representation: self.renderer.representation(),
             release: self.renderer.release(),
             part: ChunkPart::Deflated { behind: at.behind.map(|behind| behind.name), piece: at.index },
@@ -171,23 +171,23 @@ impl ChunkWriter {
     }
 
     /// The pieces, and how many bytes of them are not the store's own.
-    fn write(&self, stretches: &PageChunks, index: usize) -> Result<(PlainChunk, usize), Refused> {
-        let lengths = stretches.run(index).lengths();
+    fn write(&self, chunks: &PageChunks, index: usize) -> Result<(PlainChunk, usize), Refused> {
+        let lengths = chunks.chunk(index).lengths();
         let mut pieces = Pieces::new(self.reader.chunks().account().clone());
         if !self.renderer.is_verbatim() {
             self.worked.store(true, Ordering::Relaxed);
         }
         pieces.open.reserve(self.estimate(lengths.items, lengths.bytes));
-        for object in stretches.objects(index) {
-            self.put(object, stretches.is_whole(index), &mut pieces)?;
+        for object in chunks.objects(index) {
+            self.put(object, chunks.is_whole(index), &mut pieces)?;
         }
-        stretches.run(index).note_written(self.renderer.representation());
+        chunks.chunk(index).note_written(self.renderer.representation());
         Ok(pieces.end())
     }
 
     /// What is not kept with its chunk is kept with the object, if it costs more than a copy.
-    fn put(&self, object: &Arc<Object>, with_run: bool, pieces: &mut Pieces) -> Result<(), Refused> {
-        if with_run && self.renderer.representation().form() == Encoding::Json && !self.renderer.is_verbatim() {
+    fn put(&self, object: &Arc<Object>, with_chunk: bool, pieces: &mut Pieces) -> Result<(), Refused> {
+        if with_chunk && self.renderer.representation().encoding() == Encoding::Json && !self.renderer.is_verbatim() {
             // Its length is not known yet, and need not be.
             self.put_head(0, &mut pieces.open);
             self.reader.put_body(object, &self.renderer, &mut pieces.open)?;

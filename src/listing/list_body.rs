@@ -14,8 +14,8 @@ use crate::wire::{ListFrame, Refused};
 /// A LIST on its way out. Of what it sends it holds the piece that it is at, and that is shared.
 #[derive(Debug)]
 pub(crate) struct ListBody {
-    scribe: ChunkWriter,
-    stretches: PageChunks,
+    writer: ChunkWriter,
+    chunks: PageChunks,
     head: Bytes,
     tail: Bytes,
     /// Worth compressing.
@@ -42,17 +42,17 @@ enum At {
 impl ListBody {
     /// `items_len`: of all items, or more than [`PLAIN_BYTES_MAX`] of them if the head does not tell.
     pub(crate) fn new(
-        scribe: ChunkWriter,
-        stretches: PageChunks,
+        writer: ChunkWriter,
+        chunks: PageChunks,
         frame: &ListFrame,
         items_len: usize,
         looks: Looks,
     ) -> Self {
-        let items = stretches.lengths().items;
+        let items = chunks.lengths().items;
         let (head, tail) = (frame.head(items, items_len), frame.tail());
         let worth = frame.content_length(items, items_len) > PLAIN_BYTES_MAX;
         let (at, joined, rest) = (At::Head, Joined::default(), Rest::default());
-        Self { scribe, stretches, head, tail, worth, at, joined, rest, looks }
+        Self { writer, chunks, head, tail, worth, at, joined, rest, looks }
     }
 
     /// The next chunk; `None` after the last.
@@ -70,7 +70,7 @@ impl ListBody {
                     self.at = At::Stretch(0);
                     return Poll::Ready(Some(Ok(self.head.clone())));
                 }
-                At::Stretch(index) if *index == self.stretches.len() => {
+                At::Stretch(index) if *index == self.chunks.len() => {
                     self.at = At::Over;
                     return Poll::Ready(Some(Ok(self.tail.clone())));
                 }
@@ -97,16 +97,16 @@ impl ListBody {
 
     /// A stretch, each item with what separates it from the one before.
     pub(crate) fn poll_plain(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Result<PlainChunk, Refused>> {
-        let is_whole = self.stretches.is_whole(index);
+        let is_whole = self.chunks.is_whole(index);
         let _slice = ready!(self.poll_begin(is_whole, cx));
-        let plain = ready!(self.scribe.poll_plain(&self.stretches, index, cx));
+        let plain = ready!(self.writer.poll_plain(&self.chunks, index, cx));
         self.pause_behind(is_whole);
         Poll::Ready(plain)
     }
 
     /// Bytes that a stretch begins with and this list has not: the first item has none before it.
     pub(crate) fn skipped(&self, index: usize) -> usize {
-        if index == 0 { self.scribe.separator() } else { 0 }
+        if index == 0 { self.writer.separator() } else { 0 }
     }
 
     /// Whether something may be made now, as long as what is returned is held.
@@ -117,7 +117,7 @@ impl ListBody {
 
     /// What everybody shares is made once, and by whoever comes first; what is one client's alone, when there is room.
     fn pause_behind(&mut self, is_shared: bool) {
-        match (self.scribe.has_worked(), is_shared) {
+        match (self.writer.has_worked(), is_shared) {
             (false, _) => {}
             (true, true) => self.rest.begin(),
             (true, false) => *self.looks.left() = 0,
@@ -144,12 +144,12 @@ impl ListBody {
 
     /// What is compressed together.
     pub(crate) fn batches(&self) -> Vec<Batch> {
-        self.stretches.batches()
+        self.chunks.batches()
     }
 
     /// A piece of a batch that is sent behind another one, if somebody has compressed it already.
     pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
-        self.scribe.deflated(at)
+        self.writer.deflated(at)
     }
 
     /// The same, compressed by whoever comes first, who is told the `window` bytes that the batch is behind.
@@ -161,7 +161,7 @@ impl ListBody {
         deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
     ) -> Poll<Result<DeflatedChunk, Refused>> {
         let _slice = ready!(self.poll_begin(at.is_shared(), cx));
-        let deflated = ready!(self.scribe.poll_deflated(&self.stretches, at, window, cx, deflate));
+        let deflated = ready!(self.writer.poll_deflated(&self.chunks, at, window, cx, deflate));
         self.pause_behind(at.is_shared());
         Poll::Ready(deflated)
     }

@@ -9,12 +9,12 @@ use crate::cache::{Snapshot, View};
 use crate::wire::Object;
 
 /// Whose objects may be shown: asked once for neighbours of one namespace.
-struct Sight<'a> {
+struct NamespaceCheck<'a> {
     permit: &'a Permit,
     last: Option<(&'a str, bool)>,
 }
 
-impl<'a> Sight<'a> {
+impl<'a> NamespaceCheck<'a> {
     fn new(permit: &'a Permit) -> Self {
         Self { permit, last: None }
     }
@@ -32,13 +32,13 @@ impl<'a> Sight<'a> {
 /// Appends what may be shown and `view` sees, up to `limit` objects. Rights come first: what may not be shown is not
 /// compared with anything.
 pub(crate) async fn pick<'a>(
-    stretches: &mut PageChunks,
+    chunks: &mut PageChunks,
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),
     limit: usize,
     pace: &mut ScanPace,
 ) {
-    let (mut picking, mut picked, mut sight) = (stretches.picking(), 0, Sight::new(permit));
+    let (mut picking, mut picked, mut check) = (chunks.picking(), 0, NamespaceCheck::new(permit));
     for object in looked_at {
         if picked == limit {
             break;
@@ -46,12 +46,12 @@ pub(crate) async fn pick<'a>(
         if pace.spend(view.cost_of(object)) {
             pace.rest_from_looking().await;
         }
-        if sight.sees(object.key.namespace()) && view.matches(object) {
-            stretches.pick(&mut picking, object);
+        if check.sees(object.key.namespace()) && view.matches(object) {
+            chunks.pick(&mut picking, object);
             picked += 1;
         }
     }
-    stretches.end_picking(picking);
+    chunks.end_picking(picking);
 }
 
 /// The first that may be shown and `view` sees.
@@ -60,12 +60,12 @@ pub(crate) async fn first<'a>(
     (permit, view): (&'a Permit, &View),
     pace: &mut ScanPace,
 ) -> Option<&'a Arc<Object>> {
-    let mut sight = Sight::new(permit);
+    let mut check = NamespaceCheck::new(permit);
     for object in looked_at {
         if pace.spend(view.cost_of(object)) {
             pace.rest_from_looking().await;
         }
-        if sight.sees(object.key.namespace()) && view.matches(object) {
+        if check.sees(object.key.namespace()) && view.matches(object) {
             return Some(object);
         }
     }

@@ -19,18 +19,18 @@ use crate::wire::{Encoding, ListMeta, Object, Refused, Renderer};
 pub(crate) struct Page {
     reader: CacheReader,
     meta: ListMeta,
-    stretches: PageChunks,
+    chunks: PageChunks,
 }
 
 /// One page of `snapshot`, as the read asks for it. A page that is not the last keeps the snapshot for the next ones.
 pub(crate) async fn page(
     permit: &Permit,
-    lease: &FeedHandle,
+    feed: &FeedHandle,
     snapshot: &Snapshot,
     read: &ListRead,
     pace: &mut ScanPace,
 ) -> Page {
-    let reader = &lease.reader;
+    let reader = &feed.reader;
     let namespaced = reader.namespaced();
     // Keys of continue tokens are relative to the request's collection (R-CONTINUE-2).
     let start = read.plan.start.as_deref().map(|start| match read.view.namespace() {
@@ -39,19 +39,19 @@ pub(crate) async fn page(
     });
     let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let whole = PageChunks::suit(&read.view);
-    let runs = if whole { snapshot.chunks().await } else { Arc::default() };
-    let mut stretches = PageChunks::new(snapshot.clone(), runs);
+    let shared = if whole { snapshot.chunks().await } else { Arc::default() };
+    let mut chunks = PageChunks::new(snapshot.clone(), shared);
     let mut more = if whole {
-        stretches.put_runs(permit, &read.view, namespaced, start.as_deref(), limit)
+        chunks.put_chunks(permit, &read.view, namespaced, start.as_deref(), limit)
     } else {
         let looked_at = snapshot.looked_at(&read.view, namespaced, start.as_deref());
-        look::pick(&mut stretches, looked_at, (permit, &read.view), limit, pace).await;
+        look::pick(&mut chunks, looked_at, (permit, &read.view), limit, pace).await;
         0
     };
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
-    if let Some(last) = stretches.last().filter(|_| stretches.lengths().items == limit) {
+    if let Some(last) = chunks.last().filter(|_| chunks.lengths().items == limit) {
         if !whole {
-            more = usize::from(is_left_behind(permit, lease, snapshot, read, last, pace).await);
+            more = usize::from(is_left_behind(permit, feed, snapshot, read, last, pace).await);
         }
         if more > 0 {
             meta.continue_token =
@@ -63,35 +63,35 @@ pub(crate) async fn page(
             reader.hold(snapshot);
         }
     }
-    Page { reader: reader.clone(), meta, stretches }
+    Page { reader: reader.clone(), meta, chunks }
 }
 
 impl Page {
     /// How long its objects are, as they came.
     pub(crate) fn bytes(&self) -> usize {
-        self.stretches.lengths().bytes
+        self.chunks.lengths().bytes
     }
 
     /// The answer in a representation. That every object can be written in it is known before the first byte is sent.
     pub(crate) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, Refused> {
-        let Self { reader, meta, stretches } = self;
-        let items = stretches.lengths().items;
+        let Self { reader, meta, chunks } = self;
+        let items = chunks.lengths().items;
         let frame = renderer.list(&meta, items);
-        let scribe = ChunkWriter::items(reader, renderer.clone(), frame.clone());
-        let mut items_len = frame.items_len(stretches.lengths());
+        let writer = ChunkWriter::items(reader, renderer.clone(), frame.clone());
+        let mut items_len = frame.items_len(chunks.lengths());
         if !renderer.is_verbatim() {
             // A JSON head says nothing of lengths; whether it is worth compressing is all that is asked.
-            let measures = renderer.representation().form() == Encoding::Protobuf;
+            let measures = renderer.representation().encoding() == Encoding::Protobuf;
             items_len = 0;
-            for index in 0..stretches.len() {
-                if measures || items_len <= PLAIN_BYTES_MAX || !scribe.was_written(&stretches, index) {
-                    let plain = poll_fn(|cx| scribe.poll_plain(&stretches, index, cx)).await?;
+            for index in 0..chunks.len() {
+                if measures || items_len <= PLAIN_BYTES_MAX || !writer.was_written(&chunks, index) {
+                    let plain = poll_fn(|cx| writer.poll_plain(&chunks, index, cx)).await?;
                     items_len += plain.iter().map(bytes::Bytes::len).sum::<usize>();
                     pace.rest().await;
                 }
             }
         }
-        Ok(ListBody::new(scribe, stretches, &frame, items_len, pace.looks()))
+        Ok(ListBody::new(writer, chunks, &frame, items_len, pace.looks()))
     }
 }
 
@@ -100,13 +100,13 @@ impl Page {
 /// may be empty.
 async fn is_left_behind(
     permit: &Permit,
-    lease: &FeedHandle,
+    feed: &FeedHandle,
     snapshot: &Snapshot,
     read: &ListRead,
     last: &Object,
     pace: &mut ScanPace,
 ) -> bool {
-    let namespaced = lease.reader.namespaced();
+    let namespaced = feed.reader.namespaced();
     if read.view.single(namespaced).is_some() {
         return false;
     }
@@ -117,7 +117,7 @@ async fn is_left_behind(
         return look::first(looked_at, (permit, &read.view), pace).await.is_some();
     }
     let scope = View::new(read.view.namespace(), Selector::everything());
-    let Some((field, value)) = index(lease, read) else {
+    let Some((field, value)) = index(feed, read) else {
         return snapshot.select(&scope, namespaced, Some(&start)).next().is_some();
     };
     for object in snapshot.select(&scope, namespaced, Some(&start)) {
@@ -133,8 +133,8 @@ async fn is_left_behind(
 
 /// The field by which the apiserver finds what it scans, and its value: it uses its index but for lists of an exact
 /// version.
-fn index<'a>(lease: &'a FeedHandle, read: &'a ListRead) -> Option<(usize, &'a str)> {
-    let key = lease.spec.index_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;
+fn index<'a>(feed: &'a FeedHandle, read: &'a ListRead) -> Option<(usize, &'a str)> {
+    let key = feed.spec.index_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;
     let value = read.view.selector().fields.required_field(key)?;
-    Some((lease.spec.fields.fields.iter().position(|field| field.key == key)?, value))
+    Some((feed.spec.fields.fields.iter().position(|field| field.key == key)?, value))
 }

@@ -10,28 +10,28 @@ use crate::wire::{Lengths, Object};
 #[derive(Debug)]
 pub(crate) struct PageChunks {
     snapshot: Snapshot,
-    runs: Arc<[Chunk]>,
-    parts: Vec<Stretch>,
+    shared: Arc<[Chunk]>,
+    parts: Vec<PageChunk>,
     lengths: Lengths,
 }
 
 #[derive(Debug)]
-enum Stretch {
-    Whole(usize),
+enum PageChunk {
+    Shared(usize),
     Picked(Chunk, Vec<Arc<Object>>),
 }
 
 /// Objects that follow each other, and are not in a stretch yet.
 #[derive(Debug)]
 pub(crate) struct Picking {
-    cutter: Chunker,
+    chunker: Chunker,
     picked: Vec<Arc<Object>>,
 }
 
 /// Stretches that are compressed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Batch {
-    pub(crate) stretches: Range<usize>,
+    pub(crate) chunks: Range<usize>,
     /// A number that no other content has.
     pub(crate) name: u128,
     /// All of them are chunks that all lists share.
@@ -39,9 +39,9 @@ pub(crate) struct Batch {
 }
 
 impl PageChunks {
-    /// An empty page. `runs`: the chunks of the snapshot, or none where objects are chosen one by one.
-    pub(crate) fn new(snapshot: Snapshot, runs: Arc<[Chunk]>) -> Self {
-        Self { snapshot, runs, parts: Vec::new(), lengths: Lengths::default() }
+    /// An empty page. `shared`: the chunks of the snapshot, or none where objects are chosen one by one.
+    pub(crate) fn new(snapshot: Snapshot, shared: Arc<[Chunk]>) -> Self {
+        Self { snapshot, shared, parts: Vec::new(), lengths: Lengths::default() }
     }
 
     /// Whether a view is made of whole chunks but at its edges.
@@ -51,7 +51,7 @@ impl PageChunks {
 
     /// Appends what there is of a view that they [`suit`](Self::suit) from `start` on, up to `limit` objects in all.
     /// Returns how many more there are.
-    pub(crate) fn put_runs(
+    pub(crate) fn put_chunks(
         &mut self,
         permit: &Permit,
         view: &View,
@@ -59,30 +59,30 @@ impl PageChunks {
         start: Option<&str>,
         limit: usize,
     ) -> usize {
-        let (runs, snapshot) = (self.runs.clone(), self.snapshot.clone());
+        let (shared, snapshot) = (self.shared.clone(), self.snapshot.clone());
         let namespace = view.namespace().filter(|_| namespaced);
         let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
         let start = start.unwrap_or_default().max(&prefix);
-        let whole = runs.partition_point(|run| run.first().as_str() < start);
+        let whole = shared.partition_point(|chunk| chunk.first().as_str() < start);
         // The rest of the chunk that it starts in the middle of.
-        let end = runs.get(whole).map(Chunk::first);
+        let end = shared.get(whole).map(Chunk::first);
         let objects = snapshot.select(view, namespaced, Some(start).filter(|start| !start.is_empty()));
         let rest = objects.take_while(|object| end.is_none_or(|end| object.key < *end));
         let mut more = self.put(rest.filter(|object| permit.sees(object.key.namespace())), limit);
-        for (index, run) in runs.iter().enumerate().skip(whole) {
-            if !run.first().as_str().starts_with(&prefix) {
+        for (index, chunk) in shared.iter().enumerate().skip(whole) {
+            if !chunk.first().as_str().starts_with(&prefix) {
                 break;
             }
-            if !permit.sees(run.first().namespace()) {
+            if !permit.sees(chunk.first().namespace()) {
                 continue;
             }
-            if run.lengths().items <= limit - self.lengths.items {
-                self.lengths = self.lengths + run.lengths();
-                self.parts.push(Stretch::Whole(index));
+            if chunk.lengths().items <= limit - self.lengths.items {
+                self.lengths = self.lengths + chunk.lengths();
+                self.parts.push(PageChunk::Shared(index));
             } else if self.lengths.items < limit {
-                more += self.put(snapshot.objects_of(run), limit);
+                more += self.put(snapshot.objects_of(chunk), limit);
             } else {
-                more += run.lengths().items;
+                more += chunk.lengths().items;
             }
         }
         more
@@ -90,19 +90,19 @@ impl PageChunks {
 
     /// Begins to append objects one by one.
     pub(crate) fn picking(&self) -> Picking {
-        Picking { cutter: self.snapshot.cutter(), picked: Vec::new() }
+        Picking { chunker: self.snapshot.chunker(), picked: Vec::new() }
     }
 
     pub(crate) fn pick(&mut self, picking: &mut Picking, object: &Arc<Object>) {
-        if let Some(run) = picking.cutter.put(object) {
-            self.put_picked(run, std::mem::take(&mut picking.picked));
+        if let Some(chunk) = picking.chunker.put(object) {
+            self.put_picked(chunk, std::mem::take(&mut picking.picked));
         }
         picking.picked.push(object.clone());
     }
 
     pub(crate) fn end_picking(&mut self, picking: Picking) {
-        if let Some(run) = picking.cutter.end() {
-            self.put_picked(run, picking.picked);
+        if let Some(chunk) = picking.chunker.end() {
+            self.put_picked(chunk, picking.picked);
         }
     }
 
@@ -116,9 +116,9 @@ impl PageChunks {
         objects.count()
     }
 
-    fn put_picked(&mut self, run: Chunk, objects: Vec<Arc<Object>>) {
-        self.lengths = self.lengths + run.lengths();
-        self.parts.push(Stretch::Picked(run, objects));
+    fn put_picked(&mut self, chunk: Chunk, objects: Vec<Arc<Object>>) {
+        self.lengths = self.lengths + chunk.lengths();
+        self.parts.push(PageChunk::Picked(chunk, objects));
     }
 
     /// How many objects there are, and how long they are as they came.
@@ -132,16 +132,16 @@ impl PageChunks {
     }
 
     /// What names a stretch, as a chunk of its own.
-    pub(crate) fn run(&self, index: usize) -> &Chunk {
+    pub(crate) fn chunk(&self, index: usize) -> &Chunk {
         match &self.parts[index] {
-            Stretch::Whole(run) => &self.runs[*run],
-            Stretch::Picked(run, _) => run,
+            PageChunk::Shared(chunk) => &self.shared[*chunk],
+            PageChunk::Picked(chunk, _) => chunk,
         }
     }
 
     /// Whether a stretch is a chunk that all lists share.
     pub(crate) fn is_whole(&self, index: usize) -> bool {
-        matches!(self.parts[index], Stretch::Whole(_))
+        matches!(self.parts[index], PageChunk::Shared(_))
     }
 
     /// All stretches, those together that are short because of where namespaces end: about as long as
@@ -150,28 +150,28 @@ impl PageChunks {
         let mut batches: Vec<Batch> = Vec::new();
         let (mut bytes, mut is_full) = (0, true);
         for index in 0..self.len() {
-            let (run, is_shared) = (self.run(index), self.is_whole(index));
-            bytes += run.lengths().bytes;
+            let (chunk, is_shared) = (self.chunk(index), self.is_whole(index));
+            bytes += chunk.lengths().bytes;
             match batches.last_mut().filter(|_| !is_full && bytes <= Chunk::BYTES_MAX) {
                 Some(batch) => {
-                    batch.stretches.end = index + 1;
-                    batch.name = Chunk::joined_name(batch.name, run.name());
+                    batch.chunks.end = index + 1;
+                    batch.name = Chunk::joined_name(batch.name, chunk.name());
                     batch.is_shared &= is_shared;
                 }
                 None => {
-                    batches.push(Batch { stretches: index..index + 1, name: run.name(), is_shared });
-                    bytes = run.lengths().bytes;
+                    batches.push(Batch { chunks: index..index + 1, name: chunk.name(), is_shared });
+                    bytes = chunk.lengths().bytes;
                 }
             }
-            is_full = run.is_full();
+            is_full = chunk.is_full();
         }
         batches
     }
 
     pub(crate) fn objects(&self, index: usize) -> Vec<&Arc<Object>> {
         match &self.parts[index] {
-            Stretch::Whole(run) => self.snapshot.objects_of(&self.runs[*run]).collect(),
-            Stretch::Picked(_, objects) => objects.iter().collect(),
+            PageChunk::Shared(chunk) => self.snapshot.objects_of(&self.shared[*chunk]).collect(),
+            PageChunk::Picked(_, objects) => objects.iter().collect(),
         }
     }
 

@@ -47,7 +47,7 @@ impl BodyWriters {
 
     /// No row of a Table is ever shown as a state, and an event is what it was.
     pub(super) fn concerns(feed: &Feed) -> bool {
-        feed.spec.key.form != Encoding::Table
+        feed.spec.key.encoding != Encoding::Table
     }
 
     pub(super) fn follow(&self) -> watch::Receiver<By> {
@@ -114,12 +114,12 @@ impl BodyWriters {
         if !Self::concerns(&self.feed) {
             return Authorship::Present;
         }
-        let (standing, minor) = {
+        let (authorship, minor) = {
             let by = self.by.borrow();
-            (by.standing(), by.stream.as_ref().and_then(Server::build).map(|build| build.minor))
+            (by.authorship(), by.stream.as_ref().and_then(Server::build).map(|build| build.minor))
         };
-        let indulgent = indulgent && standing == Authorship::Open && !self.by.borrow().has_been_told();
-        let may_be_shown = standing == Authorship::Present || indulgent;
+        let indulgent = indulgent && authorship == Authorship::Open && !self.by.borrow().has_been_told();
+        let may_be_shown = authorship == Authorship::Present || indulgent;
         if !may_be_shown {
             self.feed.vintage.set_present(false);
         }
@@ -131,7 +131,7 @@ impl BodyWriters {
         if may_be_shown {
             self.feed.vintage.set_present(true);
         }
-        standing
+        authorship
     }
 
     /// What was proven of derivations, or refused, was so for another release.
@@ -151,7 +151,7 @@ impl BodyWriters {
 }
 
 impl By {
-    pub(super) fn standing(&self) -> Authorship {
+    pub(super) fn authorship(&self) -> Authorship {
         // Of one that does not say what it is nobody can tell when it becomes another.
         let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else { return Authorship::Present };
         let as_it: Vec<_> = self.bodies.iter().map(|server| server.writes_as(stream)).collect();
@@ -199,10 +199,10 @@ mod tests {
         Server::saying(Build::of(&version))
     }
 
-    fn feed(form: Encoding) -> Arc<Feed> {
+    fn feed(encoding: Encoding) -> Arc<Feed> {
         let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-        let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, form };
-        let _lease = feeds.lease(&FeedSpec::like_pods(key), None).expect("there is room");
+        let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding };
+        let _lease = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
         let Demand { feed, .. } = demands.try_recv().expect("it is demanded");
         feed
     }

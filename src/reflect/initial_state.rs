@@ -75,7 +75,7 @@ impl Lister<'_> {
     /// Streams the most recent state (KEP-3157): one request that is both the list and the watch behind it.
     async fn watch_list(&self) -> Result<InitialState, Ended> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
-        let mut stream = WatchStream::open(self.client, &self.spec.key.url(query), self.spec.key.form).await?;
+        let mut stream = WatchStream::open(self.client, &self.spec.key.url(query), self.spec.key.encoding).await?;
         let mut staged = self.cache.stage();
         loop {
             match stream.next(self.reader).await? {
@@ -143,7 +143,7 @@ impl Lister<'_> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let path = self.spec.key.url_of_nothing(NOTHING);
-        let mut stream = match WatchStream::open(self.client, &path, self.spec.key.form).await {
+        let mut stream = match WatchStream::open(self.client, &path, self.spec.key.encoding).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
                 let first = self.spec.key.url(&page_query(At::Current, Some(1), ""));
@@ -189,7 +189,7 @@ impl Lister<'_> {
     async fn list_under_watch(&self) -> Result<InitialState, Ended> {
         let from = self.position().await?;
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}");
-        let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.form).await?;
+        let mut stream = WatchStream::open(self.client, &self.spec.key.url(&query), self.spec.key.encoding).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
         let mut listing = pin!(self.list(At::Current));
         let listed = loop {
@@ -251,7 +251,7 @@ impl Lister<'_> {
 
     /// A page counts beside the objects that are read of it.
     async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server), Error> {
-        let response = ask(self.client, Question::Short, path, self.spec.key.form).await?;
+        let response = ask(self.client, Question::Short, path, self.spec.key.encoding).await?;
         let server = response.body().server().clone();
         let reading = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // While the connection is certainly there. What is not told now is asked again, by whoever needs it.

@@ -80,7 +80,7 @@ impl Chase {
             return false;
         }
         if self.tries >= Self::TRIES_MAX {
-            feed.currency.give_up_version(self.target);
+            feed.freshness.give_up_version(self.target);
             *self = Self::default();
             return false;
         }

@@ -99,8 +99,8 @@ impl Prover {
 
     /// Proves for as long as anybody wants it: one question, one proof and one chase at a time, side by side.
     pub(super) async fn run(&self) -> Infallible {
-        let mut wanted = self.upstream.feed.currency.wanted();
-        let mut versions = self.upstream.feed.currency.wanted_version();
+        let mut wanted = self.upstream.feed.freshness.wanted();
+        let mut versions = self.upstream.feed.freshness.wanted_version();
         let mut progress = self.upstream.feed.reader.watch_progress();
         let (mut positions, mut chase) = (Positions::default(), Chase::default());
         let mut question: Running<'_, Option<Position>> = None.into();
@@ -117,10 +117,10 @@ impl Prover {
             }
             if let Some(asked) = positions.settle(
                 self.upstream.feed.reader.progress().rv,
-                self.upstream.feed.currency.is_awaited(),
+                self.upstream.feed.freshness.is_awaited(),
                 Instant::now(),
             ) {
-                self.upstream.feed.currency.prove(asked);
+                self.upstream.feed.freshness.prove(asked);
             }
             let last = positions.last();
             if !asks && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
@@ -146,7 +146,7 @@ impl Prover {
                     if let Some(asked) = proven
                         && self.upstream.feed.reader.history() == history
                     {
-                        self.upstream.feed.currency.prove(asked);
+                        self.upstream.feed.freshness.prove(asked);
                         positions.proven(asked);
                     }
                 }
@@ -162,8 +162,8 @@ impl Prover {
     /// Whether somebody waits whom neither a proof nor the last question covers.
     fn unasked(&self, wanted: Option<Instant>, last: Option<Position>) -> bool {
         wanted.is_some_and(|wanted| {
-            self.upstream.feed.currency.is_awaited()
-                && !self.upstream.feed.currency.covers(wanted)
+            self.upstream.feed.freshness.is_awaited()
+                && !self.upstream.feed.freshness.covers(wanted)
                 && last.is_none_or(|position| position.asked < wanted)
         })
     }
@@ -308,12 +308,14 @@ impl Prover {
                                 application/json";
         let path = self.upstream.feed.spec.key.url(query);
         let response = self.upstream.client.open(Question::Short, &path, METADATA).await?;
-        let form = crate::upstream::form_of(&response).unwrap_or(Encoding::Json);
+        let encoding = crate::upstream::encoding_of(&response).unwrap_or(Encoding::Json);
         let body = self.upstream.client.read(response).await?;
         // Metadata as protobuf is laid out alike for every resource; JSON is the resource's own.
-        let reader = match form {
-            Encoding::Protobuf => ObjectReader::new(form, JsonLayout::BuiltIn, Arc::default()),
-            Encoding::Json | Encoding::Table => ObjectReader::new(form, self.upstream.feed.spec.shape, Arc::default()),
+        let reader = match encoding {
+            Encoding::Protobuf => ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::default()),
+            Encoding::Json | Encoding::Table => {
+                ObjectReader::new(encoding, self.upstream.feed.spec.shape, Arc::default())
+            }
         };
         let page = reader.list(&body)?;
         let versions = page.items.into_iter().map(|object| (object.key, object.rv)).collect();
@@ -328,7 +330,7 @@ impl Prover {
         let path = spec.key.url(&format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}"
         ));
-        let mut stream = WatchStream::open(&self.upstream.client, &path, spec.key.form).await?;
+        let mut stream = WatchStream::open(&self.upstream.client, &path, spec.key.encoding).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         let until = loop {
             match stream.next(&self.upstream.reader).await? {

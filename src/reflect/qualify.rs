@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::cache::{FeedState, Snapshot};
 use crate::feeds::{Feeds, RenderingRefusal};
 use crate::kube::ResourceVersion;
-use crate::upstream::{Build, Error, Question, form_of};
+use crate::upstream::{Build, Error, Question, encoding_of};
 use crate::wire::{Encoding, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
 
 use super::body_writers::BodyWriters;
@@ -253,7 +253,7 @@ impl Qualifier {
         let (ours, wanted) = (&self.upstream.feed.spec.key, (Encoding::Protobuf, Encoding::Json));
         let twin = self.feeds.all().into_iter().find(|feed| {
             let key = &feed.spec.key;
-            (ours.form, key.form) == wanted && key.gvr == ours.gvr && key.scope == ours.scope
+            (ours.encoding, key.encoding) == wanted && key.gvr == ours.gvr && key.scope == ours.scope
         });
         let derived =
             self.upstream.feed.renderings.derived().into_iter().find(|renderer| renderer.representation() == json);
@@ -323,7 +323,7 @@ impl Qualifier {
         };
         let path = format!("{path}{include}");
         let response = self.upstream.client.open(Question::Short, &path, &representation.accept(true)).await?;
-        if form_of(&response) != Some(representation.form()) {
+        if encoding_of(&response) != Some(representation.encoding()) {
             return Err(Error::Form(format!("asked for {representation}, got another form")));
         }
         self.upstream.client.read(response).await
@@ -337,7 +337,7 @@ impl Qualifier {
         Ok(match representation {
             // Cells rot.
             Representation::Table(_) => same_rows(&bodies, theirs),
-            _ => same_items(representation.form(), &list_of(renderer, &bodies), theirs),
+            _ => same_items(representation.encoding(), &list_of(renderer, &bodies), theirs),
         })
     }
 

@@ -199,7 +199,7 @@ impl Reflector {
         tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
-        self.means.upstream.feed.currency.forget();
+        self.means.upstream.feed.freshness.forget();
         self.complete.begins_at(at, upstream);
         self.begins(asked, false);
         self.signed_of_life();
@@ -241,8 +241,8 @@ impl Reflector {
         let at = snapshot.rv;
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
-        self.means.upstream.feed.currency.forget();
-        self.means.upstream.feed.currency.prove(asked);
+        self.means.upstream.feed.freshness.forget();
+        self.means.upstream.feed.freshness.prove(asked);
         self.complete.listed(asked);
         self.begins(asked, self.rewinding);
         self.signed_of_life();

@@ -107,7 +107,7 @@ impl Renewer {
             }
         }
         self.written.weigh(true);
-        while by.standing() == Authorship::Other {
+        while by.authorship() == Authorship::Other {
             self.pause(pace.next(Instant::now())).await;
             let renewed = self.renew(by.count).await;
             pace.renewed(Instant::now());

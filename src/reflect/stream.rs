@@ -38,12 +38,12 @@ const SILENCE_MAX: Duration = Duration::from_secs(90);
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 impl WatchStream {
-    /// Opens a watch. The answer must be in `form`: anything else is [`Error::Form`].
-    pub(super) async fn open(client: &Client, path_and_query: &str, form: Encoding) -> Result<Self, Error> {
-        let response = ask(client, Question::Watch, path_and_query, form).await?;
+    /// Opens a watch. The answer must be in `encoding`: anything else is [`Error::Form`].
+    pub(super) async fn open(client: &Client, path_and_query: &str, encoding: Encoding) -> Result<Self, Error> {
+        let response = ask(client, Question::Watch, path_and_query, encoding).await?;
         Ok(Self {
             body: response.into_body(),
-            splitter: FrameSplitter::new(form, FRAME_BYTES_MAX),
+            splitter: FrameSplitter::new(encoding, FRAME_BYTES_MAX),
             ahead: VecDeque::new(),
             last_item: Instant::now(),
         })
@@ -100,27 +100,27 @@ pub(super) async fn ask(
     client: &Client,
     question: Question,
     path_and_query: &str,
-    form: Encoding,
+    encoding: Encoding,
 ) -> Result<Response<ResponseBody>, Error> {
-    let response = match form {
-        Encoding::Json | Encoding::Protobuf => client.open(question, path_and_query, accept(form)).await?,
+    let response = match encoding {
+        Encoding::Json | Encoding::Protobuf => client.open(question, path_and_query, accept(encoding)).await?,
         Encoding::Table => {
             let mark = if path_and_query.contains('?') { '&' } else { '?' };
             let path_and_query = format!("{path_and_query}{mark}includeObject=Object");
-            client.open(question, &path_and_query, accept(form)).await?
+            client.open(question, &path_and_query, accept(encoding)).await?
         }
     };
-    let answered = crate::upstream::form_of(&response);
-    if answered != Some(form.encoding()) {
-        return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
+    let answered = crate::upstream::encoding_of(&response);
+    if answered != Some(encoding.byte_encoding()) {
+        return Err(Error::Form(format!("asked for {}, got {answered:?}", encoding.as_str())));
     }
     Ok(response)
 }
 
 /// What a feed of this form asks for. Protobuf comes with JSON behind it, so that a server without it says so by its
 /// answer rather than by a 406 (R-ACCEPT-3).
-fn accept(form: Encoding) -> &'static str {
-    match form {
+fn accept(encoding: Encoding) -> &'static str {
+    match encoding {
         Encoding::Json => "application/json",
         Encoding::Protobuf => "application/vnd.kubernetes.protobuf,application/json",
         Encoding::Table => TABLE_ACCEPT,

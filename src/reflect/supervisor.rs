@@ -65,7 +65,7 @@ impl Supervisor {
     fn start(&self, demand: Demand) {
         let Demand { feed, writer } = demand;
         let key = feed.spec.key.clone();
-        let reader = ObjectReader::new(key.form, feed.spec.shape, feed.spec.fields.clone());
+        let reader = ObjectReader::new(key.encoding, feed.spec.shape, feed.spec.fields.clone());
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
         let upstream = FeedClient {
             client: self.client.clone(),

@@ -31,7 +31,7 @@ struct Scene {
 const NEVER: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn spec() -> FeedSpec {
-    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, form: Encoding::Json })
+    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding: Encoding::Json })
 }
 
 pub(super) fn seconds(count: u64) -> Duration {
@@ -45,7 +45,7 @@ impl Scene {
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
         let supervisor = Supervisor::new(client, feeds.clone(), ReflectConfig::default(), tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
-        let feed = feeds.lease(&spec(), None).expect("there is room");
+        let feed = feeds.handle(&spec(), None).expect("there is room");
         Self { up, feeds, feed, _tasks: tasks }
     }
 
@@ -61,7 +61,7 @@ impl Scene {
     fn other(&self) -> FeedHandle {
         let key = FeedKey { gvr: Gvr::new("", "v1", "configmaps"), ..spec().key };
         let spec = FeedSpec { kind: "ConfigMap".into(), list_kind: "ConfigMapList".into(), ..FeedSpec::like_pods(key) };
-        self.feeds.lease(&spec, None).expect("there is room")
+        self.feeds.handle(&spec, None).expect("there is room")
     }
 
     /// How long it takes until the feed is in such a state.
@@ -85,13 +85,13 @@ impl Scene {
         // Whoever comes at the very moment of a question is covered by it.
         sleep(Duration::from_millis(1)).await;
         let came = Instant::now();
-        assert!(timeout(NEVER, self.feed.currency.reached(came)).await.is_ok(), "no proof in a day");
+        assert!(timeout(NEVER, self.feed.freshness.reached(came)).await.is_ok(), "no proof in a day");
         came.elapsed()
     }
 
     /// Whether such a reader waits in vain for so long.
     async fn waits(&self, long: Duration) -> bool {
-        timeout(long, self.feed.currency.reached(Instant::now())).await.is_err()
+        timeout(long, self.feed.freshness.reached(Instant::now())).await.is_err()
     }
 
     /// Something is written that is none of the feed's.

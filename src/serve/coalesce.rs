@@ -46,7 +46,7 @@ type Waiting = HashMap<Key, Askers>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     /// Nobody gets an answer to another one's question.
-    pub(super) behalf: ActingAs,
+    pub(super) acting_as: ActingAs,
     pub(super) path_and_query: String,
     pub(super) accept: Option<String>,
     pub(super) accept_encoding: Option<String>,
@@ -161,7 +161,7 @@ mod tests {
 
     fn key() -> Key {
         Key {
-            behalf: ActingAs::Ours,
+            acting_as: ActingAs::Ours,
             path_and_query: "/api/v1/pods".into(),
             accept: None,
             accept_encoding: None,

@@ -130,7 +130,7 @@ mod tests {
             namespaced: true,
             watchable: true,
             origin: if custom { ResourceOrigin::Custom } else { ResourceOrigin::BuiltIn },
-            form: Encoding::Protobuf,
+            encoding: Encoding::Protobuf,
             fields_unknown: false,
             pages: PageStore::default(),
             edition: None,

@@ -54,9 +54,9 @@ impl FirstRows {
 
     async fn rows(&self, payer: Option<&Payer>, path: &str, resource: &Resource) -> Result<ListPage, Error> {
         let _place = self.admission.forward(payer).map_err(|shed| Error::Form(shed.to_string()))?;
-        let (form, body) = self.client.fetch(path, TABLE_ACCEPT).await?;
-        if form != Some(Encoding::Table.encoding()) {
-            return Err(Error::Form(format!("asked for a Table, got {form:?}")));
+        let (encoding, body) = self.client.fetch(path, TABLE_ACCEPT).await?;
+        if encoding != Some(Encoding::Table.byte_encoding()) {
+            return Err(Error::Form(format!("asked for a Table, got {encoding:?}")));
         }
         let shape = spec(resource, Scope::Cluster, Encoding::Table).shape;
         Ok(ObjectReader::new(Encoding::Table, shape, resource.fields.clone()).list(&body)?)

@@ -97,20 +97,20 @@ impl Forwarding {
     ) -> Response<ReplyBody> {
         metrics::forwarded(reason);
         let lane = lane_of(request.headers(), request.method(), info);
-        let behalf = match self.behalf(caller, request.headers(), info).await {
-            Ok(behalf) => behalf,
+        let acting_as = match self.acting_as(caller, request.headers(), info).await {
+            Ok(acting_as) => acting_as,
             Err(status) => {
                 let mut refused = context.status(&status);
                 refused.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
                 return refused;
             }
         };
-        let place = match self.place(lane, caller, &behalf, reason) {
+        let place = match self.place(lane, caller, &acting_as, reason) {
             Ok(place) => place,
             Err(shed) => return context.status(&too_many(shed)),
         };
         if lane == ForwardPool::Tunnel {
-            return self.tunnel(request, &behalf, context, place).await;
+            return self.tunnel(request, &acting_as, context, place).await;
         }
         let alike = match reason {
             ForwardReason::ConsistentGet | ForwardReason::NoProof => true,
@@ -118,9 +118,9 @@ impl Forwarding {
             _ => false,
         };
         let shared =
-            alike && lane == ForwardPool::Short && behalf != ActingAs::Nobody && request.body().is_end_stream();
+            alike && lane == ForwardPool::Short && acting_as != ActingAs::Nobody && request.body().is_end_stream();
         let place = if shared {
-            match self.shared(&request, (caller.payer(), behalf.clone()), context, place).await {
+            match self.shared(&request, (caller.payer(), acting_as.clone()), context, place).await {
                 Shared::Answered(response) => return *response,
                 Shared::TooLarge(place) => place,
             }
@@ -129,10 +129,10 @@ impl Forwarding {
         };
         let repeatable = request.method().is_safe();
         let is_broken = Arc::new(AtomicBool::new(false));
-        if let Err(status) = self.make_outgoing(request.headers_mut(), &behalf) {
+        if let Err(status) = self.make_outgoing(request.headers_mut(), &acting_as) {
             return context.status(&status);
         }
-        let is_short = is_short(lane, &behalf);
+        let is_short = is_short(lane, &acting_as);
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
@@ -141,7 +141,7 @@ impl Forwarding {
                 noticed(body, is_broken)
             }
         });
-        let answering = self.forwarder.forward(&behalf, lane, request);
+        let answering = self.forwarder.forward(&acting_as, lane, request);
         let answer = if is_short { self.in_time(answering).await } else { answering.await };
         match answer {
             Ok(response) => self.passed(response, is_short, place, context),
@@ -180,7 +180,7 @@ impl Forwarding {
     async fn shared(
         &self,
         request: &Request<Incoming>,
-        (payer, behalf): (Option<Payer>, ActingAs),
+        (payer, acting_as): (Option<Payer>, ActingAs),
         context: &ResponseContext,
         place: AdmissionPlace,
     ) -> Shared {
@@ -188,21 +188,21 @@ impl Forwarding {
         let path_and_query = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
         let key = Key {
-            behalf: behalf.clone(),
+            acting_as: acting_as.clone(),
             path_and_query: path_and_query.clone(),
             accept: context.accept.clone(),
             accept_encoding: encoding.map(str::to_owned),
             user_agent: context.user_agent.clone(),
         };
         let mut headers = request.headers().clone();
-        if let Err(status) = self.make_outgoing(&mut headers, &behalf) {
+        if let Err(status) = self.make_outgoing(&mut headers, &acting_as) {
             return Shared::answered(context.status(&status));
         }
         let (client, forwarder, admission) = (self.client.clone(), self.forwarder.clone(), self.admission.clone());
         let held = place.clone();
         let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
             let question = (path_and_query.clone(), headers.clone());
-            let asking = ask(client.clone(), forwarder.clone(), behalf.clone(), question);
+            let asking = ask(client.clone(), forwarder.clone(), acting_as.clone(), question);
             let (held, admission, payer) = (held.clone(), admission.clone(), payer.clone());
             Box::pin(async move {
                 let answer = asking.await;
@@ -234,18 +234,18 @@ impl Forwarding {
     async fn tunnel(
         &self,
         mut request: Request<Incoming>,
-        behalf: &ActingAs,
+        acting_as: &ActingAs,
         context: &ResponseContext,
         place: AdmissionPlace,
     ) -> Response<ReplyBody> {
         let downstream = hyper::upgrade::on(&mut request);
-        if let Err(status) = self.make_outgoing(request.headers_mut(), behalf) {
+        if let Err(status) = self.make_outgoing(request.headers_mut(), acting_as) {
             return context.status(&status);
         }
         let request = without_body(request);
         let held = self.drain.hold();
-        let answering = self.forwarder.forward(behalf, ForwardPool::Tunnel, request);
-        let answer = if *behalf == ActingAs::Nobody { self.in_time(answering).await } else { answering.await };
+        let answering = self.forwarder.forward(acting_as, ForwardPool::Tunnel, request);
+        let answer = if *acting_as == ActingAs::Nobody { self.in_time(answering).await } else { answering.await };
         let mut response = match answer {
             Ok(response) => response,
             Err(error) => return context.status(&unreachable(&error)),
@@ -274,19 +274,19 @@ impl Forwarding {
     ///
     /// # Errors
     /// A caller whose credential cannot be passed on wants to be taken for somebody else, and may not.
-    async fn behalf(
+    async fn acting_as(
         &self,
         caller: &Caller,
         headers: &HeaderMap,
         info: Option<&RequestInfo>,
     ) -> Result<ActingAs, Status> {
-        let behalf = self.gate.behalf(caller).await;
-        if !matches!(behalf, ActingAs::User(_)) {
-            return Ok(behalf);
+        let acting_as = self.gate.acting_as(caller).await;
+        if !matches!(acting_as, ActingAs::User(_)) {
+            return Ok(acting_as);
         }
         let Some(impersonation) = Impersonation::of(headers).map_err(|why| Status::bad_request(why.to_string()))?
         else {
-            return Ok(behalf);
+            return Ok(acting_as);
         };
         let user = self.gate.impersonation(caller, &impersonation, info).await;
         let user = user.map_err(|impeded| impeded.status(caller.name()))?;
@@ -297,13 +297,13 @@ impl Forwarding {
         &self,
         lane: ForwardPool,
         caller: &Caller,
-        behalf: &ActingAs,
+        acting_as: &ActingAs,
         reason: ForwardReason,
     ) -> Result<AdmissionPlace, Shed> {
         let payer = caller.payer();
         let payer = payer.as_ref();
         match (lane, reason) {
-            _ if *behalf == ActingAs::Nobody => self.admission.anonymous(),
+            _ if *acting_as == ActingAs::Nobody => self.admission.anonymous(),
             (_, ForwardReason::Syncing) => self.admission.unready(payer),
             (ForwardPool::Short, _) => self.admission.forward(payer),
             (ForwardPool::Stream | ForwardPool::Tunnel, _) => self.admission.stream(payer),
@@ -311,9 +311,9 @@ impl Forwarding {
     }
 
     /// Makes a request's headers those of one that leaves this proxy.
-    fn make_outgoing(&self, headers: &mut HeaderMap, behalf: &ActingAs) -> Result<(), Status> {
+    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &ActingAs) -> Result<(), Status> {
         self.add_hop(headers)?;
-        if !keeps_token(behalf) {
+        if !keeps_token(acting_as) {
             websocket::drop_bearer(headers);
         }
         Ok(())
@@ -349,8 +349,8 @@ where
 }
 
 /// Whether a request and its answer have a minute each. Who is nobody in particular has no more for anything.
-fn is_short(lane: ForwardPool, behalf: &ActingAs) -> bool {
-    lane == ForwardPool::Short || *behalf == ActingAs::Nobody
+fn is_short(lane: ForwardPool, acting_as: &ActingAs) -> bool {
+    lane == ForwardPool::Short || *acting_as == ActingAs::Nobody
 }
 
 /// The request without its body, and without what its headers say of one.
@@ -368,21 +368,21 @@ fn hops(headers: &HeaderMap) -> Vec<&str> {
 }
 
 /// Whether the token of a request is for upstream, and not for us alone.
-fn keeps_token(behalf: &ActingAs) -> bool {
-    matches!(behalf, ActingAs::Bearer(..) | ActingAs::Nobody)
+fn keeps_token(acting_as: &ActingAs) -> bool {
+    matches!(acting_as, ActingAs::Bearer(..) | ActingAs::Nobody)
 }
 
 async fn ask(
     client: Client,
     forwarder: Arc<Forwarder>,
-    behalf: ActingAs,
+    acting_as: ActingAs,
     (path_and_query, headers): (String, HeaderMap),
 ) -> Result<Response<Bytes>, Error> {
     let body: UpstreamBody = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut request = Request::new(body);
     *request.uri_mut() = path_and_query.parse().map_err(|error| Error::Form(format!("{error}")))?;
     *request.headers_mut() = headers;
-    let response = forwarder.forward(&behalf, ForwardPool::Short, request).await?;
+    let response = forwarder.forward(&acting_as, ForwardPool::Short, request).await?;
     let (status, mut headers) = (response.status(), response.headers().clone());
     let mut whole = Response::new(client.read_at_most(response, SHARED_BYTES_MAX).await?);
     headers.remove(CONTENT_LENGTH);

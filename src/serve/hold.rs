@@ -36,14 +36,9 @@ const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 impl Sources {
     /// Waits until the feed is proven to have everything that was complete when the request came. Dropped with its
     /// request, it leaves nothing behind.
-    pub(super) async fn hold(
-        &self,
-        lease: &FeedHandle,
-        received: Instant,
-        timeout_seconds: Option<i64>,
-    ) -> HoldOutcome {
-        let is_bounded = self.consistency == Consistency::Bounded && lease.reader.state() == FeedState::Live;
-        if is_bounded || lease.currency.covers(received) {
+    pub(super) async fn hold(&self, feed: &FeedHandle, received: Instant, timeout_seconds: Option<i64>) -> HoldOutcome {
+        let is_bounded = self.consistency == Consistency::Bounded && feed.reader.state() == FeedState::Live;
+        if is_bounded || feed.freshness.covers(received) {
             return HoldOutcome::Proven;
         }
         let began = Instant::now();
@@ -51,8 +46,8 @@ impl Sources {
         let mut drain = self.drain.clone();
         tokio::select! {
             biased;
-            () = lease.currency.reached(received) => HoldOutcome::Proven,
-            gone = upstream_is_gone(lease, began) => gone,
+            () = feed.freshness.reached(received) => HoldOutcome::Proven,
+            gone = upstream_is_gone(feed, began) => gone,
             () = drain.started() => HoldOutcome::Draining,
             () = sleep_until(began + held_for(timeout_seconds)) => HoldOutcome::Late,
         }
@@ -66,8 +61,8 @@ fn held_for(timeout_seconds: Option<i64>) -> Duration {
 }
 
 /// Completes when the feed is over, or has been without its stream for too long.
-async fn upstream_is_gone(lease: &FeedHandle, began: Instant) -> HoldOutcome {
-    let mut state = lease.reader.watch_state();
+async fn upstream_is_gone(feed: &FeedHandle, began: Instant) -> HoldOutcome {
+    let mut state = feed.reader.watch_state();
     loop {
         let now = *state.borrow_and_update();
         let cut_off = match now {

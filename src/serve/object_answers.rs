@@ -39,7 +39,7 @@ impl ObjectAnswers {
         &self,
         visit: &ReadRequest,
         envelope: &Envelope,
-        (form, body): (Encoding, Bytes),
+        (encoding, body): (Encoding, Bytes),
         stale_seconds: Option<u64>,
     ) -> Response<ReplyBody> {
         let (context, bytes) = (&visit.context, envelope.object_len(body.len()));
@@ -52,7 +52,7 @@ impl ObjectAnswers {
             } else {
                 ReplyBody::pieces(envelope.object_pieces(body))
             };
-            return context.served(form, false, stale_seconds, body);
+            return context.served(encoding, false, stale_seconds, body);
         }
         let place = match self.admission.whole(visit.caller.payer().as_ref(), bytes) {
             Ok(place) => place.into(),
@@ -62,9 +62,9 @@ impl ObjectAnswers {
         if context.compresses(bytes) {
             let compressed = gzip::whole(envelope.object(&body)).await;
             let body = ReplyBody::whole(Whole::of(compressed, vec![place]), end);
-            return gzipped(context.served(form, false, stale_seconds, body));
+            return gzipped(context.served(encoding, false, stale_seconds, body));
         }
         let body = ReplyBody::whole(Whole::new(envelope.object_pieces(body), vec![place]), end);
-        context.served(form, false, stale_seconds, body)
+        context.served(encoding, false, stale_seconds, body)
     }
 }

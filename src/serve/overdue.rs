@@ -56,11 +56,11 @@ pub(super) struct Watchdog {
     overdue: Overdue,
     cut: Cut,
     deadline: Instant,
-    standing: GrantStatus,
+    grant: GrantStatus,
     /// Whom the alarm is for.
     task: Mutex<Waker>,
     /// When the alarm last rang, if the watch has not been polled since: microseconds behind [`Shared::started`], or 0.
-    rang: AtomicU64,
+    fired: AtomicU64,
     /// Since then the watch has said its last.
     over: OnceLock<Instant>,
     is_awaited: AtomicBool,
@@ -130,14 +130,14 @@ impl Overdue {
             let later = looks.split_off(&later);
             std::mem::replace(&mut *looks, later)
         };
-        due.into_values().filter_map(|dog| dog.upgrade()).for_each(|dog| dog.look(now));
+        due.into_values().filter_map(|watchdog| watchdog.upgrade()).for_each(|watchdog| watchdog.look(now));
     }
 
-    fn put(&self, at: Instant, dog: &Arc<Watchdog>) {
+    fn put(&self, at: Instant, watchdog: &Arc<Watchdog>) {
         let key = (at, self.0.next.fetch_add(1, Ordering::Relaxed));
         let mut looks = self.0.looks.lock();
         let is_first = looks.first_key_value().is_none_or(|(first, _)| key < *first);
-        looks.insert(key, Arc::downgrade(dog));
+        looks.insert(key, Arc::downgrade(watchdog));
         drop(looks);
         if is_first {
             self.0.earlier.notify_one();
@@ -154,14 +154,14 @@ async fn due(at: Option<Instant>) {
 
 impl Watchdog {
     /// For a watch that is run by who hears of `cut`.
-    pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, standing: GrantStatus) -> Arc<Self> {
+    pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, grant: GrantStatus) -> Arc<Self> {
         Arc::new(Self {
             overdue,
             cut,
             deadline,
-            standing,
+            grant,
             task: Mutex::new(Waker::noop().clone()),
-            rang: AtomicU64::new(0),
+            fired: AtomicU64::new(0),
             over: OnceLock::new(),
             is_awaited: AtomicBool::new(false),
             is_awaited_at_the_end: AtomicBool::new(false),
@@ -179,12 +179,12 @@ impl Watchdog {
 
     /// Whether the alarm has rung since this was last asked. From now on it wakes the task of `cx`; `task` remembers
     /// which one that is, so that mostly nothing is written.
-    pub(super) fn has_rung(&self, task: &mut Waker, cx: &Context<'_>) -> bool {
+    pub(super) fn has_fired(&self, task: &mut Waker, cx: &Context<'_>) -> bool {
         if !task.will_wake(cx.waker()) {
             task.clone_from(cx.waker());
             self.task.lock().clone_from(cx.waker());
         }
-        self.rang.load(Ordering::Acquire) != 0 && self.rang.swap(0, Ordering::AcqRel) != 0
+        self.fired.load(Ordering::Acquire) != 0 && self.fired.swap(0, Ordering::AcqRel) != 0
     }
 
     /// The watch has said its last, which its client may take or not.
@@ -202,8 +202,8 @@ impl Watchdog {
     }
 
     /// When the alarm rang that was not heeded.
-    fn rang(&self) -> Option<Instant> {
-        let micros = self.rang.load(Ordering::Acquire);
+    fn fired(&self) -> Option<Instant> {
+        let micros = self.fired.load(Ordering::Acquire);
         (micros != 0).then(|| self.overdue.0.started + Duration::from_micros(micros))
     }
 
@@ -211,10 +211,10 @@ impl Watchdog {
         self.is_awaited.store(false, Ordering::Release);
         let grace = self.overdue.0.unread.grace;
         let is_over = self.over.get().is_some_and(|over| *over + grace <= now);
-        match self.rang() {
+        match self.fired() {
             _ if is_over => {}
             // The look was due to an alarm that has been heeded since.
-            Some(rang) if now < rang + grace => return self.await_look(rang + grace),
+            Some(fired) if now < fired + grace => return self.await_look(fired + grace),
             Some(_) => {}
             None => return,
         }
@@ -222,7 +222,7 @@ impl Watchdog {
             now,
             last: self.deadline + grace,
             is_over,
-            is_revoked: self.standing.revoked().is_some(),
+            is_revoked: self.grant.revoked().is_some(),
             is_draining: self.overdue.0.is_draining.load(Ordering::Acquire),
         };
         match case.verdict() {
@@ -257,7 +257,7 @@ impl Wake for Watchdog {
         let micros = now.duration_since(self.overdue.0.started).as_micros();
         let micros = u64::try_from(micros).unwrap_or(u64::MAX);
         // Before the task is woken: it looks at once.
-        self.rang.swap(micros.max(1), Ordering::AcqRel);
+        self.fired.swap(micros.max(1), Ordering::AcqRel);
         self.task.lock().wake_by_ref();
         self.await_look(now + self.overdue.0.unread.grace);
     }
@@ -271,10 +271,10 @@ mod tests {
     use crate::auth::{Caller, Gate, Permit};
     use crate::kube::{Query, RequestInfo};
 
-    fn standing() -> GrantStatus {
+    fn grant() -> GrantStatus {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
         let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
-        Permit::Whole(grant.expect("whoever asks is us")).standing()
+        Permit::Whole(grant.expect("whoever asks is us")).grant_status()
     }
 
     /// There is one for each watch.
@@ -292,15 +292,16 @@ mod tests {
         overdue.0.is_draining.store(true, Ordering::Release);
         let cut = Cut::default();
         let deadline = Instant::now() + Duration::from_secs(600);
-        let dog = Watchdog::new(overdue.clone(), cut.clone(), deadline, standing());
+        let watchdog = Watchdog::new(overdue.clone(), cut.clone(), deadline, grant());
         tokio::spawn(async move { overdue.look_on().await });
-        let polled = |dog: &Watchdog| dog.has_rung(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
+        let looked =
+            |watchdog: &Watchdog| watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
         let nearly = Duration::from_millis(4_999);
 
-        dog.wake_by_ref();
-        assert!(polled(&dog) && !polled(&dog));
+        watchdog.wake_by_ref();
+        assert!(looked(&watchdog) && !looked(&watchdog));
         tokio::time::sleep(nearly).await;
-        dog.wake_by_ref();
+        watchdog.wake_by_ref();
         tokio::time::sleep(nearly).await;
         assert_eq!(cut.why(), None);
         tokio::time::sleep(Duration::from_millis(2)).await;

@@ -52,7 +52,7 @@ struct Admitted {
     /// Those with something to show, of a watch that may not show all.
     namespaces: Vec<Arc<str>>,
     /// Of the state that it begins with.
-    runs: Option<Arc<[Chunk]>>,
+    chunks: Option<Arc<[Chunk]>>,
     /// What a Table watch begins with.
     row: Option<Object>,
 }
@@ -117,26 +117,26 @@ impl Reader {
         let Some(source) = self.sources.running_source(permit, resource, namespace, read.representation) else {
             return Err(Unready::Forward(ForwardReason::NotCached));
         };
-        let lease = &source.lease;
-        self.sources.fresh(lease, read.version, visit.received).await?;
+        let feed = &source.feed;
+        self.sources.fresh(feed, read.version, visit.received).await?;
         self.sources.of_present(&source).await?;
         // An object is told with its own version, and no other.
-        let Some(current) = lease.reader.applied() else {
+        let Some(current) = feed.reader.applied() else {
             return Err(Unready::Over);
         };
         let Some(object) = current.get(&read.key).cloned() else {
-            metrics::served("get", &lease.spec.key, read.representation);
+            metrics::served("get", &feed.spec.key, read.representation);
             let mut response = visit.context.status(&Status::not_found(&resource.gvr, read.key.name()));
-            put_served(response.headers_mut(), Sources::stale_seconds(lease));
+            put_served(response.headers_mut(), Sources::stale_seconds(feed));
             return Ok(response);
         };
-        match lease.reader.body(&object, &source.renderer) {
+        match feed.reader.body(&object, &source.renderer) {
             Ok(body) => {
-                let (form, envelope) = (read.representation.form(), source.renderer.envelope());
-                let shown = self.objects.show(visit, envelope, (form, body), Sources::stale_seconds(lease)).await;
+                let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
+                let shown = self.objects.show(visit, envelope, (encoding, body), Sources::stale_seconds(feed)).await;
                 // A refusal is not an answer of the cache.
                 if shown.status().is_success() {
-                    metrics::served("get", &lease.spec.key, read.representation);
+                    metrics::served("get", &feed.spec.key, read.representation);
                 }
                 Ok(shown)
             }
@@ -162,27 +162,27 @@ impl Reader {
             Ok(source) => source,
             Err(why) => return Err(why),
         };
-        let lease = &source.lease;
-        let Some(cost) = cost::of_list(&read.view, resource.namespaced, &lease.reader.snapshot()) else {
+        let feed = &source.feed;
+        let Some(cost) = cost::of_list(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
             return Self::too_dear(visit, permit);
         };
         self.fit_to_show(&source, &read, visit.received).await?;
         let snapshot = match read.plan.version {
-            VersionMatch::Exact(rv) if read.plan.start.is_some() => match lease.reader.held_at(rv) {
+            VersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
                 None if permit.part().is_some() => return Ok(visit.context.status(&Status::too_old_list())),
                 None => return Err(Unready::Forward(ForwardReason::Continue)),
             },
-            VersionMatch::Exact(rv) => match lease.reader.snapshot_at(rv) {
+            VersionMatch::Exact(rv) => match feed.reader.snapshot_at(rv) {
                 Some(snapshot) => snapshot,
                 None => return Err(Unready::Forward(ForwardReason::ExactVersion)),
             },
-            _ => match lease.reader.current() {
+            _ => match feed.reader.current() {
                 Some(snapshot) => snapshot,
                 None => return Err(Unready::Over),
             },
         };
-        let pin = lease.pin(&snapshot, visit.context.cut.clone(), List::terms(self.body_max));
+        let pin = feed.pin(&snapshot, visit.context.cut.clone(), List::terms(self.body_max));
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) = self.find_out(visit, part, &snapshot, from, LIST_RETRY_SECONDS).await {
@@ -193,7 +193,7 @@ impl Reader {
             Ok(pace) => pace,
             Err(shed) => return Ok(visit.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
         };
-        let page = page::page(permit, lease, &snapshot, &read, &mut pace).await;
+        let page = page::page(permit, feed, &snapshot, &read, &mut pace).await;
         let place = match self.admission.list(visit.caller.payer().as_ref(), page.bytes()) {
             Ok(place) => place,
             Err(shed) => return Ok(visit.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
@@ -208,20 +208,20 @@ impl Reader {
             }
         };
         drop(pace);
-        metrics::served("list", &lease.spec.key, read.representation);
-        let (form, stale) = (read.representation.form(), Sources::stale_seconds(lease));
-        Ok(visit.context.list(form, stale, body, |it| List::new(it, place, pin)))
+        metrics::served("list", &feed.spec.key, read.representation);
+        let (encoding, stale) = (read.representation.encoding(), Sources::stale_seconds(feed));
+        Ok(visit.context.list(encoding, stale, body, |it| List::new(it, place, pin)))
     }
 
     /// Waits until the state can be shown that a list asks for.
     async fn fit_to_show(&self, source: &FeedSource, read: &ListRead, received: Instant) -> Result<(), Unready> {
-        let lease = &source.lease;
+        let feed = &source.feed;
         match read.plan.version {
-            VersionMatch::Exact(rv) if read.plan.start.is_none() && lease.reader.is_open(rv) => {
-                lease.reader.settled().await;
+            VersionMatch::Exact(rv) if read.plan.start.is_none() && feed.reader.is_open(rv) => {
+                feed.reader.settled().await;
             }
             VersionMatch::Exact(_) => {}
-            version => self.sources.fit_to_list(lease, version, received).await?,
+            version => self.sources.fit_to_list(feed, version, received).await?,
         }
         self.sources.of_present(source).await
     }
@@ -291,10 +291,10 @@ impl Reader {
             Err(Unready::Forward(ForwardReason::Syncing)) => return Err(initializing()),
             Err(why) => return Err(why),
         };
-        let lease = &source.lease;
+        let feed = &source.feed;
         // kubectl lists, which upstream answers, and ends for good when it cannot go on from there.
         if let (Representation::Table(_), Some(resume)) = (read.representation, resume)
-            && resume < lease.reader.floor()
+            && resume < feed.reader.floor()
         {
             return Err(Unready::Forward(ForwardReason::TooOld));
         }
@@ -303,7 +303,7 @@ impl Reader {
             Ok(place) => place,
             Err(shed) => return Ok(visit.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
         };
-        let failed = match self.fit_to_watch(lease, &read, visit.received).await {
+        let failed = match self.fit_to_watch(feed, &read, visit.received).await {
             Ok(failed) => failed,
             Err(why) => return Err(why),
         };
@@ -314,12 +314,12 @@ impl Reader {
                 Err(why) => return Err(why),
             }
         }
-        let opened = open(&source.lease.reader, &read);
+        let opened = open(&source.feed.reader, &read);
         let namespaces = match self.begins_with(visit, &permit, &opened).await {
             Ok(namespaces) => namespaces,
             Err(refusal) => return Ok(*refusal),
         };
-        let admitted = Admitted { permit, place, source, opened, namespaces, runs: None, row };
+        let admitted = Admitted { permit, place, source, opened, namespaces, chunks: None, row };
         Ok(self.open_watch(visit, admitted, &read, failed).await)
     }
 
@@ -327,14 +327,14 @@ impl Reader {
     /// as the apiserver does (R-VERSION-4); a private watch upstream for everybody would be worse than an error.
     async fn fit_to_watch(
         &self,
-        lease: &FeedHandle,
+        feed: &FeedHandle,
         read: &WatchRead,
         received: Instant,
     ) -> Result<Option<Status>, Unready> {
         let unproven = match read.start {
             WatchStart::After(_) | WatchStart::FromCached => return Ok(None),
             WatchStart::State { at: VersionMatch::Unset, .. } | WatchStart::FromCurrent => {
-                match self.sources.hold(lease, received, read.timeout_seconds).await {
+                match self.sources.hold(feed, received, read.timeout_seconds).await {
                     HoldOutcome::Proven => return Ok(None),
                     HoldOutcome::Late => Unready::Forward(ForwardReason::NoProof),
                     HoldOutcome::CutOff => return Err(refusal(CUT_OFF)),
@@ -342,7 +342,7 @@ impl Reader {
                     HoldOutcome::Over => return Err(Unready::Over),
                 }
             }
-            WatchStart::State { at, .. } => match self.sources.fit_to_list(lease, at, received).await {
+            WatchStart::State { at, .. } => match self.sources.fit_to_list(feed, at, received).await {
                 Ok(()) => return Ok(None),
                 Err(why) => why,
             },
@@ -350,9 +350,9 @@ impl Reader {
         match unproven {
             Unready::Over => Err(Unready::Over),
             Unready::Refuse(status) => Ok(Some(*status)),
-            Unready::Forward(_) if Sources::stale_seconds(lease).is_some() => Err(refusal(CUT_OFF)),
+            Unready::Forward(_) if Sources::stale_seconds(feed).is_some() => Err(refusal(CUT_OFF)),
             Unready::Forward(_) => {
-                let at = lease.reader.progress().rv.0;
+                let at = feed.reader.progress().rv.0;
                 Ok(Some(Status::too_large(at + 1, at)))
             }
         }
@@ -384,21 +384,21 @@ impl Reader {
             None => None,
         };
         // A message has one frame.
-        admitted.runs = if websocket { None } else { runs(&admitted).await };
-        metrics::served("watch", &admitted.source.lease.spec.key, read.representation);
-        let stale = Sources::stale_seconds(&admitted.source.lease);
+        admitted.chunks = if websocket { None } else { chunks(&admitted).await };
+        metrics::served("watch", &admitted.source.feed.spec.key, read.representation);
+        let stale = Sources::stale_seconds(&admitted.source.feed);
         let protocol = protocol(&visit.request, websocket);
-        let form = read.representation.form();
+        let encoding = read.representation.encoding();
         // An upgraded connection is the watch's own.
         let cut = if websocket { Cut::default() } else { visit.context.cut.clone() };
         let looks = Looks::new(self.slices.clone(), visit.caller.payer(), read.view.is_dear());
         let session = self.session(admitted, read, failed, (protocol, cut, looks));
         let Some(mut response) = upgrade else {
             let body = ReplyBody::watch(session, visit.context.record.clone());
-            return visit.context.served(form, true, stale, body);
+            return visit.context.served(encoding, true, stale, body);
         };
         response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });
-        let running = websocket::run(hyper::upgrade::on(&mut visit.request), form, session);
+        let running = websocket::run(hyper::upgrade::on(&mut visit.request), encoding, session);
         let record = visit.context.record.clone();
         self.tasks.spawn("websocket", async move {
             running.await;
@@ -415,27 +415,27 @@ impl Reader {
         failed: Option<Status>,
         (protocol, cut, looks): (&'static str, Cut, Looks),
     ) -> WatchSession {
-        let Admitted { permit, place, source: FeedSource { lease, renderer }, opened, namespaces, runs, row } =
+        let Admitted { permit, place, source: FeedSource { feed, renderer }, opened, namespaces, chunks, row } =
             admitted;
         let end_bookmark = read.start.ends_with_bookmark();
         let terms = WatchTerms { bookmarks: read.bookmarks, end_bookmark, timeout_seconds: read.timeout_seconds };
-        let metrics = self.watches.open(&lease.spec.key, read.representation, protocol);
+        let metrics = self.watches.open(&feed.spec.key, read.representation, protocol);
         let (opened, refusal) = match opened {
             Ok(opened) => (opened, failed.map(|status| (status, WatchEnd::TooLarge))),
             Err(too_old) => {
                 let status = Status::too_old(too_old.requested.0, too_old.floor.0);
-                (lease.reader.open_at_end(read.view.clone()), Some((status, WatchEnd::Expired)))
+                (feed.reader.open_at_end(read.view.clone()), Some((status, WatchEnd::Expired)))
             }
         };
         let (drain, overdue) = (self.drain.clone(), self.overdue.clone());
         let mut session = WatchSession::new(Opening {
             permit,
             place,
-            lease,
+            feed,
             renderer,
             opened,
             namespaces,
-            runs,
+            chunks,
             row,
             terms,
             drain,
@@ -461,7 +461,7 @@ fn open(reader: &CacheReader, read: &WatchRead) -> Result<OpenedWatch, TooOld> {
 }
 
 /// The runs of the state that a watch begins with, if what it shows is made of them.
-async fn runs(admitted: &Admitted) -> Option<Arc<[Chunk]>> {
+async fn chunks(admitted: &Admitted) -> Option<Arc<[Chunk]>> {
     let opened = admitted.opened.as_ref().ok()?;
     let snapshot = opened.snapshot.as_ref().filter(|_| admitted.permit.part().is_none())?;
     if PageChunks::suit(opened.cursor.view()) { Some(snapshot.chunks().await) } else { None }

@@ -78,12 +78,12 @@ impl ResponseContext {
     /// A 200 from the cache.
     pub(super) fn served(
         &self,
-        form: Encoding,
+        encoding: Encoding,
         watch: bool,
         stale_seconds: Option<u64>,
         body: ReplyBody,
     ) -> Response<ReplyBody> {
-        let content_type = if watch { form.watch_media_type() } else { form.media_type() };
+        let content_type = if watch { encoding.watch_media_type() } else { encoding.media_type() };
         let mut response = Response::new(body);
         response.extensions_mut().insert(Ours { is_served: true, is_watch: watch, ..Ours::default() });
         self.put_common(response.headers_mut(), content_type);
@@ -102,16 +102,16 @@ impl ResponseContext {
     /// A list, likewise.
     pub(super) fn list(
         &self,
-        form: Encoding,
+        encoding: Encoding,
         stale_seconds: Option<u64>,
         list: ListBody,
-        underway: impl FnOnce(ListEncoding) -> List,
+        body_of: impl FnOnce(ListEncoding) -> List,
     ) -> Response<ReplyBody> {
         if self.gzip && list.is_worth_compressing() {
-            let list = underway(ListEncoding::Gzip(Box::new(GzipList::new(list))));
-            return gzipped(self.served(form, false, stale_seconds, ReplyBody::list(list)));
+            let list = body_of(ListEncoding::Gzip(Box::new(GzipList::new(list))));
+            return gzipped(self.served(encoding, false, stale_seconds, ReplyBody::list(list)));
         }
-        self.served(form, false, stale_seconds, ReplyBody::list(underway(ListEncoding::Plain(Box::new(list)))))
+        self.served(encoding, false, stale_seconds, ReplyBody::list(body_of(ListEncoding::Plain(Box::new(list)))))
     }
 
     fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {

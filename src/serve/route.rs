@@ -205,7 +205,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
         let table = matches!(choice, Choice::Converted { target: Conversion::Table, media: MediaType::Json, .. });
         return Ok(Route::Forward(if table { ForwardReason::Table } else { ForwardReason::Representation }));
     };
-    if representation.form() == Encoding::Json && pretty(query, user_agent, accept, offers) {
+    if representation.encoding() == Encoding::Json && pretty(query, user_agent, accept, offers) {
         return Ok(Route::Forward(ForwardReason::Representation));
     }
     // Nor are errors written in YAML here.
@@ -280,16 +280,16 @@ fn unheld(
 /// metadata is asked for as a list, and that of one object, or of
 /// each that a watch shows, as one; what other pairs mean is upstream's to say.
 fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Representation> {
-    let form = match choice.media()? {
+    let encoding = match choice.media()? {
         MediaType::Json => Encoding::Json,
         MediaType::Protobuf => Encoding::Protobuf,
         MediaType::Yaml => return None,
     };
     match (choice, verb) {
-        (Choice::Plain(_), _) => Some(Representation::Object(form)),
+        (Choice::Plain(_), _) => Some(Representation::Object(encoding)),
         (Choice::Converted { target: Conversion::PartialObjectMetadataList, version, .. }, Verb::List)
         | (Choice::Converted { target: Conversion::PartialObjectMetadata, version, .. }, Verb::Get | Verb::Watch) => {
-            Some(Representation::Metadata(form, version))
+            Some(Representation::Metadata(encoding, version))
         }
         (Choice::Converted { target: Conversion::Table, version: MetaVersion::V1, .. }, Verb::Watch) => {
             Include::parse(query.first("includeObject").unwrap_or_default()).map(Representation::Table)

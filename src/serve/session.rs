@@ -21,7 +21,7 @@ use self::clock::Clock;
 use self::initial_events::InitialEvents;
 use self::partial_view::PartialView;
 use self::portion::Portion;
-use self::watch_timers::{Call, WatchTimers};
+use self::watch_timers::{Fired, WatchTimers};
 use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
@@ -37,7 +37,7 @@ use crate::wire::{Columns, Object, Refused, Representation};
 ///
 /// Pulled by a sink whenever its client has room; the sink's protocol is none of its business.
 pub(super) struct WatchSession {
-    lease: FeedHandle,
+    feed: FeedHandle,
     cursor: Cursor,
     phase: Phase,
     bookmarks: bool,
@@ -47,12 +47,12 @@ pub(super) struct WatchSession {
     seen_bookmarks: u64,
     clock: Clock,
     /// Polled when its dog says so.
-    alarm: Pin<Box<WatchTimers>>,
-    dog: Arc<Watchdog>,
+    timers: Pin<Box<WatchTimers>>,
+    watchdog: Arc<Watchdog>,
     /// Whom the dog wakes.
     task: Waker,
     /// What the alarm said last, until it has been heeded.
-    called: Option<Call>,
+    fired: Option<Fired>,
     /// One is due once there is nothing else to say.
     is_bookmark_due: bool,
     /// There is nothing to say until its waker is woken.
@@ -60,9 +60,9 @@ pub(super) struct WatchSession {
     /// The columns of a Table, which the first event carries and no other.
     columns: Option<Columns>,
     metrics: WatchMetrics,
-    standing: GrantStatus,
+    grant: GrantStatus,
     /// Of a watch that does not show all namespaces.
-    part: Option<Box<PartialView>>,
+    partial: Option<Box<PartialView>>,
     looks: Looks,
     /// The end waits for the rest of a transaction, until then.
     rest: Option<Pin<Box<Sleep>>>,
@@ -85,22 +85,22 @@ enum Phase {
 impl WatchSession {
     /// Starts the watch. Its clock starts now.
     pub(super) fn new(opening: Opening) -> Self {
-        let Opening { permit, place, lease, renderer, opened, namespaces, runs, row, terms, .. } = opening;
+        let Opening { permit, place, feed, renderer, opened, namespaces, chunks, row, terms, .. } = opening;
         let Opening { drain, looks, metrics, cut, overdue, .. } = opening;
-        let (readable, standing) = (permit.part().cloned(), permit.standing());
+        let (readable, grant) = (permit.part().cloned(), permit.grant_status());
         let over = terms.timeout_seconds.is_some_and(i64::is_negative);
-        let pin = |state: &Snapshot| lease.pin(state, cut.clone(), overdue.state_terms());
+        let pin = |state: &Snapshot| feed.pin(state, cut.clone(), overdue.state_terms());
         let pin = opened.snapshot.as_ref().filter(|_| !over).map(pin);
-        let (part, pin) = match readable {
+        let (partial, pin) = match readable {
             Some(readable) => {
-                let part = PartialView::new(readable, &opened, namespaces, terms.end_bookmark, pin);
-                (Some(Box::new(part)), None)
+                let partial = PartialView::new(readable, &opened, namespaces, terms.end_bookmark, pin);
+                (Some(Box::new(partial)), None)
             }
             None => (None, pin),
         };
         let OpenedWatch { snapshot, cursor } = opened;
         let is_table = matches!(renderer.representation(), Representation::Table(_));
-        let columns = is_table.then(|| lease.columns.clone());
+        let columns = is_table.then(|| feed.columns.clone());
         let cursor = cursor.rendered_by(renderer);
         let phase = match snapshot.zip(pin) {
             // Already over when it begins (R-TIMEOUT-1).
@@ -109,11 +109,11 @@ impl WatchSession {
                 Phase::Ended
             }
             // It is told in parts.
-            _ if part.is_some() => Phase::Live,
+            _ if partial.is_some() => Phase::Live,
             Some((snapshot, pin)) => {
                 let initial = InitialEvents::new(snapshot, pin, terms.end_bookmark);
-                Phase::Initial(Box::new(match runs.filter(|_| !is_table) {
-                    Some(runs) => initial.in_runs(runs, &permit, &cursor, &lease.reader),
+                Phase::Initial(Box::new(match chunks.filter(|_| !is_table) {
+                    Some(chunks) => initial.in_chunks(chunks, &permit, &cursor, &feed.reader),
                     None => initial,
                 }))
             }
@@ -121,38 +121,38 @@ impl WatchSession {
         };
         let clock = Clock::new(Instant::now(), terms.timeout_seconds);
         let mut session = Self {
-            seen_bookmarks: lease.reader.progress().bookmarks,
-            alarm: Box::pin(WatchTimers::new(&drain, &standing, clock.next())),
-            dog: Watchdog::new(overdue, cut, clock.deadline(), standing.clone()),
+            seen_bookmarks: feed.reader.progress().bookmarks,
+            timers: Box::pin(WatchTimers::new(&drain, &grant, clock.next())),
+            watchdog: Watchdog::new(overdue, cut, clock.deadline(), grant.clone()),
             task: Waker::noop().clone(),
-            called: None,
+            fired: None,
             is_bookmark_due: false,
             is_parked: false,
             clock,
-            lease,
+            feed,
             told: cursor.start(),
             cursor,
             phase,
             bookmarks: terms.bookmarks,
             columns,
             metrics,
-            standing,
-            part,
+            grant,
+            partial,
             looks,
             rest: None,
             _place: place,
         };
         // From now on it is heard, whether or not the watch is ever polled.
-        session.set_alarm(session.clock.next());
+        session.set_timer(session.clock.next());
         if session.is_ended() {
-            session.dog.end();
+            session.watchdog.end();
         }
         session
     }
 
     /// What ends the watch when it is not polled. Held by its sink for as long as what was told is on its way.
-    pub(super) fn dog(&self) -> &Arc<Watchdog> {
-        &self.dog
+    pub(super) fn watchdog(&self) -> &Arc<Watchdog> {
+        &self.watchdog
     }
 
     /// Whether all has been said.
@@ -186,7 +186,7 @@ impl WatchSession {
                     }
                 }
                 Phase::Initial(_) => {
-                    if let Some(end) = self.heed(cx) {
+                    if let Some(end) = self.ended_by_timer(cx) {
                         self.end_without_a_word(end);
                         continue;
                     }
@@ -224,7 +224,7 @@ impl WatchSession {
                 // There is more to look at when others have had their turn.
                 continue;
             }
-            let waits = self.called(cx).is_none() || self.rest.is_some() && self.lease.reader.is_open(self.told);
+            let waits = self.fired(cx).is_none() || self.rest.is_some() && self.feed.reader.is_open(self.told);
             if matches!(self.phase, Phase::Live) && waits {
                 self.is_parked = true;
                 return Poll::Pending;
@@ -241,7 +241,7 @@ impl WatchSession {
         }
         self.metrics.sent(frames.max(batch.len()), batch);
         if self.is_ended() {
-            self.dog.end();
+            self.watchdog.end();
         }
         true
     }
@@ -251,7 +251,7 @@ impl WatchSession {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;
         }
-        if let Some(status) = self.standing.revoked().cloned() {
+        if let Some(status) = self.grant.revoked().cloned() {
             self.end_with(&status, WatchEnd::Revoked);
         }
     }
@@ -259,7 +259,7 @@ impl WatchSession {
     /// A stretch of the initial state; how many frames it is.
     fn initial(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<usize, Refused>> {
         let Phase::Initial(initial) = &mut self.phase else { return Poll::Ready(Ok(0)) };
-        let reader = &self.lease.reader;
+        let reader = &self.feed.reader;
         initial.pin.told();
         let places = (room, self.looks.left());
         let (mut frames, portion) = ready!(initial.poll_put(cx, &self.cursor, reader, places, batch))?;
@@ -290,34 +290,34 @@ impl WatchSession {
     }
 
     fn is_settled(&self) -> bool {
-        self.part.as_deref().is_none_or(PartialView::is_settled)
+        self.partial.as_deref().is_none_or(PartialView::is_settled)
     }
 
     /// What comes or goes with rights. False: there is nothing of the kind.
     fn turn(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<bool, Refused> {
-        if let Some(part) = &mut self.part {
-            part.notice(cx);
+        if let Some(partial) = &mut self.partial {
+            partial.notice(cx);
         }
         loop {
-            let Self { part: Some(part), cursor, lease, dog, .. } = self else { return Ok(false) };
-            let pin = |state: &Snapshot| lease.pin(state, dog.cut().clone(), dog.overdue().state_terms());
-            if !part.turns(cursor, pin) {
+            let Self { partial: Some(partial), cursor, feed, watchdog, .. } = self else { return Ok(false) };
+            let pin = |state: &Snapshot| feed.pin(state, watchdog.cut().clone(), watchdog.overdue().state_terms());
+            if !partial.turns(cursor, pin) {
                 return Ok(false);
             }
-            match part.pull(&mut self.cursor, (room, self.looks.left()), None, batch) {
+            match partial.pull(&mut self.cursor, (room, self.looks.left()), None, batch) {
                 Pull::Stopped(Stop::AtMark) => {}
                 pull => {
                     if pull == Pull::Stopped(Stop::Undecided) {
-                        part.wait();
+                        partial.wait();
                     }
                     return self.pulled(pull, batch).map(|()| true);
                 }
             }
             let places = (room, self.looks.left());
-            if let Portion::Last(end) = part.tell(&self.cursor, &self.lease.reader, places, batch)? {
+            if let Portion::Last(end) = partial.tell(&self.cursor, &self.feed.reader, places, batch)? {
                 self.told = self.told.max(end.at);
-                if self.bookmarks && end.told_older && !self.lease.reader.is_open(self.told) {
-                    batch.push(self.lease.reader.bookmark(self.told, false, self.cursor.renderer())?);
+                if self.bookmarks && end.told_older && !self.feed.reader.is_open(self.told) {
+                    batch.push(self.feed.reader.bookmark(self.told, false, self.cursor.renderer())?);
                 }
             }
             if !batch.is_empty() || self.looks.are_used_up() {
@@ -328,8 +328,8 @@ impl WatchSession {
 
     fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
         let places = (room, self.looks.left());
-        match &mut self.part {
-            Some(part) => part.pull(&mut self.cursor, places, waker, batch),
+        match &mut self.partial {
+            Some(partial) => partial.pull(&mut self.cursor, places, waker, batch),
             None => self.cursor.pull_some(places, waker, batch),
         }
     }
@@ -343,7 +343,7 @@ impl WatchSession {
                     self.looks.begin_anew();
                 }
                 // Events that come with rights, and bookmarks, are looked for when there are no others.
-                self.is_parked = self.part.is_none()
+                self.is_parked = self.partial.is_none()
                     && self.rest.is_none()
                     && !self.is_bookmark_due
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
@@ -359,7 +359,7 @@ impl WatchSession {
                 }
             }
             // Its feed is over: the resource is gone, or no longer ours to read. No version was too old.
-            Pull::Expired { .. } if matches!(self.lease.reader.state(), FeedState::Ended(_)) => {
+            Pull::Expired { .. } if matches!(self.feed.reader.state(), FeedState::Ended(_)) => {
                 self.phase = Phase::Ended;
                 self.metrics.ended(WatchEnd::FeedEnded);
             }
@@ -378,13 +378,13 @@ impl WatchSession {
     }
 
     fn bookmark(&self, rv: ResourceVersion) -> Result<Bytes, Refused> {
-        self.lease.reader.bookmark(rv, false, self.cursor.renderer())
+        self.feed.reader.bookmark(rv, false, self.cursor.renderer())
     }
 
     /// An object cannot be written as this client wants it. The watch ends between two events, as watches end every
     /// now and then: the client goes on from the last version it has seen, and from a feed that has the whole object.
     fn underivable(&mut self, refused: &Refused) {
-        self.lease.refuse(self.cursor.renderer().representation(), RenderingRefusal::Unrenderable, refused);
+        self.feed.refuse(self.cursor.renderer().representation(), RenderingRefusal::Unrenderable, refused);
         self.phase = Phase::Ended;
         self.metrics.ended(WatchEnd::Underivable);
     }
@@ -395,13 +395,13 @@ impl WatchSession {
         let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
             // What this client holds may be wrong: going on from here would leave it so.
-            let status = Status::too_old(self.told.0, self.lease.reader.progress().rv.0);
+            let status = Status::too_old(self.told.0, self.feed.reader.progress().rv.0);
             self.end_with(&status, WatchEnd::Underivable);
             return true;
         } else if is_revoked {
             WatchEnd::Underivable
         } else {
-            match self.heed(cx) {
+            match self.ended_by_timer(cx) {
                 Some(end) => end,
                 None => return false,
             }
@@ -417,44 +417,44 @@ impl WatchSession {
     }
 
     /// What the alarm has said, if the watch ends by it; it is set again if not.
-    fn heed(&mut self, cx: &Context<'_>) -> Option<WatchEnd> {
-        match self.called(cx)? {
-            Call::Time if self.clock.is_over(Instant::now()) => Some(WatchEnd::Timeout),
-            Call::Drained => Some(WatchEnd::Drained),
-            Call::Revoked => Some(WatchEnd::Revoked),
-            Call::Time => {
-                self.called = None;
+    fn ended_by_timer(&mut self, cx: &Context<'_>) -> Option<WatchEnd> {
+        match self.fired(cx)? {
+            Fired::Time if self.clock.is_over(Instant::now()) => Some(WatchEnd::Timeout),
+            Fired::Drained => Some(WatchEnd::Drained),
+            Fired::Revoked => Some(WatchEnd::Revoked),
+            Fired::Time => {
+                self.fired = None;
                 self.is_bookmark_due = true;
-                self.set_alarm(self.clock.deadline());
+                self.set_timer(self.clock.deadline());
                 None
             }
         }
     }
 
     /// What the alarm has said that was not heeded yet; it is set.
-    fn called(&mut self, cx: &Context<'_>) -> Option<Call> {
+    fn fired(&mut self, cx: &Context<'_>) -> Option<Fired> {
         // Who is polled has been looked at by nobody else.
-        if self.dog.has_rung(&mut self.task, cx) && self.called.is_none() {
-            self.called = self.listen();
+        if self.watchdog.has_fired(&mut self.task, cx) && self.fired.is_none() {
+            self.fired = self.poll_timers();
         }
-        self.called
+        self.fired
     }
 
     /// What the alarm says; its dog hears it if that is nothing yet.
-    fn listen(&mut self) -> Option<Call> {
-        let dog = Waker::from(self.dog.clone());
-        match self.alarm.as_mut().poll(&mut Context::from_waker(&dog)) {
+    fn poll_timers(&mut self) -> Option<Fired> {
+        let watchdog = Waker::from(self.watchdog.clone());
+        match self.timers.as_mut().poll(&mut Context::from_waker(&watchdog)) {
             Poll::Ready(call) => Some(call),
             Poll::Pending => None,
         }
     }
 
     /// Sets the alarm. If it rings at once, that is heeded when the watch is polled next, which may be never.
-    fn set_alarm(&mut self, at: Instant) {
-        self.alarm.set_to(at);
-        self.called = self.listen();
-        if self.called.is_some() {
-            Waker::from(self.dog.clone()).wake();
+    fn set_timer(&mut self, at: Instant) {
+        self.timers.set_to(at);
+        self.fired = self.poll_timers();
+        if self.fired.is_some() {
+            Waker::from(self.watchdog.clone()).wake();
         }
     }
 
@@ -464,7 +464,7 @@ impl WatchSession {
             return false;
         }
         let is_due = self.clock.bookmark_due(Instant::now());
-        self.set_alarm(self.clock.next());
+        self.set_timer(self.clock.next());
         is_due
     }
 }
@@ -472,7 +472,7 @@ impl WatchSession {
 impl std::fmt::Debug for WatchSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WatchSession")
-            .field("feed", &self.lease.spec.key)
+            .field("feed", &self.feed.spec.key)
             .field("told", &self.told)
             .finish_non_exhaustive()
     }

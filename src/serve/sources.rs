@@ -60,14 +60,14 @@ enum InVain {
 /// A feed, and how its objects are written for one request.
 #[derive(Debug)]
 pub(super) struct FeedSource {
-    pub(super) lease: FeedHandle,
+    pub(super) feed: FeedHandle,
     pub(super) renderer: Renderer,
 }
 
 impl FeedSource {
     /// An object that this source holds cannot be written: from now on the representation comes from elsewhere.
     pub(super) fn refuse(&self, refused: &Refused) {
-        self.lease.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
+        self.feed.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
     }
 }
 
@@ -95,8 +95,8 @@ impl Sources {
             return Err(Unready::Forward(ForwardReason::Ungranted));
         }
         let mut why = Unready::Forward(ForwardReason::Underivable);
-        for form in forms(resource, need.representation) {
-            match self.source_from(resource, need, *form).await {
+        for encoding in encodings(resource, need.representation) {
+            match self.source_from(resource, need, *encoding).await {
                 // Not offered in this form, or not derived from it: perhaps in the next.
                 Err(Unready::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::Underivable))) => {
                     why = Unready::Forward(reason);
@@ -107,19 +107,24 @@ impl Sources {
         Err(why)
     }
 
-    async fn source_from(&self, resource: &Resource, need: &Need<'_>, form: Encoding) -> Result<FeedSource, Unready> {
+    async fn source_from(
+        &self,
+        resource: &Resource,
+        need: &Need<'_>,
+        encoding: Encoding,
+    ) -> Result<FeedSource, Unready> {
         let wanted = need.representation;
         let widest = self.coverage.scope(resource).map_err(|why| Unready::Forward(why.into()))?;
-        if self.feeds.underivable(&key(resource, widest.clone(), form), wanted).is_some() {
+        if self.feeds.underivable(&key(resource, widest.clone(), encoding), wanted).is_some() {
             return Err(Unready::Forward(ForwardReason::Underivable));
         }
-        let lease = self.ready_feed(resource, widest, need, form).await?;
-        if wanted == Representation::verbatim(form) {
-            let renderer = lease.reader.verbatim().clone();
-            return Ok(FeedSource { lease, renderer });
+        let feed = self.ready_feed(resource, widest, need, encoding).await?;
+        if wanted == Representation::verbatim(encoding) {
+            let renderer = feed.reader.verbatim().clone();
+            return Ok(FeedSource { feed, renderer });
         }
-        match while_it_runs(&lease.reader, self.sync_deadline(need), lease.renderings.settled(wanted)).await {
-            Ok(Ok(renderer)) => Ok(FeedSource { lease, renderer }),
+        match while_it_runs(&feed.reader, self.sync_deadline(need), feed.renderings.settled(wanted)).await {
+            Ok(Ok(renderer)) => Ok(FeedSource { feed, renderer }),
             Ok(Err(_)) => Err(Unready::Forward(ForwardReason::Underivable)),
             Err(InVain::Late) => Err(Unready::Forward(ForwardReason::Syncing)),
             Err(InVain::Over) => Err(Unready::Over),
@@ -132,11 +137,11 @@ impl Sources {
         resource: &Resource,
         widest: Scope,
         need: &Need<'_>,
-        form: Encoding,
+        encoding: Encoding,
     ) -> Result<FeedHandle, Unready> {
         let mut refused = ForwardReason::Unavailable;
         for scope in scopes(widest, need.namespace) {
-            match self.synced(&spec(resource, scope, form), need).await {
+            match self.synced(&spec(resource, scope, encoding), need).await {
                 Err(Unready::Forward(ForwardReason::Forbidden)) => refused = ForwardReason::Forbidden,
                 answer => return answer,
             }
@@ -145,10 +150,10 @@ impl Sources {
     }
 
     async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<FeedHandle, Unready> {
-        let leased = self.feeds.lease(spec, need.resume);
-        let lease = leased.map_err(|why| Unready::Forward(why.into()))?;
-        match lease.reader.synced(self.sync_deadline(need)).await {
-            FeedState::Live | FeedState::Stale { .. } => Ok(lease),
+        let leased = self.feeds.handle(spec, need.resume);
+        let feed = leased.map_err(|why| Unready::Forward(why.into()))?;
+        match feed.reader.synced(self.sync_deadline(need)).await {
+            FeedState::Live | FeedState::Stale { .. } => Ok(feed),
             // Tried once more it would end the same way.
             FeedState::Ended(end) if end.is_refusal() => Err(Unready::Forward(Unavailable::Ended(end).into())),
             FeedState::Ended(_) => Err(Unready::Over),
@@ -172,20 +177,20 @@ impl Sources {
             return None;
         }
         let widest = self.coverage.scope(resource).ok()?;
-        let running = |form: Encoding| {
+        let running = |encoding: Encoding| {
             let mut scopes = scopes(widest.clone(), namespace);
-            let found = scopes.find_map(|scope| self.feeds.find(&key(resource, scope, form)));
-            found.filter(|lease| lease.reader.state() != FeedState::Syncing)
+            let found = scopes.find_map(|scope| self.feeds.find(&key(resource, scope, encoding)));
+            found.filter(|feed| feed.reader.state() != FeedState::Syncing)
         };
-        forms(resource, wanted).iter().find_map(|form| {
-            let lease = running(*form)?;
-            if wanted == Representation::verbatim(*form) {
-                return Some(FeedSource { renderer: lease.reader.verbatim().clone(), lease });
+        encodings(resource, wanted).iter().find_map(|encoding| {
+            let feed = running(*encoding)?;
+            if wanted == Representation::verbatim(*encoding) {
+                return Some(FeedSource { renderer: feed.reader.verbatim().clone(), feed });
             }
             // The next one may have it.
-            lease.renderings.want(wanted);
-            match lease.renderings.mode(wanted) {
-                Some(RenderingMode::Derived(renderer)) => Some(FeedSource { lease, renderer }),
+            feed.renderings.want(wanted);
+            match feed.renderings.mode(wanted) {
+                Some(RenderingMode::Derived(renderer)) => Some(FeedSource { feed, renderer }),
                 _ => None,
             }
         })
@@ -194,65 +199,65 @@ impl Sources {
     /// Waits until the feed is as fresh as the request asks, at most three seconds and no longer than it runs.
     pub(super) async fn fresh(
         &self,
-        lease: &FeedHandle,
+        feed: &FeedHandle,
         version: VersionMatch,
         received: Instant,
     ) -> Result<(), Unready> {
         // Without a cache upstream never says how far a quiet stream has come: the version may well exist.
-        let untold = !lease.spec.key.gvr.has_watch_cache();
+        let untold = !feed.spec.key.gvr.has_watch_cache();
         let deadline = Instant::now() + if untold { UNTOLD_MAX } else { FRESH_MAX };
         match version {
             VersionMatch::Exact(_) => Ok(()),
             VersionMatch::Any => {
-                match while_it_runs(&lease.reader, deadline, self.reached(lease, lease.shown_before())).await {
+                match while_it_runs(&feed.reader, deadline, self.reached(feed, feed.shown_before())).await {
                     Ok(()) => {}
-                    Err(InVain::Late) => lease.forget_shown(),
+                    Err(InVain::Late) => feed.forget_shown(),
                     Err(InVain::Over) => return Err(Unready::Over),
                 }
                 Ok(())
             }
             VersionMatch::NotOlderThan(rv) => {
-                match while_it_runs(&lease.reader, deadline, self.reached(lease, rv)).await {
+                match while_it_runs(&feed.reader, deadline, self.reached(feed, rv)).await {
                     Ok(()) => Ok(()),
                     Err(InVain::Over) => Err(Unready::Over),
                     Err(InVain::Late) if untold => Err(Unready::Forward(ForwardReason::NoProof)),
                     Err(InVain::Late) => {
-                        let reached = lease.reader.progress().rv;
+                        let reached = feed.reader.progress().rv;
                         Err(Unready::Refuse(Box::new(Status::too_large(rv.0, reached.0))))
                     }
                 }
             }
-            VersionMatch::Unset => self.current(lease, received, Instant::now() + FRESH_MAX).await,
+            VersionMatch::Unset => self.current(feed, received, Instant::now() + FRESH_MAX).await,
         }
     }
 
     /// The same for who is told the feed's version: what came a moment ago is in it.
     pub(super) async fn fit_to_list(
         &self,
-        lease: &FeedHandle,
+        feed: &FeedHandle,
         version: VersionMatch,
         received: Instant,
     ) -> Result<(), Unready> {
-        self.fresh(lease, version, received).await?;
+        self.fresh(feed, version, received).await?;
         if version == VersionMatch::Any {
-            lease.reader.settled().await;
+            feed.reader.settled().await;
         }
         Ok(())
     }
 
-    async fn reached(&self, lease: &FeedHandle, rv: ResourceVersion) {
-        if lease.reader.progress().rv < rv {
-            lease.currency.want_version(rv);
-            lease.reader.reached(rv).await;
+    async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion) {
+        if feed.reader.progress().rv < rv {
+            feed.freshness.want_version(rv);
+            feed.reader.reached(rv).await;
         }
     }
 
-    async fn current(&self, lease: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), Unready> {
-        let live = lease.reader.state() == FeedState::Live;
+    async fn current(&self, feed: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), Unready> {
+        let live = feed.reader.state() == FeedState::Live;
         if self.consistency == Consistency::Bounded && live {
             return Ok(());
         }
-        let proven = while_it_runs(&lease.reader, deadline, lease.currency.reached(received)).await;
+        let proven = while_it_runs(&feed.reader, deadline, feed.freshness.reached(received)).await;
         proven.map_err(|in_vain| match in_vain {
             InVain::Late => Unready::Forward(ForwardReason::NoProof),
             InVain::Over => Unready::Over,
@@ -262,9 +267,9 @@ impl Sources {
     /// Waits until states of the feed are as the server that it follows writes them. To be called right before a state
     /// is taken: what was waited for before may have taken longer than an upgrade.
     pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), Unready> {
-        let lease = &source.lease;
+        let feed = &source.feed;
         let deadline = Instant::now() + self.sync_wait_max;
-        while_it_runs(&lease.reader, deadline, lease.vintage.present()).await.map_err(|in_vain| match in_vain {
+        while_it_runs(&feed.reader, deadline, feed.vintage.present()).await.map_err(|in_vain| match in_vain {
             InVain::Late => Unready::Forward(ForwardReason::Syncing),
             InVain::Over => Unready::Over,
         })?;
@@ -273,8 +278,8 @@ impl Sources {
     }
 
     /// Seconds without upstream's stream, while that lasts.
-    pub(super) fn stale_seconds(lease: &FeedHandle) -> Option<u64> {
-        match lease.reader.state() {
+    pub(super) fn stale_seconds(feed: &FeedHandle) -> Option<u64> {
+        match feed.reader.state() {
             FeedState::Stale { since } => Some(since.elapsed().as_secs()),
             _ => None,
         }
@@ -294,8 +299,8 @@ async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Fu
 /// The forms that a representation can be had from, the best first. Built-in resources are held in protobuf, which is
 /// what the most and the most sensitive clients ask for and from which the others are derived; in JSON only for what
 /// that does not give (R-DERIVE-3). Tables are upstream's own: nobody else knows what it prints.
-fn forms(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
-    match (resource.form, wanted) {
+fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
+    match (resource.encoding, wanted) {
         (_, Representation::Table(_)) => &[Encoding::Table],
         (Encoding::Protobuf, Representation::Object(Encoding::Protobuf)) => &[Encoding::Protobuf],
         (Encoding::Protobuf, _) => &[Encoding::Protobuf, Encoding::Json],
@@ -312,11 +317,11 @@ fn scopes(widest: Scope, namespace: Option<&str>) -> impl Iterator<Item = Scope>
 }
 
 /// What the feed for this resource fetches.
-pub fn spec(resource: &Resource, scope: Scope, form: Encoding) -> FeedSpec {
+pub fn spec(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedSpec {
     // Nodes' agents list their own node's objects: the apiserver has an index for that (R-FIELD-5).
     let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
     FeedSpec {
-        key: key(resource, scope, form),
+        key: key(resource, scope, encoding),
         kind: resource.kind.clone(),
         list_kind: resource.list_kind.clone(),
         edition: resource.edition.clone(),
@@ -330,8 +335,8 @@ pub fn spec(resource: &Resource, scope: Scope, form: Encoding) -> FeedSpec {
     }
 }
 
-fn key(resource: &Resource, scope: Scope, form: Encoding) -> FeedKey {
-    FeedKey { gvr: resource.gvr.clone(), scope, form }
+fn key(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedKey {
+    FeedKey { gvr: resource.gvr.clone(), scope, encoding }
 }
 
 impl From<Unavailable> for ForwardReason {

@@ -14,9 +14,9 @@ pub(super) struct WatchBody {
     /// Until it has said its last.
     session: Option<WatchSession>,
     /// Cuts what is not taken.
-    _dog: Arc<Watchdog>,
+    _watchdog: Arc<Watchdog>,
     /// Rung by what the session waits for. A codec polls a body whenever it has made room in itself, too.
-    bell: WakeFlag,
+    flag: WakeFlag,
     batch: Vec<Bytes>,
     /// Says that the watch is over when it is dropped.
     _record: Option<Arc<AuditRecord>>,
@@ -28,9 +28,9 @@ pub(super) const BATCH_BYTES: usize = 32 << 10;
 impl WatchBody {
     pub(super) fn new(session: WatchSession, record: Option<Arc<AuditRecord>>) -> Self {
         Self {
-            _dog: session.dog().clone(),
+            _watchdog: session.watchdog().clone(),
             session: Some(session),
-            bell: WakeFlag::rung(),
+            flag: WakeFlag::rung(),
             batch: Vec::new(),
             _record: record,
         }
@@ -38,10 +38,10 @@ impl WatchBody {
 
     pub(super) fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
         let Some(session) = &mut self.session else { return Poll::Ready(None) };
-        if !self.bell.has_rung(cx) && session.is_parked() {
+        if !self.flag.has_rung(cx) && session.is_parked() {
             return Poll::Pending;
         }
-        let mut cx = Context::from_waker(self.bell.waker());
+        let mut cx = Context::from_waker(self.flag.waker());
         let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut self.batch);
         if session.is_ended() {
             // Whatever becomes of what it has said.

@@ -134,16 +134,16 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Runs a watch on an upgraded connection until either side ends it, or it is cut.
-pub(super) async fn run(upgrade: OnUpgrade, form: Encoding, session: WatchSession) {
-    let dog = session.dog().clone();
+pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession) {
+    let watchdog = session.watchdog().clone();
     tokio::select! {
         // Nothing that is not read outlives it.
-        () = dog.cut().over() => {}
-        () = converse(upgrade, form, session) => {}
+        () = watchdog.cut().over() => {}
+        () = converse(upgrade, encoding, session) => {}
     }
 }
 
-async fn converse(upgrade: OnUpgrade, form: Encoding, mut session: WatchSession) {
+async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession) {
     let Ok(upgraded) = upgrade.await else { return };
     let config = WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES_MAX))
@@ -157,7 +157,7 @@ async fn converse(upgrade: OnUpgrade, form: Encoding, mut session: WatchSession)
         tokio::select! {
             more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
                 None => break,
-                Some(()) => if send(&mut socket, form, &batch).await.is_err() { return },
+                Some(()) => if send(&mut socket, encoding, &batch).await.is_err() { return },
             },
             message = socket.next() => match message {
                 Some(Ok(Message::Close(_)) | Err(_)) | None => return,
@@ -180,13 +180,13 @@ async fn converse(upgrade: OnUpgrade, form: Encoding, mut session: WatchSession)
 type Failure = tokio_tungstenite::tungstenite::Error;
 
 /// One message per event: text for JSON, binary for protobuf.
-async fn send<S>(socket: &mut WebSocketStream<S>, form: Encoding, batch: &[Bytes]) -> Result<(), Failure>
+async fn send<S>(socket: &mut WebSocketStream<S>, encoding: Encoding, batch: &[Bytes]) -> Result<(), Failure>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
     for frame in batch {
-        let payload = websocket_payload(form, frame);
-        let message = match form {
+        let payload = websocket_payload(encoding, frame);
+        let message = match encoding {
             Encoding::Json | Encoding::Table => Message::Text(Utf8Bytes::try_from(payload)?),
             Encoding::Protobuf => Message::Binary(payload),
         };

@@ -120,14 +120,14 @@ mod tests {
     async fn many_credentials_of_one_user_leave_room_for_those_of_others() {
         let source = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
         let credentials = UpstreamCredentials::load(&source).expect("nothing to read");
-        let strangers = CallerPools::new(&credentials).expect("nothing is asked");
+        let caller_pools = CallerPools::new(&credentials).expect("nothing is asked");
         let (ada, bob) = (payer("ada"), payer("bob"));
-        let has = |number, payer| strangers.pools(id(number), payer).expect("made").is_some();
+        let has = |number, payer| caller_pools.pools(id(number), payer).expect("made").is_some();
         let of_ada = (0..2 * CREDENTIALS_OF_A_USER_MAX).filter(|number| has(*number, &ada)).count();
         assert_eq!(of_ada, CREDENTIALS_OF_A_USER_MAX);
         assert!(has(0, &ada), "those that are there stay");
         assert!(has(usize::MAX, &bob));
-        strangers.pools.invalidate(&id(0));
+        caller_pools.pools.invalidate(&id(0));
         // The cache drops what has gone when nobody looks at it any more, tests beside this one included.
         let leaves_its_place = (0..).take(100_000).any(|_| has(usize::MAX - 1, &ada));
         assert!(leaves_its_place, "one that has gone leaves its place to the next");

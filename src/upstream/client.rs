@@ -180,8 +180,8 @@ impl Client {
     /// A GET of ours, read whole: its form by Content-Type, and the body.
     pub async fn fetch(&self, path_and_query: &str, accept: &str) -> Result<(Option<Encoding>, Bytes), Error> {
         let response = self.open(Question::Short, path_and_query, accept).await?;
-        let form = form_of(&response);
-        Ok((form, self.read(response).await?))
+        let encoding = encoding_of(&response);
+        Ok((encoding, self.read(response).await?))
     }
 
     /// Reads the body of an answer, whole, if it is no longer than that.
@@ -244,8 +244,8 @@ impl Client {
         self.readdress(&mut request)?;
         let link = self.shared.links.current();
         match credential {
-            Some(credential) => link.strangers.send(credential, lane, request).await,
-            None => link.strangers.send_once(request).await,
+            Some(credential) => link.caller_pools.send(credential, lane, request).await,
+            None => link.caller_pools.send_once(request).await,
         }
     }
 
@@ -277,7 +277,7 @@ const STATUS_BYTES_MAX: usize = 1 << 20;
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// The form that the response says it is in.
-pub(crate) fn form_of<B>(response: &Response<B>) -> Option<Encoding> {
+pub(crate) fn encoding_of<B>(response: &Response<B>) -> Option<Encoding> {
     let content_type = response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
     Encoding::from_content_type(content_type)
 }

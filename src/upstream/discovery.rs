@@ -31,7 +31,7 @@ pub struct Resource {
     pub origin: ResourceOrigin,
     /// What its feed is fetched in. Protobuf is what kubelets and controllers ask for, and the rest is derived from it;
     /// no custom resource has it, and there are servers that speak JSON only.
-    pub form: Encoding,
+    pub encoding: Encoding,
     pub fields: Arc<FieldTable>,
     /// `fields` may lack some: our identity may not read the resource's definition.
     pub fields_unknown: bool,
@@ -336,7 +336,7 @@ impl Known {
             origin: ResourceOrigin::Custom,
             fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
             fields_unknown: false,
-            form: Encoding::Json,
+            encoding: Encoding::Json,
             pages: self.pages(gvr),
             edition: Some(definition.edition.clone()),
         })
@@ -362,7 +362,7 @@ impl VersionList {
                 namespaced,
                 watchable: has("list") && has("watch"),
                 origin,
-                form: if known.protobuf && origin == ResourceOrigin::BuiltIn {
+                encoding: if known.protobuf && origin == ResourceOrigin::BuiltIn {
                     Encoding::Protobuf
                 } else {
                     Encoding::Json

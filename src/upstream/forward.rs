@@ -23,7 +23,7 @@ impl Forwarder {
         Self { ours, impersonator }
     }
 
-    /// Passes a request on, streaming both ways, with the rights of `behalf` and no others.
+    /// Passes a request on, streaming both ways, with the rights of `acting_as` and no others.
     ///
     /// Hop-by-hop headers do not cross; for a [`ForwardPool::Tunnel`] the upgrade itself does. A request that may be
     /// read in two ways has been refused before ([`inspect`](super::inspect)).
@@ -32,13 +32,13 @@ impl Forwarder {
     /// Besides what upstream does: [`ActingAs::User`] without an impersonator, or of a user that no header can carry.
     pub async fn forward(
         &self,
-        behalf: &ActingAs,
+        acting_as: &ActingAs,
         lane: ForwardPool,
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
         cross(lane, &mut request);
-        apply_identity(behalf, request.headers_mut())?;
-        let mut response = match behalf {
+        apply_identity(acting_as, request.headers_mut())?;
+        let mut response = match acting_as {
             ActingAs::Ours => self.ours.send(lane, request).await?,
             ActingAs::Bearer(id, payer) => self.ours.send_bare(Some((*id, payer)), lane, request).await?,
             ActingAs::Nobody => self.ours.send_bare(None, lane, request).await?,
@@ -71,8 +71,8 @@ fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
 }
 
 /// Makes the identity headers say whom a request is for; whose connection carries it says the rest.
-fn apply_identity(behalf: &ActingAs, headers: &mut HeaderMap) -> Result<(), Error> {
-    match behalf {
+fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), Error> {
+    match acting_as {
         // It is upstream's to judge what its sender asks for.
         ActingAs::Ours | ActingAs::Bearer(..) | ActingAs::Nobody => drop_asserted(headers),
         ActingAs::User(user) => {

@@ -26,7 +26,7 @@ pub(super) struct Link {
     pub(super) long: Pool,
     pub(super) tunnels: Pool,
     /// Requests that carry a credential of their own.
-    pub(super) strangers: CallerPools,
+    pub(super) caller_pools: CallerPools,
 }
 
 /// The link as the credentials are now.
@@ -92,7 +92,7 @@ impl Link {
             forwards: Pool::new(&credentials, PoolProtocol::Multiplexed)?,
             long: Pool::new(&credentials, PoolProtocol::Single)?,
             tunnels: Pool::new(&credentials, PoolProtocol::Once)?,
-            strangers: CallerPools::new(&credentials)?,
+            caller_pools: CallerPools::new(&credentials)?,
             credentials,
         })
     }

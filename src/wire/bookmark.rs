@@ -41,12 +41,12 @@ impl BookmarkTemplate {
     /// # Errors
     /// Those of reading, if `object` is not of the envelope's form and shape.
     pub fn from_object(envelope: &Envelope, object: &Object) -> Result<Self, WireError> {
-        let holes = |end| match envelope.form() {
+        let holes = |end| match envelope.encoding() {
             Encoding::Json => Hole::in_json(envelope.shape(), object.body(), end),
             Encoding::Protobuf => Hole::in_protobuf(object.body(), end),
             Encoding::Table => Hole::in_table(envelope.shape(), object.body(), end),
         };
-        if object.form() != envelope.form() {
+        if object.encoding() != envelope.encoding() {
             return Err(WireError::WrongForm);
         }
         Ok(Self { envelope: envelope.clone(), plain: holes(false)?, initial_events_end: holes(true)? })
@@ -69,14 +69,14 @@ impl BookmarkTemplate {
     pub fn body(&self, rv: ResourceVersion, initial_events_end: bool) -> Bytes {
         let hole = if initial_events_end { &self.initial_events_end } else { &self.plain };
         let mut digits = Digits::default();
-        hole.filled(self.envelope.form(), digits.write(rv)).freeze()
+        hole.filled(self.envelope.encoding(), digits.write(rv)).freeze()
     }
 }
 
 impl Hole {
     fn minimal(envelope: &Envelope, end: bool) -> Self {
         let (api_version, kind) = (json_text(envelope.api_version()), json_text(envelope.kind()));
-        let hole = match (envelope.form(), envelope.shape()) {
+        let hole = match (envelope.encoding(), envelope.shape()) {
             (Encoding::Protobuf, _) => Self::in_protobuf(&MINIMAL_PROTOBUF, end),
             (Encoding::Json, shape @ JsonLayout::BuiltIn) => Self::in_json(shape, MINIMAL_METADATA.as_bytes(), end),
             (Encoding::Json, shape @ JsonLayout::Custom) => {
@@ -96,10 +96,10 @@ impl Hole {
         hole.expect("the minimal bodies are well-formed")
     }
 
-    fn filled(&self, form: Encoding, digits: &[u8]) -> BytesMut {
+    fn filled(&self, encoding: Encoding, digits: &[u8]) -> BytesMut {
         let Self { before, after, rest } = self;
         let mut out = BytesMut::with_capacity(before.len() + digits.len() + after.len() + rest.len() + HEADERS_MAX);
-        match form {
+        match encoding {
             Encoding::Json => {
                 out.put_slice(before);
                 out.put_slice(digits);

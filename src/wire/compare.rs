@@ -6,8 +6,8 @@ use super::protobuf::leading_message;
 
 /// Whether two LIST answers of built-in layout are the same but for their own metadata: the version, the continue token
 /// and what remains. False when one of them is no such document.
-pub fn same_items(form: Encoding, ours: &[u8], theirs: &[u8]) -> bool {
-    match form {
+pub fn same_items(encoding: Encoding, ours: &[u8], theirs: &[u8]) -> bool {
+    match encoding {
         Encoding::Json | Encoding::Table => {
             without_json_metadata(ours).is_some_and(|ours| without_json_metadata(theirs) == Some(ours))
         }
@@ -37,13 +37,13 @@ mod tests {
     use crate::kube::ResourceVersion;
     use crate::wire::{Envelope, JsonLayout, ListMeta};
 
-    fn list(form: Encoding, kind: &str, rv: u64, token: &str, bodies: &[&[u8]]) -> Vec<u8> {
+    fn list(encoding: Encoding, kind: &str, rv: u64, token: &str, bodies: &[&[u8]]) -> Vec<u8> {
         let meta = ListMeta {
             resource_version: ResourceVersion(rv),
             continue_token: token.to_owned(),
             remaining: (!token.is_empty()).then_some(7),
         };
-        let frame = Envelope::new(form, "v1", kind, JsonLayout::BuiltIn).list(&meta);
+        let frame = Envelope::new(encoding, "v1", kind, JsonLayout::BuiltIn).list(&meta);
         let mut out = frame.head(bodies.len(), bodies.iter().map(|body| frame.item_len(body.len())).sum()).to_vec();
         for (index, body) in bodies.iter().enumerate() {
             frame.put_item(index == 0, body, &mut out);
@@ -54,17 +54,23 @@ mod tests {
 
     #[test]
     fn lists_are_the_same_whatever_their_own_metadata_is() {
-        for (form, bodies) in [
+        for (encoding, bodies) in [
             (Encoding::Json, [br#""metadata":{"name":"a"}}"#.as_slice(), br#""metadata":{},"items":[1]}"#.as_slice()]),
             (Encoding::Protobuf, [b"\x0a\x03\x0a\x01a".as_slice(), b"\x0a\x00\x12\x00".as_slice()]),
         ] {
-            let ours = list(form, "Pod", 1, "", &bodies);
-            assert!(same_items(form, &ours, &list(form, "Pod", 22_222, "abc", &bodies)), "{form}");
-            assert!(!same_items(form, &ours, &list(form, "Node", 1, "", &bodies)), "{form}: another kind");
-            assert!(!same_items(form, &ours, &list(form, "Pod", 1, "", &bodies[..1])), "{form}: fewer");
-            assert!(!same_items(form, &ours, &list(form, "Pod", 1, "", &[bodies[1], bodies[0]])), "{form}: order");
-            assert!(same_items(form, &list(form, "Pod", 1, "", &[]), &list(form, "Pod", 2, "", &[])), "{form}: none");
-            assert!(!same_items(form, b"", b""), "{form}: nothing is no list");
+            let ours = list(encoding, "Pod", 1, "", &bodies);
+            assert!(same_items(encoding, &ours, &list(encoding, "Pod", 22_222, "abc", &bodies)), "{encoding}");
+            assert!(!same_items(encoding, &ours, &list(encoding, "Node", 1, "", &bodies)), "{encoding}: another kind");
+            assert!(!same_items(encoding, &ours, &list(encoding, "Pod", 1, "", &bodies[..1])), "{encoding}: fewer");
+            assert!(
+                !same_items(encoding, &ours, &list(encoding, "Pod", 1, "", &[bodies[1], bodies[0]])),
+                "{encoding}: order"
+            );
+            assert!(
+                same_items(encoding, &list(encoding, "Pod", 1, "", &[]), &list(encoding, "Pod", 2, "", &[])),
+                "{encoding}: none"
+            );
+            assert!(!same_items(encoding, b"", b""), "{encoding}: nothing is no list");
         }
     }
 }

@@ -3,7 +3,7 @@ use std::fmt;
 /// The encoding a feed is fetched in and served in, verbatim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Encoding {
-    /// Go's `encoding/json`, compact.
+    /// Go's `byte_encoding/json`, compact.
     Json,
     /// Built-in kinds only: custom resources have no protobuf form.
     Protobuf,
@@ -23,7 +23,7 @@ pub enum JsonLayout {
 impl Encoding {
     /// What its bytes are encoded in: a Table is JSON.
     #[must_use]
-    pub fn encoding(self) -> Self {
+    pub fn byte_encoding(self) -> Self {
         match self {
             Self::Json | Self::Table => Self::Json,
             Self::Protobuf => Self::Protobuf,
@@ -64,7 +64,7 @@ impl Encoding {
         if parts.any(converted) {
             return None;
         }
-        [Self::Json, Self::Protobuf].into_iter().find(|form| media_type.eq_ignore_ascii_case(form.media_type()))
+        [Self::Json, Self::Protobuf].into_iter().find(|encoding| media_type.eq_ignore_ascii_case(encoding.media_type()))
     }
 }
 

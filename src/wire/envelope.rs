@@ -17,7 +17,7 @@ pub struct Envelope {
 
 #[derive(Debug)]
 struct Parts {
-    form: Encoding,
+    encoding: Encoding,
     shape: JsonLayout,
     api_version: String,
     kind: String,
@@ -30,23 +30,25 @@ struct Parts {
 impl Envelope {
     /// For objects of `kind` in `api_version` (`v1`, `apps/v1`), or for their rows. The list kind is `kind` followed by
     /// `List`, as it is for every built-in; see [`with_list_kind`](Self::with_list_kind).
-    pub fn new(form: Encoding, api_version: &str, kind: &str, shape: JsonLayout) -> Self {
-        let object_head = Bytes::from(object_head(form, shape, api_version, kind));
+    pub fn new(encoding: Encoding, api_version: &str, kind: &str, shape: JsonLayout) -> Self {
+        let object_head = Bytes::from(object_head(encoding, shape, api_version, kind));
         let (api_version, list_kind, kind) = (api_version.to_owned(), format!("{kind}List"), kind.to_owned());
-        Self { parts: Arc::new(Parts { form, shape, api_version, kind, list_kind, object_head }) }
+        Self { parts: Arc::new(Parts { encoding, shape, api_version, kind, list_kind, object_head }) }
     }
 
     /// The same, but for lists of another kind name: a CRD may choose its `listKind`, and upstream's LIST says it.
     #[must_use]
     pub fn with_list_kind(self, list_kind: &str) -> Self {
-        let Parts { form, shape, ref api_version, ref kind, list_kind: _, ref object_head } = *self.parts;
+        let Parts { encoding, shape, ref api_version, ref kind, list_kind: _, ref object_head } = *self.parts;
         let (api_version, kind, object_head) = (api_version.clone(), kind.clone(), object_head.clone());
-        Self { parts: Arc::new(Parts { form, shape, api_version, kind, list_kind: list_kind.to_owned(), object_head }) }
+        Self {
+            parts: Arc::new(Parts { encoding, shape, api_version, kind, list_kind: list_kind.to_owned(), object_head }),
+        }
     }
 
     /// What it writes, and the bodies it takes.
-    pub fn form(&self) -> Encoding {
-        self.parts.form
+    pub fn encoding(&self) -> Encoding {
+        self.parts.encoding
     }
 
     /// How its JSON is laid out.
@@ -78,7 +80,7 @@ impl Envelope {
 
     /// Appends what comes before the body in a [`frame`](Self::frame). Only protobuf needs to know its length.
     pub fn put_frame_head(&self, event_type: EventType, body_len: usize, out: &mut impl BufMut) {
-        match self.parts.form {
+        match self.parts.encoding {
             Encoding::Json | Encoding::Table => {
                 put_json_event(out, event_type);
                 out.put_slice(&self.parts.object_head);
@@ -93,7 +95,7 @@ impl Envelope {
 
     /// Appends what comes behind the body.
     pub fn put_frame_tail(&self, out: &mut impl BufMut) {
-        out.put_slice(match self.parts.form {
+        out.put_slice(match self.parts.encoding {
             Encoding::Json | Encoding::Table => JSON_EVENT_TAIL,
             Encoding::Protobuf => &UNKNOWN_TAIL,
         });
@@ -101,7 +103,7 @@ impl Envelope {
 
     /// Bytes of [`frame`](Self::frame) for a body of `body_len` bytes.
     pub fn frame_len(&self, event_type: EventType, body_len: usize) -> usize {
-        match self.parts.form {
+        match self.parts.encoding {
             Encoding::Json | Encoding::Table => {
                 json_event_head_len(event_type) + self.parts.object_head.len() + body_len + JSON_EVENT_TAIL.len()
             }
@@ -112,7 +114,7 @@ impl Envelope {
     /// A GET answer: the JSON object and a newline, or `k8s\0` and Unknown.
     pub fn object(&self, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.object_len(body.len()));
-        match self.parts.form {
+        match self.parts.encoding {
             Encoding::Json | Encoding::Table => {
                 out.put_slice(&self.parts.object_head);
                 out.put_slice(body);
@@ -128,7 +130,7 @@ impl Envelope {
     /// holds no copy of it.
     pub fn object_pieces(&self, body: Bytes) -> [Bytes; 3] {
         let head = &self.parts.object_head;
-        match self.parts.form {
+        match self.parts.encoding {
             Encoding::Json | Encoding::Table => [head.clone(), body, Bytes::from_static(b"\n")],
             Encoding::Protobuf => {
                 let mut out = BytesMut::with_capacity(head.len() + field_len(body.len()) - body.len());
@@ -143,8 +145,8 @@ impl Envelope {
     /// The pieces of a LIST answer with this metadata. Lists of Tables are never written here: their cells would be as
     /// old as the rows.
     pub fn list(&self, meta: &ListMeta) -> ListFrame {
-        let Parts { form, shape, api_version, list_kind, .. } = &*self.parts;
-        match form {
+        let Parts { encoding, shape, api_version, list_kind, .. } = &*self.parts;
+        match encoding {
             Encoding::Json | Encoding::Table => ListFrame::json(*shape, api_version, list_kind, meta),
             Encoding::Protobuf => ListFrame::protobuf(type_meta_head(api_version, list_kind), meta),
         }
@@ -155,7 +157,7 @@ impl Envelope {
     pub fn error_frame(&self, status_json: &[u8], status_proto: &[u8]) -> Bytes {
         let event_type = EventType::Error;
         let mut out = BytesMut::new();
-        match self.parts.form {
+        match self.parts.encoding {
             Encoding::Json | Encoding::Table => {
                 out.reserve(json_event_head_len(event_type) + status_json.len() + JSON_EVENT_TAIL.len());
                 put_json_event(&mut out, event_type);
@@ -174,7 +176,7 @@ impl Envelope {
     /// Bytes of a GET answer: in protobuf that is also the document inside a watch event.
     pub fn object_len(&self, body_len: usize) -> usize {
         let head = self.parts.object_head.len();
-        match self.parts.form {
+        match self.parts.encoding {
             Encoding::Json | Encoding::Table => head + body_len + 1,
             Encoding::Protobuf => head + field_len(body_len) + UNKNOWN_TAIL.len(),
         }
@@ -189,15 +191,15 @@ impl Envelope {
 
 /// The websocket message that carries `frame`: JSON is the line itself, protobuf goes without its length prefix
 /// (R-WS-2). Shares the frame's bytes.
-pub fn websocket_payload(form: Encoding, frame: &Bytes) -> Bytes {
-    match form {
+pub fn websocket_payload(encoding: Encoding, frame: &Bytes) -> Bytes {
+    match encoding {
         Encoding::Json | Encoding::Table => frame.clone(),
         Encoding::Protobuf => frame.slice(LENGTH_PREFIX.min(frame.len())..),
     }
 }
 
-fn object_head(form: Encoding, shape: JsonLayout, api_version: &str, kind: &str) -> Vec<u8> {
-    match (form, shape) {
+fn object_head(encoding: Encoding, shape: JsonLayout, api_version: &str, kind: &str) -> Vec<u8> {
+    match (encoding, shape) {
         (Encoding::Json, JsonLayout::Custom) => Vec::new(),
         (Encoding::Json, JsonLayout::BuiltIn) => {
             format!(r#"{{"kind":{},"apiVersion":{},"#, json_text(kind), json_text(api_version)).into_bytes()

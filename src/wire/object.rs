@@ -20,7 +20,7 @@ pub struct Object {
     pub attributes: Attributes,
     body: Bytes,
     rv_at: RvSpan,
-    form: Encoding,
+    encoding: Encoding,
     /// Bytes of the allocation that `body` keeps alive: its own, or the whole watch frame it is a slice of.
     held: u32,
     /// A bit for each representation that it has been written in.
@@ -70,11 +70,11 @@ fn beside(key: &ObjectKey, attributes: &Attributes) -> usize {
 
 impl Object {
     /// `held` is the size of the allocation behind `body`; `reading.rv_at` must lie inside `body`.
-    pub(super) fn new(form: Encoding, body: Bytes, held: usize, reading: Reading) -> Self {
+    pub(super) fn new(encoding: Encoding, body: Bytes, held: usize, reading: Reading) -> Self {
         let Reading { key, rv, rv_at, attributes } = reading;
         debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
         let held = u32::try_from(held).unwrap_or(u32::MAX);
-        Self { key, rv, attributes, body, rv_at, form, held, written: AtomicU8::new(0), json: Mutex::new(None) }
+        Self { key, rv, attributes, body, rv_at, encoding, held, written: AtomicU8::new(0), json: Mutex::new(None) }
     }
 
     /// What a reader that charges what it reads charges for it, with the allocation behind its body.
@@ -88,8 +88,8 @@ impl Object {
     }
 
     /// The encoding of [`body`](Self::body).
-    pub fn form(&self) -> Encoding {
-        self.form
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
     }
 
     /// The body with `rv` in place of its own resourceVersion and nothing else changed: what the apiserver sends when
@@ -102,7 +102,7 @@ impl Object {
         let mut digits = Digits::default();
         let digits = digits.write(rv);
         let (start, end) = (self.rv_at.offset as usize, self.rv_at.offset as usize + usize::from(self.rv_at.len));
-        match self.form {
+        match self.encoding {
             Encoding::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
             Encoding::Table => table::restamped(&self.body, (start, end), digits),
             Encoding::Protobuf => self.restamped_protobuf(start, end, digits),
@@ -174,7 +174,7 @@ impl Clone for Object {
 /// `Object { default/web-1 @ 4711, 9690 bytes of protobuf }`: never the content, which may be a Secret's.
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Object {{ {} @ {}, {} bytes of {} }}", self.key, self.rv, self.body.len(), self.form)
+        write!(f, "Object {{ {} @ {}, {} bytes of {} }}", self.key, self.rv, self.body.len(), self.encoding)
     }
 }
 

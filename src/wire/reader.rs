@@ -94,10 +94,10 @@ pub struct ListPage {
 }
 
 impl ObjectReader {
-    /// A reader of `form`, which extracts what `fields` names besides key, version and labels. `shape` matters to JSON
+    /// A reader of `encoding`, which extracts what `fields` names besides key, version and labels. `shape` matters to JSON
     /// only.
-    pub fn new(form: Encoding, shape: JsonLayout, fields: Arc<FieldTable>) -> Self {
-        let paths = match form {
+    pub fn new(encoding: Encoding, shape: JsonLayout, fields: Arc<FieldTable>) -> Self {
+        let paths = match encoding {
             Encoding::Json => Paths::Json(JsonPaths::new(&fields)),
             Encoding::Protobuf => Paths::Protobuf(ProtoPaths::new(&fields)),
             Encoding::Table => Paths::Table(JsonPaths::new(&fields), Columns::default()),
@@ -129,7 +129,7 @@ impl ObjectReader {
     }
 
     /// The encoding it reads.
-    pub fn form(&self) -> Encoding {
+    pub fn encoding(&self) -> Encoding {
         match self.paths {
             Paths::Json(_) => Encoding::Json,
             Paths::Protobuf(_) => Encoding::Protobuf,
@@ -341,7 +341,7 @@ impl ObjectReader {
             Some(account) => account.keep_with(frame, reading.beside_bytes()),
             None => frame,
         };
-        (Object::new(self.form(), frame.slice(body), held, reading), frame)
+        (Object::new(self.encoding(), frame.slice(body), held, reading), frame)
     }
 
     /// An object with a body of its own.

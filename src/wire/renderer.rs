@@ -49,7 +49,7 @@ enum Means {
 impl Renderer {
     /// Bodies of `feed`'s form as they are.
     pub fn verbatim(feed: &Envelope) -> Self {
-        let representation = Representation::verbatim(feed.form());
+        let representation = Representation::verbatim(feed.encoding());
         Self { representation, envelope: feed.clone(), means: Means::Verbatim, release: 0, verdict: Arc::default() }
     }
 
@@ -59,10 +59,10 @@ impl Renderer {
     /// of a kind, or for a release, that is not in the table; `v1beta1` metadata in protobuf, whose lists have other
     /// field numbers.
     pub fn derived(representation: Representation, feed: &Envelope, minor: u32) -> Option<Self> {
-        if representation == Representation::verbatim(feed.form()) {
+        if representation == Representation::verbatim(feed.encoding()) {
             return Some(Self::verbatim(feed));
         }
-        let rows = feed.form() == Encoding::Table;
+        let rows = feed.encoding() == Encoding::Table;
         let (means, envelope) = match representation {
             Representation::Table(_) if !rows => return None,
             Representation::Table(Include::None) => (Means::Cells, feed.clone()),
@@ -76,11 +76,11 @@ impl Renderer {
                 let transcoder = Transcoder::for_server(minor, feed.api_version(), feed.kind())?;
                 (Means::Json(transcoder), Envelope::new(Encoding::Json, feed.api_version(), feed.kind(), feed.shape()))
             }
-            Representation::Metadata(form, version) => {
+            Representation::Metadata(encoding, version) => {
                 let metadata = MetadataRenderer::for_server(minor, feed.api_version(), feed.kind());
                 let envelope =
-                    Envelope::new(form, version.group_version(), PARTIAL_OBJECT_METADATA, JsonLayout::BuiltIn);
-                (Means::Metadata(metadata, feed.form()), envelope)
+                    Envelope::new(encoding, version.group_version(), PARTIAL_OBJECT_METADATA, JsonLayout::BuiltIn);
+                (Means::Metadata(metadata, feed.encoding()), envelope)
             }
         };
         Some(Self { representation, envelope, means, release: minor, verdict: Arc::default() })
@@ -126,7 +126,7 @@ impl Renderer {
 
     /// The body in this representation, in the normal form of [`wire`](super). Shares `body`'s bytes where it can.
     pub fn body(&self, body: &Bytes) -> Result<Bytes, Refused> {
-        match (self.means, self.representation.form()) {
+        match (self.means, self.representation.encoding()) {
             (Means::Verbatim, _) => Ok(body.clone()),
             (Means::Metadata(metadata, Encoding::Protobuf), Encoding::Protobuf) => metadata.protobuf(body),
             (Means::Metadata(metadata, Encoding::Json), Encoding::Protobuf) => metadata.protobuf_from_json(body),
@@ -140,7 +140,7 @@ impl Renderer {
 
     /// Appends the body; when it is refused, `out` is as it was.
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), Refused> {
-        match (self.means, self.representation.form()) {
+        match (self.means, self.representation.encoding()) {
             (Means::Json(transcoder), _) => transcoder.json(body, out),
             (Means::Metadata(metadata, Encoding::Protobuf), Encoding::Json) => metadata.json(body, out),
             (Means::Metadata(metadata, Encoding::Json), Encoding::Json) => metadata.json_from_json(body, out),

@@ -40,28 +40,28 @@ impl Representation {
     pub const PLACES: usize = 6;
 
     /// What a feed of this form has as it came.
-    pub fn verbatim(form: Encoding) -> Self {
-        match form {
-            Encoding::Json | Encoding::Protobuf => Self::Object(form),
+    pub fn verbatim(encoding: Encoding) -> Self {
+        match encoding {
+            Encoding::Json | Encoding::Protobuf => Self::Object(encoding),
             Encoding::Table => Self::Table(Include::Object),
         }
     }
 
     /// The encoding, which is JSON or protobuf.
-    pub fn form(self) -> Encoding {
+    pub fn encoding(self) -> Encoding {
         match self {
-            Self::Object(form) | Self::Metadata(form, _) => form.encoding(),
+            Self::Object(encoding) | Self::Metadata(encoding, _) => encoding.byte_encoding(),
             Self::Table(_) => Encoding::Json,
         }
     }
 
     /// Its place among those that one feed's objects can be written in: Tables come from rows, and nothing else does.
     pub fn place(self) -> usize {
-        let form = usize::from(self.form() == Encoding::Protobuf);
+        let encoding = usize::from(self.encoding() == Encoding::Protobuf);
         match self {
-            Self::Object(_) => form,
-            Self::Metadata(_, MetaVersion::V1) => 2 + form,
-            Self::Metadata(_, MetaVersion::V1beta1) => 4 + form,
+            Self::Object(_) => encoding,
+            Self::Metadata(_, MetaVersion::V1) => 2 + encoding,
+            Self::Metadata(_, MetaVersion::V1beta1) => 4 + encoding,
             Self::Table(include) => include as usize,
         }
     }
@@ -69,7 +69,7 @@ impl Representation {
     /// For logs and metric labels.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Object(form) => form.as_str(),
+            Self::Object(encoding) => encoding.as_str(),
             Self::Metadata(Encoding::Protobuf, MetaVersion::V1) => "metadata_protobuf",
             Self::Metadata(_, MetaVersion::V1) => "metadata_json",
             Self::Metadata(Encoding::Protobuf, MetaVersion::V1beta1) => "metadata_v1beta1_protobuf",
@@ -82,7 +82,7 @@ impl Representation {
 
     /// The `Accept` with which upstream writes it itself: of its lists, or of its objects.
     pub fn accept(self, list: bool) -> String {
-        let media_type = self.form().media_type();
+        let media_type = self.encoding().media_type();
         match self {
             Self::Object(_) => media_type.to_owned(),
             Self::Metadata(_, version) => {

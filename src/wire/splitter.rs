@@ -9,7 +9,7 @@ use super::{Encoding, WireError};
 /// never a length that a peer claims; what is buffered is at most one unfinished frame plus the last chunk pushed.
 #[derive(Debug)]
 pub struct FrameSplitter {
-    form: Encoding,
+    encoding: Encoding,
     frame_bytes_max: usize,
     buffer: Vec<u8>,
     /// Start of the first frame not yet taken.
@@ -20,8 +20,8 @@ pub struct FrameSplitter {
 
 impl FrameSplitter {
     /// `frame_bytes_max` bounds one frame, its newline or length prefix included.
-    pub fn new(form: Encoding, frame_bytes_max: usize) -> Self {
-        Self { form, frame_bytes_max, buffer: Vec::new(), start: 0, searched: 0 }
+    pub fn new(encoding: Encoding, frame_bytes_max: usize) -> Self {
+        Self { encoding, frame_bytes_max, buffer: Vec::new(), start: 0, searched: 0 }
     }
 
     /// Takes in the next bytes of the stream. Call [`next_frame`](Self::next_frame) until it has no more before pushing
@@ -70,7 +70,7 @@ impl FrameSplitter {
     fn frame_end(&mut self) -> Result<Option<usize>, WireError> {
         let max = self.frame_bytes_max;
         let rest = &self.buffer[self.start..];
-        match self.form {
+        match self.encoding {
             Encoding::Json | Encoding::Table => {
                 if let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) {
                     return Ok(Some(self.searched + at + 1));

@@ -1,7 +1,7 @@
 mod bookmark;
+mod encoding;
 mod envelope;
 mod fixtures;
-mod form;
 mod hostile;
 mod object;
 mod reader;

@@ -24,19 +24,19 @@ const QUIET: Duration = Duration::from_millis(300);
 /// Bodies by key and version.
 type State = BTreeMap<(String, u64), Bytes>;
 
-fn state(form: Encoding, list: &Bytes) -> State {
-    let reader = ObjectReader::new(form, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
+fn state(encoding: Encoding, list: &Bytes) -> State {
+    let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
     let page = reader.list(list).expect("a list");
     page.items.iter().map(|object| ((object.key.as_str().to_owned(), object.rv.0), object.body().clone())).collect()
 }
 
 /// The state of every resource, in a form.
-async fn states(direct: &Http, paths: &[String], accept: &str, form: Encoding) -> BTreeMap<String, State> {
+async fn states(direct: &Http, paths: &[String], accept: &str, encoding: Encoding) -> BTreeMap<String, State> {
     let mut states = BTreeMap::new();
     for path in paths {
         let list = direct.ask(Ask::get(path).accept(accept)).await;
         assert_eq!(list.status, 200, "{path}: {}", list.text());
-        states.insert(path.clone(), state(form, &list.body));
+        states.insert(path.clone(), state(encoding, &list.body));
     }
     states
 }
@@ -57,11 +57,11 @@ fn make_objects(bed: &Plane) {
 }
 
 /// What is served from memory in a form, as soon as the feed has its stream again.
-async fn from_memory(through: &Http, path: &str, (accept, form): (&str, Encoding)) -> State {
+async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, Encoding)) -> State {
     eventually(&format!("{path} is followed again"), async || {
         let list = through.ask(Ask::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
         let is_followed = list.status == 200 && list.is_cached() && list.header("kube-fanout-stale-seconds").is_empty();
-        is_followed.then(|| state(form, &list.body))
+        is_followed.then(|| state(encoding, &list.body))
     })
     .await
 }
@@ -88,12 +88,12 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     let proxy = Plan::tls().config("limits: {watches: 4000}").start(bed).await;
     let (direct, through) = (bed.direct(), proxy.client());
     let mut paths: Vec<_> = built_ins(bed).await.iter().map(Resource::path).collect();
-    let forms = [(JSON, Encoding::Json), (PROTOBUF, Encoding::Protobuf)];
+    let encodings = [(JSON, Encoding::Json), (PROTOBUF, Encoding::Protobuf)];
     let mut before = Vec::new();
-    for (accept, form) in forms {
-        before.push(states(&direct, &paths, accept, form).await);
+    for (accept, encoding) in encodings {
+        before.push(states(&direct, &paths, accept, encoding).await);
         for path in &paths {
-            from_memory(&through, path, (accept, form)).await;
+            from_memory(&through, path, (accept, encoding)).await;
         }
     }
     let mut watches = open(&proxy, &paths).await;
@@ -105,10 +105,11 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     let served: Vec<_> = built_ins(bed).await.iter().map(Resource::path).collect();
     paths.retain(|path| served.contains(path));
     let (mut compared, mut otherwise) = (0, 0);
-    for (at, (accept, form)) in forms.into_iter().enumerate() {
+    for (at, (accept, encoding)) in encodings.into_iter().enumerate() {
         for path in &paths {
-            let ours = from_memory(&through, path, (accept, form)).await;
-            let theirs = states(&direct, std::slice::from_ref(path), accept, form).await.remove(path).expect("a state");
+            let ours = from_memory(&through, path, (accept, encoding)).await;
+            let theirs =
+                states(&direct, std::slice::from_ref(path), accept, encoding).await.remove(path).expect("a state");
             // An apiserver that starts writes some objects itself: of those the versions may differ.
             let of_theirs = ours.iter().filter(|(key, _)| theirs.contains_key(*key));
             for (key, body) in of_theirs {

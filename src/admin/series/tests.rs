@@ -10,7 +10,7 @@ fn spec(namespace: &str) -> FeedSpec {
     FeedSpec::like_pods(FeedKey {
         gvr: Gvr::new("", "v1", "pods"),
         scope: Scope::Namespace(namespace.into()),
-        form: Encoding::Json,
+        encoding: Encoding::Json,
     })
 }
 
@@ -27,11 +27,11 @@ async fn series_begin_and_end_with_their_feed() {
     let kept = config.counts_age_max;
     let (feeds, mut demands) = Feeds::new(config);
     for namespace in 0..1_000 {
-        let lease = feeds.lease(&spec(&format!("n{namespace}")), None).expect("there is room");
+        let handle = feeds.handle(&spec(&format!("n{namespace}")), None).expect("there is room");
         let Demand { feed, mut writer } = demands.try_recv().expect("it is demanded");
         writer.set_state(FeedState::Live);
         FeedCounts::add(&feed.counts.events, 1);
-        drop(lease);
+        drop(handle);
         let text = written(&feeds);
         let labels = format!("resource=\"pods.v1\",namespace=\"n{namespace}\",selector=\"\",form=\"json\"");
         for expected in [

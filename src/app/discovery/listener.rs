@@ -37,25 +37,25 @@ const ROOM: usize = 1 << 20;
 impl ChangeListener {
     pub(super) async fn run(self) {
         loop {
-            if let Some(lease) = self.lease() {
-                self.listen(&lease).await;
+            if let Some(feed) = self.feed() {
+                self.listen(&feed).await;
             }
             self.tell(News::Deaf).await;
             tokio::time::sleep(self.again).await;
         }
     }
 
-    fn lease(&self) -> Option<FeedHandle> {
+    fn feed(&self) -> Option<FeedHandle> {
         if !self.rights.follow_cluster() {
             return None;
         }
         let resource = self.rights.catalog.find(&self.gvr).filter(|resource| resource.watchable)?;
-        self.rights.feeds.lease(&feed_spec(&resource, Scope::Cluster, resource.form), None).ok()
+        self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
     /// Returns when the feed has ended.
-    async fn listen(&self, lease: &FeedHandle) {
-        let mut state = lease.reader.watch_state();
+    async fn listen(&self, feed: &FeedHandle) {
+        let mut state = feed.reader.watch_state();
         let mut cursor = None;
         loop {
             let now = *state.borrow_and_update();
@@ -63,7 +63,7 @@ impl ChangeListener {
                 FeedState::Ended(_) => return,
                 FeedState::Syncing => cursor = None,
                 FeedState::Live | FeedState::Stale { .. } => {
-                    cursor.get_or_insert_with(|| lease.reader.open_at_end(View::everything()).cursor);
+                    cursor.get_or_insert_with(|| feed.reader.open_at_end(View::everything()).cursor);
                     self.tell(if now == FeedState::Live { News::Listening } else { News::Deaf }).await;
                 }
             }

@@ -35,13 +35,13 @@ impl Impersonation {
     /// No way is open, or that cannot be found out.
     pub(in super::super) async fn judged(
         &self,
-        accesses: &AccessReviewer,
+        access_reviewer: &AccessReviewer,
         requestor: &Arc<User>,
         request: Option<&Access>,
     ) -> Result<User, Impeded> {
         let mut first = None;
         for mode in modes(requestor, &self.0, request) {
-            match is_open(accesses, requestor, &mode).await {
+            match is_open(access_reviewer, requestor, &mode).await {
                 Ok(()) => return Ok(mode.user),
                 Err(impeded) if matches!(impeded.refused, NotGranted::Denied(_)) => {
                     first.get_or_insert(impeded);
@@ -53,15 +53,19 @@ impl Impersonation {
     }
 }
 
-async fn is_open(accesses: &AccessReviewer, requestor: &Arc<User>, mode: &ImpersonationMode) -> Result<(), Impeded> {
+async fn is_open(
+    access_reviewer: &AccessReviewer,
+    requestor: &Arc<User>,
+    mode: &ImpersonationMode,
+) -> Result<(), Impeded> {
     let subject = mode.subject.clone().map_or_else(|| requestor.clone(), Arc::new);
     for step in &mode.steps {
         match step {
-            ImpersonationStep::Ask(access) => ask(accesses, &subject, access).await?,
-            ImpersonationStep::AllOrEach(all, each) => match ask(accesses, &subject, all).await {
+            ImpersonationStep::Ask(access) => ask(access_reviewer, &subject, access).await?,
+            ImpersonationStep::AllOrEach(all, each) => match ask(access_reviewer, &subject, all).await {
                 Err(Impeded { refused: NotGranted::Denied(_), .. }) => {
                     for access in each {
-                        ask(accesses, &subject, access).await?;
+                        ask(access_reviewer, &subject, access).await?;
                     }
                 }
                 other => other?,
@@ -74,7 +78,7 @@ async fn is_open(accesses: &AccessReviewer, requestor: &Arc<User>, mode: &Impers
     Ok(())
 }
 
-async fn ask(accesses: &AccessReviewer, subject: &Arc<User>, access: &Access) -> Result<(), Impeded> {
-    let decided = accesses.decide(subject, &Arc::new(access.clone()), AccessPurpose::Request).await;
+async fn ask(access_reviewer: &AccessReviewer, subject: &Arc<User>, access: &Access) -> Result<(), Impeded> {
+    let decided = access_reviewer.decide(subject, &Arc::new(access.clone()), AccessPurpose::Request).await;
     decided.map(drop).map_err(|refused| Impeded { access: access.clone(), refused })
 }

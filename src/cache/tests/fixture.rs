@@ -204,10 +204,10 @@ pub(crate) fn view(namespace: &str, labels: &str, fields_text: &str) -> View {
 
 /// Counts how often it is rung.
 #[derive(Debug, Default)]
-pub(crate) struct Bell(AtomicUsize);
+pub(crate) struct WakeCounter(AtomicUsize);
 
-impl Bell {
-    pub(crate) fn rung(&self) -> usize {
+impl WakeCounter {
+    pub(crate) fn woken(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 
@@ -216,7 +216,7 @@ impl Bell {
     }
 }
 
-impl Wake for Bell {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }

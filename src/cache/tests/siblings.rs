@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::fixture::{Bell, POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
+use super::fixture::{POD, Pod, Seen, WakeCounter, added, deleted, listed, pull_all, ring, rv, seen, told, view};
 use crate::cache::{Applied, CacheReader, CacheWriter, Pull, Settling, Snapshot, Start, View};
 use crate::kube::EventType::{Added, Deleted};
 use crate::kube::{Gvr, ResourceVersion};
@@ -136,11 +136,11 @@ fn whoever_waits_is_woken_when_it_is_whole() {
             if waits {
                 assert_eq!(reader.waits_for_whole(rv(20)), Settling::WhenToldSo);
             }
-            let bell = Arc::<Bell>::default();
-            let pull = cursor.pull(1, Some(&bell.waker()), &mut Vec::new());
+            let wakes = Arc::<WakeCounter>::default();
+            let pull = cursor.pull(1, Some(&wakes.waker()), &mut Vec::new());
             assert!(matches!(pull, Pull::CaughtUp { .. }), "{pull:?}: nothing of its namespace has changed");
             settle(&mut writer);
-            assert_eq!(bell.rung(), usize::from(waits));
+            assert_eq!(wakes.woken(), usize::from(waits));
         }
     }
 }

@@ -3,30 +3,30 @@
 
 use std::sync::Arc;
 
-use super::fixture::{Bell, POD, Pod, added, deleted, listed, ring, rv, snapshot, told, view};
+use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, ring, rv, snapshot, told, view};
 use crate::cache::{CacheReader, CacheWriter, Cursor, FeedEnd, FeedState, Pull, Start, View};
 
 /// A reader that stands at the end of its lane and waits.
 struct Parked {
     cursor: Cursor,
-    bell: Arc<Bell>,
+    wakes: Arc<WakeCounter>,
 }
 
 impl Parked {
     fn new(reader: &CacheReader, view: View) -> Self {
         let cursor = reader.open(Start::After(reader.progress().rv), view).expect("at the end").cursor;
-        let mut parked = Self { cursor, bell: Arc::default() };
+        let mut parked = Self { cursor, wakes: Arc::default() };
         parked.park();
         parked
     }
 
     fn park(&mut self) {
-        let pull = self.cursor.pull(1, Some(&self.bell.waker()), &mut Vec::new());
+        let pull = self.cursor.pull(1, Some(&self.wakes.waker()), &mut Vec::new());
         assert!(matches!(pull, Pull::CaughtUp { .. }), "{pull:?}");
     }
 
-    fn rung(&self) -> usize {
-        self.bell.rung()
+    fn woken(&self) -> usize {
+        self.wakes.woken()
     }
 }
 
@@ -47,8 +47,8 @@ fn one_of_each(reader: &CacheReader) -> [Parked; KINDS] {
     views.map(|view| Parked::new(reader, view))
 }
 
-fn rung(readers: &[Parked; KINDS]) -> [usize; KINDS] {
-    readers.each_ref().map(Parked::rung)
+fn woken(readers: &[Parked; KINDS]) -> [usize; KINDS] {
+    readers.each_ref().map(Parked::woken)
 }
 
 /// In no lane but that of all events.
@@ -72,7 +72,7 @@ fn an_event_wakes_the_readers_of_its_lanes_and_nobody_else() {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         let readers = one_of_each(&reader);
         writer.apply(added(&pod, 11)).expect("in order");
-        assert_eq!(rung(&readers), expected, "{pod:?}");
+        assert_eq!(woken(&readers), expected, "{pod:?}");
     }
 }
 
@@ -85,11 +85,11 @@ fn an_event_finds_its_lanes_among_many_labels() {
     for (version, app_now, woken) in [(11, "x", 1), (12, "y", 2), (13, "y", 2), (14, "x", 3), (15, "", 4), (16, "", 4)]
     {
         writer.apply(added(&Pod { app: app_now, ..POD }, version)).expect("in order");
-        assert_eq!(app.rung(), woken, "at {version}");
+        assert_eq!(app.woken(), woken, "at {version}");
         told(&mut app.cursor);
         app.park();
     }
-    assert!(others.iter().all(|other| other.rung() == 0));
+    assert!(others.iter().all(|other| other.woken() == 0));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn an_object_that_leaves_a_selector_wakes_the_readers_there() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
     let readers = one_of_each(&reader);
     writer.apply(added(&Pod { node: "n2", app: "", note: 1, ..POD }, 11)).expect("in order");
-    assert_eq!(rung(&readers), [1; KINDS]);
+    assert_eq!(woken(&readers), [1; KINDS]);
 }
 
 /// Not every term of a selector has a lane: who is woken for nothing goes back to sleep.
@@ -106,10 +106,10 @@ fn a_reader_woken_by_an_event_that_it_may_not_see_is_told_nothing() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, view("", "app!=x", ""));
     writer.apply(added(&POD, 11)).expect("in order");
-    assert_eq!(parked.rung(), 1);
+    assert_eq!(parked.woken(), 1);
     parked.park();
     writer.apply(added(&Pod { app: "y", ..POD }, 12)).expect("in order");
-    assert_eq!(parked.rung(), 2);
+    assert_eq!(parked.woken(), 2);
     assert_eq!(told(&mut parked.cursor), ["ADDED a/p 12"]);
 }
 
@@ -118,10 +118,10 @@ fn a_bookmark_that_is_announced_wakes_everybody() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut readers = one_of_each(&reader);
     writer.advance(rv(20), true);
-    assert_eq!(rung(&readers), [1; KINDS]);
+    assert_eq!(woken(&readers), [1; KINDS]);
     readers.iter_mut().for_each(Parked::park);
     writer.advance(rv(20), true);
-    assert_eq!(rung(&readers), [2; KINDS], "the same bookmark again is upstream's sign of life");
+    assert_eq!(woken(&readers), [2; KINDS], "the same bookmark again is upstream's sign of life");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn progress_without_an_announcement_wakes_nobody() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let readers = one_of_each(&reader);
     writer.advance(rv(20), false);
-    assert_eq!(rung(&readers), [0; KINDS]);
+    assert_eq!(woken(&readers), [0; KINDS]);
     assert_eq!((reader.progress().rv, reader.progress().bookmarks), (rv(20), 0));
 }
 
@@ -140,7 +140,7 @@ fn what_is_not_applied_wakes_nobody() {
     let readers = one_of_each(&reader);
     writer.apply(added(&POD, 15)).expect("a duplicate");
     writer.apply(added(&ELSEWHERE, 12)).expect_err("out of order");
-    assert_eq!(rung(&readers), [0; KINDS]);
+    assert_eq!(woken(&readers), [0; KINDS]);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn the_end_of_a_history_wakes_everybody() {
         let (writer, reader) = listed(ring(10), 10, &[]);
         let mut readers = one_of_each(&reader);
         let _writer = end(writer);
-        assert_eq!(rung(&readers), [1; KINDS]);
+        assert_eq!(woken(&readers), [1; KINDS]);
         for parked in &mut readers {
             assert_eq!(told(&mut parked.cursor), ["expired 10"]);
         }
@@ -174,10 +174,10 @@ fn a_reader_is_woken_once_for_all_that_comes_before_it_reads() {
         writer.apply(added(&POD, version)).expect("in order");
     }
     writer.advance(rv(20), true);
-    assert_eq!(parked.rung(), 1);
+    assert_eq!(parked.woken(), 1);
     assert_eq!(told(&mut parked.cursor).len(), 3);
     writer.apply(added(&POD, 21)).expect("in order");
-    assert_eq!(parked.rung(), 1, "it has looked without a bell since");
+    assert_eq!(parked.woken(), 1, "it has looked without a bell since");
 }
 
 /// It need not look once more to hear that there is nothing.
@@ -185,16 +185,16 @@ fn a_reader_is_woken_once_for_all_that_comes_before_it_reads() {
 fn a_reader_that_got_everything_waits() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
-    let bell = Arc::<Bell>::default();
+    let wakes = Arc::<WakeCounter>::default();
     writer.apply(added(&POD, 11)).expect("in order");
     writer.apply(added(&POD, 12)).expect("in order");
-    let mut caught_up = || match cursor.pull(1, Some(&bell.waker()), &mut Vec::new()) {
+    let mut caught_up = || match cursor.pull(1, Some(&wakes.waker()), &mut Vec::new()) {
         Pull::Frames { caught_up, .. } => caught_up.map(|progress| progress.rv.0),
         pull => panic!("{pull:?}"),
     };
     assert_eq!([caught_up(), caught_up()], [None, Some(12)], "there was room for one at a time");
     writer.apply(added(&POD, 13)).expect("in order");
-    assert_eq!(bell.rung(), 1);
+    assert_eq!(wakes.woken(), 1);
 }
 
 /// Or it would sleep over a bookmark that came while it was awake.
@@ -213,10 +213,10 @@ fn a_reader_that_got_everything_knows_where_the_feed_is() {
 fn the_last_waker_counts() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, View::everything());
-    let first = std::mem::take(&mut parked.bell);
+    let first = std::mem::take(&mut parked.wakes);
     parked.park();
     writer.apply(added(&POD, 11)).expect("in order");
-    assert_eq!((first.rung(), parked.rung()), (0, 1));
+    assert_eq!((first.woken(), parked.woken()), (0, 1));
 }
 
 #[test]
@@ -225,19 +225,19 @@ fn looking_without_a_waker_does_not_forget_the_one_that_waits() {
     let mut parked = Parked::new(&reader, View::everything());
     assert_eq!(told(&mut parked.cursor), Vec::<String>::new());
     writer.apply(added(&POD, 11)).expect("in order");
-    assert_eq!(parked.rung(), 1);
+    assert_eq!(parked.woken(), 1);
 }
 
 #[test]
 fn a_reader_that_went_away_is_not_woken_and_its_place_is_used_again() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let (gone, stays) = (Parked::new(&reader, View::everything()), Parked::new(&reader, View::everything()));
-    let bell = gone.bell.clone();
+    let wakes = gone.wakes.clone();
     drop(gone);
     // It takes the slot that has become free.
     let next = Parked::new(&reader, View::everything());
     writer.apply(added(&POD, 11)).expect("in order");
-    assert_eq!((bell.rung(), stays.rung(), next.rung()), (0, 1, 1));
+    assert_eq!((wakes.woken(), stays.woken(), next.woken()), (0, 1, 1));
 }
 
 /// Whoever leaves gives its place to another: nobody else may lose its own by that.
@@ -246,13 +246,13 @@ fn readers_that_leave_in_any_order_take_nobodys_place() {
     for leave in [[0, 1, 2], [4, 3, 2], [0, 4, 2], [1, 0, 3], [3, 4, 0]] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         let mut readers: Vec<_> = (0..5).map(|_| Some(Parked::new(&reader, View::everything()))).collect();
-        let bells: Vec<_> = readers.iter().flatten().map(|parked| parked.bell.clone()).collect();
+        let counters: Vec<_> = readers.iter().flatten().map(|parked| parked.wakes.clone()).collect();
         for gone in leave {
             readers[gone] = None;
         }
         writer.apply(added(&POD, 11)).expect("in order");
-        for (place, bell) in bells.iter().enumerate() {
-            assert_eq!(bell.rung(), usize::from(!leave.contains(&place)), "reader {place} after {leave:?} left");
+        for (place, wakes) in counters.iter().enumerate() {
+            assert_eq!(wakes.woken(), usize::from(!leave.contains(&place)), "reader {place} after {leave:?} left");
         }
     }
 }
@@ -261,14 +261,14 @@ fn readers_that_leave_in_any_order_take_nobodys_place() {
 fn a_waker_is_let_go_when_it_is_used_and_when_its_reader_goes() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, view("a", "", ""));
-    assert_eq!(Arc::strong_count(&parked.bell), 2);
+    assert_eq!(Arc::strong_count(&parked.wakes), 2);
     writer.apply(added(&POD, 11)).expect("in order");
-    assert_eq!(Arc::strong_count(&parked.bell), 1);
+    assert_eq!(Arc::strong_count(&parked.wakes), 1);
     assert_eq!(told(&mut parked.cursor).len(), 1);
     parked.park();
-    let bell = parked.bell.clone();
+    let wakes = parked.wakes.clone();
     drop(parked);
-    assert_eq!(Arc::strong_count(&bell), 1);
+    assert_eq!(Arc::strong_count(&wakes), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::fixture::{Bell, Pod, Seen, change, pods, ring, rv, seen, snapshot};
+use super::fixture::{Pod, Seen, WakeCounter, change, pods, ring, rv, seen, snapshot};
 use super::model::{Fact, Model, State, Verdict, visible};
 use super::want::{Lane, Want};
 use crate::cache::{Applied, CacheReader, CacheWriter, Cursor, Event, OpenedWatch, Pull, Snapshot, Start};
@@ -33,8 +33,8 @@ pub(super) struct Follower {
     at: usize,
     /// What it knows, if it began with the state: initial events and every delivered event applied to it.
     known: Option<State>,
-    bell: Arc<Bell>,
-    rung: usize,
+    wakes: Arc<WakeCounter>,
+    woken: usize,
     parked: bool,
     /// It stopped before the end of what it had been handed: perhaps it is woken, perhaps it is not.
     perhaps: bool,
@@ -124,9 +124,9 @@ impl World {
             if !concerned(follower) {
                 continue;
             }
-            let perhaps = std::mem::take(&mut follower.perhaps) && follower.bell.rung() > follower.rung;
+            let perhaps = std::mem::take(&mut follower.perhaps) && follower.wakes.woken() > follower.woken;
             if std::mem::take(&mut follower.parked) || perhaps {
-                follower.rung += 1;
+                follower.woken += 1;
             }
         }
     }
@@ -185,8 +185,8 @@ impl World {
             after,
             at,
             known,
-            bell: Arc::default(),
-            rung: 0,
+            wakes: Arc::default(),
+            woken: 0,
             parked: false,
             perhaps: false,
             expired: false,
@@ -205,7 +205,7 @@ impl World {
     pub(super) fn pull(&mut self, index: usize, room: usize) {
         let Some(follower) = self.followers.get_mut(index).and_then(Option::as_mut) else { return };
         let mut frames = Vec::new();
-        let waker = follower.bell.waker();
+        let waker = follower.wakes.waker();
         let pull = follower.cursor.pull(room, Some(&waker), &mut frames);
         let got: Vec<Seen> = frames.iter().map(seen).collect();
         (follower.parked, follower.perhaps) = (false, false);
@@ -275,7 +275,7 @@ impl World {
     /// What holds at every moment: bells, lanes, sizes.
     fn check(&self) {
         for follower in self.followers.iter().flatten() {
-            assert_eq!(follower.bell.rung(), follower.rung, "wake-ups of {:?}", follower.want);
+            assert_eq!(follower.wakes.woken(), follower.woken, "wake-ups of {:?}", follower.want);
         }
         if self.weigh {
             self.check_sizes();

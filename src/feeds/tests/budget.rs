@@ -29,7 +29,7 @@ struct Stage {
 }
 
 fn spec(resource: &str) -> FeedSpec {
-    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, form: Encoding::Json })
+    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, encoding: Encoding::Json })
 }
 
 fn feeds(memory_bytes_max: usize) -> (Feeds, mpsc::Receiver<Demand>) {
@@ -37,7 +37,7 @@ fn feeds(memory_bytes_max: usize) -> (Feeds, mpsc::Receiver<Demand>) {
 }
 
 fn stage(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, resource: &str) -> Stage {
-    let lease = feeds.lease(&spec(resource), None).expect("there is room");
+    let lease = feeds.handle(&spec(resource), None).expect("there is room");
     let Demand { feed, writer } = demands.try_recv().expect("it is demanded");
     let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()).charging(feed.reader.account());
     Stage { feed, writer, reader, _lease: lease }
@@ -74,28 +74,28 @@ impl Stage {
     }
 
     /// Keeps something that was derived.
-    fn derive(&self, run: u128, bytes: usize) -> PlainChunk {
+    fn derive(&self, chunk: u128, bytes: usize) -> PlainChunk {
         let chunks = self.feed.reader.chunks();
         let make = || -> Result<(PlainChunk, usize), &str> {
             Ok((Arc::from([chunks.account().keep(vec![0; bytes].into())]), bytes))
         };
-        match chunks.poll_plain(in_json(run), false, &Context::from_waker(Waker::noop()), make) {
+        match chunks.poll_plain(in_json(chunk), false, &Context::from_waker(Waker::noop()), make) {
             Poll::Ready(Ok(plain)) => plain,
             _ => panic!("it is made at once"),
         }
     }
 
-    fn has_derived(&self, run: u128) -> bool {
+    fn has_derived(&self, chunk: u128) -> bool {
         let chunks = self.feed.reader.chunks();
-        let made = chunks.poll_plain(in_json(run), false, &Context::from_waker(Waker::noop()), || Err("not there"));
+        let made = chunks.poll_plain(in_json(chunk), false, &Context::from_waker(Waker::noop()), || Err("not there"));
         matches!(made, Poll::Ready(Ok(_)))
     }
 }
 
 /// What a chunk of that name is written as.
-fn in_json(run: u128) -> ChunkFormat {
+fn in_json(chunk: u128) -> ChunkFormat {
     let (representation, part) = (Representation::Object(Encoding::Json), ChunkPart::Items);
-    ChunkFormat { run, representation, release: 36, part }
+    ChunkFormat { chunk, representation, release: 36, part }
 }
 
 fn large(event_type: EventType, name: &str, version: u64, bytes: usize) -> Bytes {
@@ -204,9 +204,9 @@ async fn what_goes_first_is_what_costs_least_to_have_again() {
     let (feeds, mut demands) = feeds(MAX);
     let (mut busy, quiet) = (stage(&feeds, &mut demands, "pods"), stage(&feeds, &mut demands, "nodes"));
     busy.list(10, [("p".to_owned(), OBJECT)]);
-    for (run, stage) in [(1, &quiet), (2, &busy), (3, &quiet)] {
+    for (chunk, stage) in [(1, &quiet), (2, &busy), (3, &quiet)] {
         advance(Duration::from_secs(1)).await;
-        stage.derive(run, 200_000);
+        stage.derive(chunk, 200_000);
     }
     advance(Duration::from_secs(1)).await;
     assert!(quiet.has_derived(1), "used again: now it is the last to go");
@@ -377,9 +377,9 @@ async fn what_did_not_fit_is_tried_ever_more_rarely_and_when_there_is_room() {
         feeds.ended(&demand.feed, FeedEnd::OverBudget);
     };
     // As large as all of it: there is never room for that.
-    drop(feeds.lease(&spec("pods"), None).expect("there is room"));
+    drop(feeds.handle(&spec("pods"), None).expect("there is room"));
     fail(demands.try_recv().expect("it is demanded"), (1 << 20) + 1);
-    let refused = || feeds.lease(&spec("pods"), None).map(drop) == Err(Unavailable::Ended(FeedEnd::OverBudget));
+    let refused = || feeds.handle(&spec("pods"), None).map(drop) == Err(Unavailable::Ended(FeedEnd::OverBudget));
     advance(Duration::from_secs(59 * 60)).await;
     feeds.forget_refusals();
     assert!(refused(), "nothing has become free");

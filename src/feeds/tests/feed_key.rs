@@ -5,7 +5,7 @@ use crate::kube::{Gvr, ObjectKey};
 use crate::wire::Encoding;
 
 fn key(resource: &str, scope: Scope) -> FeedKey {
-    FeedKey { gvr: Gvr::new("", "v1", resource), scope, form: Encoding::Json }
+    FeedKey { gvr: Gvr::new("", "v1", resource), scope, encoding: Encoding::Json }
 }
 
 fn selected(field: &str, value: &str) -> Scope {

@@ -11,10 +11,10 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn a_proof_covers_who_came_before_its_question_was_sent() {
-    let currency = Freshness::default();
+    let freshness = Freshness::default();
     let asked = Instant::now() + SECOND;
-    assert!(!currency.covers(asked), "nothing is proven yet");
-    currency.prove(asked);
+    assert!(!freshness.covers(asked), "nothing is proven yet");
+    freshness.prove(asked);
     for (received, covered) in [
         (asked - SECOND, true),
         (asked - Duration::from_nanos(1), true),
@@ -22,65 +22,65 @@ async fn a_proof_covers_who_came_before_its_question_was_sent() {
         (asked + Duration::from_nanos(1), false),
         (asked + SECOND, false),
     ] {
-        assert_eq!(currency.covers(received), covered, "{:?}", received.checked_duration_since(asked));
+        assert_eq!(freshness.covers(received), covered, "{:?}", received.checked_duration_since(asked));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn proofs_only_ever_reach_further() {
-    let currency = Freshness::default();
+    let freshness = Freshness::default();
     let early = Instant::now();
     advance(SECOND).await;
     let late = Instant::now();
-    currency.prove(late);
-    currency.prove(early);
-    assert!(currency.covers(late), "an older answer that comes later takes nothing back");
+    freshness.prove(late);
+    freshness.prove(early);
+    assert!(freshness.covers(late), "an older answer that comes later takes nothing back");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_starts_over_has_nothing_proven() {
-    let currency = Freshness::default();
+    let freshness = Freshness::default();
     let asked = Instant::now();
-    currency.prove(asked);
-    currency.forget();
-    assert!(!currency.covers(asked));
-    currency.prove(asked);
-    assert!(currency.covers(asked), "the next proof counts again");
+    freshness.prove(asked);
+    freshness.forget();
+    assert!(!freshness.covers(asked));
+    freshness.prove(asked);
+    assert!(freshness.covers(asked), "the next proof counts again");
 }
 
 /// Waits in the background; tells whether the wait is over.
-fn waiting(currency: &Freshness, received: Instant) -> tokio::task::JoinHandle<()> {
-    let currency = currency.clone();
-    tokio::spawn(async move { currency.reached(received).await })
+fn waiting(freshness: &Freshness, received: Instant) -> tokio::task::JoinHandle<()> {
+    let freshness = freshness.clone();
+    tokio::spawn(async move { freshness.reached(received).await })
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_is_served_by_a_question_sent_after_it_came() {
-    let currency = Freshness::default();
-    let wanted = currency.wanted();
+    let freshness = Freshness::default();
+    let wanted = freshness.wanted();
     let received = Instant::now();
-    let waits = waiting(&currency, received);
+    let waits = waiting(&freshness, received);
     tokio::task::yield_now().await;
     assert_eq!(*wanted.borrow(), Some(received), "the wish is known");
-    currency.prove(received - Duration::from_millis(1));
+    freshness.prove(received - Duration::from_millis(1));
     tokio::task::yield_now().await;
     assert!(!waits.is_finished(), "that question was sent before the request came");
-    currency.prove(received);
+    freshness.prove(received);
     waits.await.expect("it is served");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_wish_that_counts_is_the_latest() {
-    let currency = Freshness::default();
-    let mut wanted = currency.wanted();
+    let freshness = Freshness::default();
+    let mut wanted = freshness.wanted();
     let first = Instant::now();
     advance(SECOND).await;
     let second = Instant::now();
-    let both = [waiting(&currency, second), waiting(&currency, first)];
+    let both = [waiting(&freshness, second), waiting(&freshness, first)];
     tokio::task::yield_now().await;
     assert_eq!(*wanted.borrow_and_update(), Some(second));
     // One question after both serves both.
-    currency.prove(second);
+    freshness.prove(second);
     for waits in both {
         waits.await.expect("it is served");
     }
@@ -89,45 +89,45 @@ async fn the_wish_that_counts_is_the_latest() {
 
 #[tokio::test(start_paused = true)]
 async fn who_is_covered_already_asks_for_nothing() {
-    let currency = Freshness::default();
+    let freshness = Freshness::default();
     let received = Instant::now();
-    currency.prove(received);
-    currency.reached(received).await;
-    assert_eq!(*currency.wanted().borrow(), None);
+    freshness.prove(received);
+    freshness.reached(received).await;
+    assert_eq!(*freshness.wanted().borrow(), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn clones_share() {
-    let currency = Freshness::default();
+    let freshness = Freshness::default();
     let now = Instant::now();
-    let other = currency.clone();
+    let other = freshness.clone();
     other.prove(now);
-    assert!(currency.covers(now));
+    assert!(freshness.covers(now));
     other.want_version(rv(7));
-    assert_eq!(*currency.wanted_version().borrow(), rv(7));
+    assert_eq!(*freshness.wanted_version().borrow(), rv(7));
 }
 
 #[test]
 fn a_version_that_nobody_can_reach_is_given_up_unless_a_later_one_is_wanted() {
-    let currency = Freshness::default();
-    currency.want_version(rv(5));
-    currency.want_version(rv(9));
-    currency.give_up_version(rv(5));
-    assert_eq!(*currency.wanted_version().borrow(), rv(9));
-    currency.give_up_version(rv(9));
-    assert_eq!(*currency.wanted_version().borrow(), rv(0));
-    let mut wanted = currency.wanted_version();
+    let freshness = Freshness::default();
+    freshness.want_version(rv(5));
+    freshness.want_version(rv(9));
+    freshness.give_up_version(rv(5));
+    assert_eq!(*freshness.wanted_version().borrow(), rv(9));
+    freshness.give_up_version(rv(9));
+    assert_eq!(*freshness.wanted_version().borrow(), rv(0));
+    let mut wanted = freshness.wanted_version();
     wanted.mark_unchanged();
-    currency.want_version(rv(5));
+    freshness.want_version(rv(5));
     assert!(wanted.has_changed().expect("the currency lives"), "it may be wanted again");
 }
 
 #[test]
 fn the_version_waited_for_only_grows_and_repetition_wakes_nobody() {
-    let currency = Freshness::default();
-    let mut wanted = currency.wanted_version();
+    let freshness = Freshness::default();
+    let mut wanted = freshness.wanted_version();
     for (want, changed, stands) in [(5, true, 5), (5, false, 5), (3, false, 5), (9, true, 9), (0, false, 9)] {
-        currency.want_version(rv(want));
+        freshness.want_version(rv(want));
         assert_eq!(wanted.has_changed().expect("the currency lives"), changed, "{want}");
         assert_eq!(*wanted.borrow_and_update(), rv(stands), "{want}");
     }

@@ -13,9 +13,9 @@ use crate::feeds::{Demand, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, Una
 use crate::kube::Gvr;
 use crate::wire::Encoding;
 
-fn spec(resource: &str, namespace: Option<&str>, form: Encoding) -> FeedSpec {
+fn spec(resource: &str, namespace: Option<&str>, encoding: Encoding) -> FeedSpec {
     let scope = namespace.map_or(Scope::Cluster, |namespace| Scope::Namespace(namespace.into()));
-    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope, form })
+    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope, encoding })
 }
 
 fn pods() -> FeedSpec {
@@ -46,7 +46,7 @@ fn keys(demands: &[Demand]) -> Vec<String> {
 #[test]
 fn a_feed_is_demanded_once_however_many_want_it() {
     let (feeds, mut demands) = feeds();
-    let leases: Vec<_> = (0..1_000).map(|_| feeds.lease(&pods(), None).expect("there is room")).collect();
+    let leases: Vec<_> = (0..1_000).map(|_| feeds.handle(&pods(), None).expect("there is room")).collect();
     assert_eq!(keys(&demanded(&mut demands)), ["pods.v1 (json)"]);
     assert_eq!(leases[0].readers(), 1_000);
     assert_eq!(feeds.all().len(), 1);
@@ -62,7 +62,7 @@ fn scopes_and_forms_are_feeds_of_their_own() {
         spec("nodes", None, Encoding::Json),
     ];
     for spec in &specs {
-        feeds.lease(spec, None).expect("there is room");
+        feeds.handle(spec, None).expect("there is room");
     }
     assert_eq!(
         keys(&demanded(&mut demands)),
@@ -77,7 +77,7 @@ fn finding_starts_nothing() {
     let (feeds, mut demands) = feeds();
     assert!(feeds.find(&pods().key).is_none());
     assert!(demanded(&mut demands).is_empty());
-    let lease = feeds.lease(&pods(), None).expect("there is room");
+    let lease = feeds.handle(&pods(), None).expect("there is room");
     let found = feeds.find(&pods().key).expect("it runs");
     assert_eq!((lease.readers(), found.readers()), (2, 2));
 }
@@ -85,13 +85,13 @@ fn finding_starts_nothing() {
 #[test]
 fn a_feed_that_ended_is_not_found_and_started_anew_when_wanted() {
     let (feeds, mut demands) = feeds();
-    let old = feeds.lease(&pods(), None).expect("there is room");
+    let old = feeds.handle(&pods(), None).expect("there is room");
     let mut demand = demands.try_recv().expect("it is demanded");
     demand.writer.set_state(FeedState::Ended(FeedEnd::Idle));
     assert!(feeds.find(&pods().key).is_none(), "it is over, though still in the registry");
     feeds.ended(&the_one(&feeds), FeedEnd::Idle);
     assert!(feeds.all().is_empty());
-    let new = feeds.lease(&pods(), None).expect("idleness is no refusal");
+    let new = feeds.handle(&pods(), None).expect("idleness is no refusal");
     let again = demanded(&mut demands);
     assert_eq!(keys(&again), ["pods.v1 (json)"]);
     assert_eq!((old.reader.state(), new.reader.state()), (FeedState::Ended(FeedEnd::Idle), FeedState::Syncing));
@@ -110,18 +110,18 @@ async fn a_refused_feed_is_left_alone_for_half_a_minute() {
         (FeedEnd::Shutdown, false),
     ] {
         let (feeds, mut demands) = feeds();
-        drop(feeds.lease(&pods(), None).expect("there is room"));
+        drop(feeds.handle(&pods(), None).expect("there is room"));
         assert_eq!(demanded(&mut demands).len(), 1);
         feeds.ended(&the_one(&feeds), end);
         assert_eq!(end.is_refusal(), refused, "{end:?}");
-        let again = feeds.lease(&pods(), None).map(drop);
+        let again = feeds.handle(&pods(), None).map(drop);
         assert_eq!(again, if refused { Err(Unavailable::Ended(end)) } else { Ok(()) }, "{end:?}");
         let other = spec("pods", Some("a"), Encoding::Json);
-        assert!(feeds.lease(&other, None).is_ok(), "a refusal is about one key");
+        assert!(feeds.handle(&other, None).is_ok(), "a refusal is about one key");
         advance(Duration::from_secs(29)).await;
-        assert_eq!(feeds.lease(&pods(), None).is_err(), refused, "{end:?} after 29 s");
+        assert_eq!(feeds.handle(&pods(), None).is_err(), refused, "{end:?} after 29 s");
         advance(Duration::from_secs(1)).await;
-        assert!(feeds.lease(&pods(), None).is_ok(), "{end:?} after 30 s");
+        assert!(feeds.handle(&pods(), None).is_ok(), "{end:?} after 30 s");
     }
 }
 
@@ -129,7 +129,7 @@ async fn a_refused_feed_is_left_alone_for_half_a_minute() {
 async fn refused(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, seconds: u64) -> Vec<u64> {
     let mut came = Vec::new();
     for second in 0..seconds {
-        if feeds.lease(&pods(), None).is_ok() {
+        if feeds.handle(&pods(), None).is_ok() {
             came.push(second);
             assert_eq!(demanded(demands).len(), 1);
             feeds.ended(&the_one(feeds), FeedEnd::Forbidden);
@@ -148,14 +148,14 @@ async fn what_may_not_be_read_is_tried_ever_more_rarely_and_soon_when_rights_may
     assert!(day.windows(2).skip(8).all(|pair| pair[1] - pair[0] <= 3601), "{day:?}");
     while refused(&feeds, &mut demands, 1).await.is_empty() {}
     feeds.forget_refusals();
-    assert!(feeds.lease(&pods(), None).is_err(), "what is served says nothing of rights");
+    assert!(feeds.handle(&pods(), None).is_err(), "what is served says nothing of rights");
     advance(Duration::from_secs(30)).await;
     feeds.rights_changed();
     let again = refused(&feeds, &mut demands, 100).await;
     assert_eq!(again[..2], [0, 30]);
     for _ in 0..100 {
         feeds.rights_changed();
-        assert!(feeds.lease(&pods(), None).is_err(), "a storm of changes is no storm of questions");
+        assert!(feeds.handle(&pods(), None).is_err(), "a storm of changes is no storm of questions");
     }
 }
 
@@ -164,7 +164,7 @@ async fn what_had_been_served_and_is_refused_is_tried_again_soon() {
     let (feeds, mut demands) = feeds();
     refused(&feeds, &mut demands, 2000).await;
     advance(Duration::from_secs(3600)).await;
-    drop(feeds.lease(&pods(), None).expect("it is due"));
+    drop(feeds.handle(&pods(), None).expect("it is due"));
     let mut demand = demands.try_recv().expect("it is demanded");
     demand.writer.replace(Snapshot::from_objects(rv(10), Vec::new()));
     demand.writer.set_state(FeedState::Live);
@@ -175,11 +175,11 @@ async fn what_had_been_served_and_is_refused_is_tried_again_soon() {
 #[test]
 fn when_upstream_serves_something_new_refusals_are_forgotten() {
     let (feeds, _demands) = feeds();
-    drop(feeds.lease(&pods(), None).expect("there is room"));
+    drop(feeds.handle(&pods(), None).expect("there is room"));
     feeds.ended(&the_one(&feeds), FeedEnd::Gone);
-    assert!(feeds.lease(&pods(), None).is_err());
+    assert!(feeds.handle(&pods(), None).is_err());
     feeds.forget_refusals();
-    assert!(feeds.lease(&pods(), None).is_ok());
+    assert!(feeds.handle(&pods(), None).is_ok());
 }
 
 #[test]
@@ -187,27 +187,27 @@ fn there_are_only_so_many_feeds() {
     let (feeds, mut demands) = feeds();
     let specs: Vec<_> = (0..FEEDS_MAX).map(|n| spec("pods", Some(&format!("ns-{n}")), Encoding::Json)).collect();
     for spec in &specs {
-        feeds.lease(spec, None).expect("there is room");
+        feeds.handle(spec, None).expect("there is room");
     }
-    assert_eq!(feeds.lease(&pods(), None).map(drop), Err(Unavailable::TooMany));
-    assert!(feeds.lease(&specs[0], None).is_ok(), "one that runs is no further one");
+    assert_eq!(feeds.handle(&pods(), None).map(drop), Err(Unavailable::TooMany));
+    assert!(feeds.handle(&specs[0], None).is_ok(), "one that runs is no further one");
     assert_eq!(demanded(&mut demands).len(), FEEDS_MAX);
     feeds.ended(&feeds.all()[0], FeedEnd::Idle);
-    assert!(feeds.lease(&pods(), None).is_ok());
+    assert!(feeds.handle(&pods(), None).is_ok());
 }
 
 #[test]
 fn without_a_supervisor_there_are_no_feeds() {
     let (feeds, demands) = feeds();
     drop(demands);
-    assert_eq!(feeds.lease(&pods(), None).map(drop), Err(Unavailable::TooMany));
+    assert_eq!(feeds.handle(&pods(), None).map(drop), Err(Unavailable::TooMany));
     assert!(feeds.all().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_feed_is_idle_since_its_last_reader_went() {
     let (feeds, _demands) = feeds();
-    let first = feeds.lease(&pods(), None).expect("there is room");
+    let first = feeds.handle(&pods(), None).expect("there is room");
     let feed = feeds.all().remove(0);
     let second = first.clone();
     assert_eq!(feed.readers(), 1, "a clone is the same reader");
@@ -219,7 +219,7 @@ async fn a_feed_is_idle_since_its_last_reader_went() {
     assert_eq!((feed.readers(), feed.idle_for()), (0, Duration::ZERO));
     advance(Duration::from_secs(5)).await;
     assert_eq!(feed.idle_for(), Duration::from_secs(5));
-    let again = feeds.lease(&pods(), None).expect("it runs");
+    let again = feeds.handle(&pods(), None).expect("it runs");
     assert_eq!(feed.idle_for(), Duration::ZERO);
     drop(again);
 }
@@ -228,10 +228,10 @@ async fn a_feed_is_idle_since_its_last_reader_went() {
 #[tokio::test(start_paused = true)]
 async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
     let (feeds, mut demands) = feeds();
-    let old = feeds.lease(&pods(), None).expect("there is room");
+    let old = feeds.handle(&pods(), None).expect("there is room");
     let old_feed = the_one(&feeds);
     let changed = FeedSpec { index_field: Some("spec.nodeName".into()), ..pods() };
-    let new = feeds.lease(&changed, None).expect("there is room");
+    let new = feeds.handle(&changed, None).expect("there is room");
     let _running = demanded(&mut demands);
     assert_eq!((old.spec.index_field.clone(), new.spec.index_field.clone()), (None, Some("spec.nodeName".into())));
     old.retired().await;
@@ -245,17 +245,17 @@ async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
 #[tokio::test(start_paused = true)]
 async fn what_takes_a_retired_feeds_place_settles_for_a_while() {
     let (feeds, _demands) = feeds();
-    let first = feeds.lease(&pods(), None).expect("there is room");
+    let first = feeds.handle(&pods(), None).expect("there is room");
     assert!(!first.is_settling());
     feeds.retire(&the_one(&feeds));
     first.retired().await;
     assert!(feeds.all().is_empty(), "nobody leases it any more");
     tokio::time::advance(Duration::from_secs(9)).await;
-    let second = feeds.lease(&pods(), None).expect("there is room");
+    let second = feeds.handle(&pods(), None).expect("there is room");
     assert!(second.is_settling());
     tokio::time::advance(Duration::from_secs(1)).await;
     assert!(!second.is_settling());
-    assert!(!feeds.lease(&spec("nodes", None, Encoding::Json), None).expect("there is room").is_settling());
+    assert!(!feeds.handle(&spec("nodes", None, Encoding::Json), None).expect("there is room").is_settling());
 }
 
 #[tokio::test(start_paused = true)]
@@ -263,19 +263,19 @@ async fn only_what_upstream_did_not_know_is_forgotten_when_it_may_know_it_now() 
     let (feeds, _demands) = feeds();
     let (gone, forbidden) = (pods(), spec("nodes", None, Encoding::Json));
     for (spec, end) in [(&gone, FeedEnd::Gone), (&forbidden, FeedEnd::Forbidden)] {
-        drop(feeds.lease(spec, None).expect("there is room"));
+        drop(feeds.handle(spec, None).expect("there is room"));
         feeds.ended(&the_one(&feeds), end);
     }
     feeds.forget_gone();
-    assert!(feeds.lease(&gone, None).is_ok());
-    assert_eq!(feeds.lease(&forbidden, None).err(), Some(Unavailable::Ended(FeedEnd::Forbidden)));
+    assert!(feeds.handle(&gone, None).is_ok());
+    assert_eq!(feeds.handle(&forbidden, None).err(), Some(Unavailable::Ended(FeedEnd::Forbidden)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_idle_feed_is_taken_out_before_anybody_else_can_lease_it() {
     const IDLE: Duration = Duration::from_secs(10);
     let (feeds, _demands) = feeds();
-    let lease = feeds.lease(&pods(), None).expect("there is room");
+    let lease = feeds.handle(&pods(), None).expect("there is room");
     let feed = the_one(&feeds);
     advance(IDLE * 2).await;
     assert!(!feeds.end_if_idle(&feed, IDLE), "it is read");
@@ -292,17 +292,17 @@ async fn an_idle_feed_is_taken_out_before_anybody_else_can_lease_it() {
 #[test]
 fn the_oldest_version_to_go_on_from_is_noted_while_the_feed_starts() {
     let (feeds, mut demands) = feeds();
-    let lease = feeds.lease(&pods(), None).expect("there is room");
+    let lease = feeds.handle(&pods(), None).expect("there is room");
     assert_eq!(lease.oldest_resume(), None);
     for (resume, oldest) in [(Some(20), Some(20)), (Some(30), Some(20)), (None, Some(20)), (Some(10), Some(10))] {
-        drop(feeds.lease(&pods(), resume.map(rv)).expect("it runs"));
+        drop(feeds.handle(&pods(), resume.map(rv)).expect("it runs"));
         assert_eq!(lease.oldest_resume(), oldest.map(rv), "{resume:?}");
     }
     let mut demand = demands.try_recv().expect("it is demanded");
     demand.writer.set_state(FeedState::Live);
-    drop(feeds.lease(&pods(), Some(rv(5))).expect("it runs"));
+    drop(feeds.handle(&pods(), Some(rv(5))).expect("it runs"));
     assert_eq!(lease.oldest_resume(), Some(rv(10)), "it has started: too late");
-    let first = feeds.lease(&spec("nodes", None, Encoding::Json), Some(rv(7))).expect("there is room");
+    let first = feeds.handle(&spec("nodes", None, Encoding::Json), Some(rv(7))).expect("there is room");
     assert_eq!(first.oldest_resume(), Some(rv(7)), "the one who starts it counts as well");
 }
 

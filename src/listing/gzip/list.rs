@@ -36,7 +36,7 @@ enum Stage {
 #[derive(Debug, Default)]
 struct Reading {
     /// Of how many of its stretches.
-    stretches: usize,
+    chunks: usize,
     text: Text,
 }
 
@@ -122,12 +122,12 @@ impl GzipList {
 impl Reading {
     /// Ready with all of the batch.
     fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), Refused>> {
-        while let Some(index) = batch.stretches.clone().nth(self.stretches) {
+        while let Some(index) = batch.chunks.clone().nth(self.chunks) {
             let plain = match ready!(list.poll_plain(index, cx)) {
                 Ok(plain) => plain,
                 Err(refused) => return Poll::Ready(Err(refused)),
             };
-            self.stretches += 1;
+            self.chunks += 1;
             let mut skipped = list.skipped(index);
             for slice in plain.iter() {
                 self.text.push(slice.slice(skipped..));

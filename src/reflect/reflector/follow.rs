@@ -44,7 +44,7 @@ impl Reflector {
             None => at,
         };
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        match WatchStream::open(&self.means.upstream.client, &path, spec.key.form).await {
+        match WatchStream::open(&self.means.upstream.client, &path, spec.key.encoding).await {
             Ok(stream) => Ok((stream, witness)),
             Err(error) => Err((over(error), witness)),
         }

@@ -32,7 +32,7 @@ impl Reflector {
 
     /// Whether a gap is young enough. One of which nobody knows how old it is may hide anything.
     fn may_be_mended(&self) -> bool {
-        let proven = self.means.upstream.feed.currency.proven();
+        let proven = self.means.upstream.feed.freshness.proven();
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
     }
 
@@ -68,14 +68,14 @@ impl Reflector {
             let otherwise = self.means.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
             self.writer.renew(otherwise).await;
         } else {
-            self.means.upstream.feed.currency.forget();
+            self.means.upstream.feed.freshness.forget();
             self.writer.replace(snapshot);
             self.begins(asked, false);
         }
         self.means.written.listed(servers);
         self.continuity = Continuity::Sure;
         if window.is_none() {
-            self.means.upstream.feed.currency.prove(asked);
+            self.means.upstream.feed.freshness.prove(asked);
             self.complete.listed(asked);
         }
         self.signed_of_life();
@@ -136,7 +136,7 @@ impl Reflector {
         );
         self.means.upstream.metrics.gap(Gap::Rewound);
         self.writer.set_state(FeedState::Syncing);
-        feed.currency.forget();
+        feed.freshness.forget();
         feed.forget_shown();
         self.means.rewinds.announce(Instant::now());
     }

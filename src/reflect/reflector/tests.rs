@@ -25,9 +25,9 @@ const BASE: ResourceVersion = ResourceVersion(10);
 
 fn hands() -> Hands {
     let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-    let handle = feeds.lease(&spec(), None).expect("there is room");
+    let handle = feeds.handle(&spec(), None).expect("there is room");
     let Demand { feed, writer } = demands.try_recv().expect("it is demanded");
-    let reader = Arc::new(ObjectReader::new(spec().key.form, spec().shape, spec().fields));
+    let reader = Arc::new(ObjectReader::new(spec().key.encoding, spec().shape, spec().fields));
     let upstream = FeedClient {
         client: Client::in_memory(|| None),
         feed: feed.clone(),

@@ -23,7 +23,7 @@ async fn nothing_is_asked_while_nobody_waits() {
 async fn one_question_proves_for_all_who_had_come() {
     let scene = Scene::of(upstream().pods(3)).await;
     let came = Instant::now();
-    let readers = futures_util::future::join_all((0..1_000).map(|_| scene.feed.currency.reached(came)));
+    let readers = futures_util::future::join_all((0..1_000).map(|_| scene.feed.freshness.reached(came)));
     timeout(seconds(1), readers).await.expect("a proof");
     assert_eq!((scene.said("position"), scene.said("equality")), (1, 0), "nothing was written: X is what it holds");
 }
@@ -119,7 +119,7 @@ async fn a_version_that_somebody_has_seen_elsewhere_is_gone_after() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().stall_watches(0);
     let written = scene.up.create_pod("t1", "new");
-    scene.feed.currency.want_version(ResourceVersion(written));
+    scene.feed.freshness.want_version(ResourceVersion(written));
     let took = scene.until(written).await;
     assert!(took < seconds(3), "{took:?}");
     assert!(scene.is_true());
@@ -128,13 +128,13 @@ async fn a_version_that_somebody_has_seen_elsewhere_is_gone_after() {
 #[tokio::test(start_paused = true)]
 async fn a_version_of_the_future_is_given_up_after_three_times_and_hides_no_other() {
     let scene = Scene::of(upstream().pods(3)).await;
-    scene.feed.currency.want_version(ResourceVersion(1 << 40));
+    scene.feed.freshness.want_version(ResourceVersion(1 << 40));
     sleep(seconds(60)).await;
     assert_eq!(scene.said("catch_up"), 3);
-    assert_eq!(*scene.feed.currency.wanted_version().borrow(), ResourceVersion(0));
+    assert_eq!(*scene.feed.freshness.wanted_version().borrow(), ResourceVersion(0));
     scene.up.faults().stall_watches(0);
     let written = scene.up.create_pod("t1", "new");
-    scene.feed.currency.want_version(ResourceVersion(written));
+    scene.feed.freshness.want_version(ResourceVersion(written));
     scene.until(written).await;
 }
 
@@ -145,7 +145,7 @@ async fn a_proof_does_not_outlive_the_history_that_it_was_asked_of() {
     let backup = scene.up.faults().backup();
     scene.up.create_pod("t1", "lost");
     scene.proof().await;
-    let before = scene.feed.currency.proven();
+    let before = scene.feed.freshness.proven();
     assert!(before.is_some());
     scene.up.faults().restore(&backup);
     let took = scene.proof().await;

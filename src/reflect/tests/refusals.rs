@@ -21,7 +21,7 @@ async fn a_first_refusal_ends_a_feed_for_what_it_says() {
         assert_eq!(why, end, "{code}");
         assert!(took < seconds(1), "{code}: {took:?}");
         assert!(scene.feeds.find(&spec().key).is_none());
-        assert!(scene.feeds.lease(&spec(), None).is_err(), "{code}: it is not asked for again at once");
+        assert!(scene.feeds.handle(&spec(), None).is_err(), "{code}: it is not asked for again at once");
     }
 }
 
@@ -106,7 +106,7 @@ async fn a_server_that_cannot_answer_now_is_asked_again_in_the_same_way() {
 async fn a_feed_whose_definition_changed_ends_and_the_next_one_begins_at_once() {
     let scene = Scene::of(upstream().pods(3)).await;
     let changed = FeedSpec { edition: Some("2".into()), ..spec() };
-    let next = scene.feeds.lease(&changed, None).expect("it is no refusal");
+    let next = scene.feeds.handle(&changed, None).expect("it is no refusal");
     let (end, took) = ended(&scene).await;
     assert_eq!((end, took < seconds(1)), (FeedEnd::Outdated, true));
     let mut state = next.reader.watch_state();

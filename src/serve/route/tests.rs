@@ -1,8 +1,8 @@
 //! The route table, row by row. Sources are docs/rules/requests.md and docs/rules/reads.md; messages are the
 //! apiserver's.
 
+mod encodings;
 mod fixture;
-mod forms;
 mod forwards;
 mod reads;
 mod refusals;

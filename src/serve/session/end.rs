@@ -17,16 +17,16 @@ impl WatchSession {
     /// watch ended here, its client would go on behind all of it.
     pub(super) fn is_amid(&mut self, cx: &mut Context<'_>) -> bool {
         // What a part waits for may not come; its events are sifted, and come again with rights.
-        if self.part.is_none() && self.cursor.is_next_at(self.told) {
+        if self.partial.is_none() && self.cursor.is_next_at(self.told) {
             return true;
         }
-        match self.lease.reader.waits_for_whole(self.told) {
+        match self.feed.reader.waits_for_whole(self.told) {
             Settling::Already => {
                 self.rest = None;
                 return false;
             }
             Settling::Soon => {}
-            Settling::WhenToldSo => self.lease.currency.want_version(self.told),
+            Settling::WhenToldSo => self.feed.freshness.want_version(self.told),
         }
         let rest = self.rest.get_or_insert_with(|| Box::pin(sleep(REST_MAX)));
         rest.as_mut().poll(cx).is_pending()
@@ -41,13 +41,13 @@ impl WatchSession {
         let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
         self.phase = Phase::Last(frame, end);
         // It is taken soon, or not at all.
-        self.dog.end();
+        self.watchdog.end();
     }
 
     /// The permission is looked at next, and says why it is over.
     pub(super) fn end_without_a_word(&mut self, end: WatchEnd) {
         if end == WatchEnd::Revoked {
-            self.called = None;
+            self.fired = None;
             return;
         }
         self.phase = Phase::Ended;
@@ -70,7 +70,7 @@ impl WatchSession {
 impl Drop for WatchSession {
     fn drop(&mut self) {
         if !matches!(self.phase, Phase::Ended) {
-            self.metrics.ended(self.dog.cut().why().map_or(WatchEnd::Closed, WatchEnd::Cut));
+            self.metrics.ended(self.watchdog.cut().why().map_or(WatchEnd::Closed, WatchEnd::Cut));
         }
     }
 }

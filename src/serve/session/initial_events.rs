@@ -27,14 +27,14 @@ enum How {
     /// Frame by frame, from the first key not yet sent.
     Frames { next: String },
     /// In runs of frames that all watches share, from the first piece not yet sent.
-    Runs(Box<Runs>),
+    Chunks(Box<Chunks>),
 }
 
 #[derive(Debug)]
-struct Runs {
-    scribe: ChunkWriter,
-    stretches: PageChunks,
-    stretch: usize,
+struct Chunks {
+    writer: ChunkWriter,
+    chunks: PageChunks,
+    index: usize,
     /// What the stretch was written as, once it is.
     plain: Option<PlainChunk>,
     piece: usize,
@@ -50,15 +50,21 @@ impl InitialEvents {
     }
 
     /// In runs, if what the watch sees is made of them.
-    pub(super) fn in_runs(self, runs: Arc<[Chunk]>, permit: &Permit, cursor: &Cursor, reader: &CacheReader) -> Self {
+    pub(super) fn in_chunks(
+        self,
+        shared: Arc<[Chunk]>,
+        permit: &Permit,
+        cursor: &Cursor,
+        reader: &CacheReader,
+    ) -> Self {
         if !PageChunks::suit(cursor.view()) {
             return self;
         }
-        let mut stretches = PageChunks::new(self.snapshot.clone(), runs);
-        stretches.put_runs(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
-        let scribe = ChunkWriter::added(reader.clone(), cursor.renderer().clone());
+        let mut chunks = PageChunks::new(self.snapshot.clone(), shared);
+        chunks.put_chunks(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
+        let writer = ChunkWriter::added(reader.clone(), cursor.renderer().clone());
         let how =
-            How::Runs(Box::new(Runs { scribe, stretches, stretch: 0, plain: None, piece: 0, rest: Rest::default() }));
+            How::Chunks(Box::new(Chunks { writer, chunks, index: 0, plain: None, piece: 0, rest: Rest::default() }));
         Self { how, ..self }
     }
 
@@ -76,22 +82,22 @@ impl InitialEvents {
             How::Frames { next } => {
                 Poll::Ready(put_frames(&self.snapshot, next, (cursor, reader), (room, looks), batch))
             }
-            How::Runs(runs) => runs.poll_put(cx, room, batch),
+            How::Chunks(shared) => shared.poll_put(cx, room, batch),
         }
     }
 }
 
-impl Runs {
+impl Chunks {
     fn poll_put(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<Put, Refused>> {
         let (mut frames, mut bytes) = (0, 0);
         ready!(self.rest.poll(cx));
-        while self.stretch < self.stretches.len() {
+        while self.index < self.chunks.len() {
             let plain = match &self.plain {
                 Some(plain) => plain,
-                None => match self.scribe.poll_plain(&self.stretches, self.stretch, cx) {
+                None => match self.writer.poll_plain(&self.chunks, self.index, cx) {
                     Poll::Pending if !batch.is_empty() => return Poll::Ready(Ok((frames, Portion::More))),
                     polled => {
-                        if self.scribe.has_worked() {
+                        if self.writer.has_worked() {
                             self.rest.begin();
                         }
                         self.plain.insert(ready!(polled)?)
@@ -99,7 +105,7 @@ impl Runs {
                 },
             };
             let Some(piece) = plain.get(self.piece) else {
-                (self.stretch, self.piece, self.plain) = (self.stretch + 1, 0, None);
+                (self.index, self.piece, self.plain) = (self.index + 1, 0, None);
                 continue;
             };
             // What is alone in a batch is not copied.
@@ -107,7 +113,7 @@ impl Runs {
                 return Poll::Ready(Ok((frames, Portion::More)));
             }
             if self.piece == 0 {
-                frames += self.stretches.run(self.stretch).lengths().items;
+                frames += self.chunks.chunk(self.index).lengths().items;
             }
             bytes += piece.len();
             batch.push(piece.clone());

@@ -14,13 +14,13 @@ use crate::wire::{Object, Renderer};
 pub(in super::super) struct Opening {
     pub(in super::super) permit: Permit,
     pub(in super::super) place: AdmissionPlace,
-    pub(in super::super) lease: FeedHandle,
+    pub(in super::super) feed: FeedHandle,
     pub(in super::super) renderer: Renderer,
     pub(in super::super) opened: OpenedWatch,
     /// Those with something to show, of a watch that may not show all.
     pub(in super::super) namespaces: Vec<Arc<str>>,
     /// Of the state that the watch begins with, for a sink that takes several frames in one.
-    pub(in super::super) runs: Option<Arc<[Chunk]>>,
+    pub(in super::super) chunks: Option<Arc<[Chunk]>>,
     /// A state of one object, as a Table has it.
     pub(in super::super) row: Option<Object>,
     pub(in super::super) terms: WatchTerms,

@@ -155,7 +155,8 @@ impl PartialView {
         if self.turn.is_none() && (goes || !coming.is_empty()) {
             let mark = cursor.mark();
             let pin = Some(pin(&mark.snapshot));
-            self.turn = Some(Turn { mark, pin, coming, going: None, next: String::new(), begins: None, told_older: false });
+            self.turn =
+                Some(Turn { mark, pin, coming, going: None, next: String::new(), begins: None, told_older: false });
         }
         self.turn.is_some()
     }

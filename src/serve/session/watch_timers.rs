@@ -19,7 +19,7 @@ pub(super) struct WatchTimers {
 
 /// What was first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Call {
+pub(super) enum Fired {
     /// The moment has come that it was set to.
     Time,
     /// It is this watch's turn to leave a proxy that goes away.
@@ -29,11 +29,11 @@ pub(super) enum Call {
 }
 
 impl WatchTimers {
-    pub(super) fn new(drain: &DrainWatch, standing: &GrantStatus, at: Instant) -> Self {
+    pub(super) fn new(drain: &DrainWatch, grant: &GrantStatus, at: Instant) -> Self {
         Self {
             drain: Box::pin(drain.my_slot()),
             _held: drain.hold(),
-            revocation: standing.over().map(|over| Box::pin(over.cancelled_owned())),
+            revocation: grant.over().map(|over| Box::pin(over.cancelled_owned())),
             timer: Box::pin(sleep_until(at)),
         }
     }
@@ -45,15 +45,15 @@ impl WatchTimers {
 }
 
 impl Future for WatchTimers {
-    type Output = Call;
+    type Output = Fired;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Call> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Fired> {
         if self.revocation.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready()) {
-            return Poll::Ready(Call::Revoked);
+            return Poll::Ready(Fired::Revoked);
         }
         if self.drain.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Call::Drained);
+            return Poll::Ready(Fired::Drained);
         }
-        self.timer.as_mut().poll(cx).map(|()| Call::Time)
+        self.timer.as_mut().poll(cx).map(|()| Fired::Time)
     }
 }

@@ -6,13 +6,13 @@ use crate::kube::Gvr;
 const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Everything that a request may wait for of a feed, and that does not come.
-async fn waits(lease: &FeedHandle, wait: usize) -> InVain {
-    let (reader, deadline, received) = (&lease.reader, Instant::now() + DEADLINE, Instant::now());
+async fn waits(feed: &FeedHandle, wait: usize) -> InVain {
+    let (reader, deadline, received) = (&feed.reader, Instant::now() + DEADLINE, Instant::now());
     let in_vain = match wait {
-        0 => while_it_runs(reader, deadline, lease.currency.reached(received)).await.err(),
+        0 => while_it_runs(reader, deadline, feed.freshness.reached(received)).await.err(),
         1 => while_it_runs(reader, deadline, reader.reached(ResourceVersion(11))).await.err(),
         _ => {
-            let settled = lease.renderings.settled(Representation::Object(Encoding::Json));
+            let settled = feed.renderings.settled(Representation::Object(Encoding::Json));
             while_it_runs(reader, deadline, settled).await.err()
         }
     };
@@ -24,13 +24,13 @@ async fn whatever_is_waited_for_the_end_of_the_feed_is_the_end_of_the_wait() {
     for wait in 0..3 {
         for (ends, expected) in [(true, InVain::Over), (false, InVain::Late)] {
             let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-            let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, form: Encoding::Protobuf };
-            let lease = feeds.lease(&FeedSpec::like_pods(key), None).expect("there is room");
+            let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding: Encoding::Protobuf };
+            let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
             let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
             writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
             writer.set_state(FeedState::Live);
             let began = Instant::now();
-            let waiting = tokio::spawn(async move { waits(&lease, wait).await });
+            let waiting = tokio::spawn(async move { waits(&feed, wait).await });
             tokio::task::yield_now().await;
             assert!(!waiting.is_finished(), "{wait}: the feed runs");
             if ends {

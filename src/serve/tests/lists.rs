@@ -58,17 +58,28 @@ fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> Object {
 /// A feed of pods with these objects.
 fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, Demand)) {
     let gvr = Gvr::new("", "v1", "pods");
-    let (fields, origin, form) =
+    let (fields, origin, encoding) =
         (Arc::new(FieldTable::of_builtin(&gvr, true)), ResourceOrigin::BuiltIn, Encoding::Json);
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
     let (namespaced, watchable, fields_unknown, pages) = (true, true, false, PageStore::default());
-    let pods =
-        Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition };
+    let pods = Resource {
+        gvr,
+        kind,
+        list_kind,
+        namespaced,
+        watchable,
+        origin,
+        encoding,
+        fields,
+        fields_unknown,
+        pages,
+        edition,
+    };
     let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-    let lease = feeds.lease(&feed_spec(&pods, Scope::Cluster, form), None).expect("there is room");
+    let feed = feeds.handle(&feed_spec(&pods, Scope::Cluster, encoding), None).expect("there is room");
     let mut demand = demands.try_recv().expect("the feed is demanded");
     demand.writer.replace(Snapshot::from_objects(ResourceVersion(1_000), objects));
-    (lease, (feeds, demand))
+    (feed, (feeds, demand))
 }
 
 fn permit() -> Permit {
@@ -77,8 +88,8 @@ fn permit() -> Permit {
     Permit::Whole(grant.expect("whoever asks is us"))
 }
 
-fn renderer(lease: &FeedHandle, representation: Representation) -> Renderer {
-    let feed = lease.reader.envelope();
+fn renderer(feed: &FeedHandle, representation: Representation) -> Renderer {
+    let feed = feed.reader.envelope();
     Renderer::derived(representation, feed, 36).unwrap_or_else(|| Renderer::verbatim(feed))
 }
 
@@ -87,9 +98,9 @@ fn pace() -> ScanPace {
 }
 
 /// As it comes to the client, and again compressed.
-async fn listed(lease: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
+async fn listed(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
     let written = async || {
-        let page = page(&permit(), lease, &lease.reader.snapshot(), read, &mut pace()).await;
+        let page = page(&permit(), feed, &feed.reader.snapshot(), read, &mut pace()).await;
         page.written_by(renderer, &mut pace()).await.expect("everything can be written")
     };
     let (mut plain, mut deflated) = (Vec::new(), Vec::new());
@@ -113,8 +124,8 @@ async fn listed(lease: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec
 }
 
 /// The same, object by object.
-fn expected(lease: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
-    let snapshot = lease.reader.snapshot();
+fn expected(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
+    let snapshot = feed.reader.snapshot();
     let start = read.plan.start.as_ref().map(|start| match read.view.namespace() {
         Some(namespace) => format!("{namespace}/{start}"),
         None => start.clone(),
@@ -176,12 +187,12 @@ async fn a_list_is_its_objects_one_after_the_other() {
             pods.collect::<Vec<_>>()
         };
         let objects = NAMESPACES.iter().flat_map(|namespace| of(namespace, &mut random)).collect();
-        let (lease, _feeds) = feed(objects);
+        let (feed, _feeds) = feed(objects);
         for _ in 0..20 {
             let read = reads(&mut random);
             for representation in REPRESENTATIONS {
-                let renderer = renderer(&lease, representation);
-                let (ours, theirs) = (listed(&lease, &read, &renderer).await, expected(&lease, &read, &renderer));
+                let renderer = renderer(&feed, representation);
+                let (ours, theirs) = (listed(&feed, &read, &renderer).await, expected(&feed, &read, &renderer));
                 assert!(ours == theirs, "{read:?} as {representation}: {} and {} bytes", ours.len(), theirs.len());
             }
         }
@@ -192,15 +203,15 @@ async fn a_list_is_its_objects_one_after_the_other() {
 #[tokio::test]
 async fn lists_share_what_they_are_made_of() {
     let objects: Vec<_> = (0..200).map(|name| padded("a", name, 7, 5_000)).collect();
-    let (lease, _feeds) = feed(objects);
+    let (feed, _feeds) = feed(objects);
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let view = View::everything();
     let read =
         ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: PageStore::FromCache };
-    let renderer = renderer(&lease, REPRESENTATIONS[0]);
+    let renderer = renderer(&feed, REPRESENTATIONS[0]);
     let mut addresses = Vec::new();
     for _ in 0..10 {
-        let page = page(&permit(), &lease, &lease.reader.snapshot(), &read, &mut pace()).await;
+        let page = page(&permit(), &feed, &feed.reader.snapshot(), &read, &mut pace()).await;
         let mut list = page.written_by(&renderer, &mut pace()).await.expect("as it came");
         let mut chunks = Vec::new();
         while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
@@ -211,14 +222,14 @@ async fn lists_share_what_they_are_made_of() {
     }
     assert!(addresses[0].len() >= 200 * 5_000 / Chunk::BYTES_MAX);
     assert!(addresses.iter().all(|others| *others == addresses[0]));
-    let kept = lease.reader.stats().derived_bytes;
+    let kept = feed.reader.stats().derived_bytes;
     assert!((200 * 5_000..200 * 5_300).contains(&kept), "{kept} bytes are kept");
 }
 
 /// A client that does not read keeps nothing alive for longer than the apiserver would.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_not_read_lets_its_state_go() {
-    let (lease, feeds) = feed((0..100).map(|name| padded("a", name, 7, 5_000)).collect());
+    let (feed, feeds) = feed((0..100).map(|name| padded("a", name, 7, 5_000)).collect());
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let read = ListRead {
         representation: REPRESENTATIONS[0],
@@ -227,29 +238,29 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
         in_namespace: false,
         pages: PageStore::FromCache,
     };
-    let page = page(&permit(), &lease, &lease.reader.snapshot(), &read, &mut pace()).await;
+    let page = page(&permit(), &feed, &feed.reader.snapshot(), &read, &mut pace()).await;
     let place = Admission::new(&AdmissionLimits::default()).list(None, page.bytes()).expect("there is room");
-    let list = page.written_by(&renderer(&lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
+    let list = page.written_by(&renderer(&feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
     let (cut, pins) = (Cut::default(), feeds.0.pins());
-    let pin = lease.pin(&lease.reader.snapshot(), cut.clone(), List::terms(Duration::from_secs(60)));
+    let pin = feed.pin(&feed.reader.snapshot(), cut.clone(), List::terms(Duration::from_secs(60)));
     tokio::spawn(pins.clone().keep());
-    let mut underway = List::new(ListEncoding::Plain(Box::new(list)), place, pin);
-    assert!(matches!(underway.frame().await, Some(Ok(_))));
+    let mut body = List::new(ListEncoding::Plain(Box::new(list)), place, pin);
+    assert!(matches!(body.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
-    assert!(matches!(underway.frame().await, Some(Ok(_))));
+    assert!(matches!(body.frame().await, Some(Ok(_))));
     assert_eq!((cut.why(), pins.len()), (None, 1));
     tokio::time::sleep(Duration::from_secs(3)).await;
     // Whoever runs it drops it, wherever it stands.
     assert_eq!(cut.why(), Some("too_slow"));
-    drop(underway);
+    drop(body);
     assert!(pins.is_empty());
 }
 
 /// The attack: a selection of nothing, over and over. Whatever waits meanwhile has its turn every few thousand objects.
 #[tokio::test(start_paused = true)]
 async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() {
-    let (lease, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
-    let snapshot = lease.reader.snapshot();
+    let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
+    let snapshot = feed.reader.snapshot();
     let (scans, slices, everybody) = (Scans::at_a_time(1), Slices::new(1), Permit::clone(&permit()));
     for (labels, limit, least) in [("!app", None, 2), ("app=x", None, 2), ("app=x", Some(3), 0), ("app,!app", None, 0)]
     {
@@ -263,7 +274,7 @@ async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() 
             pages: PageStore::FromCache,
         };
         let mut pace = ScanPace::new(None, (scans.clone(), slices.clone()), None);
-        page(&everybody, &lease, &snapshot, &read, &mut pace).await;
+        page(&everybody, &feed, &snapshot, &read, &mut pace).await;
         assert!((least..least + 3).contains(&pace.rests()), "{labels}: {} times", pace.rests());
     }
 }
@@ -271,8 +282,8 @@ async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() 
 /// It was not to cost a turn, by what was there when it began.
 #[tokio::test(start_paused = true)]
 async fn what_turns_out_to_cost_more_than_a_slice_waits_for_its_turn() {
-    let (lease, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
-    let (snapshot, everybody) = (lease.reader.snapshot(), Permit::clone(&permit()));
+    let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
+    let (snapshot, everybody) = (feed.reader.snapshot(), Permit::clone(&permit()));
     let scans = Scans::at_a_time(1);
     let others = scans.turn(None).now_or_never().expect("at once").expect("nobody scans");
     let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };
@@ -280,7 +291,7 @@ async fn what_turns_out_to_cost_more_than_a_slice_waits_for_its_turn() {
     let read =
         ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: PageStore::FromCache };
     let mut pace = ScanPace::new(None, (scans, Slices::new(1)), None);
-    let mut listed = pin!(page(&everybody, &lease, &snapshot, &read, &mut pace));
+    let mut listed = pin!(page(&everybody, &feed, &snapshot, &read, &mut pace));
     let early = tokio::time::timeout(Duration::from_secs(60), listed.as_mut()).await;
     assert!(early.is_err(), "it looked at everything while others had the turn");
     drop(others);

@@ -6,11 +6,15 @@ use crate::wire::{BookmarkTemplate, Encoding, Envelope, JsonLayout, WatchItem, W
 
 #[test]
 fn a_template_reproduces_the_bookmark_it_was_made_from_and_its_sibling() {
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         for seen in [false, true] {
-            let template = template(form, shape, bookmark(form, shape, seen));
+            let template = template(encoding, shape, bookmark(encoding, shape, seen));
             for end in [false, true] {
-                assert_eq!(template.frame(ResourceVersion(77), end), bookmark(form, shape, end), "{form} {seen} {end}");
+                assert_eq!(
+                    template.frame(ResourceVersion(77), end),
+                    bookmark(encoding, shape, end),
+                    "{encoding} {seen} {end}"
+                );
             }
         }
     }
@@ -18,11 +22,11 @@ fn a_template_reproduces_the_bookmark_it_was_made_from_and_its_sibling() {
 
 #[test]
 fn a_template_takes_any_version() {
-    for (form, shape) in FEEDS {
-        let template = template(form, shape, bookmark(form, shape, false));
+    for (encoding, shape) in FEEDS {
+        let template = template(encoding, shape, bookmark(encoding, shape, false));
         for rv in [1, 9, 100, 4_711_000, u64::MAX] {
             for end in [false, true] {
-                let item = reader(form, shape).watch_event(template.frame(ResourceVersion(rv), end));
+                let item = reader(encoding, shape).watch_event(template.frame(ResourceVersion(rv), end));
                 let Ok(WatchItem::Bookmark { rv: read, initial_events_end, .. }) = item else { panic!("{item:?}") };
                 assert_eq!((read.0, initial_events_end), (rv, end));
             }
@@ -82,13 +86,13 @@ fn the_annotation_goes_where_go_declares_it() {
 
 #[test]
 fn before_any_bookmark_was_seen_there_is_a_minimal_one() {
-    for (form, shape) in FEEDS {
-        let template = BookmarkTemplate::minimal(&pods(form, shape));
+    for (encoding, shape) in FEEDS {
+        let template = BookmarkTemplate::minimal(&pods(encoding, shape));
         for end in [false, true] {
             let frame = template.frame(ResourceVersion(1234), end);
-            let Ok(WatchItem::Bookmark { rv, initial_events_end, object }) = reader(form, shape).watch_event(frame)
+            let Ok(WatchItem::Bookmark { rv, initial_events_end, object }) = reader(encoding, shape).watch_event(frame)
             else {
-                panic!("{form} {shape:?}: not a bookmark")
+                panic!("{encoding} {shape:?}: not a bookmark")
             };
             assert_eq!((rv.0, initial_events_end, object.key.as_str()), (1234, end, ""));
         }
@@ -114,19 +118,19 @@ fn a_template_of_another_form_is_refused() {
 }
 
 /// Either of the two gives both.
-fn assert_siblings(form: Encoding, shape: JsonLayout, plain: &[u8], ended: &[u8]) {
-    let (plain, ended) = (event(form, "BOOKMARK", plain), event(form, "BOOKMARK", ended));
+fn assert_siblings(encoding: Encoding, shape: JsonLayout, plain: &[u8], ended: &[u8]) {
+    let (plain, ended) = (event(encoding, "BOOKMARK", plain), event(encoding, "BOOKMARK", ended));
     for seen in [&plain, &ended] {
-        let template = template(form, shape, seen.clone());
+        let template = template(encoding, shape, seen.clone());
         assert_eq!(template.frame(ResourceVersion(5), false), plain);
         assert_eq!(template.frame(ResourceVersion(5), true), ended);
     }
 }
 
-fn template(form: Encoding, shape: JsonLayout, frame: bytes::Bytes) -> BookmarkTemplate {
-    match reader(form, shape).watch_event(frame) {
+fn template(encoding: Encoding, shape: JsonLayout, frame: bytes::Bytes) -> BookmarkTemplate {
+    match reader(encoding, shape).watch_event(frame) {
         Ok(WatchItem::Bookmark { object, .. }) => {
-            BookmarkTemplate::from_object(&pods(form, shape), &object).expect("well-formed")
+            BookmarkTemplate::from_object(&pods(encoding, shape), &object).expect("well-formed")
         }
         other => panic!("{other:?} is not a bookmark"),
     }

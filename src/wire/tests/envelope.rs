@@ -7,13 +7,13 @@ use crate::wire::{Encoding, Envelope, JsonLayout, ListMeta, WatchItem, websocket
 
 #[test]
 fn frames_are_reproduced_from_bodies() {
-    for (form, shape) in FEEDS {
-        let envelope = pods(form, shape);
+    for (encoding, shape) in FEEDS {
+        let envelope = pods(encoding, shape);
         // Lengths on both sides of every varint boundary that an object reaches.
         for padding in [0, 1, 40, 60, 61, 62, 63, 64, 100, 127, 128, 16_000, 16_384, 17_000, 2_097_152] {
             for event_type in [EventType::Added, EventType::Modified, EventType::Deleted] {
                 let pod = Pod { padding, ..Pod::default() };
-                let (_, object, frame) = change(form, shape, &pod, event_type.as_str());
+                let (_, object, frame) = change(encoding, shape, &pod, event_type.as_str());
                 assert_eq!(envelope.frame(event_type, object.body()), frame);
                 assert_eq!(envelope.frame_len(event_type, object.body().len()), frame.len());
             }
@@ -23,13 +23,13 @@ fn frames_are_reproduced_from_bodies() {
 
 #[test]
 fn get_answers_are_reproduced_from_bodies() {
-    for (form, shape) in FEEDS {
-        let mut document = Pod::default().document(form, shape);
-        if form == Encoding::Json {
+    for (encoding, shape) in FEEDS {
+        let mut document = Pod::default().document(encoding, shape);
+        if encoding == Encoding::Json {
             document.push(b'\n');
         }
-        let object = reader(form, shape).object(&document).expect("well-formed");
-        let envelope = pods(form, shape);
+        let object = reader(encoding, shape).object(&document).expect("well-formed");
+        let envelope = pods(encoding, shape);
         assert_eq!(envelope.object(object.body()), document);
         assert_eq!(envelope.object_len(object.body().len()), document.len());
         let pieces = envelope.object_pieces(object.body().clone());
@@ -40,18 +40,18 @@ fn get_answers_are_reproduced_from_bodies() {
 
 #[test]
 fn lists_are_reproduced_from_bodies() {
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         for pods in [0, 1, 2, 300] {
             let pods: Vec<_> = (0..pods).map(|at| Pod { padding: 7 * at, ..Pod::default() }).collect();
-            let page = page_of(form, shape, &pods);
-            let list = reader(form, shape).list(&page).expect("well-formed");
+            let page = page_of(encoding, shape, &pods);
+            let list = reader(encoding, shape).list(&page).expect("well-formed");
             let meta = ListMeta {
                 resource_version: list.resource_version,
                 continue_token: list.continue_token,
                 remaining: Some(i64::try_from(pods.len()).expect("few")),
             };
             let bodies: Vec<_> = list.items.iter().map(|object| object.body().clone()).collect();
-            assert_eq!(rendered(&pods_of(form, shape, &list.kind), &meta, &bodies), page);
+            assert_eq!(rendered(&pods_of(encoding, shape, &list.kind), &meta, &bodies), page);
         }
     }
 }
@@ -109,22 +109,22 @@ fn an_error_frame_carries_the_status_of_its_form() {
         br#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"Expired","code":410}"#;
     let protobuf =
         unknown("v1", "Status", &[bytes(1, &[]), text(2, "Failure"), text(4, "Expired"), number(6, 410)].concat());
-    for (form, shape) in FEEDS {
-        let frame = pods(form, shape).error_frame(json, &protobuf);
-        let own = if form == Encoding::Json { json } else { &protobuf };
-        assert_eq!(frame, super::fixtures::event(form, "ERROR", own));
-        let Ok(WatchItem::Error { event }) = reader(form, shape).watch_event(frame) else { panic!("not an error") };
+    for (encoding, shape) in FEEDS {
+        let frame = pods(encoding, shape).error_frame(json, &protobuf);
+        let own = if encoding == Encoding::Json { json } else { &protobuf };
+        assert_eq!(frame, super::fixtures::event(encoding, "ERROR", own));
+        let Ok(WatchItem::Error { event }) = reader(encoding, shape).watch_event(frame) else { panic!("not an error") };
         assert_eq!((event.code, event.status.as_ref()), (410, own));
     }
 }
 
 #[test]
 fn a_websocket_message_has_no_length_prefix() {
-    for (form, shape) in FEEDS {
-        let frame = Pod::default().event(form, shape, "ADDED");
-        let skipped = if form == Encoding::Json { 0 } else { 4 };
-        assert_eq!(websocket_payload(form, &frame), frame[skipped..]);
-        assert!(websocket_payload(form, &Bytes::new()).is_empty());
+    for (encoding, shape) in FEEDS {
+        let frame = Pod::default().event(encoding, shape, "ADDED");
+        let skipped = if encoding == Encoding::Json { 0 } else { 4 };
+        assert_eq!(websocket_payload(encoding, &frame), frame[skipped..]);
+        assert!(websocket_payload(encoding, &Bytes::new()).is_empty());
     }
 }
 
@@ -135,12 +135,12 @@ fn names_cannot_break_out_of_their_quotes() {
     assert!(serde_json::from_slice::<serde_json::Value>(&frame).is_ok());
 }
 
-pub(super) fn pods(form: Encoding, shape: JsonLayout) -> Envelope {
-    Envelope::new(form, "v1", "Pod", shape)
+pub(super) fn pods(encoding: Encoding, shape: JsonLayout) -> Envelope {
+    Envelope::new(encoding, "v1", "Pod", shape)
 }
 
-fn pods_of(form: Encoding, shape: JsonLayout, list_kind: &str) -> Envelope {
-    pods(form, shape).with_list_kind(list_kind)
+fn pods_of(encoding: Encoding, shape: JsonLayout, list_kind: &str) -> Envelope {
+    pods(encoding, shape).with_list_kind(list_kind)
 }
 
 fn rendered(envelope: &Envelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
@@ -157,14 +157,14 @@ fn rendered(envelope: &Envelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
 }
 
 /// A LIST answer, from R-JSON-3, R-JSON-4 and R-PROTO-2 rather than from the code under test.
-pub(super) fn list_by_hand(form: Encoding, shape: JsonLayout, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
+pub(super) fn list_by_hand(encoding: Encoding, shape: JsonLayout, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
     let ListMeta { resource_version: rv, continue_token: token, remaining } = meta;
     let remaining = remaining.expect("set in these tests");
     let joined = |brace: &str| {
         let item = |body: &Vec<u8>| format!("{brace}{}", String::from_utf8_lossy(body));
         bodies.iter().map(item).collect::<Vec<_>>().join(",")
     };
-    match (form, shape) {
+    match (encoding, shape) {
         (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
             let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
             let meta = format!(r#"{{{version},{token},"remainingItemCount":{remaining}}}"#);

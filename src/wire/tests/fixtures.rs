@@ -44,8 +44,8 @@ impl Default for Pod {
 }
 
 impl Pod {
-    pub(super) fn body(&self, form: Encoding, shape: JsonLayout) -> Vec<u8> {
-        match (form, shape) {
+    pub(super) fn body(&self, encoding: Encoding, shape: JsonLayout) -> Vec<u8> {
+        match (encoding, shape) {
             (Encoding::Protobuf, _) => self.protobuf(),
             (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
                 format!("{}}}", self.json_members()).into_bytes()
@@ -57,9 +57,9 @@ impl Pod {
     }
 
     /// What GET answers, but for JSON's final newline.
-    pub(super) fn document(&self, form: Encoding, shape: JsonLayout) -> Vec<u8> {
-        let body = self.body(form, shape);
-        match (form, shape) {
+    pub(super) fn document(&self, encoding: Encoding, shape: JsonLayout) -> Vec<u8> {
+        let body = self.body(encoding, shape);
+        match (encoding, shape) {
             (Encoding::Protobuf, _) => unknown("v1", "Pod", &body),
             (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
                 [br#"{"kind":"Pod","apiVersion":"v1","#.as_slice(), &body].concat()
@@ -68,8 +68,8 @@ impl Pod {
         }
     }
 
-    pub(super) fn event(&self, form: Encoding, shape: JsonLayout, event_type: &str) -> Bytes {
-        event(form, event_type, &self.document(form, shape))
+    pub(super) fn event(&self, encoding: Encoding, shape: JsonLayout, event_type: &str) -> Bytes {
+        event(encoding, event_type, &self.document(encoding, shape))
     }
 
     fn json_members(&self) -> String {
@@ -123,8 +123,8 @@ pub(super) fn keys(page: &ListPage) -> Vec<String> {
     page.items.iter().map(|object| object.key.to_string()).collect()
 }
 
-pub(super) fn reader(form: Encoding, shape: JsonLayout) -> ObjectReader {
-    ObjectReader::new(form, shape, Arc::new(pod_fields()))
+pub(super) fn reader(encoding: Encoding, shape: JsonLayout) -> ObjectReader {
+    ObjectReader::new(encoding, shape, Arc::new(pod_fields()))
 }
 
 /// One field of each kind, one with a fallback, one inside a repeated message.
@@ -151,8 +151,8 @@ pub(super) fn fields_of(object: &crate::wire::Object) -> Vec<&str> {
     object.attributes.fields().collect()
 }
 
-pub(super) fn event(form: Encoding, event_type: &str, document: &[u8]) -> Bytes {
-    match form {
+pub(super) fn event(encoding: Encoding, event_type: &str, document: &[u8]) -> Bytes {
+    match encoding {
         Encoding::Json | Encoding::Table => {
             [format!(r#"{{"type":"{event_type}","object":"#).as_bytes(), document, b"}\n"].concat().into()
         }

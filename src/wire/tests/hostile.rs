@@ -75,7 +75,7 @@ fn json_lines_of_another_layout_are_refused() {
     let line = |object: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n");
     let metadata = r#""metadata":{"name":"a","resourceVersion":"1"}"#;
     let layout: Check = |error| matches!(error, WireError::Layout(_));
-    let wrong_form: Check = |error| matches!(error, WireError::WrongForm);
+    let wrong_encoding: Check = |error| matches!(error, WireError::WrongForm);
     for (line, check) in [
         (format!("{{\"type\":\"ADDED\",\"object\":{good}}}"), layout),
         (format!("{{\"type\":\"ADDED\",\"object\": {good}}}\n"), layout),
@@ -90,9 +90,9 @@ fn json_lines_of_another_layout_are_refused() {
         (format!("{{\"type\":\"ADDED\",\"object\":{good},\"x\":1}}\n"), |error| matches!(error, WireError::Json(_))),
         (line(&format!(r#"{{"apiVersion":"v1","kind":"Pod",{metadata}}}"#)), layout),
         (line(&format!("{{{metadata}}}")), layout),
-        ("\n".to_owned(), wrong_form),
-        (String::new(), wrong_form),
-        ("k8s\0".to_owned(), wrong_form),
+        ("\n".to_owned(), wrong_encoding),
+        (String::new(), wrong_encoding),
+        ("k8s\0".to_owned(), wrong_encoding),
     ] {
         let error = reader.watch_event(line.clone().into()).expect_err(&line);
         assert!(check(&error), "{error:?} for {line:?}");
@@ -213,7 +213,7 @@ fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
     let document = unknown("v1", "Pod", &body);
     let good = event(Encoding::Protobuf, "ADDED", &document);
     let malformed: Check = |error| matches!(error, WireError::Protobuf(_));
-    let wrong_form: Check = |error| matches!(error, WireError::WrongForm);
+    let wrong_encoding: Check = |error| matches!(error, WireError::WrongForm);
     let object = |document: &[u8]| bytes(2, &bytes(1, document));
     let gzipped = [b"k8s\0".to_vec(), bytes(2, &body), text(3, "gzip")].concat();
     let json_inside = [b"k8s\0".to_vec(), bytes(2, b"{}"), text(4, "application/json")].concat();
@@ -225,9 +225,9 @@ fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
         (length_prefixed(&text(1, "ADDED")), malformed),
         (event(Encoding::Protobuf, "ADDED", &gzipped), malformed),
         (event(Encoding::Protobuf, "ADDED", &json_inside), malformed),
-        (event(Encoding::Protobuf, "ADDED", &body), wrong_form),
-        (event(Encoding::Protobuf, "ADDED", b"{}"), wrong_form),
-        (Pod::default().event(Encoding::Json, JsonLayout::BuiltIn, "ADDED"), wrong_form),
+        (event(Encoding::Protobuf, "ADDED", &body), wrong_encoding),
+        (event(Encoding::Protobuf, "ADDED", b"{}"), wrong_encoding),
+        (Pod::default().event(Encoding::Json, JsonLayout::BuiltIn, "ADDED"), wrong_encoding),
         (event(Encoding::Protobuf, "NEW", &document), |error| matches!(error, WireError::UnknownEventType)),
         (length_prefixed(&object(&document)), |error| matches!(error, WireError::UnknownEventType)),
         ([good.as_ref(), b"x"].concat().into(), malformed),
@@ -249,20 +249,20 @@ fn lists_in_the_other_form_are_refused() {
 
 #[test]
 fn a_list_or_frame_cut_anywhere_is_refused() {
-    for (form, shape) in FEEDS {
-        let reader = reader(form, shape);
-        let page = page_of(form, shape, &[Pod::default(), Pod { name: "b", ..Pod::default() }]);
+    for (encoding, shape) in FEEDS {
+        let reader = reader(encoding, shape);
+        let page = page_of(encoding, shape, &[Pod::default(), Pod { name: "b", ..Pod::default() }]);
         // The newline is not part of the JSON document.
-        let whole = page.len() - usize::from(form == Encoding::Json);
+        let whole = page.len() - usize::from(encoding == Encoding::Json);
         for end in 0..whole {
             let cut = reader.list(&page.slice(..end));
             // Unknown's trailing empty fields say nothing: without them it is a whole document.
-            let tail = form == Encoding::Protobuf && (end == whole - 2 || end == whole - 4);
-            assert!(cut.is_err() || tail, "{form} {shape:?} cut at {end} of {whole}");
+            let tail = encoding == Encoding::Protobuf && (end == whole - 2 || end == whole - 4);
+            assert!(cut.is_err() || tail, "{encoding} {shape:?} cut at {end} of {whole}");
         }
-        let frame = Pod::default().event(form, shape, "ADDED");
+        let frame = Pod::default().event(encoding, shape, "ADDED");
         for end in 0..frame.len() {
-            assert!(reader.watch_event(frame.slice(..end)).is_err(), "{form} {shape:?} cut at {end}");
+            assert!(reader.watch_event(frame.slice(..end)).is_err(), "{encoding} {shape:?} cut at {end}");
         }
     }
 }
@@ -272,11 +272,11 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_never_panic(feed in 0..FEEDS.len(), junk in prop::collection::vec(any::<u8>(), 0..300)) {
-        let (form, shape) = FEEDS[feed];
-        read_everything(form, shape, &junk);
+        let (encoding, shape) = FEEDS[feed];
+        read_everything(encoding, shape, &junk);
         for event_type in ["ADDED", "BOOKMARK", "ERROR"] {
-            read_everything(form, shape, &event(form, event_type, &junk));
-            read_everything(form, shape, &event(form, event_type, &unknown("v1", "Pod", &junk)));
+            read_everything(encoding, shape, &event(encoding, event_type, &junk));
+            read_everything(encoding, shape, &event(encoding, event_type, &unknown("v1", "Pod", &junk)));
         }
     }
 
@@ -286,17 +286,17 @@ proptest! {
         kind in 0..3,
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
-        let (form, shape) = FEEDS[feed];
+        let (encoding, shape) = FEEDS[feed];
         let mut bytes = match kind {
-            0 => Pod::default().event(form, shape, "MODIFIED").to_vec(),
-            1 => super::reader::bookmark(form, shape, true).to_vec(),
-            _ => page_of(form, shape, &[Pod::default(), Pod::default()]).to_vec(),
+            0 => Pod::default().event(encoding, shape, "MODIFIED").to_vec(),
+            1 => super::reader::bookmark(encoding, shape, true).to_vec(),
+            _ => page_of(encoding, shape, &[Pod::default(), Pod::default()]).to_vec(),
         };
         for (at, byte) in damage {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        read_everything(form, shape, &bytes);
+        read_everything(encoding, shape, &bytes);
     }
 }
 
@@ -306,10 +306,10 @@ fn pod_list(item: &str) -> Bytes {
 }
 
 /// Reads `bytes` as everything they could be, and uses whatever is accepted.
-fn read_everything(form: Encoding, shape: JsonLayout, bytes: &[u8]) {
+fn read_everything(encoding: Encoding, shape: JsonLayout, bytes: &[u8]) {
     let bytes = Bytes::copy_from_slice(bytes);
-    let reader = reader(form, shape);
-    let mut splitter = FrameSplitter::new(form, 1 << 16);
+    let reader = reader(encoding, shape);
+    let mut splitter = FrameSplitter::new(encoding, 1 << 16);
     splitter.push(&bytes);
     while let Ok(Some(_)) = splitter.next_frame() {}
     let mut objects = Vec::new();
@@ -318,7 +318,7 @@ fn read_everything(form: Encoding, shape: JsonLayout, bytes: &[u8]) {
     match reader.watch_event(bytes) {
         Ok(WatchItem::Change { object, .. }) => objects.push(object),
         Ok(WatchItem::Bookmark { object, .. }) => {
-            if let Ok(template) = BookmarkTemplate::from_object(&super::envelope::pods(form, shape), &object) {
+            if let Ok(template) = BookmarkTemplate::from_object(&super::envelope::pods(encoding, shape), &object) {
                 template.frame(ResourceVersion(5), true);
             }
             objects.push(object);

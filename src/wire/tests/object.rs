@@ -6,14 +6,14 @@ use crate::kube::ResourceVersion;
 fn restamping_equals_writing_the_object_with_that_version() {
     // Equal, fewer and more digits; and metadata whose length crosses a varint boundary by it.
     let versions = [1, 9, 10, 4710, 9999, 10_000, 123_456_789, u64::MAX];
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         for padding in (0..260).chain([16_200, 16_250, 16_384]) {
             for from in versions {
                 let pod = Pod { rv: from, padding, ..Pod::default() };
-                let (_, object, _) = change(form, shape, &pod, "ADDED");
+                let (_, object, _) = change(encoding, shape, &pod, "ADDED");
                 for to in versions {
-                    let rebuilt = Pod { rv: to, ..pod.clone() }.body(form, shape);
-                    assert_eq!(object.restamped(ResourceVersion(to)), rebuilt, "{form} {padding} {from} {to}");
+                    let rebuilt = Pod { rv: to, ..pod.clone() }.body(encoding, shape);
+                    assert_eq!(object.restamped(ResourceVersion(to)), rebuilt, "{encoding} {padding} {from} {to}");
                 }
             }
         }
@@ -22,16 +22,16 @@ fn restamping_equals_writing_the_object_with_that_version() {
 
 #[test]
 fn restamping_with_its_own_version_copies_nothing() {
-    for (form, shape) in FEEDS {
-        let (_, object, _) = change(form, shape, &Pod::default(), "ADDED");
+    for (encoding, shape) in FEEDS {
+        let (_, object, _) = change(encoding, shape, &Pod::default(), "ADDED");
         assert_eq!(object.restamped(object.rv).as_ptr(), object.body().as_ptr());
     }
 }
 
 #[test]
 fn debug_output_shows_no_content() {
-    for (form, shape) in FEEDS {
-        let (_, object, _) = change(form, shape, &Pod::default(), "ADDED");
+    for (encoding, shape) in FEEDS {
+        let (_, object, _) = change(encoding, shape, &Pod::default(), "ADDED");
         let printed = format!("{object:?}");
         assert!(printed.contains("default/web-1 @ 4711"), "{printed}");
         assert!(!printed.contains("node-7"), "{printed}");

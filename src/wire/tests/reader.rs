@@ -6,48 +6,48 @@ use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, WatchIte
 
 #[test]
 fn a_change_gives_key_version_labels_and_fields() {
-    for (form, shape) in FEEDS {
-        let (event_type, object, frame) = change(form, shape, &Pod::default(), "MODIFIED");
+    for (encoding, shape) in FEEDS {
+        let (event_type, object, frame) = change(encoding, shape, &Pod::default(), "MODIFIED");
         assert_eq!(event_type, EventType::Modified);
         assert_eq!(object.key.as_str(), "default/web-1");
         assert_eq!(object.rv, ResourceVersion(4711));
-        assert_eq!(object.form(), form);
+        assert_eq!(object.encoding(), encoding);
         assert_eq!(object.attributes.label("app"), Some("web"));
         assert_eq!(object.attributes.label("tier"), Some("front"));
         assert_eq!(object.attributes.label("absent"), None);
         assert_eq!(fields_of(&object), ["node-7", "false", "10.0.0.1", "node-7", "0"]);
-        assert_eq!(frame, Pod::default().event(form, shape, "MODIFIED"));
+        assert_eq!(frame, Pod::default().event(encoding, shape, "MODIFIED"));
     }
 }
 
 #[test]
 fn a_body_is_a_slice_of_its_frame() {
-    for (form, shape) in FEEDS {
-        let (_, object, frame) = change(form, shape, &Pod::default(), "ADDED");
+    for (encoding, shape) in FEEDS {
+        let (_, object, frame) = change(encoding, shape, &Pod::default(), "ADDED");
         let range = frame.as_ptr_range();
         assert!(range.contains(&object.body().as_ptr()));
-        assert_eq!(*object.body(), Pod::default().body(form, shape));
+        assert_eq!(*object.body(), Pod::default().body(encoding, shape));
         assert!(object.size() >= frame.len(), "all of the frame is held");
     }
 }
 
 #[test]
 fn list_items_have_the_bodies_of_watch_events() {
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         let pods = [Pod::default(), Pod { name: "web-2", rv: 9, padding: 3000, ..Pod::default() }];
-        let page = reader(form, shape).list(&page_of(form, shape, &pods)).expect("well-formed");
+        let page = reader(encoding, shape).list(&page_of(encoding, shape, &pods)).expect("well-formed");
         assert_eq!(page.resource_version, ResourceVersion(5000));
         assert_eq!(page.continue_token, "token");
         assert_eq!((page.kind.as_str(), page.api_version.as_str()), ("PodList", "v1"));
         assert_eq!(keys(&page), ["default/web-1", "default/web-2"]);
         for (item, pod) in page.items.iter().zip(&pods) {
-            let (_, watched, _) = change(form, shape, pod, "ADDED");
+            let (_, watched, _) = change(encoding, shape, pod, "ADDED");
             assert_eq!(item.body(), watched.body());
             assert_eq!(item.attributes, watched.attributes);
             assert_eq!((&item.key, item.rv), (&watched.key, watched.rv));
             assert_eq!(item.restamped(ResourceVersion(1)), watched.restamped(ResourceVersion(1)));
             let body = item.body().clone();
-            let got = reader(form, shape).object(&pod.document(form, shape)).expect("well-formed");
+            let got = reader(encoding, shape).object(&pod.document(encoding, shape)).expect("well-formed");
             assert_eq!(got.body(), &body);
         }
     }
@@ -55,19 +55,19 @@ fn list_items_have_the_bodies_of_watch_events() {
 
 #[test]
 fn an_item_does_not_keep_its_page_alive() {
-    for (form, shape) in FEEDS {
-        let page = page_of(form, shape, &[Pod::default()]);
+    for (encoding, shape) in FEEDS {
+        let page = page_of(encoding, shape, &[Pod::default()]);
         let range = page.as_ptr_range();
-        let items = reader(form, shape).list(&page).expect("well-formed").items;
+        let items = reader(encoding, shape).list(&page).expect("well-formed").items;
         assert!(!range.contains(&items[0].body().as_ptr()));
     }
 }
 
 #[test]
 fn fields_fall_back_and_default() {
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         let pod = Pod { node: "", host_network: true, ips: vec![], labels: vec![], ..Pod::default() };
-        let (_, object, _) = change(form, shape, &pod, "ADDED");
+        let (_, object, _) = change(encoding, shape, &pod, "ADDED");
         assert_eq!(fields_of(&object), ["", "true", "", "Running", "0"]);
         assert_eq!(object.attributes.labels().len(), 0);
     }
@@ -75,49 +75,49 @@ fn fields_fall_back_and_default() {
 
 #[test]
 fn only_the_first_element_of_a_repeated_field_counts() {
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         let pod = Pod { ips: vec!["", "10.0.0.2"], ..Pod::default() };
-        assert_eq!(fields_of(&change(form, shape, &pod, "ADDED").1)[2], "");
+        assert_eq!(fields_of(&change(encoding, shape, &pod, "ADDED").1)[2], "");
     }
 }
 
 #[test]
 fn cluster_scoped_objects_have_keys_without_a_slash() {
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         let pod = Pod { namespace: "", ..Pod::default() };
-        assert_eq!(change(form, shape, &pod, "ADDED").1.key.as_str(), "web-1");
+        assert_eq!(change(encoding, shape, &pod, "ADDED").1.key.as_str(), "web-1");
     }
 }
 
 #[test]
 fn labels_are_sorted_whatever_their_order_was() {
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         let pod = Pod { labels: vec![("z", "1"), ("a", "2")], ..Pod::default() };
-        let (_, object, _) = change(form, shape, &pod, "ADDED");
+        let (_, object, _) = change(encoding, shape, &pod, "ADDED");
         assert_eq!(object.attributes.label("a"), Some("2"));
         assert_eq!(object.attributes.label("z"), Some("1"));
         let twice = Pod { labels: vec![("a", "1"), ("a", "2")], ..Pod::default() };
-        assert!(matches!(watch(form, shape, &twice, "ADDED"), Err(WireError::Layout(_))));
+        assert!(matches!(watch(encoding, shape, &twice, "ADDED"), Err(WireError::Layout(_))));
     }
 }
 
 #[test]
 fn escapes_in_values_are_decoded() {
-    let (form, shape) = (Encoding::Json, JsonLayout::BuiltIn);
+    let (encoding, shape) = (Encoding::Json, JsonLayout::BuiltIn);
     let pod = Pod { labels: vec![("a\\u003cb", "\\\"x\\\"")], node: "n\\u0026", ..Pod::default() };
-    let (_, object, _) = change(form, shape, &pod, "ADDED");
+    let (_, object, _) = change(encoding, shape, &pod, "ADDED");
     assert_eq!(object.attributes.label("a<b"), Some("\"x\""));
     assert_eq!(fields_of(&object)[0], "n&");
 }
 
 #[test]
 fn a_bookmark_has_no_key() {
-    for (form, shape) in FEEDS {
+    for (encoding, shape) in FEEDS {
         for end in [false, true] {
-            let frame = bookmark(form, shape, end);
-            let Ok(WatchItem::Bookmark { object, rv, initial_events_end }) = reader(form, shape).watch_event(frame)
+            let frame = bookmark(encoding, shape, end);
+            let Ok(WatchItem::Bookmark { object, rv, initial_events_end }) = reader(encoding, shape).watch_event(frame)
             else {
-                panic!("{form} {shape:?}: not a bookmark")
+                panic!("{encoding} {shape:?}: not a bookmark")
             };
             assert_eq!((rv, object.rv), (ResourceVersion(77), ResourceVersion(77)));
             assert_eq!(object.key.as_str(), "");
@@ -141,12 +141,12 @@ fn an_error_event_keeps_its_status() {
         number(6, 410),
     ];
     let protobuf = unknown("v1", "Status", &fields.concat());
-    for (form, shape) in FEEDS {
-        let status = if form == Encoding::Json { json.as_bytes() } else { &protobuf };
+    for (encoding, shape) in FEEDS {
+        let status = if encoding == Encoding::Json { json.as_bytes() } else { &protobuf };
         // A reader that expects pods still takes a Status here.
-        let reader = reader(form, shape).expecting("v1", "Pod");
-        let Ok(WatchItem::Error { event }) = reader.watch_event(event(form, "ERROR", status)) else {
-            panic!("{form}: not an error")
+        let reader = reader(encoding, shape).expecting("v1", "Pod");
+        let Ok(WatchItem::Error { event }) = reader.watch_event(event(encoding, "ERROR", status)) else {
+            panic!("{encoding}: not an error")
         };
         assert_eq!((event.code, event.reason.as_str()), (410, "Expired"));
         assert_eq!(event.message, "too old resource version: 1 (2)");
@@ -157,9 +157,9 @@ fn an_error_event_keeps_its_status() {
 
 #[test]
 fn another_kind_is_refused_when_one_is_expected() {
-    for (form, shape) in FEEDS {
-        let frame = Pod::default().event(form, shape, "ADDED");
-        let read = |version, kind| reader(form, shape).expecting(version, kind).watch_event(frame.clone());
+    for (encoding, shape) in FEEDS {
+        let frame = Pod::default().event(encoding, shape, "ADDED");
+        let read = |version, kind| reader(encoding, shape).expecting(version, kind).watch_event(frame.clone());
         assert!(read("v1", "Pod").is_ok());
         assert!(matches!(read("v1", "Node"), Err(WireError::WrongKind)));
         assert!(matches!(read("v2", "Pod"), Err(WireError::WrongKind)));
@@ -202,29 +202,34 @@ fn the_fields_of_custom_resources_may_be_of_any_scalar_type() {
     assert_eq!(fields_of(&object), ["x", "true", "8", "18446744073709551615", "-3", "", "", "", ""]);
 }
 
-pub(super) fn page_of(form: Encoding, shape: JsonLayout, pods: &[Pod]) -> Bytes {
+pub(super) fn page_of(encoding: Encoding, shape: JsonLayout, pods: &[Pod]) -> Bytes {
     let meta = ListMeta {
         resource_version: ResourceVersion(5000),
         continue_token: "token".to_owned(),
         remaining: Some(pods.len().try_into().expect("few")),
     };
-    let documents: Vec<_> = pods.iter().map(|pod| pod.body(form, shape)).collect();
-    super::envelope::list_by_hand(form, shape, &meta, &documents)
+    let documents: Vec<_> = pods.iter().map(|pod| pod.body(encoding, shape)).collect();
+    super::envelope::list_by_hand(encoding, shape, &meta, &documents)
 }
 
-pub(super) fn watch(form: Encoding, shape: JsonLayout, pod: &Pod, event_type: &str) -> Result<WatchItem, WireError> {
-    reader(form, shape).watch_event(pod.event(form, shape, event_type))
+pub(super) fn watch(
+    encoding: Encoding,
+    shape: JsonLayout,
+    pod: &Pod,
+    event_type: &str,
+) -> Result<WatchItem, WireError> {
+    reader(encoding, shape).watch_event(pod.event(encoding, shape, event_type))
 }
 
-pub(super) fn change(form: Encoding, shape: JsonLayout, pod: &Pod, event_type: &str) -> (EventType, Object, Bytes) {
-    match watch(form, shape, pod, event_type) {
+pub(super) fn change(encoding: Encoding, shape: JsonLayout, pod: &Pod, event_type: &str) -> (EventType, Object, Bytes) {
+    match watch(encoding, shape, pod, event_type) {
         Ok(WatchItem::Change { event_type, object, frame }) => (event_type, object, frame),
-        other => panic!("{form} {shape:?}: {other:?} is not a change"),
+        other => panic!("{encoding} {shape:?}: {other:?} is not a change"),
     }
 }
 
-pub(super) fn bookmark(form: Encoding, shape: JsonLayout, end: bool) -> Bytes {
-    let document = match (form, shape) {
+pub(super) fn bookmark(encoding: Encoding, shape: JsonLayout, end: bool) -> Bytes {
+    let document = match (encoding, shape) {
         (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
             let annotations = if end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
             let metadata = format!(r#"{{"resourceVersion":"77"{annotations}}}"#);
@@ -244,5 +249,5 @@ pub(super) fn bookmark(form: Encoding, shape: JsonLayout, end: bool) -> Bytes {
             unknown("v1", "Pod", &[bytes(1, &metadata.concat()), bytes(2, &text(3, "")), bytes(3, &[])].concat())
         }
     };
-    event(form, "BOOKMARK", &document)
+    event(encoding, "BOOKMARK", &document)
 }

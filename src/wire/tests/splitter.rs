@@ -8,16 +8,16 @@ const FRAME_MAX: usize = 1 << 20;
 
 #[test]
 fn a_stream_cut_anywhere_gives_the_same_items() {
-    for (form, shape) in FEEDS {
-        let frames = stream_of(200, form, shape);
+    for (encoding, shape) in FEEDS {
+        let frames = stream_of(200, encoding, shape);
         let stream = frames.concat();
-        let whole = items_of(form, shape, [stream.as_slice()]);
+        let whole = items_of(encoding, shape, [stream.as_slice()]);
         assert_eq!(whole.len(), 200);
         for cut in 0..=stream.len() {
             let (left, right) = stream.split_at(cut);
-            assert_eq!(split(form, [left, right]), frames, "{form} cut at {cut}");
+            assert_eq!(split(encoding, [left, right]), frames, "{encoding} cut at {cut}");
         }
-        assert_eq!(items_of(form, shape, stream.chunks(1)), whole, "{form} byte by byte");
+        assert_eq!(items_of(encoding, shape, stream.chunks(1)), whole, "{encoding} byte by byte");
     }
 }
 
@@ -26,8 +26,8 @@ proptest! {
     fn a_stream_cut_everywhere_gives_the_same_frames(
         feed in 0..FEEDS.len(), sizes in prop::collection::vec(1_usize..2_000, 1..400)
     ) {
-        let (form, shape) = FEEDS[feed];
-        let frames = stream_of(40, form, shape);
+        let (encoding, shape) = FEEDS[feed];
+        let frames = stream_of(40, encoding, shape);
         let stream = frames.concat();
         let mut rest = stream.as_slice();
         let mut chunks = Vec::new();
@@ -39,15 +39,15 @@ proptest! {
             chunks.push(chunk);
             rest = after;
         }
-        prop_assert_eq!(split(form, chunks), frames);
+        prop_assert_eq!(split(encoding, chunks), frames);
     }
 }
 
 #[test]
 fn a_frame_has_an_allocation_of_its_own_size() {
-    for (form, shape) in FEEDS {
-        let frames = stream_of(3, form, shape);
-        for frame in split(form, [frames.concat().as_slice()]) {
+    for (encoding, shape) in FEEDS {
+        let frames = stream_of(3, encoding, shape);
+        for frame in split(encoding, [frames.concat().as_slice()]) {
             let len = frame.len();
             let owned = frame.try_into_mut().expect("nobody else holds it");
             assert_eq!(owned.capacity(), len);
@@ -57,14 +57,14 @@ fn a_frame_has_an_allocation_of_its_own_size() {
 
 #[test]
 fn a_stream_may_end_between_frames_only() {
-    for (form, shape) in FEEDS {
-        let stream = stream_of(1, form, shape).concat();
+    for (encoding, shape) in FEEDS {
+        let stream = stream_of(1, encoding, shape).concat();
         for end in 0..=stream.len() {
-            let mut splitter = FrameSplitter::new(form, FRAME_MAX);
+            let mut splitter = FrameSplitter::new(encoding, FRAME_MAX);
             splitter.push(&stream[..end]);
             while splitter.next_frame().expect("well-formed").is_some() {}
             let whole = end == 0 || end == stream.len();
-            assert_eq!(splitter.finish().is_ok(), whole, "{form} ended at {end}");
+            assert_eq!(splitter.finish().is_ok(), whole, "{encoding} ended at {end}");
             if !whole {
                 assert!(matches!(splitter.finish(), Err(WireError::Truncated)));
             }
@@ -74,14 +74,14 @@ fn a_stream_may_end_between_frames_only() {
 
 #[test]
 fn the_limit_is_on_the_whole_frame() {
-    for (form, shape) in FEEDS {
-        let frame = Pod::default().event(form, shape, "ADDED");
-        let mut splitter = FrameSplitter::new(form, frame.len());
+    for (encoding, shape) in FEEDS {
+        let frame = Pod::default().event(encoding, shape, "ADDED");
+        let mut splitter = FrameSplitter::new(encoding, frame.len());
         splitter.push(&frame);
         assert_eq!(splitter.next_frame().expect("exactly the limit"), Some(frame.clone()));
 
         let max = frame.len() - 1;
-        let mut splitter = FrameSplitter::new(form, max);
+        let mut splitter = FrameSplitter::new(encoding, max);
         splitter.push(&frame);
         for _ in 0..2 {
             assert!(matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: told }) if told == max));
@@ -114,24 +114,24 @@ fn an_endless_line_is_refused_before_it_ends() {
 }
 
 /// Frames of growing size, with a bookmark now and then.
-pub(super) fn stream_of(events: usize, form: Encoding, shape: JsonLayout) -> Vec<Bytes> {
+pub(super) fn stream_of(events: usize, encoding: Encoding, shape: JsonLayout) -> Vec<Bytes> {
     let frame = |at: usize| {
         let pod = Pod { rv: 90 + at as u64, padding: at % 50, ..Pod::default() };
-        match (at % 7, form, shape) {
+        match (at % 7, encoding, shape) {
             (6, Encoding::Protobuf, _) => {
-                event(form, "BOOKMARK", &unknown("v1", "Pod", &[0x0a, 4, 0x32, 2, b'9', b'9']))
+                event(encoding, "BOOKMARK", &unknown("v1", "Pod", &[0x0a, 4, 0x32, 2, b'9', b'9']))
             }
             (6, Encoding::Json, _) => {
-                event(form, "BOOKMARK", br#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"99"}}"#)
+                event(encoding, "BOOKMARK", br#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"99"}}"#)
             }
-            (at, ..) => pod.event(form, shape, ["ADDED", "MODIFIED", "DELETED"][at % 3]),
+            (at, ..) => pod.event(encoding, shape, ["ADDED", "MODIFIED", "DELETED"][at % 3]),
         }
     };
     (0..events).map(frame).collect()
 }
 
-fn split<'a>(form: Encoding, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<Bytes> {
-    let mut splitter = FrameSplitter::new(form, FRAME_MAX);
+fn split<'a>(encoding: Encoding, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<Bytes> {
+    let mut splitter = FrameSplitter::new(encoding, FRAME_MAX);
     let mut frames = Vec::new();
     for chunk in chunks {
         splitter.push(chunk);
@@ -143,8 +143,8 @@ fn split<'a>(form: Encoding, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<
     frames
 }
 
-fn items_of<'a>(form: Encoding, shape: JsonLayout, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
-    let reader = reader(form, shape);
+fn items_of<'a>(encoding: Encoding, shape: JsonLayout, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+    let reader = reader(encoding, shape);
     let item = |frame| told(&reader.watch_event(frame).expect("well-formed"));
-    split(form, chunks).into_iter().map(item).collect()
+    split(encoding, chunks).into_iter().map(item).collect()
 }

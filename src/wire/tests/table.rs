@@ -114,7 +114,7 @@ fn a_row_is_read_as_its_object_and_written_as_it_came() {
     for printed in [MAP, WIDGET] {
         let (object, read) = printed.read(printed.added());
         assert_eq!(object.key.as_str(), format!("t/{}", if printed.kind == "Widget" { "w" } else { "a" }));
-        assert_eq!((object.rv, object.form()), (ResourceVersion(223), Encoding::Table));
+        assert_eq!((object.rv, object.encoding()), (ResourceVersion(223), Encoding::Table));
         assert_eq!(object.attributes.labels().collect::<Vec<_>>(), [("app", "x")]);
         assert_eq!(read, printed.added());
         let verbatim = Renderer::verbatim(&printed.envelope());

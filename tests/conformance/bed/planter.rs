@@ -127,13 +127,14 @@ impl Way {
             return Response::from_parts(head, Full::from(whole).map_err(|never| match never {}).boxed());
         }
         let content_type = head.headers.get("content-type").and_then(|value| value.to_str().ok());
-        let form = content_type.and_then(Encoding::from_content_type);
+        let encoding = content_type.and_then(Encoding::from_content_type);
         let is_converted = request.headers().get("accept").is_some_and(|accept| accept.as_bytes().contains(&b';'));
-        let (Some(form), true) = (form, path.contains("/configmaps") && head.status == 200 && !is_converted) else {
+        let (Some(encoding), true) = (encoding, path.contains("/configmaps") && head.status == 200 && !is_converted)
+        else {
             return Response::from_parts(head, body.boxed());
         };
         head.headers.remove("content-length");
-        let bed = Soil::new(form, self.plants);
+        let bed = Soil::new(encoding, self.plants);
         if path.contains("watch=") {
             return Response::from_parts(head, bed.stream(body));
         }
@@ -144,20 +145,20 @@ impl Way {
 
 /// Where the field goes.
 struct Soil {
-    form: Encoding,
+    encoding: Encoding,
     plants: Arc<AtomicU32>,
     reader: ObjectReader,
     envelope: Envelope,
 }
 
 impl Soil {
-    fn new(form: Encoding, plants: Arc<AtomicU32>) -> Self {
-        let reader = ObjectReader::new(form, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
-        Self { form, plants, reader, envelope: Envelope::new(form, "v1", "ConfigMap", JsonLayout::BuiltIn) }
+    fn new(encoding: Encoding, plants: Arc<AtomicU32>) -> Self {
+        let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
+        Self { encoding, plants, reader, envelope: Envelope::new(encoding, "v1", "ConfigMap", JsonLayout::BuiltIn) }
     }
 
     fn planted(&self, body: &[u8]) -> Vec<u8> {
-        match (self.plants.load(Ordering::SeqCst), self.form) {
+        match (self.plants.load(Ordering::SeqCst), self.encoding) {
             (NOTHING, _) | (JSON, Encoding::Protobuf) | (_, Encoding::Table) => body.to_vec(),
             (_, Encoding::Json) => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
             (_, Encoding::Protobuf) => [body, Planter::FIELD].concat(),
@@ -186,7 +187,7 @@ impl Soil {
     }
 
     fn stream(self, body: Incoming) -> Body {
-        let splitter = FrameSplitter::new(self.form, 16 << 20);
+        let splitter = FrameSplitter::new(self.encoding, 16 << 20);
         let frames = stream::unfold((self, body, splitter), |(soil, mut body, mut splitter)| async move {
             loop {
                 if let Some(frame) = splitter.next_frame().expect("a frame") {

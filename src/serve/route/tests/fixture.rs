@@ -83,9 +83,9 @@ impl Ask {
     }
 
     /// What it is answered with, which is the object itself.
-    pub(super) fn form(&self) -> Encoding {
+    pub(super) fn encoding(&self) -> Encoding {
         match self.representation() {
-            Representation::Object(form) => form,
+            Representation::Object(encoding) => encoding,
             other @ (Representation::Metadata(..) | Representation::Table(_)) => {
                 panic!("{self:?} is answered with {other}")
             }
@@ -147,12 +147,24 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
     let fields_unknown = &*gvr.group == "hidden.example";
     let pages = PageStore::default();
-    let (list_kind, form) = (
+    let (list_kind, encoding) = (
         format!("{kind}List").into(),
         if origin == ResourceOrigin::BuiltIn { Encoding::Protobuf } else { Encoding::Json },
     );
     let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
-    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition })
+    Some(Resource {
+        gvr,
+        kind,
+        list_kind,
+        namespaced,
+        watchable,
+        origin,
+        encoding,
+        fields,
+        fields_unknown,
+        pages,
+        edition,
+    })
 }
 
 fn said(route: &Route) -> String {

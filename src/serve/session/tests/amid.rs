@@ -63,14 +63,14 @@ async fn a_batch_that_ends_between_them_is_not_the_last() {
 #[tokio::test(start_paused = true)]
 async fn the_rest_is_asked_for_where_silence_tells_nothing() {
     let mut stage = two();
-    let lease = stage.feeds.all().remove(0);
+    let feed = stage.feeds.all().remove(0);
     let mut client = stage.watch_after(10, lasting(5));
     for (name, seconds, asked_for) in [("p", 5, 0), ("q", 1, 20)] {
         stage.writer.take(deleted(name, "x", 20)).expect("in order");
         assert_eq!(client.told(), [format!("DELETED {name} 20")]);
         pass(seconds).await;
         assert_eq!(client.told(), NOTHING);
-        assert_eq!(lease.currency.wanted_version().borrow().0, asked_for, "{name}");
+        assert_eq!(feed.freshness.wanted_version().borrow().0, asked_for, "{name}");
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Stage {
     pub(super) writer: CacheWriter,
     pub(super) reader: CacheReader,
     drain: DrainTrigger,
-    lease: FeedHandle,
+    feed: FeedHandle,
     pub(super) watch: DrainWatch,
     admission: Admission,
     slices: Slices,
@@ -48,13 +48,13 @@ pub(super) struct Stage {
 pub(super) struct Client {
     pub(super) session: WatchSession,
     pub(super) cut: Cut,
-    bell: Arc<Bell>,
+    wakes: Arc<WakeCounter>,
 }
 
 #[derive(Default)]
-struct Bell(AtomicUsize);
+struct WakeCounter(AtomicUsize);
 
-impl Wake for Bell {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -76,8 +76,8 @@ impl Stage {
     /// A feed that was listed at 10 with these objects, `name/app` at their versions.
     pub(super) fn new(config: CacheConfig, pods: &[(&str, &str, u64)]) -> Self {
         let (feeds, mut demands) = Feeds::new(config);
-        let lease =
-            feeds.lease(&feed_spec(&pod_resource(), Scope::Cluster, Encoding::Json), None).expect("there is room");
+        let feed =
+            feeds.handle(&feed_spec(&pod_resource(), Scope::Cluster, Encoding::Json), None).expect("there is room");
         let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
         let objects = pods.iter().map(|(name, app, rv)| added(name, app, *rv).object);
         writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));
@@ -85,8 +85,8 @@ impl Stage {
         let (drain, watch) = DrainTrigger::new();
         let admission = Admission::new(&AdmissionLimits { watches_max: 100, ..AdmissionLimits::default() });
         let (overdue, slices) = (Overdue::new(Unread::default()), Slices::new(1));
-        let reader = lease.reader.clone();
-        Self { writer, reader, drain, lease, watch, admission, overdue, slices, feeds, _demands: demands }
+        let reader = feed.reader.clone();
+        Self { writer, reader, drain, feed, watch, admission, overdue, slices, feeds, _demands: demands }
     }
 
     pub(super) fn empty() -> Self {
@@ -142,21 +142,22 @@ impl Stage {
     /// A watch whose sink takes runs of frames.
     pub(super) fn watch_in_runs(&self, view: View, terms: WatchTerms) -> Client {
         let opened = self.reader.open(Start::Current, view).expect("current");
-        let runs = opened.snapshot.as_ref().expect("asked for").chunks().now_or_never().expect("few enough for one go");
-        self.client_of(opened, Some(runs), terms)
+        let chunks =
+            opened.snapshot.as_ref().expect("asked for").chunks().now_or_never().expect("few enough for one go");
+        self.client_of(opened, Some(chunks), terms)
     }
 
     pub(super) fn client(&self, opened: OpenedWatch, terms: WatchTerms) -> Client {
         self.client_of(opened, None, terms)
     }
 
-    fn client_of(&self, opened: OpenedWatch, runs: Option<Arc<[Chunk]>>, terms: WatchTerms) -> Client {
+    fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[Chunk]>>, terms: WatchTerms) -> Client {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
         let grant = Gate::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
         self.permitted(
             Permit::Whole(grant.expect("whoever asks is us")),
             opened,
-            (runs, Renderer::verbatim(self.reader.envelope())),
+            (chunks, Renderer::verbatim(self.reader.envelope())),
             terms,
         )
     }
@@ -165,7 +166,7 @@ impl Stage {
         &self,
         permit: Permit,
         opened: OpenedWatch,
-        (runs, renderer): (Option<Arc<[Chunk]>>, Renderer),
+        (chunks, renderer): (Option<Arc<[Chunk]>>, Renderer),
         terms: WatchTerms,
     ) -> Client {
         let cut = Cut::default();
@@ -175,20 +176,20 @@ impl Stage {
         let session = WatchSession::new(Opening {
             permit,
             place: self.place(),
-            lease: self.lease.clone(),
+            feed: self.feed.clone(),
             renderer,
             opened,
             namespaces,
-            runs,
+            chunks,
             row: None,
             terms,
             drain: self.watch.clone(),
             looks: Looks::new(self.slices.clone(), None, is_dear),
-            metrics: Watches::default().open(&self.lease.spec.key, Representation::Object(Encoding::Json), "h1"),
+            metrics: Watches::default().open(&self.feed.spec.key, Representation::Object(Encoding::Json), "h1"),
             cut: cut.clone(),
             overdue: self.overdue.clone(),
         });
-        Client { session, cut, bell: Arc::default() }
+        Client { session, cut, wakes: Arc::default() }
     }
 
     fn place(&self) -> AdmissionPlace {
@@ -242,14 +243,14 @@ impl Client {
     /// What comes next, as it is handed to the sink.
     pub(super) fn pieces(&mut self, room: usize) -> Vec<Bytes> {
         let mut batch = Vec::new();
-        let waker = Waker::from(self.bell.clone());
+        let waker = Waker::from(self.wakes.clone());
         let _ = self.session.poll_frames(&mut Context::from_waker(&waker), room, &mut batch);
         batch
     }
 
     pub(super) fn poll(&mut self, room: usize) -> Poll<Option<Vec<String>>> {
         let mut batch = Vec::new();
-        let waker = Waker::from(self.bell.clone());
+        let waker = Waker::from(self.wakes.clone());
         let polled = self.session.poll_frames(&mut Context::from_waker(&waker), room, &mut batch);
         let frames: Vec<_> = batch.iter().map(said).collect();
         assert_eq!(frames.is_empty(), polled != Poll::Ready(Some(())), "{polled:?} with {frames:?}");
@@ -258,7 +259,7 @@ impl Client {
 
     /// How often the task of this watch was woken.
     pub(super) fn woken(&self) -> usize {
-        self.bell.0.load(Ordering::SeqCst)
+        self.wakes.0.load(Ordering::SeqCst)
     }
 }
 
@@ -281,9 +282,9 @@ fn pod_resource() -> Resource {
     let gvr = Gvr::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
     let (namespaced, watchable, origin) = (true, true, ResourceOrigin::BuiltIn);
-    let (form, fields_unknown, pages) = (Encoding::Json, false, PageStore::default());
+    let (encoding, fields_unknown, pages) = (Encoding::Json, false, PageStore::default());
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    Resource { gvr, kind, list_kind, namespaced, watchable, origin, form, fields, fields_unknown, pages, edition }
+    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, fields_unknown, pages, edition }
 }
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {

@@ -21,16 +21,16 @@ fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
     pod(namespace, name, rv, &filler.replace(['<', '>', '\\'], "x"))
 }
 
-async fn list(lease: &FeedHandle) -> GzipList {
+async fn list(feed: &FeedHandle) -> GzipList {
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let (view, pages) = (View::everything(), PageStore::FromCache);
     let read = ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages };
-    let page = page(&permit(), lease, &lease.reader.snapshot(), &read, &mut pace()).await;
-    GzipList::new(page.written_by(&renderer(lease, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came"))
+    let page = page(&permit(), feed, &feed.reader.snapshot(), &read, &mut pace()).await;
+    GzipList::new(page.written_by(&renderer(feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came"))
 }
 
-async fn chunks(lease: &FeedHandle) -> Vec<Bytes> {
-    let mut list = list(lease).await;
+async fn chunks(feed: &FeedHandle) -> Vec<Bytes> {
+    let mut list = list(feed).await;
     let mut chunks = Vec::new();
     while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
         chunks.push(chunk.expect("as it came"));
@@ -46,17 +46,17 @@ fn places(chunks: &[Bytes]) -> HashSet<*const u8> {
 #[tokio::test]
 async fn a_change_costs_what_it_is_in_and_what_refers_to_that() {
     const PODS: usize = 400;
-    let (lease, mut feeds) = feed((0..PODS).map(|name| noise("a", name, 7, 5_000)).collect());
-    let first = chunks(&lease).await;
+    let (feed, mut feeds) = feed((0..PODS).map(|name| noise("a", name, 7, 5_000)).collect());
+    let first = chunks(&feed).await;
     let shared = places(&first);
     assert!(shared.len() >= PODS * 5_000 / Chunk::BYTES_MAX, "{} pieces", shared.len());
     for _ in 0..10 {
-        assert_eq!(places(&chunks(&lease).await), shared, "compressed once, for everybody");
+        assert_eq!(places(&chunks(&feed).await), shared, "compressed once, for everybody");
     }
     let object = noise("a", PODS / 2, 1_001, 5_000);
     let change = Change { event_type: EventType::Modified, object, frame: None };
     feeds.1.writer.apply(change).expect("in order");
-    let after = places(&chunks(&lease).await);
+    let after = places(&chunks(&feed).await);
     let gone = shared.difference(&after).count();
     // Two batches of two pieces each, and the remainder of one that is cut elsewhere.
     assert!((1..=6).contains(&gone), "{gone} of {} pieces", shared.len());
@@ -66,8 +66,8 @@ async fn a_change_costs_what_it_is_in_and_what_refers_to_that() {
 #[tokio::test]
 async fn nobody_waits_for_more_than_a_piece() {
     const BYTES: usize = 1_500_000;
-    let (lease, _feeds) = feed(vec![noise("a", 0, 7, BYTES)]);
-    let mut list = list(&lease).await;
+    let (feed, _feeds) = feed(vec![noise("a", 0, 7, BYTES)]);
+    let mut list = list(&feed).await;
     let (mut rests, mut out) = (0, Vec::new());
     while let Some(chunk) = poll_fn(|cx| {
         let chunk = list.poll_chunk(cx);
@@ -90,7 +90,7 @@ async fn short_runs_are_compressed_together() {
     let spread = (0..300).flat_map(|at| (0..2).map(move |name| pod(&format!("n{at:03}"), name, 7, "p")));
     let (spread, _feeds) = feed(spread.collect());
     let (together, _other_feeds) = feed((0..600).map(|name| pod("n", name, 7, "p")).collect());
-    let len = async |lease: &FeedHandle| chunks(lease).await.iter().map(Bytes::len).sum::<usize>();
+    let len = async |feed: &FeedHandle| chunks(feed).await.iter().map(Bytes::len).sum::<usize>();
     let (spread, together) = (len(&spread).await, len(&together).await);
     // The names of the namespaces are more to tell.
     assert!(spread < together + 300 * 8, "{spread} bytes, and {together} of one namespace");

@@ -19,14 +19,14 @@ fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> Object {
     read_frame(frame.into()).object
 }
 
-fn runs(objects: impl IntoIterator<Item = Object>) -> (Snapshot, Arc<[Chunk]>) {
+fn chunks(objects: impl IntoIterator<Item = Object>) -> (Snapshot, Arc<[Chunk]>) {
     let snapshot = Snapshot::from_objects(ResourceVersion(1), objects);
-    let runs = snapshot.chunks().now_or_never().expect("few enough for one go");
-    (snapshot, runs)
+    let chunks = snapshot.chunks().now_or_never().expect("few enough for one go");
+    (snapshot, chunks)
 }
 
-fn names(runs: &[Chunk]) -> HashSet<u128> {
-    runs.iter().map(Chunk::name).collect()
+fn names(chunks: &[Chunk]) -> HashSet<u128> {
+    chunks.iter().map(Chunk::name).collect()
 }
 
 const BYTES: usize = 5_000;
@@ -38,29 +38,29 @@ fn pods(namespaces: &[&str], count: usize) -> Vec<Object> {
 
 #[test]
 fn they_have_every_object_once_and_end_with_their_namespace() {
-    let (snapshot, runs) = runs(pods(&["t1", "t1-a", "t1.a"], 400));
-    let told: Vec<_> = runs.iter().flat_map(|run| snapshot.objects_of(run)).map(|object| &object.key).collect();
+    let (snapshot, chunks) = chunks(pods(&["t1", "t1-a", "t1.a"], 400));
+    let told: Vec<_> = chunks.iter().flat_map(|chunk| snapshot.objects_of(chunk)).map(|object| &object.key).collect();
     assert_eq!(told, snapshot.iter().map(|object| &object.key).collect::<Vec<_>>());
-    for run in &*runs {
-        let objects: Vec<_> = snapshot.objects_of(run).collect();
-        assert!(objects.iter().all(|object| object.key.namespace() == run.first().namespace()));
+    for chunk in &*chunks {
+        let objects: Vec<_> = snapshot.objects_of(chunk).collect();
+        assert!(objects.iter().all(|object| object.key.namespace() == chunk.first().namespace()));
         let bytes: usize = objects.iter().map(|object| object.body().len()).sum();
-        assert_eq!((run.lengths().items, run.lengths().bytes), (objects.len(), bytes));
+        assert_eq!((chunk.lengths().items, chunk.lengths().bytes), (objects.len(), bytes));
         assert!(bytes <= Chunk::BYTES_MAX);
     }
-    assert_eq!(names(&runs).len(), runs.len());
-    let average = 1_200 * BYTES / runs.len();
+    assert_eq!(names(&chunks).len(), chunks.len());
+    let average = 1_200 * BYTES / chunks.len();
     assert!((Chunk::BYTES / 3..Chunk::BYTES_MAX).contains(&average), "{average} bytes on average");
 }
 
 #[test]
 fn a_change_touches_one_run() {
-    let (_, before) = runs(pods(&["a"], 600));
+    let (_, before) = chunks(pods(&["a"], 600));
     for changed in [0, 1, 299, 598, 599] {
         let mut objects = pods(&["a"], 600);
         // As long as before: where a run ends is a matter of lengths.
         objects[changed] = pod("a", &format!("p{changed:04}"), 20_000, BYTES);
-        let (_, after) = runs(objects);
+        let (_, after) = chunks(objects);
         assert_eq!(before.len(), after.len());
         assert_eq!(names(&before).difference(&names(&after)).count(), 1);
     }
@@ -69,14 +69,14 @@ fn a_change_touches_one_run() {
 /// A run that is full ends where its bytes say, but those behind the next end of its own are as they were.
 #[test]
 fn an_object_that_comes_goes_or_grows_touches_few() {
-    let (_, before) = runs(pods(&["a"], 1_000));
+    let (_, before) = chunks(pods(&["a"], 1_000));
     let mut grown = pods(&["a"], 1_000);
     grown[500] = pod("a", "p0500", 20_000, BYTES * 4);
     let come = [pods(&["a"], 1_000), vec![pod("a", "p0500a", 20_000, BYTES)]].concat();
     let mut gone = pods(&["a"], 1_000);
     gone.remove(500);
     for objects in [grown, come, gone] {
-        let (_, after) = runs(objects);
+        let (_, after) = chunks(objects);
         let (before, after) = (names(&before), names(&after));
         let (new, over) = (after.difference(&before).count(), before.difference(&after).count());
         // An object that was a run of its own takes it along, and none is new.
@@ -87,8 +87,8 @@ fn an_object_that_comes_goes_or_grows_touches_few() {
 #[test]
 fn an_object_that_is_larger_than_a_run_is_one() {
     let large = |name: &str| pod("a", name, 1, Chunk::BYTES_MAX * 2);
-    let (_, runs) = runs([large("p"), large("q"), large("r")]);
-    assert_eq!(runs.iter().map(|run| run.lengths().items).collect::<Vec<_>>(), [1, 1, 1]);
+    let (_, chunks) = chunks([large("p"), large("q"), large("r")]);
+    assert_eq!(chunks.iter().map(|chunk| chunk.lengths().items).collect::<Vec<_>>(), [1, 1, 1]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ const KUBECTL: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\
 
 #[test]
 fn clients_get_the_form_that_the_apiserver_would_choose() {
-    for (client, accept, form) in [
+    for (client, accept, encoding) in [
         ("an empty header", "", Encoding::Json),
         ("kubelet and controllers", PROTOBUF_FIRST, Encoding::Protobuf),
         ("dynamic client, Python, kube-rs", "application/json", Encoding::Json),
@@ -37,12 +37,15 @@ fn clients_get_the_form_that_the_apiserver_would_choose() {
         ("an unknown conversion", "application/json;as=Story;g=meta.k8s.io;v=v1,application/json", Encoding::Json),
     ] {
         for uri in [POD, PODS, POD_WATCH] {
-            assert_eq!(get(uri).accept(accept).form(), form, "{client}: {uri}");
+            assert_eq!(get(uri).accept(accept).encoding(), encoding, "{client}: {uri}");
         }
     }
-    assert_eq!([POD, PODS, POD_WATCH].map(|uri| get(uri).form()), [Encoding::Json; 3], "no header at all");
-    assert_eq!(get(POD_WATCH).accept("application/json;stream=watch").form(), Encoding::Json);
-    assert_eq!(get(POD_WATCH).accept("application/vnd.kubernetes.protobuf;stream=watch").form(), Encoding::Protobuf);
+    assert_eq!([POD, PODS, POD_WATCH].map(|uri| get(uri).encoding()), [Encoding::Json; 3], "no header at all");
+    assert_eq!(get(POD_WATCH).accept("application/json;stream=watch").encoding(), Encoding::Json);
+    assert_eq!(
+        get(POD_WATCH).accept("application/vnd.kubernetes.protobuf;stream=watch").encoding(),
+        Encoding::Protobuf
+    );
 }
 
 /// There is no protobuf of a custom resource: who prefers it gets JSON, who accepts nothing else a 406 from upstream.
@@ -50,7 +53,7 @@ fn clients_get_the_form_that_the_apiserver_would_choose() {
 fn custom_resources_are_json() {
     for uri in [WIDGETS, WIDGET_WATCH] {
         for accept in [PROTOBUF_FIRST, "application/json", "*/*", "application/*"] {
-            assert_eq!(get(uri).accept(accept).form(), Encoding::Json, "{accept}: {uri}");
+            assert_eq!(get(uri).accept(accept).encoding(), Encoding::Json, "{accept}: {uri}");
         }
         assert_eq!(get(uri).accept(PROTOBUF).reason(), ForwardReason::NotAcceptable, "{uri}");
     }
@@ -188,7 +191,7 @@ fn what_nobody_can_write_is_refused_upstream_in_its_words() {
 fn half_a_wildcard_is_none_for_built_in_resources() {
     for uri in [POD, PODS, POD_WATCH] {
         assert_eq!(get(uri).accept("application/*").reason(), ForwardReason::NotAcceptable, "{uri}");
-        assert_eq!(get(uri).accept("application/*,application/json").form(), Encoding::Json, "{uri}");
+        assert_eq!(get(uri).accept("application/*,application/json").encoding(), Encoding::Json, "{uri}");
     }
 }
 

@@ -2,7 +2,7 @@ use crate::wire::Encoding;
 
 #[test]
 fn content_types_of_upstream_are_recognised() {
-    for (value, form) in [
+    for (value, encoding) in [
         ("application/json", Some(Encoding::Json)),
         ("application/json; charset=utf-8", Some(Encoding::Json)),
         ("Application/JSON", Some(Encoding::Json)),
@@ -16,15 +16,15 @@ fn content_types_of_upstream_are_recognised() {
         ("text/plain", None),
         ("", None),
     ] {
-        assert_eq!(Encoding::from_content_type(value), form, "{value:?}");
+        assert_eq!(Encoding::from_content_type(value), encoding, "{value:?}");
     }
 }
 
 #[test]
 fn a_form_recognises_its_own_media_types() {
-    for form in [Encoding::Json, Encoding::Protobuf] {
-        assert_eq!(Encoding::from_content_type(form.media_type()), Some(form));
-        assert_eq!(Encoding::from_content_type(form.watch_media_type()), Some(form));
-        assert_eq!(form.to_string(), form.as_str());
+    for encoding in [Encoding::Json, Encoding::Protobuf] {
+        assert_eq!(Encoding::from_content_type(encoding.media_type()), Some(encoding));
+        assert_eq!(Encoding::from_content_type(encoding.watch_media_type()), Some(encoding));
+        assert_eq!(encoding.to_string(), encoding.as_str());
     }
 }

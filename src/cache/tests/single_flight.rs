@@ -1,0 +1,96 @@
+//! What is made of runs is made once, and not kept for ever.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::time::{Instant, advance};
+
+use super::fixture::WakeCounter;
+use crate::cache::single_flight::SingleFlight;
+use crate::cache::{ChunkFormat, ChunkPart};
+use crate::wire::{Encoding, Representation};
+
+fn format(chunk: u128) -> ChunkFormat {
+    ChunkFormat { chunk, representation: Representation::Object(Encoding::Json), release: 36, part: ChunkPart::Items }
+}
+
+/// What is on the shelf, or is put there: its name, which takes so many bytes.
+fn get(flight: &SingleFlight<u128>, chunk: u128, bytes: usize) -> Poll<u128> {
+    let made = flight.poll_get_or_make(format(chunk), &Context::from_waker(Waker::noop()), || Ok((chunk, bytes)));
+    made.map(|made: Result<u128, Infallible>| made.unwrap_or_else(|never| match never {}))
+}
+
+fn is_kept(flight: &SingleFlight<u128>, chunk: u128) -> bool {
+    let made = flight.poll_get_or_make(format(chunk), &Context::from_waker(Waker::noop()), || Err("not there"));
+    made == Poll::Ready(Ok(chunk))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_oldest_go_when_there_are_too_many_bytes() {
+    let flight = SingleFlight::new(100, None);
+    for chunk in 1..=4 {
+        assert_eq!(get(&flight, chunk, 25), Poll::Ready(chunk));
+    }
+    assert_eq!(flight.bytes(), 100);
+    advance(Duration::from_secs(1)).await;
+    assert!(is_kept(&flight, 1));
+    assert_eq!(get(&flight, 5, 25), Poll::Ready(5));
+    assert_eq!([1, 2, 3, 4, 5].map(|chunk| is_kept(&flight, chunk)), [true, false, true, true, true]);
+    assert_eq!(get(&flight, 6, 101), Poll::Ready(6), "made, but too large to be kept");
+    assert_eq!((is_kept(&flight, 6), flight.bytes()), (false, 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_wants_any_more_goes() {
+    let flight = SingleFlight::new(100, Some(Duration::from_secs(10)));
+    let _ = (get(&flight, 1, 10), get(&flight, 2, 10));
+    advance(Duration::from_secs(8)).await;
+    flight.expire(Instant::now());
+    assert_eq!((is_kept(&flight, 1), flight.bytes()), (true, 20));
+    advance(Duration::from_secs(8)).await;
+    flight.expire(Instant::now());
+    assert_eq!(flight.bytes(), 10, "the other was wanted eight seconds ago");
+    advance(Duration::from_secs(8)).await;
+    flight.expire(Instant::now());
+    assert_eq!(flight.bytes(), 0);
+}
+
+#[test]
+fn whoever_comes_while_it_is_made_waits_for_it() {
+    let (flight, wakes) = (SingleFlight::new(100, None), Arc::new(WakeCounter::default()));
+    let waker = wakes.waker();
+    let again = || -> Result<(u128, usize), Infallible> { panic!("it is made already") };
+    let make = || {
+        let waiting = flight.poll_get_or_make(format(1), &Context::from_waker(&waker), again);
+        assert_eq!((waiting, wakes.woken()), (Poll::Pending, 0));
+        Ok::<_, Infallible>((1, 10))
+    };
+    assert_eq!(flight.poll_get_or_make(format(1), &Context::from_waker(Waker::noop()), make), Poll::Ready(Ok(1)));
+    assert_eq!(wakes.woken(), 1);
+    assert_eq!(flight.poll_get_or_make(format(1), &Context::from_waker(&waker), again), Poll::Ready(Ok(1)));
+}
+
+#[test]
+fn whoever_waits_is_woken_when_it_comes_to_nothing() {
+    let (flight, wakes) = (SingleFlight::<u128>::new(100, None), Arc::new(WakeCounter::default()));
+    let waker = wakes.waker();
+    let never = || -> Result<(u128, usize), &str> { panic!("somebody else makes it") };
+    let wait = || assert!(flight.poll_get_or_make(format(1), &Context::from_waker(&waker), never).is_pending());
+    let fail = || {
+        wait();
+        Err("refused")
+    };
+    let failed = flight.poll_get_or_make(format(1), &Context::from_waker(Waker::noop()), fail);
+    assert_eq!((failed, wakes.woken()), (Poll::Ready(Err("refused")), 1));
+    // It is let go while it is made: those who wait try again, and it is not kept.
+    let make = || {
+        wait();
+        flight.clear();
+        assert_eq!(wakes.woken(), 2);
+        Ok::<_, &str>((1, 10))
+    };
+    assert_eq!(flight.poll_get_or_make(format(1), &Context::from_waker(Waker::noop()), make), Poll::Ready(Ok(1)));
+    assert_eq!((is_kept(&flight, 1), flight.bytes()), (false, 0));
+}
