@@ -71,21 +71,21 @@ use crate::base::Waits;
 /// How much history a feed keeps. Whichever bound is reached first evicts the oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Bytes that all feeds may hold together, of everything. A resource that does not fit passes through.
+    /// The memory of all feeds together. A resource that does not fit passes through.
     pub memory_bytes_max: usize,
-    /// Bytes of event frames in the ring; a quarter of the memory at most.
+    /// The bytes of event frames in one ring; a ring takes a quarter of the memory at most.
     pub window_bytes_max: usize,
     /// Events in the ring.
     pub window_events_max: usize,
     /// Age of the oldest event.
     pub window_age_max: Duration,
-    /// Snapshots held for clients that are paging through a LIST.
+    /// How many snapshots are kept for clients that page through a LIST.
     pub held_snapshots_max: usize,
-    /// How long such a snapshot is held after its first page was read.
+    /// How long such a snapshot is kept after its first page was read.
     pub held_snapshot_age_max: Duration,
-    /// When a feed that our identity may not read is tried again.
+    /// When a feed is tried again that our identity may not read.
     pub refused: Waits,
-    /// How long what a feed has counted can be read when it is over.
+    /// How long the counts of a feed can be read after it has ended.
     pub counts_age_max: Duration,
 }
 

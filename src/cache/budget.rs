@@ -1,11 +1,10 @@
-//! The memory that all feeds may take together, and what goes when it is full.
+//! The memory that all feeds may take together, and what is dropped when it is full.
 //!
-//! Everything that feeds hold is charged to an [`Account`] for as long as it is alive, whoever holds it: an object that
-//! left the store is charged while the ring, a snapshot or a client that does not read has it. Whoever makes the sum
-//! grow looks whether it still fits, and if it does not, this goes until it does, in this order: what was derived,
-//! least used first; states kept for clients that page, the oldest first; states that watches are being told, the
-//! oldest first; history, of the largest ring first; and then the feed that has outgrown the others
-//! ([`outgrown`](super::outgrown)).
+//! Everything that feeds hold is charged to an [`Account`] for as long as it is alive, whoever holds it. An object that
+//! left the store is charged while the ring, a snapshot or a client that does not read still has it. Whoever makes the
+//! sum grow checks whether it still fits. If it does not, memory is freed in this order: derived bytes, least used
+//! first; snapshots of clients that page, oldest first; states that are being sent to watches, oldest first; history,
+//! from the largest ring first; and at last the feed that has outgrown the others ([`outgrown`](super::outgrown)).
 //!
 //! **Invariants.** Nobody makes room while holding a lock of a feed. Room is made by one at a time.
 
@@ -29,32 +28,32 @@ use crate::base::Account;
 pub struct Budget {
     bytes_max: usize,
     total: Arc<Account>,
-    /// Those of feeds that are over as well, while anything of them is alive.
+    /// The accounts of all feeds, also of feeds that are over, while anything is charged to them.
     accounts: Mutex<Vec<(MemoryKind, Weak<Account>)>>,
     feeds: Mutex<Vec<Weak<dyn Holder>>>,
     pins: Pins,
     making_room: Mutex<Awaited>,
-    /// How often something of each kind had to go.
+    /// How many times something of each kind was dropped.
     gone: [AtomicU64; Gone::ALL.len()],
 }
 
-/// What is going to be free in a moment, by all that is known.
+/// Memory that is about to become free.
 #[derive(Debug)]
 struct Awaited {
     bytes: usize,
     since: Instant,
 }
 
-/// What one feed has of the budget.
+/// One feed's part of the budget.
 #[derive(Debug)]
 pub(super) struct Share {
     pub(super) budget: Arc<Budget>,
     pub(super) accounts: Accounts,
-    /// What it held when its state was complete for the first time, and each time that it was listed anew.
+    /// What the feed held when its first state was complete, and each time that it was listed anew.
     admitted: AtomicUsize,
-    /// What it held when it did not fit.
+    /// What the feed held when it did not fit.
     weighed: AtomicUsize,
-    /// It has outgrown the budget, and is to end.
+    /// Cancelled when the feed has outgrown the budget and must end.
     pub(super) outgrown: CancellationToken,
 }
 
@@ -68,22 +67,22 @@ pub(super) struct Accounts {
     pub(super) staged: Arc<Account>,
 }
 
-/// What memory is taken by.
+/// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Objects and the frames that they came in: of the store, of the ring, of states that somebody still reads.
+    /// Objects and the frames that they came in: in the store, in the ring, and in states that somebody still reads.
     Objects,
-    /// What events take besides their objects.
+    /// Events, without their objects.
     Events,
-    /// What was made of objects and events.
+    /// Bytes that were derived from objects and events.
     Derived,
-    /// What older states take besides their objects.
+    /// Older states, without their objects.
     States,
     /// Pages of lists that are being read.
     Staged,
 }
 
-/// What goes when memory is full, in this order.
+/// What is dropped when memory is full, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gone {
     Derived,
@@ -101,44 +100,44 @@ pub struct MemoryUse {
     pub gone: [(Gone, u64); Gone::ALL.len()],
 }
 
-/// Something of which the least used goes first.
+/// A cache that drops its least used entry first.
 pub(super) trait LeastUsed {
-    /// When the first to go was used last, as far as is known.
+    /// When the first entry to go was last used, as far as is known.
     fn oldest(&self) -> Option<Instant>;
-    /// Lets it go, or finds that it was used since.
+    /// Drops that entry, unless it was used since.
     fn drop_oldest(&self);
 }
 
-/// A feed, as the budget sees it: what may go of it, and how.
+/// A feed, as the budget sees it: what can be dropped, and how.
 pub(super) trait Holder: fmt::Debug + Send + Sync {
-    /// What it has of the budget.
+    /// The feed's part of the budget.
     fn share(&self) -> &Share;
-    /// Everything that is kept of what was derived, but with events.
+    /// The caches of derived bytes, without those that are kept with events.
     fn derived(&self) -> Vec<&dyn LeastUsed>;
-    /// Bytes of its history.
+    /// The size of the history in bytes.
     fn ring_bytes(&self) -> usize;
-    /// About what is free when nothing but the present state is kept; `pinned` is what those keep alive who are being
-    /// told older ones.
+    /// About how much is free when only the present state is kept. `pinned` is what those keep alive who are being told
+    /// older states.
     fn may_go(&self, pinned: usize) -> usize;
-    /// Shortens the history to so many bytes. Others have their turn between some events and the next.
+    /// Shortens the history to `bytes`. It holds the lock for `events_at_once` events at a time.
     fn shrink_ring(&self, bytes: usize, events_at_once: usize);
-    /// When the oldest state was used last that is kept for a client that pages.
+    /// When the oldest snapshot of a paging client was last used.
     fn oldest_paging(&self) -> Option<Instant>;
-    /// Lets that one go.
+    /// Drops that snapshot.
     fn drop_oldest_paging(&self);
 }
 
-/// How long whoever was told to let go is waited for.
+/// How long to wait for somebody who was told to let go.
 const AWAITED_FOR: Duration = Duration::from_millis(250);
-/// Room is made for so much at once: a sixteenth, so that a full budget does not look at every feed at every event.
+/// Room is made for this part of the budget at once, so that a full budget does not look at every feed at every event.
 const SLACK: usize = 16;
-/// Bytes of history that a ring keeps, however full the memory is: what watches fall behind by while they do not stall.
+/// A ring keeps this much history, however full the memory is: watches fall behind by so much without stalling.
 const HISTORY_BYTES_MIN: usize = 256 << 10;
-/// Such a part of a ring goes at least before it is looked again.
+/// The smallest part of a ring that is dropped before the sum is checked again.
 const SHRINK_PART: usize = 8;
 /// Events that leave a ring in one critical section.
 const SHRINK_EVENTS_MAX: usize = 1_024;
-/// One ring is at most such a part of the budget, so that history does not keep what is derived from being kept.
+/// The largest part of the budget that one ring may take, so that history leaves room for derived bytes.
 pub(super) const WINDOW_PART: usize = 4;
 
 impl Budget {
@@ -154,7 +153,7 @@ impl Budget {
         })
     }
 
-    /// A feed's share.
+    /// Makes the share of a new feed.
     pub(super) fn share(self: &Arc<Self>) -> Share {
         let account = || Account::of(&self.total);
         let accounts = Accounts {
@@ -171,21 +170,22 @@ impl Budget {
         Share { budget: self.clone(), accounts, admitted, weighed, outgrown }
     }
 
-    /// The feed is looked at when memory is full.
+    /// Registers a feed, which is looked at when memory is full.
     pub(super) fn add(&self, feed: Weak<dyn Holder>) {
         let mut feeds = self.feeds.lock();
         feeds.retain(|feed| feed.strong_count() > 0);
         feeds.push(feed);
     }
 
-    /// Whether so many bytes more fit, after what may go for them has gone. Nothing goes in vain.
+    /// Whether `bytes` more fit after everything that may be dropped was dropped. Nothing is dropped if that is not
+    /// enough.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         if self.fits(bytes) {
             return true;
         }
         let mut awaited = self.making_room.lock();
         let held = self.total.bytes().saturating_add(bytes);
-        // Who is told a state lets go in a moment, which only a little can wait for.
+        // Who is being told a state lets it go in a moment. Only a small excess can wait for that.
         let pinned = if held <= self.bearable() { self.pins.bytes_by_feed() } else { HashMap::new() };
         let pinned = |feed: &Arc<dyn Holder>| pinned.get(&Arc::as_ptr(feed).cast()).copied().unwrap_or(0);
         let feeds = self.feeds();
@@ -197,7 +197,7 @@ impl Budget {
         self.fits(bytes) || self.is_bearable(bytes, &awaited)
     }
 
-    /// Makes the sum fit again, after `by` has grown: a feed ends for it if nothing else is left.
+    /// Makes the sum fit again after `by` has grown. A feed ends for it if nothing else is left.
     pub(super) fn enforce(&self, by: &Share) {
         if self.fits(0) {
             return;
@@ -213,7 +213,7 @@ impl Budget {
         }
     }
 
-    /// The same after something was derived: nothing but that goes for it, and nobody waits.
+    /// Makes the sum fit again after something was derived. Only derived bytes are dropped for it, and nobody waits.
     pub(super) fn trim_derived(&self) {
         if !self.fits(0)
             && let Some(_one) = self.making_room.try_lock()
@@ -240,7 +240,7 @@ impl Budget {
         self.total.bytes().saturating_add(bytes) <= self.bytes_max
     }
 
-    /// Whether so many bytes more are a little too much, and fit in a moment.
+    /// Whether `bytes` more are a small excess, and fit in a moment.
     fn is_bearable(&self, bytes: usize, awaited: &Awaited) -> bool {
         let held = self.total.bytes().saturating_add(bytes);
         held.saturating_sub(awaited.bytes) <= self.bytes_max && held <= self.bearable()
@@ -258,12 +258,12 @@ impl Budget {
         self.feeds.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The states that are kept for those who are being told them.
+    /// The pins on states that somebody is being told.
     pub fn pins(&self) -> &Pins {
         &self.pins
     }
 
-    /// Lets go what may go, until no more than `goal` is left, or will be in a moment.
+    /// Drops what can be dropped, until no more than `goal` is left or will be in a moment.
     fn make_room(&self, feeds: &[Arc<dyn Holder>], goal: usize, awaited: &mut Awaited) {
         self.drop_derived(feeds, goal);
         self.drop_paging(feeds, goal);
@@ -293,8 +293,8 @@ impl Budget {
         }
     }
 
-    /// Ends watches that are still being told an older state, the oldest first, until enough is going to be free. They
-    /// let go when their tasks have had their turn.
+    /// Ends watches that are still being told an older state, oldest first, until enough is about to be free. They let
+    /// go when their tasks run next.
     fn end_watches(&self, goal: usize, awaited: &mut Awaited) {
         let now = Instant::now();
         if now.duration_since(awaited.since) >= AWAITED_FOR {
@@ -311,7 +311,7 @@ impl Budget {
         }
     }
 
-    /// The largest ring gives first, down to the size of the next.
+    /// Shortens the largest ring first, down to the size of the next.
     fn shrink_rings(&self, feeds: &[Arc<dyn Holder>], goal: usize) {
         let mut rings: Vec<_> = feeds.iter().map(|feed| (feed.ring_bytes(), feed)).collect();
         rings.sort_by_key(|(bytes, _)| Reverse(*bytes));
@@ -321,7 +321,7 @@ impl Budget {
                 level += 1;
             }
             let next = rings.get(level).map_or(0, |(bytes, _)| *bytes);
-            // What an event takes may be the store's as well: then less is free than has gone.
+            // An event may share its bytes with the store: then less becomes free than was dropped.
             let over = self.total.bytes().saturating_sub(goal).div_ceil(level).max(rings[0].0 / SHRINK_PART);
             let to = rings[0].0.saturating_sub(over).max(next).max(HISTORY_BYTES_MIN);
             for (bytes, feed) in &mut rings[..level] {
@@ -332,7 +332,7 @@ impl Budget {
         }
     }
 
-    /// Tells the feed to end that has outgrown the others, unless one is about to, or memory is.
+    /// Ends the feed that has outgrown the others, unless one is about to end or memory is about to be free.
     fn end_one(&self, feeds: &[Arc<dyn Holder>], by: &Share, awaited: &Awaited) {
         if feeds.iter().map(|feed| feed.share()).any(|share| share.outgrown.is_cancelled() && share.held() > 0)
             || self.is_bearable(0, awaited)
@@ -354,23 +354,23 @@ impl Budget {
 }
 
 impl Share {
-    /// Everything that is alive of the feed.
+    /// The bytes of everything of the feed that is alive.
     pub(super) fn held(&self) -> usize {
         self.accounts.each().map(|(_, account)| account.bytes()).into_iter().sum()
     }
 
-    /// Its state is complete: from here on it grows.
+    /// Notes that the feed's state is complete: growth is counted from here.
     pub(super) fn admit(&self) {
         self.admitted.store(self.held(), Ordering::Relaxed);
     }
 
-    /// It does not fit with so many bytes more and so many less.
+    /// Notes what the feed would hold with `more` bytes added and `less` bytes gone, which did not fit.
     pub(super) fn weigh(&self, more: usize, less: usize) {
         let weight = self.held().saturating_add(more).saturating_sub(less);
         self.weighed.fetch_max(weight, Ordering::Relaxed);
     }
 
-    /// What it held when it did not fit.
+    /// What the feed held when it did not fit.
     pub(super) fn weighed(&self) -> usize {
         self.weighed.load(Ordering::Relaxed)
     }

@@ -18,12 +18,12 @@ pub struct Change {
 pub enum Applied {
     /// It is in the store and in the ring.
     Fresh,
-    /// The ring had it already: two streams of one history overlap.
+    /// The ring had it already, as happens when two streams of one history overlap.
     Duplicate,
 }
 
-/// A change that contradicts what is known: older than the state that upstream vouched for, yet not seen before. The
-/// stream that brought it cannot be trusted (R-UPSTREAM-8, R-UPSTREAM-10).
+/// A change that contradicts what is known: it is older than the state that upstream vouched for, and was not seen
+/// before. The stream that brought it cannot be trusted (R-UPSTREAM-8, R-UPSTREAM-10).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("change of {key} at {rv} is out of order: everything up to {progress} was already vouched for")]
 pub struct OutOfOrder {

@@ -10,10 +10,10 @@ use super::chunk_format::ChunkFormat;
 use super::single_flight::SingleFlight;
 use crate::base::Account;
 
-/// What chunks of one feed's objects have been written as, so that it is made once and not for every client. Bounded.
+/// The bytes that chunks of one feed were written as. They are made once for all clients, and bounded.
 #[derive(Debug)]
 pub struct ChunkCache {
-    /// Bodies as they came, joined. The store has the same bytes, so these are kept while a storm lasts.
+    /// Bodies as they came, joined. The store has the same bytes, so copies are kept only for the length of a storm.
     copies: SingleFlight<PlainChunk>,
     derived: SingleFlight<PlainChunk>,
     deflated: SingleFlight<DeflatedChunk>,
@@ -21,27 +21,27 @@ pub struct ChunkCache {
     account: Arc<Account>,
 }
 
-/// A chunk's items or frames. Large bodies are slices of the store's own.
+/// The bytes of a chunk's items or frames. Large bodies are slices of the store's own.
 pub type PlainChunk = Arc<[Bytes]>;
 
-/// A piece of some chunks' items, compressed.
+/// A compressed piece of the items of some chunks.
 #[derive(Debug, Clone)]
 pub struct DeflatedChunk {
-    /// DEFLATE (RFC 1951), flushed to a byte boundary and without a final block. `None` if that would gain nothing: the
-    /// piece is sent as it is.
+    /// DEFLATE (RFC 1951), flushed to a byte boundary and without a final block. `None` if compression would gain
+    /// nothing: the piece is sent as it is.
     pub bytes: Option<Bytes>,
-    /// CRC-32 and length of what it stands for.
+    /// CRC-32 and length of the plain piece.
     pub crc: u32,
     pub len: u64,
-    /// No piece of these chunks is behind it.
+    /// Whether this is the last piece of these chunks.
     pub is_last: bool,
 }
 
 /// What one feed may keep of each kind: some four thousand pods in JSON.
 const BYTES_MAX: usize = 64 << 20;
-/// What it takes to know a piece that is compressed, or is not to be.
+/// What it costs to remember a compressed piece, or that one is not worth compressing.
 const DEFLATED_BYTES: usize = 256;
-/// How long copies are kept that nobody reads.
+/// How long a copy is kept that nobody reads.
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
 impl ChunkCache {
@@ -55,12 +55,13 @@ impl ChunkCache {
         }
     }
 
-    /// Where what is made is charged: the makers see to it, who know which bytes are the store's own.
+    /// The account for what is kept. The maker charges it, for it knows which bytes are the store's own.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
 
-    /// The chunk in an encoding, as a feed has it that came in `verbatim`; made if nobody has it.
+    /// A chunk in `format`, made with `make` if nobody has it. `verbatim` says that the format is the one that the feed
+    /// came in.
     pub fn poll_plain<E>(
         &self,
         format: ChunkFormat,
@@ -72,7 +73,7 @@ impl ChunkCache {
         self.trimmed(flight.poll_get_or_make(format, cx, make))
     }
 
-    /// A piece, if somebody has compressed it.
+    /// A compressed piece, if somebody has made it.
     pub fn deflated(&self, format: ChunkFormat) -> Option<DeflatedChunk> {
         self.deflated.get(format)
     }
@@ -92,7 +93,7 @@ impl ChunkCache {
         self.trimmed(self.deflated.poll_get_or_make(format, cx, make))
     }
 
-    /// What was made may not fit beside the rest.
+    /// Makes room if what was made does not fit beside the rest.
     fn trimmed<T>(&self, made: T) -> T {
         self.budget.trim_derived();
         made
@@ -102,19 +103,19 @@ impl ChunkCache {
         [&self.copies, &self.derived, &self.deflated]
     }
 
-    /// Lets what was derived go: it was wrong, or written for another release.
+    /// Drops everything that was derived: it was wrong, or written for another release.
     pub(super) fn forget_derived(&self) {
         self.derived.clear();
         self.deflated.clear();
     }
 
-    /// Lets everything go.
+    /// Drops everything.
     pub(super) fn clear(&self) {
         self.copies.clear();
         self.forget_derived();
     }
 
-    /// Lets what is too old go.
+    /// Drops what is too old.
     pub(super) fn expire(&self, now: Instant) {
         self.copies.expire(now);
     }

@@ -6,7 +6,7 @@ pub struct ChunkFormat {
     /// [`Chunk::name`](super::Chunk::name), or [`joined_name`](super::Chunk::joined_name) of several.
     pub chunk: u128,
     pub representation: Representation,
-    /// Of the server as which it is written.
+    /// The release of the server as which it is written.
     pub release: u32,
     pub part: ChunkPart,
 }
@@ -18,7 +18,7 @@ pub enum ChunkPart {
     Items,
     /// ADDED events.
     Added,
-    /// A piece of the items of a list, compressed. It may refer to what it is `behind`, which is named as chunks are;
-    /// `None` at the list's beginning.
+    /// A compressed piece of a list's items. It may refer to the chunk that it follows, whose name is `behind`; `None`
+    /// at the beginning of the list.
     Deflated { behind: Option<u128>, piece: usize },
 }

@@ -8,16 +8,16 @@ use super::states::PastState;
 use crate::kube::ObjectKey;
 use crate::wire::{Lengths, Object, Representation};
 
-/// Neighbouring objects of one namespace, about [`BYTES`](Self::BYTES) bytes of them: what lists are made of.
+/// Neighbouring objects of one namespace, about [`BYTES`](Self::BYTES) bytes of them: lists are made of chunks.
 ///
-/// It holds none of them, so that it keeps nothing alive. Where it ends is a matter of the objects in it alone: it is
-/// the same in every state and every list that has all of them, and a change touches one chunk, or two.
+/// A chunk holds none of its objects, so it keeps nothing alive. Where it ends depends on its objects alone. So it is
+/// the same in every state and every list that has all of them, and a change touches one chunk or two.
 #[derive(Debug)]
 pub struct Chunk {
     first: ObjectKey,
     lengths: Lengths,
     name: u128,
-    /// It is as long as chunks are, rather than cut off by the end of its namespace.
+    /// Whether it ended because it is long enough, rather than at the end of its namespace.
     is_full: bool,
     /// A bit for each representation that all of its objects have been written in.
     written: AtomicU8,
@@ -28,30 +28,30 @@ pub struct Chunk {
 pub(super) struct ChunkIndex {
     content: u64,
     chunks: OnceCell<Arc<[Chunk]>>,
-    /// Once it is not the present state any more.
+    /// Set once the state is not the present one any more.
     past: OnceLock<PastState>,
 }
 
-/// Puts chunks together, object by object.
+/// Builds chunks, object by object.
 #[derive(Debug)]
 pub struct Chunker {
     /// Counts what the feed's versions have stood for: those of one history stand for nothing in another, and for other
     /// bytes once upstream is of another release.
     content: u64,
     chunk: Option<Chunk>,
-    /// The chunk ends with what it has.
+    /// Whether the chunk ends with the object that was put last.
     ends: bool,
 }
 
-/// Cut between two looks at what else is to be done: half a millisecond.
+/// Objects that are cut between two yields to other tasks: half a millisecond.
 const CUT_AT_A_TIME: usize = 2_048;
-/// Names are not to be foreseen by those who choose objects' names.
+/// A secret, so that whoever chooses objects' names cannot foresee names of chunks.
 static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl Chunk {
-    /// On average, of bodies as they came: several TLS records, and a millisecond of compression.
+    /// The average length, of bodies as they came: several TLS records, and a millisecond of compression.
     pub const BYTES: usize = 128 << 10;
-    /// At most, if it is more than one object.
+    /// The largest length of a chunk that has more than one object.
     pub const BYTES_MAX: usize = 256 << 10;
 
     fn new(first: ObjectKey, content: u64) -> Self {
@@ -69,34 +69,34 @@ impl Chunk {
         self.lengths
     }
 
-    /// A number that no other content has.
+    /// A number that identifies the content: no other content has it.
     pub fn name(&self) -> u128 {
         self.name
     }
 
-    /// The name of two that follow each other.
+    /// The name of two chunks that follow each other.
     pub fn joined_name(first: u128, second: u128) -> u128 {
         (first.rotate_left(61) ^ second).wrapping_mul(MIX)
     }
 
-    /// Whether it is as long as chunks are, rather than cut off by the end of its namespace or of the list.
+    /// Whether it ended because it is long enough, rather than at the end of its namespace or of the list.
     pub fn is_full(&self) -> bool {
         self.is_full
     }
 
-    /// Whether all of it has been written in a representation, and so can be again.
+    /// Whether all of it has been written in a representation: then it can be written so again.
     pub fn was_written(&self, representation: Representation) -> bool {
         self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
     }
 
-    /// All of it has been written in a representation.
+    /// Notes that all of it has been written in a representation.
     pub fn note_written(&self, representation: Representation) {
         self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
     }
 }
 
 impl Chunker {
-    /// Takes the next object. Returns the chunk before it, if that is over.
+    /// Takes the next object. Returns the chunk before it, if that chunk has ended.
     pub fn put(&mut self, object: &Object) -> Option<Chunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
         let ended = self.chunk.take_if(|chunk| {
@@ -105,15 +105,16 @@ impl Chunker {
         });
         let chunk = self.chunk.get_or_insert_with(|| Chunk::new(key.clone(), self.content));
         chunk.lengths.add(len);
-        // No step loses anything: contents that differ in one object have different names for certain.
+        // Each step is invertible, so contents that differ in one object have different names for certain.
         let part = u128::from(hash) << 64 | u128::from(object.rv.0);
         chunk.name = Chunk::joined_name(chunk.name, part);
-        // The longer an object, the likelier a chunk ends with it: so chunks are as long whatever objects are.
+        // The longer an object, the likelier a chunk ends with it. So chunks have about the same length whatever the
+        // objects are.
         self.ends = hash % (Chunk::BYTES as u64) < len as u64;
         ended
     }
 
-    /// The last chunk.
+    /// Returns the last chunk.
     pub fn end(self) -> Option<Chunk> {
         self.chunk
     }
@@ -124,7 +125,7 @@ impl ChunkIndex {
         Self { content, chunks: OnceCell::new(), past: OnceLock::new() }
     }
 
-    /// The state is left behind by the present one.
+    /// Notes that the state is not the present one any more.
     pub(super) fn left(&self, past: PastState) {
         let _ = self.past.set(past);
     }
@@ -137,7 +138,7 @@ impl ChunkIndex {
         Chunker { content: self.content, chunk: None, ends: false }
     }
 
-    /// The chunks of these objects, which are all of the state's. Others are let in now and then.
+    /// The chunks of all objects of the state. It yields to other tasks now and then.
     pub(super) async fn chunks(&self, objects: impl Iterator<Item = &Arc<Object>>) -> Arc<[Chunk]> {
         let cut = async || {
             let (mut chunker, mut chunks) = (self.chunker(), Vec::new());
@@ -154,5 +155,5 @@ impl ChunkIndex {
     }
 }
 
-/// Odd, so that multiplying by it loses nothing; its bits are those of the golden ratio.
+/// Odd, so that multiplication by it is invertible; its bits are those of the golden ratio.
 const MIX: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;

@@ -16,13 +16,13 @@ use crate::wire::{Refused, Renderer};
 pub struct Cursor {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
-    /// Shared with other readers of the lane.
+    /// The view, which readers of the lane share if they want the same.
     view: Arc<View>,
     renderer: Renderer,
     slot: usize,
     next: u64,
     after: ResourceVersion,
-    /// Events up to this version are not for this reader: it asked for what is later, perhaps for the future.
+    /// Events up to this version are skipped: the reader asked for what is later, perhaps for the future.
     skip: ResourceVersion,
 }
 
@@ -31,11 +31,11 @@ pub struct Cursor {
 pub enum Pull {
     /// Frames were put into the batch.
     Frames {
-        /// Version of the last of them. Later events may have been looked at; bookmarks tell of those.
+        /// The version of the last frame. Later events may have been looked at; bookmarks tell of those.
         last: ResourceVersion,
-        /// When the first of them was applied.
+        /// When the event of the first frame was applied.
         applied: Instant,
-        /// Where the feed is, if that was all: `waker` is woken as if [`Pull::CaughtUp`].
+        /// How far the feed is, if these were all events. Then `waker` is woken as after [`Pull::CaughtUp`].
         caught_up: Option<Progress>,
     },
     /// Everything that matches and is not later than `progress` has been pulled.
@@ -72,14 +72,14 @@ pub enum Sifted {
     Undecided,
 }
 
-/// The state of a feed and the place behind it, of one instant.
+/// The state of a feed and the place behind it, at one instant.
 #[derive(Debug, Clone)]
 pub struct Mark {
     pub snapshot: Snapshot,
     seq: u64,
 }
 
-/// Events looked at in one go: bounds the time between two looks at the client.
+/// How many events are looked at in one go. It bounds the time between two looks at the client.
 const BATCH_EVENTS_MAX: usize = 128;
 
 impl Cursor {
@@ -117,8 +117,9 @@ impl Cursor {
         }
     }
 
-    /// The same for a reader who looks at so much in one go: `looks` is what events may cost that are not told, and
-    /// then what is left of it. For a [dear](View::is_dear) view those count as well that are.
+    /// Pulls like [`pull`](Self::pull), for a reader who may look at so much in one go. `looks` is what may be spent on
+    /// events that are not told, and then what is left of it. With a [dear](View::is_dear) view, events that are told
+    /// count as well.
     pub fn pull_some(
         &mut self,
         (room, looks): (usize, &mut usize),
@@ -128,7 +129,8 @@ impl Cursor {
         self.step(None, (room, looks), waker, batch, |_, _| Sifted::Tell)
     }
 
-    /// The same for a reader who decides about each event that its view sees, and not beyond a mark.
+    /// Pulls like [`pull_some`](Self::pull_some), up to a mark, for a reader who decides about each event that its view
+    /// sees.
     pub fn pull_sifted(
         &mut self,
         until: Option<&Mark>,
@@ -153,7 +155,7 @@ impl Cursor {
         let mut events = Vec::new();
         let is_dear = self.view.is_dear();
         loop {
-            // Read before the lane: whatever is published after this is also in the lane after this.
+            // Progress is read before the lane: whatever is published after this is also in the lane after this.
             let progress = self.shared.progress();
             events.clear();
             let read = self.read(waker, &mut events);
@@ -195,14 +197,14 @@ impl Cursor {
             let is_at_end = read == (LaneRead::Events { caught_up: true })
                 && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {
-                // Read after the lane: who is parked is woken for what is published from here on.
+                // Progress is read after the lane: a parked reader is woken for what is published from here on.
                 let caught_up = is_at_end.then(|| self.shared.progress());
                 return Pull::Frames { last, applied, caught_up };
             }
             if let Some(stop) = stop {
                 return Pull::Stopped(stop);
             }
-            // Whoever came to the end is told so, and is woken.
+            // A reader that came to the end is told so, and is woken.
             if *looks == 0 && !is_at_end {
                 return Pull::Stopped(Stop::LooksSpent);
             }
@@ -216,7 +218,8 @@ impl Cursor {
         events.first().is_some_and(|event| event.rv == rv)
     }
 
-    /// The next events of the lane; of the ring as long as the position is [`LaneRead::Behind`] the lane's beginning.
+    /// Reads the next events of the lane, or of the ring as long as the position is [`LaneRead::Behind`] the lane's
+    /// beginning.
     fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<Event>>) -> LaneRead {
         match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), events) {
             LaneRead::Behind => {
@@ -231,7 +234,7 @@ impl Cursor {
         }
     }
 
-    /// The state as of now, and the place behind it; of a feed that is over a place that is never reached.
+    /// The state as of now, and the place behind it. In a feed that is over that place is never reached.
     pub fn mark(&self) -> Mark {
         let timeline = self.shared.timeline.read();
         Mark { snapshot: timeline.applied(), seq: timeline.ring.next_seq }
@@ -255,7 +258,8 @@ impl Cursor {
         &self.renderer
     }
 
-    /// How many bytes were put into the batch; `None`: the event is to be looked at again.
+    /// Puts the frame of an event into the batch and returns its length; `None` if the reader is to look at it again
+    /// later.
     fn take(
         &self,
         event: &Event,

@@ -9,10 +9,9 @@ use super::budget::{Budget, LeastUsed};
 use crate::base::Account;
 use crate::wire::{Object, Renderer};
 
-/// Derived JSON of objects, kept with them so that it is made once and not for every reader: bounded, the oldest go
-/// first.
+/// Objects whose derived JSON is kept, so that it is made once and not for every reader. Bounded; the oldest go first.
 ///
-/// The bodies are in the objects; here is who has one.
+/// The bodies themselves are kept in the objects.
 #[derive(Debug)]
 pub(super) struct DerivedJson {
     budget: Arc<Budget>,
@@ -22,7 +21,8 @@ pub(super) struct DerivedJson {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// With what counts for each, which it does until its turn comes, though the object may be gone; and since when.
+    /// Each object with the bytes that are charged for it, and since when. It is charged until its turn comes, even if
+    /// the object is gone.
     objects: VecDeque<(Weak<Object>, usize, Instant)>,
     bytes: usize,
 }
@@ -43,7 +43,7 @@ impl DerivedJson {
         }
         let body = self.account.keep(body);
         let mut queue = self.queue.lock();
-        // Under the lock: what is revoked before everything is let go leaves nothing behind.
+        // Checked under the lock: nothing stays behind when a renderer is revoked before everything is dropped.
         if renderer.is_revoked() || object.keep_json(Some(body)) {
             return;
         }
@@ -56,7 +56,7 @@ impl DerivedJson {
         self.budget.trim_derived();
     }
 
-    /// Lets everything go.
+    /// Drops everything.
     pub(super) fn clear(&self) {
         let mut queue = self.queue.lock();
         while !queue.objects.is_empty() {
@@ -64,7 +64,7 @@ impl DerivedJson {
         }
     }
 
-    /// Bytes that are charged.
+    /// The bytes that are charged.
     pub(super) fn bytes(&self) -> usize {
         self.queue.lock().bytes
     }

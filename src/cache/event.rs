@@ -29,11 +29,11 @@ pub struct Event {
     alternates: Next,
 }
 
-/// A frame besides the one that came: for watches whose selector the object entered or left, or in a representation
-/// that is derived. Made at first need, once for everybody, and gone with the event.
+/// A frame besides the one that came: for watches whose selector the object entered or left, or in a derived
+/// representation. It is made at first need, once for everybody, and goes with the event.
 ///
-/// A list, for an event has one or two of them, of more that it might have; and one that only grows, so that whoever
-/// reads it waits for nobody.
+/// Alternates are a list, for an event has one or two out of many possible ones. The list only grows, so a reader waits
+/// for nobody.
 #[derive(Debug)]
 struct Alternate {
     representation: Representation,
@@ -41,19 +41,19 @@ struct Alternate {
     /// The release that it was written for.
     release: u32,
     frame: Bytes,
-    /// Bytes of all alternates of the feed: the ring makes room for them.
+    /// Bytes of all alternates of the feed, for which the ring makes room.
     held: Arc<AtomicUsize>,
     next: Next,
 }
 
 type Next = OnceLock<Box<Alternate>>;
 
-/// What was made of one feed's events and is kept with them.
+/// Accounts for the frames that were made of one feed's events and are kept with them.
 #[derive(Debug)]
 pub(super) struct Made {
-    /// Bytes of the frames: the ring makes room for them.
+    /// Bytes of these frames, for which the ring makes room.
     pub(super) bytes: Arc<AtomicUsize>,
-    /// Where they are charged, for as long as anybody sends them.
+    /// The account that is charged for as long as anybody sends them.
     pub(super) account: Arc<Account>,
 }
 
@@ -75,7 +75,7 @@ impl Event {
         if view.is_everything() {
             return Some(self.event_type);
         }
-        // A deletion of an object that we did not know: its last content is the best witness of what was before.
+        // The deletion of an object that we did not know. Its last content is the best witness of the state before.
         let before = match (&self.previous, self.event_type) {
             (Some(previous), _) => view.matches(previous),
             (None, EventType::Deleted) => view.matches(&self.object),
@@ -85,7 +85,7 @@ impl Event {
         seen_as(before, now)
     }
 
-    /// About what it costs to find out what a watch with this view sees of it.
+    /// About what it costs to find out what a watch with this view sees of the event.
     pub(super) fn cost_for(&self, view: &View) -> usize {
         view.cost_of(&self.object) + self.previous.as_ref().map_or(0, |previous| view.cost_of(previous))
     }
@@ -100,7 +100,7 @@ impl Event {
         if let Some(known) = known.filter(|known| known.release == renderer.release()) {
             return Ok(known.frame.clone());
         }
-        // A lost race costs one frame made twice; nobody waits under a lock.
+        // If two readers race, a frame is made twice. Nobody waits under a lock.
         let frame = match (event_type, &self.previous) {
             // The object left the selector: its previous content, at this change's version (R-EVENT-2).
             (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
@@ -108,7 +108,7 @@ impl Event {
             }
             _ => renderer.frame(event_type, self.object.body())?,
         };
-        // Of one release only: what is kept is bounded.
+        // Frames of one release only are kept, so that they are bounded.
         if known.is_none() {
             let frame = made.account.keep(frame);
             self.keep(Alternate::new(representation, event_type, renderer.release(), frame.clone(), &made.bytes));
@@ -131,8 +131,8 @@ impl Event {
         std::iter::successors(self.alternates.get(), |alternate| alternate.next.get()).map(|alternate| &**alternate)
     }
 
-    /// What a reader gets who may no longer see the object, and who knows it as it was before: nothing newer of it than
-    /// the version at which it is gone.
+    /// The frame for a reader that may no longer see the object and knows it as it was before. It shows nothing newer
+    /// than the version at which the object is gone.
     pub(super) fn frame_gone(&self, renderer: &Renderer) -> Result<Option<Bytes>, Refused> {
         let frame = |previous: &Arc<Object>| renderer.frame(EventType::Deleted, &previous.restamped(self.rv));
         self.previous.as_ref().map(frame).transpose()
@@ -146,8 +146,8 @@ impl Event {
     /// Bytes of an event besides its object and its frame: itself, its count, and its places in the ring and in lanes.
     pub(crate) const OVERHEAD_BYTES: usize = size_of::<Self>() + 16 + 16 + 3 * size_of::<usize>() * 2;
 
-    /// Bytes charged to the ring for this event: its frame, what was read of its object, and its previous object, which
-    /// the store has let go.
+    /// Bytes charged to the ring for this event: its frame, the fields that were read of its object, and its previous
+    /// object, which the store has let go.
     pub(super) fn charge(&self) -> usize {
         let previous = self.previous.as_ref().map_or(0, |previous| previous.size());
         self.frame.len() + self.object.size() - self.object.body().len() + previous + size_of::<Self>()
@@ -177,7 +177,7 @@ impl Drop for Alternate {
     }
 }
 
-/// Storage change and selector to event type (R-EVENT-2).
+/// The event type that a watch sees, from whether its selector matched before and matches now (R-EVENT-2).
 pub fn seen_as(matched_before: bool, matches_now: bool) -> Option<EventType> {
     match (matched_before, matches_now) {
         (false, true) => Some(EventType::Added),

@@ -8,10 +8,10 @@ use slab::Slab;
 use super::lane_key::LaneKey;
 use super::{Event, View};
 
-/// A sequence of events that readers follow: all of a feed's, or those that its key says.
+/// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
 /// Every lane holds shared references to the ring's events, so a lane costs one pointer per event that it holds. The
-/// lane of all events is the ring. A narrow one holds the end of its sequence only: whoever is further behind reads
+/// lane of all events is the ring. A narrow lane holds only the end of its sequence. Whoever is further behind reads
 /// the ring until it comes to where the lane begins ([`LaneRead::Behind`]).
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -22,16 +22,16 @@ pub(super) struct Lane {
 #[derive(Debug, Default)]
 struct Log {
     events: VecDeque<Arc<Event>>,
-    /// Events of this lane from this `seq` on are here.
+    /// The lane holds its events from this `seq` on.
     from: u64,
     /// An event of this lane right before this `seq` has left the ring.
     lost: u64,
-    /// No event will follow: the feed started a new history.
+    /// No event will follow, for the feed has started a new history.
     closed: bool,
     readers: Slab<Option<Parked>>,
     /// Slots of the readers that are parked.
     parked: Vec<usize>,
-    /// What the last reader that came wants to see: mostly the same as the next one.
+    /// The view of the reader that came last: the next one mostly wants the same.
     view: Option<Arc<View>>,
 }
 
@@ -39,7 +39,7 @@ struct Log {
 #[derive(Debug)]
 struct Parked {
     waker: Waker,
-    /// Its place in [`Log::parked`]: ten thousand readers that leave one by one do not search it each time.
+    /// Its place in [`Log::parked`], so that ten thousand readers that leave one by one do not each search it.
     at: usize,
 }
 
@@ -74,11 +74,11 @@ impl Lane {
         &self.key
     }
 
-    /// Adds an event, once however often it comes, and returns the readers to wake once the writer's critical section
-    /// is over.
+    /// Adds an event, once however often it is pushed. Returns the readers that are to be woken once the writer's
+    /// critical section is over.
     pub(super) fn push(&self, event: &Arc<Event>, wake: &mut Vec<Waker>) {
         let mut log = self.log.lock();
-        // A set of values may have the one before the change and the one after it.
+        // A set of values may contain both the value before the change and the one after it.
         if log.events.back().is_some_and(|last| last.seq == event.seq) {
             return;
         }
@@ -92,7 +92,7 @@ impl Lane {
         log.take_parked(wake);
     }
 
-    /// Wakes every reader without an event: a bookmark or the end.
+    /// Wakes every reader without an event, for a bookmark or the end.
     pub(super) fn nudge(&self, wake: &mut Vec<Waker>) {
         self.log.lock().take_parked(wake);
     }
@@ -134,8 +134,8 @@ impl Lane {
     }
 
     /// Copies events of the ring for a reader of the lane `narrow`, which begins later than `next`. Returns the
-    /// position up to which nothing is to be looked at, or `None`: the position is lost. The writer must be kept out,
-    /// or an event could leave the ring between two looks.
+    /// position up to which there is nothing to look at, or `None` if the position is lost. The writer must be kept
+    /// out, or an event could leave the ring between two looks.
     pub(super) fn read_for(
         &self,
         narrow: &Self,
@@ -147,7 +147,7 @@ impl Lane {
             let log = narrow.log.lock();
             (!log.closed && next >= log.lost).then_some(log.from)?
         };
-        // What has left the ring behind `next` was of other lanes.
+        // Events that have left the ring behind `next` belonged to other lanes.
         let before = batch.len();
         self.log.lock().copy(next, events_max, batch);
         Some(if batch.len() > before { next } else { from.max(next) })
@@ -162,7 +162,7 @@ impl Lane {
         log.lost = seq + 1;
     }
 
-    /// Adds a reader: its slot, and its view, which readers who want the same share.
+    /// Adds a reader. Returns its slot and its view, which readers share if they want the same.
     pub(super) fn add_reader(&self, view: View) -> (usize, Arc<View>) {
         let mut log = self.log.lock();
         let known = log.view.take().filter(|known| **known == view);
@@ -191,14 +191,14 @@ impl Lane {
 }
 
 impl Log {
-    /// Copies up to `events_max` events from position `next` on; whether there are more. Readers are mostly at the end:
-    /// it looks there first.
+    /// Copies up to `events_max` events from position `next` on, and returns whether there are more. It looks at the
+    /// end first, where readers mostly are.
     fn copy(&self, next: u64, events_max: usize, batch: &mut Vec<Arc<Event>>) -> bool {
         if self.events.back().is_none_or(|last| last.seq < next) {
             return false;
         }
         let at = match self.events.len().checked_sub(2) {
-            // Mostly it is one.
+            // Mostly there is one new event.
             Some(last_but_one) if self.events[last_but_one].seq < next => last_but_one + 1,
             _ => self.events.partition_point(|event| event.seq < next),
         };
@@ -217,7 +217,7 @@ impl Log {
         }
     }
 
-    /// Takes a place out of `parked`; the last one moves there.
+    /// Takes a place out of `parked`. The last place moves there.
     fn unpark(&mut self, at: usize) {
         self.parked.swap_remove(at);
         if let Some(moved) = self.parked.get(at).and_then(|slot| self.readers.get_mut(*slot)?.as_mut()) {

@@ -8,16 +8,16 @@ use super::lane::Lane;
 use super::lane_key::LaneTerm;
 use crate::kube::Attributes;
 
-/// The narrow lanes of one namespace, or of all together, where an event finds those that it concerns.
+/// The narrow lanes of one namespace, or of all namespaces together. An event finds here the lanes that it concerns.
 ///
 /// It looks up what somebody asked for and nothing else: an object with thirty labels costs no look-up where no lane is
-/// open for any label. How many there are at most is bounded by the object, not by the lanes: one for its name, two
-/// for each field of the table, two for each of its labels.
+/// open for any label. The number of look-ups is bounded by the object, not by the lanes: one for its name, two for
+/// each field of the table, two for each of its labels.
 #[derive(Debug, Default)]
 pub(super) struct LaneIndex {
     whole: Option<Arc<Lane>>,
     names: ByValue,
-    /// By the field's place in the table; a table has a dozen fields at most.
+    /// By the field's place in the table. A table has a dozen fields at most.
     fields: Vec<(usize, ByValue)>,
     labels: HashMap<Box<str>, LabelLanes>,
 }
@@ -30,7 +30,7 @@ struct LabelLanes {
     present: Option<Arc<Lane>>,
     equal: ByValue,
     sets: HashMap<Box<[Box<str>]>, Arc<Lane>>,
-    /// Lanes of `sets`, by each of their values.
+    /// The lanes of sets, by each of their values.
     members: HashMap<Box<str>, Vec<Arc<Lane>>>,
 }
 
@@ -88,7 +88,8 @@ impl LaneIndex {
         self.whole.iter().chain(self.names.values()).chain(fields).chain(labels)
     }
 
-    /// The lanes that have the event because of what the object is or was; one that a set leads to perhaps twice.
+    /// Visits the lanes that get the event because of what the object is or was. A lane that a set leads to may be
+    /// visited twice.
     pub(super) fn visit(&self, event: &Event, name: &str, visit: &mut impl FnMut(&Lane)) {
         self.whole.iter().for_each(|lane| visit(lane));
         find(&self.names, name, visit);
@@ -105,7 +106,7 @@ impl LaneIndex {
         }
     }
 
-    /// Goes by the labels that somebody asked for, or by those that the object has: whichever are fewer.
+    /// Goes through the labels that somebody asked for, or through those of the object, whichever are fewer.
     fn visit_labels(&self, now: &Attributes, before: Option<&Attributes>, visit: &mut impl FnMut(&Lane)) {
         let value_before = |key: &str| before.and_then(|before| before.label(key));
         if self.labels.len() <= now.labels().len() {
@@ -188,7 +189,7 @@ impl LabelLanes {
 }
 
 fn find(lanes: &ByValue, key: &str, visit: &mut impl FnMut(&Lane)) {
-    // An empty map would hash the key all the same.
+    // Even an empty map would hash the key.
     if let Some(lane) = (!lanes.is_empty()).then(|| lanes.get(key)).flatten() {
         visit(lane);
     }

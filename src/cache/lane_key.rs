@@ -1,17 +1,17 @@
 use super::View;
 use crate::kube::{Operator, Selector};
 
-/// Which lane a reader follows: that of a namespace or of all, and there of what its selector asks for most narrowly.
+/// Which lane a reader follows: in one namespace or in all, the lane of the narrowest term of its selector.
 ///
-/// Both together, so that nothing has to be known of which is narrower: a namespace may hold one object or all of them,
-/// and so may a label's value.
+/// The key has both, so that nobody has to know which is narrower: a namespace may hold one object or all of them, and
+/// so may a label's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LaneKey {
     pub(super) namespace: Option<Box<str>>,
     pub(super) term: LaneTerm,
 }
 
-/// The part of a selector that a lane is for. Every object that the selector matches has what the term says.
+/// The part of a selector that a lane is for. Every object that the selector matches also matches the term.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LaneTerm {
     Whole,
@@ -24,12 +24,12 @@ pub(super) enum LaneTerm {
     HasLabel(Box<str>),
 }
 
-/// Values of a set that has a lane: each is a place where events look for it. Of a larger set the lane is that of all
-/// objects with the label.
+/// The largest set of values that has a lane of its own, for events look for it under each value. A larger set uses the
+/// lane of all objects with the label.
 pub(super) const LANE_VALUES_MAX: usize = 16;
 
-/// Fields whose value tells objects apart, the more precise first. Others say of what kind an object is, and one kind
-/// may be nearly all (`status.phase=Running`).
+/// Fields whose value identifies an object, the more precise first. Other fields say of what kind an object is, and one
+/// kind may be nearly all (`status.phase=Running`).
 const TELLING: [&str; 10] = [
     "involvedObject.uid",
     "regarding.uid",
@@ -60,24 +60,24 @@ impl LaneKey {
 }
 
 impl LaneTerm {
-    /// What a selector asks for most narrowly, by a rule that looks at no object. Negative requirements have no lane:
-    /// what they match is everything else.
+    /// The narrowest term of a selector, by a rule that looks at no object. Negative requirements have no lane, for
+    /// they match everything else.
     fn of(selector: &Selector) -> Self {
         if let Some(name) = selector.fields.required_name() {
             return Self::Name(name.into());
         }
         let mut terms = fields(selector).chain(labels(selector));
         let Some(first) = terms.next() else { return Self::Whole };
-        // Of equals the first: two spellings of one selector share a lane.
+        // Of equal terms the first wins, so that two spellings of one selector share a lane.
         let (_, term) = terms.fold(first, |best, next| if next.0 < best.0 { next } else { best });
         term
     }
 }
 
-/// How wide a term is thought to be, narrow ones first.
+/// How wide a term probably is, narrow ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Width {
-    /// A field that tells objects apart, by its place among those.
+    /// A field that identifies objects, by its place among those.
     Telling(usize),
     Label,
     /// By the number of values.
@@ -88,7 +88,7 @@ enum Width {
 
 fn fields(selector: &Selector) -> impl Iterator<Item = (Width, LaneTerm)> {
     selector.fields.required_fields().map(|(key, position, value)| {
-        // Without a value it tells nothing: most objects may have none.
+        // An empty value identifies nothing: most objects may have none.
         let telling = TELLING.iter().position(|telling| *telling == key && !value.is_empty());
         (telling.map_or(Width::Field, Width::Telling), LaneTerm::Field(position, value.into()))
     })

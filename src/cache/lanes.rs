@@ -7,12 +7,13 @@ use super::lane::Lane;
 use super::lane_index::LaneIndex;
 use super::lane_key::LaneKey;
 
-/// The lanes of one feed: which readers an event concerns, found in a few look-ups however many readers there are.
+/// The lanes of one feed. They find the readers that an event concerns in a few look-ups, however many readers there
+/// are.
 #[derive(Debug)]
 pub(super) struct Lanes {
-    /// Every event: the ring itself.
+    /// The lane of every event: the ring itself.
     pub(super) all: Arc<Lane>,
-    /// Narrow lanes across namespaces.
+    /// Narrow lanes that span all namespaces.
     everywhere: LaneIndex,
     namespaces: HashMap<Box<str>, LaneIndex>,
     /// How many narrow lanes are open.
@@ -20,7 +21,7 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// No lane but that of all events, complete from `from` on.
+    /// Makes only the lane of all events, complete from `from` on.
     pub(super) fn new(from: u64) -> Self {
         Self {
             all: Arc::new(Lane::new(LaneKey::all(), from)),
@@ -30,7 +31,7 @@ impl Lanes {
         }
     }
 
-    /// The lane for `key`, made on demand. A new one begins at `next_seq`: what came before is in the ring.
+    /// The lane for `key`, made on demand. A new one begins at `next_seq`: earlier events are in the ring.
     pub(super) fn open(&mut self, key: &LaneKey, next_seq: u64) -> Arc<Lane> {
         if key.is_all() {
             return self.all.clone();

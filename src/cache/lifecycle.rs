@@ -3,11 +3,11 @@ use tokio::time::Instant;
 /// Whether a feed can be served from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedState {
-    /// No complete state yet.
+    /// There is no complete state yet.
     Syncing,
     /// Upstream's stream is open.
     Live,
-    /// It was open; since then the cache may lag behind.
+    /// The stream was open until `since`; from then on the cache may lag behind.
     Stale { since: Instant },
     /// The feed is over; readers look for another one or pass through.
     Ended(FeedEnd),
@@ -18,15 +18,15 @@ pub enum FeedState {
 pub enum FeedEnd {
     /// Upstream does not let our identity read it.
     Forbidden,
-    /// Upstream does not know the resource (any more).
+    /// Upstream does not know the resource, or not any more.
     Gone,
-    /// Upstream does not offer this form of it.
+    /// Upstream does not offer the resource in this encoding.
     NotOffered,
     /// Its resourceVersions are not numbers, or its objects do not decode.
     Unreadable,
     /// It does not fit into the memory that feeds may take.
     OverBudget,
-    /// What it reads no longer fits the resource: another one takes its place.
+    /// The resource's definition has changed, and another feed takes this one's place.
     Outdated,
     /// Nobody has read it for a while.
     Idle,

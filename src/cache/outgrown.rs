@@ -1,17 +1,17 @@
-/// What one feed weighs when memory is full and nothing but a feed can go.
+/// What the budget knows of one feed when memory is full and only a feed can go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Weight {
-    /// What it holds.
+    /// What the feed holds.
     pub(super) held: usize,
     /// What it held when its state was complete; 0 while that is being listed.
     pub(super) admitted: usize,
-    /// It was its growth that did not fit any more.
+    /// Whether its growth was what did not fit any more.
     pub(super) crossed: bool,
 }
 
-/// Which of these feeds has outgrown the others and ends: the one that has grown the most since it was admitted, and of
-/// equals the one whose growth did not fit, or that holds more. One that has not grown is not asked to make room for
-/// others that have; where none has, the largest goes.
+/// Chooses the feed that ends: the one that has grown the most since it was admitted, and of equals the one whose
+/// growth did not fit, or that holds more. A feed that has not grown does not make room for others that have. If none
+/// has grown, the largest ends.
 pub(super) fn outgrown(feeds: &[Weight]) -> Option<usize> {
     let grown = |feed: &Weight| (feed.held.saturating_sub(feed.admitted), feed.crossed, feed.held);
     let has_grown = feeds.iter().any(|feed| grown(feed).0 > 0);

@@ -6,13 +6,13 @@ use super::snapshot::Taken;
 use super::{CacheConfig, Snapshot};
 use crate::kube::ResourceVersion;
 
-/// Snapshots kept for clients that are paging through a LIST, newest use last; bounded by count and age.
+/// Snapshots kept for clients that page through a LIST, newest use last; bounded by count and age.
 ///
 /// Structural sharing makes one cost about what has changed since. The age counts from the first page, whatever is read
 /// later: the apiserver's tokens expire however often they are used, and clients are tested for coping with that.
 #[derive(Debug, Default)]
 pub(super) struct PagingSnapshots {
-    /// With the time since which it is held.
+    /// Each snapshot with the time since which it is kept.
     snapshots: VecDeque<(Snapshot, Instant)>,
 }
 
@@ -37,7 +37,7 @@ impl PagingSnapshots {
         self.snapshots.remove(at)
     }
 
-    /// Since when the one is held that is to go first.
+    /// Since when the snapshot is kept that goes first.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.snapshots.iter().map(|(_, since)| *since).min()
     }
@@ -48,7 +48,7 @@ impl PagingSnapshots {
         self.snapshots.remove(at).map(|(snapshot, _)| snapshot)
     }
 
-    /// Of the oldest state, which keeps the most.
+    /// When the oldest snapshot was taken, which keeps the most alive.
     pub(super) fn first_taken(&self) -> Option<Taken> {
         self.snapshots.iter().map(|(snapshot, _)| snapshot.taken()).min_by_key(|taken| taken.left)
     }

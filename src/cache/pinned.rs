@@ -1,9 +1,9 @@
-//! States that are kept for those who are being told them.
+//! States that are kept for clients that are being told them.
 //!
-//! A state shares what has not changed since with the store, and keeps the rest alive for as long as somebody has it. A
-//! client that does not read would have it for ever. So whoever is told a state has a [`Pin`] on it, which says when it
-//! was last told something, and what ends it: its owner is cut, by its terms or because the memory is needed, and what
-//! it had is free whether or not anybody looks at it again.
+//! A state shares with the store what has not changed since, and keeps the rest alive for as long as somebody has it. A
+//! client that does not read would keep it for ever. So whoever is told a state has a [`Pin`] on it. The pin says when
+//! something was last told, and ends its owner by its terms or because the memory is needed: the owner is cut, and what
+//! it held is free whether or not anybody polls it again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -19,15 +19,15 @@ use super::Snapshot;
 use super::snapshot::Taken;
 use crate::base::Cut;
 
-/// The pins there are, of all feeds. Cloning shares.
+/// The pins on states of all feeds. Cloning shares.
 ///
-/// There are no more of them than watches and lists have places.
+/// There are no more pins than watches and lists have places.
 #[derive(Debug, Clone, Default)]
 pub struct Pins {
     shared: Arc<Shared>,
 }
 
-/// A state is kept while this is.
+/// Keeps a state for as long as it lives.
 #[derive(Debug)]
 pub struct Pin {
     pins: Pins,
@@ -35,32 +35,32 @@ pub struct Pin {
     entry: Arc<Entry>,
 }
 
-/// What ends a pin's owner besides a need of memory.
+/// What ends a pin's owner, besides a need of memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PinTerms {
-    /// It ends then, and why.
+    /// The owner ends at this time, for this reason.
     pub until: Option<(Instant, &'static str)>,
-    /// It ends when it was told nothing for so long.
+    /// The owner ends when it was told nothing for so long.
     pub idle_max: Option<Duration>,
 }
 
 /// A feed whose states are told.
 pub(super) trait KeepsStates: fmt::Debug + Send + Sync {
-    /// At most so many bytes are kept alive by a state that was taken then, and by nothing else: all of them once the
-    /// feed is over.
+    /// How many bytes at most are kept alive by a state that was taken then, and by nothing else. Once the feed is
+    /// over, that is all of its bytes.
     fn kept_by(&self, taken: Taken) -> usize;
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     pinned: Mutex<Pinned>,
-    /// There is a first one again.
+    /// Wakes the task that holds owners to their terms, when there is a first pin again.
     any: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Pinned {
-    /// Oldest first.
+    /// The pins, oldest first.
     entries: BTreeMap<u64, Arc<Entry>>,
     next: u64,
 }
@@ -72,19 +72,19 @@ struct Entry {
     cut: Cut,
     terms: PinTerms,
     since: Instant,
-    /// When its owner was last told something: milliseconds after that.
+    /// When its owner was last told something, in milliseconds after that.
     told: AtomicU64,
 }
 
-/// Why an owner was cut that was told nothing for too long.
+/// The reason for cutting an owner that was told nothing for too long.
 const STALLED: &str = "stalled";
-/// Why one was cut whose memory was needed.
+/// The reason for cutting an owner whose memory was needed.
 const MEMORY: &str = "memory";
-/// How often pins are looked at while there are any.
+/// How often pins are checked while there are any.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Pins {
-    /// Keeps a state of `feed` for somebody who is being told it, and who can be cut.
+    /// Keeps a state of `feed` for somebody who is being told it. `cut` ends that somebody.
     pub(super) fn pin(&self, feed: Arc<dyn KeepsStates>, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
         let taken = snapshot.taken();
         let (since, told) = (Instant::now(), AtomicU64::new(0));
@@ -119,18 +119,18 @@ impl Pins {
         self.len() == 0
     }
 
-    /// Those on states of the feed that is there.
+    /// How many pins there are on states of one feed.
     pub(super) fn of(&self, feed: *const ()) -> usize {
         self.shared.pinned.lock().entries.values().filter(|entry| entry.feed() == feed).count()
     }
 
-    /// At most so many bytes of objects are kept alive by pins and by nothing else: of each feed, what its oldest
-    /// keeps. Those whose owners have been cut do not count: they are about to go.
+    /// How many bytes of objects at most are kept alive by pins and by nothing else: for each feed, what its oldest pin
+    /// keeps. Pins whose owners have been cut do not count, for they are about to go.
     pub fn bytes(&self) -> usize {
         self.bytes_by_feed().values().sum()
     }
 
-    /// The same of each feed.
+    /// The same, for each feed.
     pub(super) fn bytes_by_feed(&self) -> HashMap<*const (), usize> {
         let mut oldest = HashMap::new();
         for entry in self.entries() {
@@ -139,7 +139,7 @@ impl Pins {
         oldest
     }
 
-    /// Cuts the oldest until so many bytes are free, or none is left; returns how many bytes that are at most.
+    /// Cuts the oldest owners until `bytes` are free, or none is left. Returns how many bytes that frees at most.
     pub fn free(&self, bytes: usize) -> usize {
         let mut freed = 0;
         for (entry, frees) in with_what_they_free(self.entries()) {
@@ -160,7 +160,8 @@ impl Pins {
         }
     }
 
-    /// Those whose owners have not been cut, oldest first. Owners are cut without the lock: they give their pins back.
+    /// The pins whose owners have not been cut, oldest first. Owners are cut without the lock, for they give their pins
+    /// back.
     fn entries(&self) -> Vec<Arc<Entry>> {
         let pinned = self.shared.pinned.lock();
         pinned.entries.values().filter(|entry| !entry.cut.is_cut()).cloned().collect()
@@ -168,12 +169,12 @@ impl Pins {
 }
 
 impl Pin {
-    /// Its owner waits for something else than its client: until it is told something it is not idle.
+    /// Says that the owner waits for something else than its client. It is not idle until it is told something.
     pub fn rests(&self) {
         self.entry.told.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Its owner has been told something more.
+    /// Says that the owner has been told something more.
     pub fn told(&self) {
         let age = u64::try_from(self.entry.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.entry.told.store(age, Ordering::Relaxed);
@@ -182,13 +183,13 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // Dropped behind the lock: it may be the last who has the feed.
+        // Dropped after the lock is released: this may be the last holder of the feed.
         let _entry = self.pins.shared.pinned.lock().entries.remove(&self.id);
     }
 }
 
 impl Entry {
-    /// Why its owner ends now, if it does.
+    /// Why the owner must end now, if it must.
     fn overdue(&self, now: Instant) -> Option<&'static str> {
         let PinTerms { until, idle_max } = self.terms;
         let over = until.filter(|(until, _)| *until <= now).map(|(_, why)| why);
@@ -199,18 +200,18 @@ impl Entry {
         self.since.elapsed().saturating_sub(Duration::from_millis(self.told.load(Ordering::Relaxed)))
     }
 
-    /// At most so many bytes are kept alive by this and by nothing else.
+    /// How many bytes at most are kept alive by this pin and by nothing else.
     fn bytes(&self) -> usize {
         self.feed.kept_by(self.taken)
     }
 
-    /// What tells feeds apart.
+    /// An address that identifies the feed.
     fn feed(&self) -> *const () {
         Arc::as_ptr(&self.feed).cast()
     }
 }
 
-/// Each with what is free once it and those before it are gone: what it keeps beyond the next of its feed.
+/// Each pin with what becomes free once it and all before it are gone: what it keeps beyond the next pin of its feed.
 fn with_what_they_free(entries: Vec<Arc<Entry>>) -> Vec<(Arc<Entry>, usize)> {
     let mut newer = HashMap::new();
     let mut freeing: Vec<_> = entries

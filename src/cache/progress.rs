@@ -2,7 +2,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::kube::ResourceVersion;
 
-/// [`Progress`], to be looked at.
+/// A copy of [`Progress`] that is read without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Reached {
     pub(super) rv: AtomicU64,
@@ -12,18 +12,18 @@ pub(super) struct Reached {
 /// How far a feed is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Everything up to here has been applied, and no more of it will come.
+    /// Everything up to this version has been applied, and no more of it will come.
     pub rv: ResourceVersion,
     /// Bookmarks seen so far.
     pub bookmarks: u64,
 }
 
-/// When no more events of a version will come.
+/// When it is certain that no more events of a version will come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settling {
     Already,
-    /// Upstream has only to be silent.
+    /// Soon: a moment of silence upstream is enough.
     Soon,
-    /// Upstream has to be asked, if it says nothing by itself.
+    /// When upstream says so: it has to be asked if it says nothing by itself.
     WhenToldSo,
 }

@@ -28,13 +28,14 @@ pub struct CacheReader {
 /// Where a watch starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// After this version.
+    /// The watch starts after this version.
     After(ResourceVersion),
-    /// With the current state, which is handed out as a snapshot.
+    /// The watch starts with the current state, which is handed out as a snapshot.
     Current,
 }
 
-/// An opened watch: its initial state if it asked for one, and its cursor right behind it, of one critical section.
+/// An opened watch: its initial state if it asked for one, and its cursor right behind that state. Both are of one
+/// critical section.
 #[derive(Debug)]
 pub struct OpenedWatch {
     pub snapshot: Option<Snapshot>,
@@ -59,7 +60,7 @@ impl CacheReader {
         &self.shared.envelope
     }
 
-    /// Writes objects as they came.
+    /// A renderer that writes objects as they came.
     pub fn verbatim(&self) -> &Renderer {
         &self.shared.verbatim
     }
@@ -81,7 +82,7 @@ impl CacheReader {
         self.shared.state.subscribe()
     }
 
-    /// Counts the histories of this feed: what was learned of one says nothing of the next.
+    /// The number of this feed's history. What was learned of one history says nothing of the next.
     pub fn history(&self) -> u64 {
         self.shared.timeline.read().number
     }
@@ -96,14 +97,14 @@ impl CacheReader {
         self.shared.timeline.read().is_whole()
     }
 
-    /// Whether more events of `rv` may come: whoever goes on from there would miss them.
+    /// Whether more events of `rv` may come. Whoever goes on from there would miss them.
     pub fn is_open(&self, rv: ResourceVersion) -> bool {
         self.shared.timeline.read().is_open(rv)
     }
 
-    /// The same for a reader who is to be woken when `rv` is whole: all readers are. They may be woken before as well.
+    /// Says when `rv` will be whole, and has all readers woken then. They may be woken before as well.
     pub fn waits_for_whole(&self, rv: ResourceVersion) -> Settling {
-        // First: whoever closes it under the lock looks at this behind.
+        // Set before the lock is taken: the writer closes a version under the lock and looks at this afterwards.
         self.shared.waits_for_whole.store(true, Ordering::Release);
         let timeline = self.shared.timeline.read();
         match timeline.open.as_ref().filter(|open| open.rv() == rv) {
@@ -118,17 +119,16 @@ impl CacheReader {
         self.shared.progress.subscribe()
     }
 
-    /// Completes when everything up to `rv` has been applied; never, if that never happens.
+    /// Completes when everything up to `rv` has been applied. It may never complete.
     pub async fn reached(&self, rv: ResourceVersion) {
         let mut progress = self.shared.progress.subscribe();
         if progress.wait_for(|progress| progress.rv >= rv).await.is_err() {
-            // The writer is gone and so is every hope; the caller's deadline decides.
+            // The writer is gone. The caller's deadline decides.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Completes when everything that has come by now is whole, if it is not already: the state before it is shown to
-    /// nobody from then on.
+    /// Completes when everything that has come by now is whole. From then on nobody is shown the state before it.
     pub async fn closed(&self) {
         let newest = self.shared.timeline.read().open.as_ref().map(Transaction::rv);
         if let Some(newest) = newest {
@@ -136,12 +136,13 @@ impl CacheReader {
         }
     }
 
-    /// The same, and soon in any case: for who may be given an older state as well.
+    /// Waits like [`closed`](Self::closed), but never for long. It is for callers that may be given an older state as
+    /// well.
     pub async fn settled(&self) {
         let _ = timeout(Transaction::SETTLING_MAX, self.closed()).await;
     }
 
-    /// The feed's state as soon as it is not being filled any more, or at the deadline.
+    /// The feed's state as soon as the first list is complete, or at the deadline.
     pub async fn synced(&self, deadline: Instant) -> FeedState {
         let mut state = self.shared.state.subscribe();
         let settled = timeout_at(deadline, state.wait_for(|state| *state != FeedState::Syncing)).await;
@@ -151,43 +152,43 @@ impl CacheReader {
         }
     }
 
-    /// Completes when the feed is over: whoever waits for something of it waits no longer.
+    /// Completes when the feed is over, so that nobody waits for it any longer.
     pub async fn over(&self) {
         let mut state = self.shared.state.subscribe();
         if state.wait_for(|state| matches!(state, FeedState::Ended(_))).await.is_err() {
-            // Nobody is left who could wait: the sender is as old as this reader.
+            // The sender lives as long as this reader, so nobody can be waiting.
             std::future::pending::<()>().await;
         }
     }
 
-    /// The state as it is. For who knows that the feed goes on: of one that is over nothing is left.
+    /// The state as it is. The caller knows that the feed goes on: nothing is left of one that is over.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.timeline.read().snapshot()
     }
 
-    /// The state as it is, to answer with; `None` if the feed is over.
+    /// The state to answer with; `None` if the feed is over.
     pub fn current(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.snapshot())
     }
 
-    /// The state with all that has come, for who is told of no version; `None` if the feed is over.
+    /// The state with everything that has come, for a caller that is told no version; `None` if the feed is over.
     pub fn applied(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.applied())
     }
 
-    /// A state that is going to be this feed's.
+    /// Starts to gather the feed's next state.
     pub fn stage(&self) -> Staging {
         Staging::new(self.shared.clone())
     }
 
-    /// Where objects are charged that are read for this feed.
+    /// The account for objects that are read for this feed.
     pub fn account(&self) -> &Arc<Account> {
         &self.shared.share.accounts.objects
     }
 
-    /// Completes when the feed is to end because it has outgrown the memory.
+    /// Completes when the feed must end because it has outgrown the memory.
     pub async fn outgrown(&self) {
         self.shared.share.outgrown.cancelled().await;
     }
@@ -197,14 +198,14 @@ impl CacheReader {
         self.shared.share.weighed()
     }
 
-    /// A snapshot of exactly `rv`: the current state if that is what it is, or one held for a paging client.
+    /// A snapshot of exactly `rv`: the current state if it has that version, or one kept for a paging client.
     pub fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         let current = self.shared.timeline.read().snapshot_at(rv);
         current.or_else(|| self.held_at(rv))
     }
 
-    /// The snapshot of `rv` if one is held for a client that pages through it. That it may still be the current state
-    /// is not looked at: a token would be good for ever where nothing changes.
+    /// The snapshot of `rv` that is kept for a paging client. The current state is not used even if it has that
+    /// version: where nothing changes, a token would be good for ever.
     pub fn held_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         self.shared.paging.lock().find(rv, Instant::now(), &self.shared.config)
     }
@@ -212,27 +213,27 @@ impl CacheReader {
     /// Keeps `snapshot` for the next pages of the client that reads it, while the feed goes on.
     pub fn hold(&self, snapshot: &Snapshot) {
         let mut paging = self.shared.paging.lock();
-        // Under the lock: a feed that ends lets go of them behind its state.
+        // Checked under the lock: a feed that ends drops snapshots after it has set its state.
         if matches!(self.state(), FeedState::Ended(_)) {
             return;
         }
         paging.keep(snapshot.clone(), Instant::now(), &self.shared.config);
     }
 
-    /// Opens a watch: its position, and the snapshot if it starts with one, belong to one instant of the feed.
+    /// Opens a watch. Its position, and its snapshot if it starts with one, belong to one instant of the feed.
     pub fn open(&self, start: Start, view: View) -> Result<OpenedWatch, TooOld> {
-        // A long selector is read before the lock.
+        // A selector may be long, so it is read before the lock is taken.
         let key = LaneKey::of(&view);
         let mut timeline = self.shared.timeline.write();
         match start {
             Start::After(rv) if rv < timeline.ring.floor => Err(TooOld { requested: rv, floor: timeline.ring.floor }),
             Start::After(rv) => {
-                // Of a version that is not whole nobody has been told more than came here: the rest is to be told.
+                // While `rv` is not whole, nobody was told more than came here, and the rest is still to be told.
                 let skip = if timeline.is_open(rv) { timeline.whole() } else { rv };
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
             }
             Start::Current => {
-                // A watch of a feed that is over ends before it has told anything.
+                // A feed that is over has no state: the watch ends before it has told anything.
                 let snapshot = (!timeline.is_over).then(|| timeline.snapshot());
                 Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut timeline, view, &key) })
             }
@@ -245,8 +246,8 @@ impl CacheReader {
         OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.timeline.write(), view, &key) }
     }
 
-    /// Nothing behind the end is in the state so far, not even a deletion at the state's own version: several share
-    /// one, and the others may be on their way (R-VERSION-2). So nothing is skipped by version.
+    /// A cursor that skips no version. The state has nothing of what is behind the end, not even a deletion at the
+    /// state's own version: several events share a version, and the others may be on their way (R-VERSION-2).
     fn cursor_at_end(&self, timeline: &mut Timeline, view: View, key: &LaneKey) -> Cursor {
         let whole = timeline.whole();
         self.cursor(timeline, whole, ResourceVersion::default(), view, key)
@@ -279,7 +280,7 @@ impl CacheReader {
         renderer.bookmark(&body)
     }
 
-    /// An object's body in a representation; JSON that had to be derived is kept for a while.
+    /// An object's body in a representation. Derived JSON is kept for a while.
     pub fn body(&self, object: &Arc<Object>, renderer: &Renderer) -> Result<Bytes, Refused> {
         if renderer.is_verbatim() {
             return Ok(object.body().clone());
@@ -296,7 +297,7 @@ impl CacheReader {
         Ok(body)
     }
 
-    /// Appends an object's body in a representation, and keeps nothing of it; when it is refused, `out` is as it was.
+    /// Appends an object's body in a representation without keeping it. If it is refused, `out` is unchanged.
     pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), Refused> {
         let kept = renderer.representation() == Representation::Object(Encoding::Json) && !renderer.is_verbatim();
         if let Some(body) = kept.then(|| object.kept_json()).flatten() {
@@ -308,35 +309,35 @@ impl CacheReader {
         Ok(())
     }
 
-    /// Keeps a state of this feed for somebody who is being told it, and who can be cut.
+    /// Keeps a state of this feed for somebody who is being told it. `cut` ends that somebody.
     pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
         pins.pin(self.shared.clone(), snapshot, cut, terms)
     }
 
-    /// The pins on states of this feed.
+    /// How many pins there are on states of this feed.
     pub fn pinned(&self, pins: &Pins) -> usize {
         pins.of(Arc::as_ptr(&self.shared).cast())
     }
 
-    /// What chunks of this feed's objects were written as.
+    /// The bytes that chunks of this feed were written as.
     pub fn chunks(&self) -> &ChunkCache {
         &self.shared.chunks
     }
 
-    /// Forgets everything that was derived.
+    /// Drops everything that was derived.
     pub fn forget_derived(&self) {
         self.shared.kept.clear();
         self.shared.chunks.forget_derived();
     }
 
-    /// Wakes every reader to look again.
+    /// Wakes every reader, to look again.
     pub fn nudge(&self) {
         let mut wake = Vec::new();
         self.shared.timeline.read().ring.lanes.nudge(&mut wake);
         wake.into_iter().for_each(std::task::Waker::wake);
     }
 
-    /// What the ring holds.
+    /// The events in the ring.
     #[cfg(test)]
     pub(crate) fn events(&self) -> Vec<Arc<Event>> {
         self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())

@@ -15,12 +15,12 @@ use crate::kube::{ObjectKey, ResourceVersion};
 pub(super) struct Ring {
     pub(super) lanes: Lanes,
     pub(super) next_seq: u64,
-    /// Watches may start from here: nothing after it has been evicted.
+    /// The version that watches may start from: no later event has been evicted.
     pub(super) floor: ResourceVersion,
     events: usize,
     /// Bytes of their frames.
     bytes: usize,
-    /// What events take besides their objects and frames.
+    /// The charge for events, without their objects and frames.
     charge: Charge,
 }
 
@@ -36,14 +36,14 @@ impl Ring {
         }
     }
 
-    /// Begins anew behind a list of that version; the lanes of the old history are closed already.
+    /// Begins anew behind a list of that version. The lanes of the old history are closed already.
     pub(super) fn restart(&mut self, rv: ResourceVersion) {
         self.lanes.reopen(self.next_seq);
         self.floor = rv;
         self.empty();
     }
 
-    /// Holds nothing from here on. Returns what was held.
+    /// Drops everything for good. Returns what was held.
     pub(super) fn end(&mut self, wake: &mut Vec<Waker>) -> Vec<VecDeque<Arc<Event>>> {
         let events = self.lanes.close(wake);
         self.empty();
@@ -55,7 +55,7 @@ impl Ring {
         self.charge.set(0);
     }
 
-    /// Counts one event more, which is put into the lanes behind what has to go for it.
+    /// Counts one event more. It is put into the lanes after others were evicted for it.
     pub(super) fn admit(&mut self, event: &Event) {
         self.next_seq = event.seq + 1;
         self.events += 1;
@@ -63,7 +63,7 @@ impl Ring {
         self.charge.set(self.events * Event::OVERHEAD_BYTES);
     }
 
-    /// Whether it has an event of that object at that version.
+    /// Whether the ring has an event of that object at that version.
     pub(super) fn has(&self, key: &ObjectKey, rv: ResourceVersion) -> bool {
         self.lanes.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv < rv);
@@ -79,8 +79,7 @@ impl Ring {
         })
     }
 
-    /// Lets go what is beyond the bounds. `alternates`: bytes of the frames that were made of events besides those that
-    /// came.
+    /// Evicts what is beyond the bounds. `alternates` is the size of the frames that were made of events.
     pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut alternates: usize) {
         while let Some(oldest) = self.oldest() {
             let over = self.events > config.window_events_max
@@ -94,7 +93,8 @@ impl Ring {
         }
     }
 
-    /// Evicts all but so many bytes of history, some events at a time, and never the last one. Returns them.
+    /// Shortens the history to `bytes`, by up to `events_max` events, and never evicts the last one. Returns the
+    /// evicted.
     pub(super) fn shrink(&mut self, bytes: usize, events_max: usize) -> Vec<Arc<Event>> {
         let mut gone = Vec::new();
         while gone.len() < events_max && self.bytes > bytes && self.events > 1 {

@@ -23,32 +23,32 @@ pub(super) struct Shared {
     pub(super) config: CacheConfig,
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
-    /// What every reader begins with.
+    /// The renderer that every reader begins with.
     pub(super) verbatim: Renderer,
     pub(super) namespaced: bool,
     pub(super) timeline: RwLock<Timeline>,
-    /// The events' alternate frames.
+    /// Accounts for the events' alternate frames.
     pub(super) made: Made,
     pub(super) kept: DerivedJson,
     pub(super) chunks: ChunkCache,
     pub(super) paging: Mutex<PagingSnapshots>,
-    /// For who waits for progress.
+    /// Progress for those who wait for it.
     pub(super) progress: watch::Sender<Progress>,
-    /// For who looks, as every delivery does: without a lock that the readers of all cores would take.
+    /// Progress for those who look at it, as every delivery does: without a lock that readers on all cores would take.
     pub(super) reached: Reached,
     pub(super) state: watch::Sender<FeedState>,
-    /// Somebody is to be woken when the newest version is whole.
+    /// Whether somebody is to be woken when the newest version is whole.
     pub(super) waits_for_whole: AtomicBool,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
     pub(super) share: Share,
 }
 
 impl Shared {
-    /// Only the writer does.
+    /// Changes the progress. Only the writer calls this.
     pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
         self.progress.send_modify(|progress| {
             change(progress);
-            // Whoever sees a bookmark sees its version, or a later one.
+            // The version is stored first: whoever sees a bookmark sees its version, or a later one.
             self.reached.rv.store(progress.rv.0, Ordering::Release);
             self.reached.bookmarks.store(progress.bookmarks, Ordering::Release);
         });
@@ -84,7 +84,7 @@ impl Holder for Shared {
             let timeline = self.timeline.read();
             (timeline.ring.bytes(), first.map_or(0, |taken| timeline.store.kept_by(taken)))
         };
-        // What has left the store may be kept by all of them.
+        // Ring, paging clients and pins may all keep the same objects that have left the store.
         let left = ring.max(paging).max(pinned);
         left + self.share.accounts.states.bytes() + self.kept.bytes() + self.chunks.bytes()
     }

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::budget::LeastUsed;
 use super::chunk_format::ChunkFormat;
 
-/// Things that are made once for all who want them, and kept within bounds of bytes and of age: what was not wanted for
-/// longest goes first.
+/// Values that are made once for all who want them. They are bounded by bytes and by age, and the one that nobody has
+/// wanted for longest goes first.
 #[derive(Debug)]
 pub(super) struct SingleFlight<T> {
     bytes_max: usize,
@@ -20,16 +20,17 @@ pub(super) struct SingleFlight<T> {
 #[derive(Debug)]
 struct Kept<T> {
     places: HashMap<ChunkFormat, Place<T>>,
-    /// With the time since which it was not wanted, as far as was known then: looked at again before it goes.
+    /// Each key with the time since which it was not wanted, as far as was known then. It is looked at again before it
+    /// goes.
     order: VecDeque<(ChunkFormat, Instant)>,
     bytes: usize,
-    /// Numbers the makers, so that nothing is kept that was let go while it was made.
+    /// Numbers the makers, so that a value is not kept that was dropped while it was made.
     tickets: u64,
 }
 
 #[derive(Debug)]
 enum Place<T> {
-    /// Somebody makes it, in one go; others wait.
+    /// Somebody makes it, in one go. Others wait.
     Making {
         ticket: u64,
         waiting: Vec<Waker>,
@@ -41,7 +42,7 @@ enum Place<T> {
     },
 }
 
-/// Whoever makes something. However that ends, nobody waits for ever.
+/// Whoever makes a value. When this is dropped nobody waits any more, however the making ended.
 struct Maker<'a, T> {
     flight: &'a SingleFlight<T>,
     format: ChunkFormat,
@@ -53,7 +54,7 @@ impl<T: Clone> SingleFlight<T> {
         Self { bytes_max, age_max, kept: Mutex::default() }
     }
 
-    /// What `format` stands for, if it is there.
+    /// The value of `format`, if there is one.
     pub(super) fn get(&self, format: ChunkFormat) -> Option<T> {
         match self.kept.lock().places.get_mut(&format) {
             Some(Place::Made { thing, wanted, .. }) => {
@@ -64,8 +65,8 @@ impl<T: Clone> SingleFlight<T> {
         }
     }
 
-    /// What `format` stands for, which `make` makes with its size if it is not there. While somebody else makes it
-    /// the task is not ready, and is woken.
+    /// The value of `format`, which `make` makes with its size if there is none. While somebody else makes it the task
+    /// is not ready, and is woken later.
     pub(super) fn poll_get_or_make<E>(
         &self,
         format: ChunkFormat,
@@ -97,7 +98,7 @@ impl<T: Clone> SingleFlight<T> {
         }))
     }
 
-    /// Lets everything go, what is being made as well.
+    /// Drops everything, also what is being made.
     pub(super) fn clear(&self) {
         let gone = {
             let mut kept = self.kept.lock();
@@ -107,7 +108,7 @@ impl<T: Clone> SingleFlight<T> {
         gone.places.into_values().for_each(Place::wake);
     }
 
-    /// Lets go what nobody has wanted for too long.
+    /// Drops what nobody has wanted for too long.
     pub(super) fn expire(&self, now: Instant) {
         let Some(oldest) = self.age_max.and_then(|age| now.checked_sub(age)) else { return };
         let mut kept = self.kept.lock();
@@ -138,7 +139,7 @@ impl<T> Default for Kept<T> {
 }
 
 impl<T> Kept<T> {
-    /// Lets the first in the queue go. What was wanted since, and not before `oldest`, goes to its end instead.
+    /// Drops the first in the queue. If it was wanted since, and not before `oldest`, it goes to the end instead.
     fn drop_oldest(&mut self, oldest: Option<Instant>) {
         let Some((format, since)) = self.order.pop_front() else { return };
         match self.places.get(&format) {

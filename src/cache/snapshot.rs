@@ -14,21 +14,21 @@ pub struct Snapshot {
     /// The version whose state this is.
     pub rv: ResourceVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// Of this state, whoever has it.
+    /// The chunks of this state, shared by all who have it.
     cut: Arc<ChunkIndex>,
     taken: Taken,
 }
 
-/// Of the moment that a state was taken: what keeping it comes to is told from it later.
+/// When a state was taken. From this follows later how much it keeps alive.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Taken {
-    /// Bytes of bodies that had left the store until then, since the feed began.
+    /// Bytes of bodies that had left the store by then, since the feed began.
     pub(super) left: u64,
     /// Bytes of the state's bodies.
     pub(super) bytes: usize,
 }
 
-/// Bytes that are compared between two looks at what else is to be done: a tenth of a millisecond.
+/// Bytes that are compared between two yields to other tasks: a tenth of a millisecond.
 const COMPARED_AT_A_TIME: usize = 1 << 20;
 
 impl Snapshot {
@@ -36,12 +36,12 @@ impl Snapshot {
         Self { rv, objects, cut: Arc::default(), taken: Taken::default() }
     }
 
-    /// The same state, which is also that of another version.
+    /// The same state under another version, at which nothing has changed.
     pub(super) fn at(self, rv: ResourceVersion) -> Self {
         Self { rv, ..self }
     }
 
-    /// The state before these events, which are the last that led to it.
+    /// The state before `events`, which are the last that led to this one.
     pub(super) fn without(mut self, events: &[Arc<Event>]) -> Self {
         for event in events.iter().rev() {
             let key = &event.object.key;
@@ -53,12 +53,12 @@ impl Snapshot {
         self
     }
 
-    /// The same state, of which `cut` has the chunks.
+    /// The same state with `cut` as its chunks.
     pub(super) fn cut_by(self, cut: Arc<ChunkIndex>) -> Self {
         Self { cut, ..self }
     }
 
-    /// The same state, which was taken then.
+    /// The same state, marked as taken at `taken`.
     pub(super) fn taken_at(self, taken: Taken) -> Self {
         Self { taken, ..self }
     }
@@ -67,7 +67,7 @@ impl Snapshot {
         self.taken
     }
 
-    /// Gathers listed objects; of two with one key the later wins.
+    /// Gathers listed objects. Of two with one key the later wins.
     pub fn from_objects(rv: ResourceVersion, objects: impl IntoIterator<Item = Object>) -> Self {
         let objects = objects.into_iter().map(|object| (object.key.clone(), Arc::new(object))).collect();
         Self::new(rv, objects)
@@ -90,7 +90,7 @@ impl Snapshot {
         self.objects.values()
     }
 
-    /// The objects of `other` that both have at one version, in other bytes. Others are let in now and then.
+    /// The objects of `other` that both have at one version in different bytes. It yields to other tasks now and then.
     pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<Object>> {
         let (mut found, mut compared) = (Vec::new(), 0);
         for object in other.iter() {
@@ -105,7 +105,7 @@ impl Snapshot {
         found
     }
 
-    /// All objects, as chunks: cut once, whoever asks.
+    /// All objects as chunks, which are cut once for all.
     pub async fn chunks(&self) -> Arc<[Chunk]> {
         self.cut.chunks(self.iter()).await
     }
@@ -115,7 +115,7 @@ impl Snapshot {
         self.objects.range(chunk.first().clone()..).map(|(_, object)| object).take(chunk.lengths().items)
     }
 
-    /// What puts chunks together of some of its objects.
+    /// A chunker for some of its objects.
     pub fn chunker(&self) -> Chunker {
         self.cut.chunker()
     }
@@ -130,7 +130,7 @@ impl Snapshot {
         self.looked_at(view, namespaced, start).filter(|object| view.matches(object))
     }
 
-    /// The objects that have to be looked at to tell which of them `view` sees: for who counts what that costs.
+    /// The objects that have to be looked at to find those that `view` sees, for callers that count what that costs.
     pub fn looked_at<'a>(
         &'a self,
         view: &View,
@@ -155,8 +155,8 @@ impl Snapshot {
         range.into_iter().flatten().map(|(_, object)| object)
     }
 
-    /// The namespaces of what `view` sees, in key order, from the first key that is not before `start`. Looks at the
-    /// first object of each, not at all of them.
+    /// The namespaces that have something in `view`, in key order, from the first key that is not before `start`. It
+    /// looks at the first object of each, not at all of them.
     pub fn namespaces<'a>(&'a self, view: &'a View, start: Option<&str>) -> impl Iterator<Item = &'a str> + use<'a> {
         let mut start = start.map(str::to_owned);
         std::iter::from_fn(move || {
@@ -172,7 +172,7 @@ impl Snapshot {
     }
 }
 
-/// Bounds are written as key strings; the map compares keys bytewise as those strings.
+/// Makes keys of bounds that are written as strings. The map compares keys bytewise as those strings.
 fn as_key(bound: Bound<String>) -> Bound<ObjectKey> {
     match bound {
         Bound::Included(text) => Bound::Included(ObjectKey::from_path(&text)),

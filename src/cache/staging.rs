@@ -8,16 +8,16 @@ use crate::base::Charge;
 use crate::kube::{ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
-/// A state that is not complete yet, within the memory that feeds may take: it counts beside what all of them hold.
+/// A state that is being gathered, within the memory of feeds. It counts beside what all of them hold.
 #[derive(Debug)]
 pub struct Staging {
     shared: Arc<Shared>,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// The page that is being read.
+    /// The charge for the page that is being read.
     page: Charge,
 }
 
-/// It does not fit into the memory that feeds may take.
+/// The feed does not fit into the memory that feeds may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it does not fit into the memory that feeds may take")]
 pub struct OverBudget;
@@ -28,29 +28,29 @@ impl Staging {
         Self { shared, objects: OrdMap::new(), page }
     }
 
-    /// So much of a page has come.
+    /// Notes that `bytes` of a page have come.
     pub fn page_grows_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
         self.page.set(bytes);
         self.fits(0)
     }
 
-    /// The page is whole, and about to be read into objects that take as much again.
+    /// Notes that the page is complete, and about to be read into objects that take as much again.
     pub fn page_is_read(&mut self) -> Result<(), OverBudget> {
         self.fits(self.page.bytes())
     }
 
-    /// The page is gone.
+    /// Notes that the page has been dropped.
     pub fn page_is_over(&mut self) {
         self.page.set(0);
     }
 
-    /// One object more; of two with one key the later stays.
+    /// Adds one object. Of two with one key the later stays.
     pub fn push(&mut self, object: Object) -> Result<(), OverBudget> {
         self.objects.insert(object.key.clone(), Arc::new(object));
         self.fits(0)
     }
 
-    /// The state, complete.
+    /// Returns the complete state.
     pub fn finish(self, rv: ResourceVersion) -> Snapshot {
         Snapshot::new(rv, self.objects)
     }
@@ -60,7 +60,7 @@ impl Staging {
         if !share.outgrown.is_cancelled() && share.budget.has_room(more) {
             return Ok(());
         }
-        // Listed anew beside its own state, which it takes the place of.
+        // A feed that is listed anew holds both states until the new one takes the place of the old.
         share.weigh(more, self.shared.timeline.read().store.bytes());
         Err(OverBudget)
     }

@@ -7,9 +7,9 @@ use crate::base::{Account, Charge};
 
 /// What older states of one feed keep alive of its map besides objects, while somebody has them.
 ///
-/// A change copies the nodes on the way to its object if an older state has them too, and those stay for as long as
-/// that one does. They are charged to the newest state that is older than the change; when that goes they may be of the
-/// one before it as well, so they are charged to it from then on. So what is charged is at most too much.
+/// A change copies the nodes on the way to its object if an older state has them too. The old nodes stay for as long as
+/// that state does. They are charged to the newest state that is older than the change. When that state goes, the one
+/// before it may have them as well, so they are charged to it from then on. So the charge is never too small.
 #[derive(Debug)]
 pub(super) struct States {
     alive: Mutex<Alive>,
@@ -42,7 +42,7 @@ impl States {
         Arc::new(Self { alive: Mutex::new(alive) })
     }
 
-    /// A state that somebody has is about to be changed.
+    /// Notes that somebody has a state that is about to be changed.
     pub(super) fn left(self: &Arc<Self>) -> PastState {
         let mut alive = self.alive.lock();
         let id = alive.next;
@@ -51,12 +51,12 @@ impl States {
         PastState { states: self.clone(), id }
     }
 
-    /// One of so many objects changes.
+    /// Notes that one of `objects` objects changes.
     pub(super) fn changed(&self, objects: usize) {
         self.keep(path_bytes(objects), objects);
     }
 
-    /// All of so many objects are others from here on.
+    /// Notes that all of `objects` objects are replaced.
     pub(super) fn replaced(&self, objects: usize) {
         self.keep(all_bytes(objects), objects);
     }
@@ -87,7 +87,7 @@ impl Drop for PastState {
     }
 }
 
-/// The nodes on the way to one of so many objects.
+/// Bytes of the nodes on the way to one of `objects` objects.
 fn path_bytes(objects: usize) -> usize {
     let branches = objects.max(1).ilog(10) as usize;
     LEAF_BYTES + branches * BRANCH_BYTES

@@ -8,9 +8,9 @@ pub struct CacheStats {
     pub object_bytes: usize,
     pub events: usize,
     pub event_bytes: usize,
-    /// Bytes that were derived of objects and events, and are kept.
+    /// Bytes that were derived from objects and events, and are kept.
     pub derived_bytes: usize,
-    /// Everything that is alive of the feed, whoever holds it.
+    /// Bytes of everything of the feed that is alive, whoever holds it.
     pub memory_bytes: usize,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,

@@ -10,19 +10,19 @@ use super::{Event, Snapshot};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
-/// A feed's current objects, in the order of their keys. Taking a state of it costs a pointer.
+/// A feed's current objects, in the order of their keys. Taking a snapshot costs a pointer.
 #[derive(Debug)]
 pub(super) struct Store {
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// Bytes of their bodies.
     bytes: usize,
-    /// Bytes of bodies that have left the store, since the feed began.
+    /// Bytes of bodies that have left the store since the feed began.
     left_bytes: u64,
-    /// Counts what versions have stood for: each history, and each time that bodies were renewed.
+    /// Counts what versions have stood for: it changes with each history, and each time that bodies were renewed.
     content: u64,
     /// The chunks of the state as it is.
     chunks: Arc<ChunkIndex>,
-    /// What older states keep alive.
+    /// Accounts for what older states keep alive.
     states: Arc<States>,
 }
 
@@ -58,7 +58,7 @@ impl Store {
         self.exchange(list.into_objects(), bytes)
     }
 
-    /// Holds nothing from here on. Returns what was held.
+    /// Drops everything for good. Returns what was held.
     pub(super) fn end(&mut self) -> OrdMap<ObjectKey, Arc<Object>> {
         self.content += 1;
         self.exchange(OrdMap::new(), 0)
@@ -74,7 +74,7 @@ impl Store {
         before
     }
 
-    /// Takes in what an event says.
+    /// Applies an event.
     pub(super) fn apply(&mut self, event: &Event) {
         let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
         self.bytes = self.bytes.saturating_sub(gone);
@@ -85,7 +85,7 @@ impl Store {
             self.bytes += event.object.body().len();
             self.objects.insert(event.object.key.clone(), event.object.clone());
         }
-        // Whoever has it, has it for the state before.
+        // Whoever has the chunks has them for the state before this event.
         if self.chunks.is_made() || Arc::strong_count(&self.chunks) > 1 {
             self.leave_state();
             self.chunks = Arc::new(ChunkIndex::of_content(self.content));
@@ -93,7 +93,7 @@ impl Store {
         self.states.changed(self.objects.len());
     }
 
-    /// Exchanges what is held at the same version in other bytes. Returns the objects from before.
+    /// Replaces bodies with others of the same version. Returns the objects from before.
     pub(super) fn renew(&mut self, objects: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
         let fits = |object: &Arc<Object>| {
             self.objects.get(&object.key).is_some_and(|held| held.rv == object.rv && held.body() != object.body())
@@ -118,25 +118,25 @@ impl Store {
         gone
     }
 
-    /// The state as it is, said to be of `rv`.
+    /// The state as it is, under the version `rv`.
     pub(super) fn state(&self, rv: ResourceVersion) -> Snapshot {
         let taken = Taken { left: self.left_bytes, bytes: self.bytes };
         Snapshot::new(rv, self.objects.clone()).cut_by(self.chunks.clone()).taken_at(taken)
     }
 
-    /// The chunks of a state that is left already: nobody has it as the present one.
+    /// The chunks of a state that is not the present one any more.
     pub(super) fn chunks_of_past_state(&self) -> Arc<ChunkIndex> {
         let chunks = ChunkIndex::of_content(self.content);
         chunks.left(self.states.left());
         Arc::new(chunks)
     }
 
-    /// At most so many bytes are kept alive by a state that was taken then, and by nothing else.
+    /// How many bytes at most a state that was taken then keeps alive, and nothing else does.
     pub(super) fn kept_by(&self, taken: Taken) -> usize {
         usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
     }
 
-    /// Whoever has the present state has an older one from here on.
+    /// Turns the present state into an older one for everybody who has it.
     fn leave_state(&self) {
         if Arc::strong_count(&self.chunks) > 1 {
             self.chunks.left(self.states.left());

@@ -15,23 +15,23 @@ use crate::base::Account;
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{Envelope, Object};
 
-/// A feed's present and its recent past: store and ring, which change together, and the versions that they are at.
+/// A feed's present and its recent past: store and ring, which change together, and their versions.
 #[derive(Debug)]
 pub(super) struct Timeline {
     pub(super) store: Store,
     pub(super) ring: Ring,
-    /// Version of the list that the history starts with: it contains every change at that version.
+    /// The version of the list that the history starts with. The list contains every change at that version.
     base: ResourceVersion,
     pub(super) progress: ResourceVersion,
-    /// Version of the newest event, or of the state that the history starts with.
+    /// The version of the newest event, or of the state that the history starts with.
     pub(super) last_event: ResourceVersion,
-    /// That version, while more of its events may come.
+    /// The newest version, while more of its events may come.
     pub(super) open: Option<Transaction>,
-    /// Where frames are charged that upstream did not send.
+    /// The account for frames that upstream did not send.
     frames: Arc<Account>,
     /// How many times the feed has started over.
     pub(super) number: u64,
-    /// The feed has ended: there is no state any more, and no history.
+    /// Whether the feed has ended: there is no state any more, and no history.
     pub(super) is_over: bool,
 }
 
@@ -50,7 +50,7 @@ impl Timeline {
         }
     }
 
-    /// Returns the objects from before.
+    /// Starts a new history with `list`. Returns the objects from before.
     pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         let rv = list.rv;
         self.open = None;
@@ -60,14 +60,14 @@ impl Timeline {
         self.store.restart(list)
     }
 
-    /// Nothing of the feed is held from here on. Returns what was.
+    /// Drops everything for good. Returns what was held.
     pub(super) fn end(&mut self, wake: &mut Vec<Waker>) -> impl Sized + use<> {
         self.is_over = true;
         self.open = None;
         (self.ring.end(wake), self.store.end())
     }
 
-    /// `Ok(None)`: new. `Ok(Some(Duplicate))`: known. Otherwise it contradicts the history.
+    /// Says whether a change is new (`Ok(None)`), known (`Ok(Some(Duplicate))`) or contradicts the history.
     pub(super) fn admit(&self, change: &Change) -> Result<Option<Applied>, OutOfOrder> {
         let (key, rv) = (&change.object.key, change.object.rv);
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
@@ -80,7 +80,8 @@ impl Timeline {
         Err(OutOfOrder { key: key.clone(), rv, progress: self.progress })
     }
 
-    /// Whether the store is as the change left it: how one that was evicted among its siblings is known again.
+    /// Whether the store is as the change left it. This recognises a change whose event was evicted before others of
+    /// its version.
     fn shows(&self, change: &Change) -> bool {
         match self.store.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
@@ -88,7 +89,7 @@ impl Timeline {
         }
     }
 
-    /// Types the change by what the store knows, which is how a selector sees it too.
+    /// Makes an event of a change. Its type follows from what the store knows, which is how a selector sees it too.
     pub(super) fn event(&self, change: Change, envelope: &Envelope, now: Instant) -> Event {
         let Change { event_type, object, frame } = change;
         let previous = self.store.get(&object.key).cloned();
@@ -116,24 +117,24 @@ impl Timeline {
         self.ring.admit(event);
     }
 
-    /// Everything up to here has been applied, and can be announced: no more events of it will come.
+    /// The newest version that is whole: everything up to here has been applied and no more of it will come.
     pub(super) fn whole(&self) -> ResourceVersion {
         self.open.as_ref().map_or(self.progress, Transaction::whole)
     }
 
-    /// The state of the newest version that is whole. It stays as it is while its successor is open, whatever becomes
-    /// of the store.
+    /// The state of the newest version that is whole. While the next version is open it stays as it is, whatever
+    /// happens to the store.
     pub(super) fn snapshot(&self) -> Snapshot {
         let Some(open) = &self.open else { return self.applied() };
         open.before(|| self.applied().cut_by(self.store.chunks_of_past_state())).clone()
     }
 
-    /// The state with everything that has come. While its version is not whole it says the one before.
+    /// The state with everything that has come. While its version is not whole it is given the one before.
     pub(super) fn applied(&self) -> Snapshot {
         self.store.state(self.whole())
     }
 
-    /// The state of exactly `rv`, if nothing has changed between then and the newest version that is whole.
+    /// The state of exactly `rv`, if nothing has changed between `rv` and the newest version that is whole.
     pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         let since = self.open.as_ref().map_or(self.last_event, Transaction::event_before);
         (!self.is_over && since <= rv && rv <= self.whole()).then(|| self.snapshot().at(rv))

@@ -6,33 +6,34 @@ use crate::kube::{EventType, Gvr, ResourceVersion};
 
 /// The newest version of a feed, while more of its events may come.
 ///
-/// Upstream tells of the events of one transaction one by one, at one version, and does not say which is the last
-/// (R-VERSION-2). Whoever is given that version as a position goes on behind all of it. So it is given to nobody
-/// before the transaction is whole; until then the newest position is the version before it, at which everything else
-/// has been applied. It is whole when something later comes, or a bookmark.
+/// Upstream sends the events of one transaction one by one, at one version, and does not say which is the last
+/// (R-VERSION-2). A client that is given that version as a position goes on behind all of it. So nobody is given it
+/// before the transaction is whole. Until then the newest position is the version before it, at which everything else
+/// has been applied. The transaction is whole when something later comes, or a bookmark.
 ///
-/// The apiserver itself writes one object a transaction, so that next to always the first event is the last one, and
-/// nothing later may come for a minute: silence is taken for an answer. It is not where there are several for certain:
-/// when a second one has come, and when a lease may have run out, which deletes whatever hangs on it.
+/// The apiserver itself writes one object in a transaction, so the first event is nearly always the last one, and
+/// nothing later may come for a minute. So a moment of silence is taken for an answer. It is not where there may well
+/// be several events: when a second one has come, and when a lease may have run out, which deletes everything that is
+/// attached to it.
 #[derive(Debug)]
 pub(super) struct Transaction {
     rv: ResourceVersion,
-    /// Those that have come.
+    /// The events that have come.
     events: Vec<Arc<Event>>,
     event_before: ResourceVersion,
-    /// The state before it, at the version before its own, once somebody has asked for it.
+    /// The state before the transaction, at the version before its own, once somebody has asked for it.
     before: OnceLock<Snapshot>,
     has_more: bool,
 }
 
-/// Events of one transaction are sent in one go: a first one that is alone for so long is the only one.
+/// The events of one transaction are sent in one go: a first event that is alone for so long is the only one.
 const SILENCE: Duration = Duration::from_millis(10);
 
 impl Transaction {
-    /// Twice as long.
+    /// A bound on the time in which a version settles: twice as long.
     pub(super) const SETTLING_MAX: Duration = Duration::from_millis(20);
 
-    /// `event` is the first of it, behind one at `event_before`.
+    /// `event` is the first of the transaction, and the event before it was at `event_before`.
     pub(super) fn new(event: &Arc<Event>, gvr: &Gvr, event_before: ResourceVersion) -> Self {
         let runs_out = &*gvr.resource == "events" && event.event_type == EventType::Deleted;
         let (events, before) = (vec![event.clone()], OnceLock::new());
@@ -48,7 +49,8 @@ impl Transaction {
         ResourceVersion(self.rv.0 - 1)
     }
 
-    /// The state before it, of what is there now: put together for the first who asks, and the same for all who do.
+    /// The state before the transaction, made from the present state `now` for the first who asks and shared by all who
+    /// do.
     pub(super) fn before(&self, now: impl FnOnce() -> Snapshot) -> &Snapshot {
         self.before.get_or_init(|| now().without(&self.events).at(self.whole()))
     }
@@ -57,13 +59,13 @@ impl Transaction {
         self.event_before
     }
 
-    /// Another event of it came.
+    /// Takes another event of the transaction.
     pub(super) fn goes_on(&mut self, event: &Arc<Event>) {
         self.events.push(event.clone());
         self.has_more = true;
     }
 
-    /// How long upstream may be silent until this is taken to be whole; `None`: silence does not tell.
+    /// How long upstream has to be silent until the version is taken to be whole; `None` if silence does not tell.
     pub(super) fn settles_after(&self) -> Option<Duration> {
         (!self.has_more).then_some(SILENCE)
     }

@@ -1,16 +1,16 @@
 use crate::kube::{ObjectKey, Selector};
 use crate::wire::Object;
 
-/// What it costs to come to an object, in texts that are compared: of a large collection it is in no processor's cache
-/// (`select/a label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).
+/// What it costs to reach an object, in comparisons of text: in a large collection no processor cache has it (`select/a
+/// label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).
 const LOOK_COST: usize = 40;
-/// More than most objects have.
+/// A number of labels that most objects do not exceed.
 const LABELS: usize = 16;
-/// What a selector may ask of one object before it is [dear](View::is_dear): about a microsecond, which is less than it
-/// takes to wake a watch. Ten requirements are 50 to 80.
+/// What a selector may cost for one object before it is [dear](View::is_dear): about a microsecond, which is less than
+/// it takes to wake a watch. Ten requirements are 50 to 80.
 const ORDINARY: usize = 100;
 
-/// What part of a collection a reader sees: a namespace or all, and a selector.
+/// The part of a collection that a reader sees: a namespace or all, and a selector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
     namespace: Option<Box<str>>,
@@ -43,12 +43,12 @@ impl View {
         &self.selector
     }
 
-    /// The one name that what is seen has, if there is one.
+    /// The only name that an object in this view can have, if there is one.
     pub fn name(&self) -> Option<&str> {
         self.selector.fields.required_name()
     }
 
-    /// The one object that can be seen, when the view names it.
+    /// The only object in this view, if the view names it.
     pub fn single(&self, namespaced: bool) -> Option<ObjectKey> {
         let name = self.name()?;
         match (&self.namespace, namespaced) {
@@ -58,23 +58,23 @@ impl View {
         }
     }
 
-    /// About what it costs to look at an object, in texts that are compared.
+    /// About what it costs to look at `object`, in comparisons of text.
     pub fn cost_of(&self, object: &Object) -> usize {
         self.cost(object.attributes.labels().len())
     }
 
-    /// The same for one with as many labels as most have at most.
+    /// The same for an object with as many labels as most have at most.
     pub fn usual_cost(&self) -> usize {
         self.cost(LABELS)
     }
 
-    /// What of it is due to the selector.
+    /// The part of [`usual_cost`](Self::usual_cost) that is due to the selector.
     pub fn usual_comparisons(&self) -> usize {
         self.selector.comparisons(LABELS)
     }
 
-    /// Whether the selector costs more than what a watch costs anyway: then every object that it is compared with
-    /// counts, whether or not it is told.
+    /// Whether the selector costs more than the rest of a delivery: then every object that it is compared with counts,
+    /// whether or not it is told.
     pub fn is_dear(&self) -> bool {
         self.is_dear
     }

@@ -1,23 +1,25 @@
 use super::CacheReader;
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 
-/// The newest change that a feed knows of: a stream from right before it tells it first, if it tells the same history.
+/// The newest change that a feed knows. A stream that starts right before it tells it first, if the stream is of the
+/// same history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Witness {
     rv: ResourceVersion,
-    /// What is known to have changed at that version, and whether it was deleted. Several changes may share a version.
+    /// The objects that are known to have changed at that version, and whether they were deleted. Several changes may
+    /// share a version.
     known: Vec<(ObjectKey, bool)>,
     /// Whether deletions at that version would be among them.
     knows_deletions: bool,
 }
 
 impl Witness {
-    /// A watch from this version tells the change.
+    /// The version from which a watch tells the change first.
     pub fn before(&self) -> ResourceVersion {
         ResourceVersion(self.rv.0.saturating_sub(1))
     }
 
-    /// Whether the first change of such a watch is it.
+    /// Whether the first change of such a watch is this one.
     pub fn is_told_by(&self, event_type: EventType, key: &ObjectKey, rv: ResourceVersion) -> bool {
         let deleted = event_type == EventType::Deleted;
         let known = self.known.iter().any(|(known, was_deleted)| known == key && *was_deleted == deleted);
@@ -26,14 +28,14 @@ impl Witness {
 }
 
 impl CacheReader {
-    /// Whether `rv` is the version of the newest event: nothing later has told that no more of it will come.
+    /// Whether `rv` is the version of the newest event, and nothing later has shown that no more of it will come.
     pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
         let timeline = self.shared.timeline.read();
         timeline.last_event == rv && rv > timeline.ring.floor
     }
 
-    /// The newest change that is known: the newest event, or what became of the newest object where history begins
-    /// later than that. `None` if the feed holds neither.
+    /// The newest change that is known: the newest event, or the newest object where history begins later than that.
+    /// `None` if the feed holds neither.
     pub fn witness(&self) -> Option<Witness> {
         let timeline = self.shared.timeline.read();
         let rv = timeline.last_event;

@@ -23,19 +23,19 @@ use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
 use crate::kube::{Gvr, ResourceVersion};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
 
-/// The only hand that changes a feed's cache. Not `Clone`: one reflector per feed.
+/// The only writer of a feed's cache. It is not `Clone`: there is one reflector per feed.
 #[derive(Debug)]
 pub struct CacheWriter {
     shared: Arc<Shared>,
 }
 
 impl CacheWriter {
-    /// An empty cache for one feed that has all of the memory, and the handle that its readers clone.
+    /// Makes an empty cache for one feed that has all of the memory, and the handle that its readers clone.
     pub fn new(config: CacheConfig, gvr: Gvr, envelope: Envelope, namespaced: bool) -> (Self, CacheReader) {
         Self::within(&Budget::new(config.memory_bytes_max, Pins::default()), config, gvr, envelope, namespaced)
     }
 
-    /// The same within a memory that other feeds share.
+    /// Makes an empty cache within a memory that other feeds share.
     pub fn within(
         budget: &Arc<Budget>,
         mut config: CacheConfig,
@@ -69,7 +69,7 @@ impl CacheWriter {
         (Self { shared: shared.clone() }, CacheReader { shared })
     }
 
-    /// How the feed's objects are framed.
+    /// The envelope that the feed's objects are framed with.
     pub fn envelope(&self) -> &Envelope {
         &self.shared.envelope
     }
@@ -98,15 +98,15 @@ impl CacheWriter {
         wake_all(wake);
     }
 
-    /// Applies one change that is a transaction of its own.
+    /// Applies a change that is a transaction of its own.
     pub fn apply(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
         let applied = self.take(change)?;
         self.settle();
         Ok(applied)
     }
 
-    /// Applies one change, of whose version more may come: store, ring and lanes in one critical section, then the
-    /// readers are woken. The version is announced when it is settled, or when a later one comes.
+    /// Applies a change whose version may have more: store, ring and lanes in one critical section, then the readers
+    /// are woken. The version is announced when it is settled, or when a later one comes.
     pub fn take(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
         let now = Instant::now();
         let mut wake = Vec::new();
@@ -132,13 +132,13 @@ impl CacheWriter {
         Ok(Applied::Fresh)
     }
 
-    /// How long upstream may be silent until the newest version is taken to be whole; `None`: it is already, or only
-    /// upstream can tell.
+    /// How long upstream has to be silent until the newest version is taken to be whole. `None`: it is whole already,
+    /// or only upstream can tell.
     pub fn settles_after(&self) -> Option<Duration> {
         self.shared.timeline.read().open.as_ref().and_then(Transaction::settles_after)
     }
 
-    /// No more events of the newest version will come.
+    /// Notes that no more events of the newest version will come.
     pub fn settle(&mut self) {
         let mut wake = Vec::new();
         let (gone, whole) = {
@@ -154,8 +154,8 @@ impl CacheWriter {
         wake_all(wake);
     }
 
-    /// Everything up to `rv` is known to have been applied. With `announce` the readers are told, so that bookmarks
-    /// cross a tier at once (W10).
+    /// Notes that everything up to `rv` has been applied. With `announce` the readers are told, so that bookmarks cross
+    /// a tier at once (W10).
     pub fn advance(&mut self, rv: ResourceVersion, announce: bool) {
         let now = Instant::now();
         let (whole, gone) = {
@@ -176,19 +176,20 @@ impl CacheWriter {
         });
         self.enforce_budget();
         if announce || is_waited_for {
-            // Only now: whoever parks from here on has seen the bookmark, and everybody else is woken.
+            // The wakers are taken only now: whoever parks from here on has seen the bookmark, and everybody else is
+            // woken.
             let mut wake = Vec::new();
             self.shared.timeline.read().ring.lanes.nudge(&mut wake);
             wake_all(wake);
         }
     }
 
-    /// The feed has outgrown the memory, and is to end.
+    /// Whether the feed has outgrown the memory and must end.
     pub fn is_outgrown(&self) -> bool {
         self.shared.share.outgrown.is_cancelled()
     }
 
-    /// Behind every critical section: room is made in other feeds as well.
+    /// Called after every critical section: room may be made in other feeds as well.
     fn enforce_budget(&self) {
         self.shared.share.budget.enforce(&self.shared.share);
     }
@@ -212,7 +213,7 @@ impl CacheWriter {
 }
 
 impl Drop for CacheWriter {
-    /// The feed has ended: its readers are told that no more will come, whatever made it end. What it held is let go,
+    /// Ends the feed, whatever the reason: its readers are told that no more will come. What it held is dropped,
     /// however long they stay.
     fn drop(&mut self) {
         if !matches!(*self.shared.state.borrow(), FeedState::Ended(_)) {
