@@ -1,4 +1,4 @@
-//! The floor: what every layer may stand on. No domain words, no sockets.
+//! The tools that every layer may use: tasks, drain, limits. It has no domain words and no sockets.
 
 mod account;
 mod backoff;

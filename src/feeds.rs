@@ -1,9 +1,9 @@
 //! The feeds there are: which resource, how much of it, in which encoding, who reads it and how current it is.
 //!
-//! [`Feeds`] is the registry. Whoever wants a feed gets a [`FeedHandle`], and where none runs a [`Demand`] goes to
-//! whoever runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and what is known about it: [`Freshness`],
-//! since when it is proven to be current; [`Renderings`], what may be derived of it; [`Vintage`], whether the server
-//! that it follows writes its bodies as they are held.
+//! [`Feeds`] is the registry. It gives out a [`FeedHandle`] for each feed that somebody wants. If the feed does not
+//! run, it sends a [`Demand`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and
+//! what is known about it: [`Freshness`] says since when it is proven to be current, [`Renderings`] what may be derived
+//! of it, [`Vintage`] whether the server that it follows writes bodies as they are held.
 //!
 //! **Invariants.** A feed of another definition is another feed. A feed that is over is never handed out. Nothing here
 //! asks upstream, and nothing knows of requests.
@@ -31,5 +31,5 @@ pub use registry::{Demand, Feeds, Unavailable};
 pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
 pub use vintage::Vintage;
 
-/// Feeds that may run at once.
+/// How many feeds may run at once.
 pub const FEEDS_MAX: usize = 1_000;

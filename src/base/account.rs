@@ -3,59 +3,59 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-/// A count of bytes that are alive, whoever holds them: a [`Charge`] is made with a thing and given back when it is
-/// dropped. What is charged to an account is charged to its total as well.
+/// A count of bytes that are alive, whoever holds them. A [`Charge`] is made with a thing and given back when the thing
+/// is dropped. A charge on an account counts on its total as well.
 #[derive(Debug, Default)]
 pub struct Account {
     bytes: AtomicUsize,
     total: Option<Arc<Self>>,
 }
 
-/// Bytes of one thing, on an account for as long as the thing lives.
+/// The bytes of one thing, charged to an account for as long as the thing lives.
 #[derive(Debug)]
 pub struct Charge {
     account: Arc<Account>,
     bytes: usize,
 }
 
-/// Bytes with their charge, in one piece: whoever still sends them keeps them charged.
+/// Bytes together with their charge: whoever still sends them keeps them charged.
 struct Kept {
     bytes: Bytes,
     _charge: Charge,
 }
 
 impl Account {
-    /// What `kept` bytes take besides themselves: who owns them, how often they are shared, and what the allocator puts
-    /// around both.
+    /// What kept bytes cost besides themselves: their owner, the count of who shares them, and what the allocator adds
+    /// to both.
     pub const KEPT_BYTES: usize = size_of::<Kept>() + 48;
 
-    /// An account of its own.
+    /// Makes an account without a total.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// A part of `total`.
+    /// Makes an account that counts on `total` as well.
     pub fn of(total: &Arc<Self>) -> Arc<Self> {
         Arc::new(Self { bytes: AtomicUsize::new(0), total: Some(total.clone()) })
     }
 
-    /// What is charged at this moment.
+    /// The bytes that are charged at this moment.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Charges so many bytes until the charge is dropped.
+    /// Charges `bytes` until the charge is dropped.
     pub fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
         self.add(bytes);
         Charge { account: self.clone(), bytes }
     }
 
-    /// The same bytes, charged until nobody holds any part of them. They are to be an allocation of their own.
+    /// The same bytes, charged until nobody holds any part of them. They must be an allocation of their own.
     pub fn keep(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         self.keep_with(bytes, 0)
     }
 
-    /// The same, charged with so many bytes more of what is held beside them.
+    /// The same bytes, charged with `beside` bytes more for what is held with them.
     pub fn keep_with(self: &Arc<Self>, bytes: Bytes, beside: usize) -> Bytes {
         let charge = self.charge(bytes.len() + Self::KEPT_BYTES + beside);
         Bytes::from_owner(Kept { bytes, _charge: charge })
@@ -81,7 +81,7 @@ impl Charge {
         self.bytes
     }
 
-    /// From now on it is of so many bytes.
+    /// Sets the size of the charge.
     pub fn set(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.account.add(bytes - self.bytes);
@@ -92,7 +92,7 @@ impl Charge {
     }
 }
 
-/// A thing like the first is charged like it.
+/// A copy of a thing is charged like the first.
 impl Clone for Charge {
     fn clone(&self) -> Self {
         self.account.charge(self.bytes)

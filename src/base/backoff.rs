@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long to wait before the next attempt: doubling, with jitter, forgotten after a healthy spell.
+/// The wait before the next attempt. It doubles with each failure, has jitter, and starts over after a healthy time.
 ///
-/// The numbers are client-go's reflector's (800 ms to 30 s, reset after 2 min; R-CLIENT-2), so that a fleet of
+/// The numbers are those of client-go's reflector (800 ms to 30 s, reset after 2 min; R-CLIENT-2), so that a fleet of
 /// proxies is as gentle on a returning apiserver as a fleet of informers.
 #[derive(Debug)]
 pub struct Backoff {
@@ -21,12 +21,12 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// For what our identity is refused: half a minute at first, for an apiserver that has just started denies what its
-    /// caches do not know, and an hour at most, for nobody gives rights more often than that.
+    /// The waits after our identity was refused. The first is half a minute, for an apiserver that has just started
+    /// denies what its caches do not know. The longest is an hour, for nobody grants rights more often than that.
     pub const REFUSED: Self = Self { first: Duration::from_secs(30), longest: Duration::from_secs(60 * 60) };
 
-    /// How long to wait after so many failures in a row. Later waits are up to a fifth shorter, so that thousands which
-    /// have begun together do not go on together.
+    /// How long to wait after `times` failures in a row. Later waits are up to a fifth shorter, so that thousands that
+    /// began together do not go on together.
     pub fn after(self, times: u32) -> Duration {
         let doublings = times.saturating_sub(1).min(31);
         let wait = self.first.saturating_mul(1 << doublings).min(self.longest);
@@ -55,12 +55,12 @@ impl Backoff {
         Self { waits, next: waits.first, healthy_since: None }
     }
 
-    /// An attempt worked; if it keeps working for two minutes, the next failure starts from the shortest wait again.
+    /// Notes a success. If nothing fails for two minutes, the next failure starts from the shortest wait again.
     pub fn succeeded(&mut self, now: Instant) {
         self.healthy_since.get_or_insert(now);
     }
 
-    /// An attempt failed: how long to wait, in `[d, 2d)` for a `d` that doubles with each failure.
+    /// Notes a failure. Returns how long to wait: in `[d, 2d)` for a `d` that doubles with each failure.
     pub fn failed(&mut self, now: Instant) -> Duration {
         if self.healthy_since.take().is_some_and(|since| now.duration_since(since) >= Self::HEALTHY) {
             self.next = self.waits.first;

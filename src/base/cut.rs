@@ -6,7 +6,7 @@ use futures_util::task::AtomicWaker;
 
 /// Ends something from outside: whoever runs it drops it, wherever it stands.
 ///
-/// Cloning shares it. There is one who runs it, and as many as like who may cut it; the first of them says why.
+/// Cloning shares it. One task runs the thing, and any number may cut it. The reason of the first cut counts.
 #[derive(Debug, Clone, Default)]
 pub struct Cut(Arc<Shared>);
 
@@ -19,14 +19,14 @@ struct Shared {
 }
 
 impl Cut {
-    /// Ends it. Only the first reason counts.
+    /// Ends the thing. Only the first reason counts.
     pub fn cut(&self, why: &'static str) {
         if self.0.why.set(why).is_ok() {
             self.0.runner.wake();
         }
     }
 
-    /// Why it is over, once it is.
+    /// The reason, once the thing has been cut.
     pub fn why(&self) -> Option<&'static str> {
         self.0.why.get().copied()
     }
@@ -35,18 +35,18 @@ impl Cut {
         self.0.why.get().is_some()
     }
 
-    /// Whoever runs it is to end it if it is not over in `max` from now, and says why. It costs nothing before it turns
-    /// out that it is not over at once; who runs a whole connection need not look. Only the first counts.
+    /// Asks whoever runs the thing to cut it for this reason if it is not over within `max` from now. This costs
+    /// nothing for what is over at once, and whoever runs a whole connection need not look. Only the first call counts.
     pub fn within(&self, max: Duration, why: &'static str) {
         let _ = self.0.within.set((max, why));
     }
 
-    /// How long it may take, and why it ends then, once that is known.
+    /// The time that the thing may take and the reason for which it is cut then, once they are known.
     pub fn limit(&self) -> Option<(Duration, &'static str)> {
         self.0.within.get().copied()
     }
 
-    /// Ready once it is over; until then the task of `cx` is woken when it is, and no other.
+    /// Ready once the thing has been cut. Until then it registers the task of `cx`, and only that one.
     pub fn poll_cut(&self, cx: &Context<'_>) -> Poll<()> {
         if self.is_cut() {
             return Poll::Ready(());
@@ -55,7 +55,7 @@ impl Cut {
         if self.is_cut() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Completes once it is over. For the one who runs it.
+    /// Completes once the thing has been cut. For the one that runs it.
     pub async fn over(&self) {
         std::future::poll_fn(|cx| self.poll_cut(cx)).await;
     }

@@ -7,9 +7,9 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Starts a drain and knows when it is over.
 ///
-/// A drain has two parts. While what was under way at its start **leaves**, each at a moment of its own, whoever comes
-/// is still served: there may be nobody else who would. Then everything **closes**, which takes [`CLOSING_MAX`] at
-/// most, for that is how long nobody answers. Whoever has a [`DrainWatch`] keeps the process alive until the deadline
+/// A drain has two parts. First everything that was under way at its start **leaves**, each at a moment of its own. New
+/// requests are still served, for there may be no other server. Then everything **closes**. That takes [`CLOSING_MAX`]
+/// at most, for nobody answers meanwhile. Whoever has a [`DrainWatch`] keeps the process alive until the deadline
 /// (ztunnel's drain).
 #[derive(Debug)]
 pub struct DrainTrigger {
@@ -47,23 +47,23 @@ pub struct Draining {
     _blocker: mpsc::Sender<Never>,
 }
 
-/// Is under way, and leaves in a drain before anything closes.
+/// Something that is under way: in a drain it leaves before anything closes.
 #[derive(Debug)]
 pub struct UnderWay(#[expect(dead_code, reason = "it counts until it is dropped")] TaskTrackerToken);
 
-/// Cannot be made, so nobody can send it: the channel only counts its senders.
+/// A type without values, so that nobody can send one: the channel only counts its senders.
 #[derive(Debug)]
 enum Never {}
 
-/// How long closing may take, and a [`CLOSING_SHARE`] of the drain time at most. Nobody answers meanwhile, nor until a
-/// successor has started: a leader that renews every two seconds has ten to succeed in.
+/// The longest time that closing may take; it is also a [`CLOSING_SHARE`] of the drain time at most. Nobody answers
+/// meanwhile, nor until a successor has started: a leader that renews every two seconds has ten to succeed in.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 const CLOSING_SHARE: u32 = 5;
 
-/// The part of the drain time in which connections are told, each at a moment of its own. Before anything on them ends:
-/// who comes back then comes by another connection, and so perhaps to another replica.
+/// The part of the drain time in which connections are told, each at a moment of its own. It comes before anything on
+/// them ends: a client that comes back uses another connection, and so perhaps another replica.
 const NOTICE: f64 = 0.1;
-/// The part by the end of which whatever lasts long has ended.
+/// The part of the drain time by the end of which whatever lasts long has ended.
 const LEAVING: f64 = 0.8;
 
 impl DrainTrigger {
@@ -75,16 +75,16 @@ impl DrainTrigger {
         (Self { stage, under_way, done, blocker }, watch)
     }
 
-    /// Drains: at most for as long as `grace`, and no longer than there is something under way.
+    /// Drains for at most `grace`, and no longer than something is under way.
     ///
-    /// Returns whether all were gone in time.
+    /// Returns whether everything had ended in time.
     pub async fn drain(self, grace: Duration) -> bool {
         let Self { stage, under_way, mut done, blocker } = self;
         drop(blocker);
         let closing_max = CLOSING_MAX.min(grace / CLOSING_SHARE);
         stage.send_replace(Stage::Leaving(Deadline { started: Instant::now(), grace }));
         under_way.close();
-        // What is left of it then has the time in which everything closes.
+        // The time that is left then is that in which everything closes.
         let _ = timeout(grace.saturating_sub(closing_max), under_way.wait()).await;
         stage.send_replace(Stage::Closing);
         timeout(closing_max, done.recv()).await.is_ok()
@@ -102,19 +102,19 @@ impl DrainWatch {
         let _ = self.stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await;
     }
 
-    /// Completes when nobody is to be let in any more, and whoever is here is to go.
+    /// Completes when nobody is let in any more, and everything that is here has to end.
     pub async fn closing(&mut self) {
         let _ = self.stage.wait_for(|stage| matches!(stage, Stage::Closing)).await;
     }
 
     /// Completes at this holder's own moment, so that a thousand goodbyes are spread over the drain time instead of
-    /// becoming a thousand reconnects at once (typha's paced shutdown). Who comes during a drain has found nobody else,
-    /// and stays until everything closes.
+    /// becoming a thousand reconnects at once (typha's paced shutdown). A client that came during the drain has found
+    /// no other server, and stays until everything closes.
     pub fn my_slot(&self) -> impl Future<Output = ()> + Send + use<> {
         self.within(NOTICE, LEAVING)
     }
 
-    /// The same for what others run on: earlier.
+    /// Completes at this holder's own moment to give notice, before anything that it carries ends.
     pub fn my_notice(&self) -> impl Future<Output = ()> + Send + use<> {
         self.within(0.0, NOTICE)
     }
@@ -136,8 +136,8 @@ impl DrainWatch {
         }
     }
 
-    /// Something long begins; in a drain it leaves before everything closes. What begins during a drain does not delay
-    /// it, or those who come again and again would.
+    /// Begins something long, which in a drain leaves before everything closes. What begins during a drain does not
+    /// delay it, or clients that come again and again would.
     pub fn under_way(&self) -> UnderWay {
         UnderWay(self.under_way.token())
     }

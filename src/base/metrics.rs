@@ -1,4 +1,4 @@
-//! What is reported of files that are read again when they change.
+//! Metrics of files that are read again when they change.
 
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
@@ -23,18 +23,18 @@ impl Reloads {
         Self { replaced: reloads("replaced"), failed: reloads("failed"), failing }
     }
 
-    /// There is a new value.
+    /// Notes a new value.
     pub(super) fn replaced(&self) {
         self.replaced.increment(1);
         self.failing.set(0.0);
     }
 
-    /// The files are as they were when the value was read.
+    /// Notes that the files are as they were when the value was read.
     pub(super) fn unchanged(&self) {
         self.failing.set(0.0);
     }
 
-    /// The files cannot be used.
+    /// Notes that the files cannot be used.
     pub(super) fn failed(&self) {
         self.failed.increment(1);
         self.failing.set(1.0);

@@ -21,7 +21,7 @@ impl Ready {
         Self::default()
     }
 
-    /// Not ready until the guard is dropped.
+    /// Registers something that is not ready until the guard is dropped.
     #[must_use]
     pub fn register(&self, what: impl Into<String>) -> NotReady {
         let what = what.into();
@@ -29,7 +29,7 @@ impl Ready {
         NotReady { what, waiting: self.waiting.clone() }
     }
 
-    /// What is still waited for, in order; empty when ready.
+    /// The names of what is still waited for, in order; empty when ready.
     pub fn pending(&self) -> Vec<String> {
         self.waiting.lock().iter().cloned().collect()
     }

@@ -13,18 +13,18 @@ use tokio::time::sleep;
 
 use super::metrics::Reloads;
 
-/// What some files say, read again when they change. Cloning shares it.
+/// A value that is read from files, and read again when they change. Cloning shares it.
 ///
 /// Files are compared by content, so that a file that is written in place is noticed as well as a symbolic link that is
-/// turned elsewhere (as mounted Secrets are). What cannot be used (half of a file, a certificate whose key has not
-/// followed yet) is logged and tried again, and the last good value stays.
+/// turned elsewhere (as mounted Secrets are). If the files cannot be used (half of a file, a certificate whose key has
+/// not followed yet), that is logged and tried again, and the last good value stays.
 pub struct Reloaded<T> {
     value: watch::Receiver<Arc<T>>,
-    /// None where there are no files.
+    /// `None` for a fixed value.
     origin: Option<Arc<Origin<T>>>,
 }
 
-/// The files cannot be used, and there is nothing to stay with.
+/// The files cannot be used, and there is no earlier value.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError<E> {
     #[error("{path}: {source}")]
@@ -38,7 +38,7 @@ type Reader<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
 
 /// Where values come from.
 struct Origin<T> {
-    /// A word for logs and metrics.
+    /// A name for logs and metrics.
     what: &'static str,
     files: List,
     read: Reader<T>,
@@ -50,7 +50,8 @@ struct Origin<T> {
 
 #[derive(Debug)]
 struct Known {
-    /// Of the files that the value was read from. Not the files themselves: there are private keys among them.
+    /// A hash of the files that the value was read from. The files themselves are not kept: there are private keys
+    /// among them.
     fingerprint: u64,
     /// Why the files as they are now cannot be used.
     trouble: Option<String>,
@@ -59,11 +60,11 @@ struct Known {
 /// The largest file that is read: a bundle of some thousand certificates fits.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// How often files are looked at, where nobody says otherwise.
+/// How often files are looked at by default.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 impl<T: Send + Sync + 'static> Reloaded<T> {
-    /// Reads `files` now; `read` is given their contents, in the same order.
+    /// Reads `files` now. `read` gets their contents in the same order.
     pub fn load<E: Display>(
         what: &'static str,
         files: Vec<PathBuf>,
@@ -72,7 +73,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Self::load_listed(what, move || files.clone(), read)
     }
 
-    /// Like [`load`](Self::load), for files that are named by other files: the list is made anew at every look.
+    /// Reads files like [`load`](Self::load), where other files name them: the list is made anew at every look.
     pub fn load_listed<E: Display>(
         what: &'static str,
         files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
@@ -91,7 +92,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Ok(Self { value, origin: Some(Arc::new(origin)) })
     }
 
-    /// A value that no file can change.
+    /// Makes a value that no file can change.
     pub fn fixed(value: T) -> Self {
         Self { value: watch::channel(Arc::new(value)).1, origin: None }
     }
@@ -101,20 +102,20 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         self.value.borrow().clone()
     }
 
-    /// Completes when there is a value that this clone has not been told of yet.
+    /// Completes when there is a value that this clone has not returned yet.
     pub async fn changed(&mut self) {
         if self.value.changed().await.is_err() {
-            // It is a fixed one.
+            // A fixed value never changes.
             pending::<()>().await;
         }
     }
 
-    /// Why the files as they were at the last look cannot be used, if so.
+    /// Why the files cannot be used, as they were at the last look.
     pub fn trouble(&self) -> Option<String> {
         self.origin.as_ref()?.known.lock().trouble.clone()
     }
 
-    /// Looks at the files for ever, so often; to be spawned once, whatever the number of clones.
+    /// Looks at the files every so often, for ever. It is spawned once, whatever the number of clones.
     pub async fn keep_up(self, every: Duration) {
         while self.origin.is_some() {
             sleep(every).await;
@@ -122,7 +123,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         }
     }
 
-    /// Looks at the files now. Not on a worker of the runtime: disks stall, and credential plugins take their time.
+    /// Looks at the files now, but not on a worker of the runtime: disks stall, and credential plugins take their time.
     pub async fn look_again(&self) {
         let Some(origin) = self.origin.clone() else { return };
         if let Err(error) = tokio::task::spawn_blocking(move || origin.look()).await {
@@ -183,7 +184,7 @@ impl<T> Clone for Reloaded<T> {
 }
 
 impl<T> fmt::Debug for Reloaded<T> {
-    /// Never a value: there are keys among them.
+    /// The value is not shown, for there are keys among the files.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.origin.as_ref().map(|origin| origin.what);
         f.debug_struct("Reloaded").field("what", &what).finish_non_exhaustive()

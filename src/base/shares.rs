@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-/// Places of which each holder has so many: a semaphore for everybody who has some, or waits for one.
+/// A semaphore for each holder, with the same number of places for each.
 ///
-/// Shares that nobody uses are forgotten by and by; what is remembered is at most twice what is in use, or
+/// Semaphores that nobody uses are forgotten by and by: at most twice as many are remembered as are in use, or
 /// [`KEPT_MAX`].
 #[derive(Debug)]
 pub struct Shares<K> {
@@ -18,21 +18,21 @@ pub struct Shares<K> {
 #[derive(Debug)]
 struct Of<K> {
     shares: HashMap<K, Weak<Semaphore>>,
-    /// How many are remembered before the unused ones are forgotten.
+    /// How many semaphores are remembered before the unused ones are forgotten.
     kept_max: usize,
 }
 
-/// Shares that are remembered whether or not they are used.
+/// This many semaphores are remembered whether or not they are used.
 const KEPT_MAX: usize = 1_024;
 
 impl<K: Eq + Hash + Clone> Shares<K> {
-    /// `places`: of each holder.
+    /// Each holder gets so many `places`.
     pub fn new(places: usize) -> Self {
         let of = Of { shares: HashMap::new(), kept_max: KEPT_MAX };
         Self { places: places.min(Semaphore::MAX_PERMITS), of: Mutex::new(of) }
     }
 
-    /// The share of one holder. It is the same one for as long as somebody has it, or a place of it.
+    /// The semaphore of one holder. It stays the same for as long as somebody has it, or a place of it.
     pub fn of(&self, holder: &K) -> Arc<Semaphore> {
         let mut of = self.of.lock();
         if let Some(share) = of.shares.get(holder).and_then(Weak::upgrade) {

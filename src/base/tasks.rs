@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-/// Owner of background tasks: each has a name, and all end with their owner.
+/// The owner of background tasks: each has a name, and all end with their owner.
 ///
 /// Cloning shares the owner. Everything long-lived is spawned here, so that nothing outlives shutdown unseen.
 #[derive(Clone, Debug, Default)]
@@ -20,14 +20,14 @@ pub struct Tasks {
 
 #[derive(Debug, Default)]
 struct Running {
-    /// What ends them, once they are spawned: a task that waits for its end besides its work would look at that each
-    /// time that it is polled.
+    /// Handles that abort the tasks, once they are spawned. A task that waited for its end besides its work would look
+    /// at that each time that it is polled.
     handles: HashMap<u64, Option<AbortHandle>>,
     next: u64,
     are_stopped: bool,
 }
 
-/// Strikes a task off the list, however it ends.
+/// Removes a task from the list when it ends, however it ends.
 struct Entry {
     running: Arc<Mutex<Running>>,
     number: u64,
@@ -40,7 +40,7 @@ impl Tasks {
 
     /// Runs `future` until it ends or the tasks are stopped, whichever is first.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        // Boxed once: moved into a block that awaits it, a future has its size twice.
+        // Boxed once: a future that is moved into a block that awaits it takes its size twice.
         let future = Box::pin(future);
         let Some(entry) = self.enter() else { return };
         let number = entry.number;
@@ -48,7 +48,7 @@ impl Tasks {
             let _entry = entry;
             future.await;
         };
-        // Not under the lock: a runtime that shuts down drops the task at once.
+        // Spawned without the lock: a runtime that shuts down drops the task at once.
         let task = self.tracker.spawn(work.instrument(tracing::debug_span!("task", name)));
         let mut running = self.running.lock();
         if running.are_stopped {
@@ -59,7 +59,7 @@ impl Tasks {
         }
     }
 
-    /// `None` once they are stopped.
+    /// Enters a task into the list; `None` once the tasks are stopped.
     fn enter(&self) -> Option<Entry> {
         let mut running = self.running.lock();
         if running.are_stopped {
@@ -71,7 +71,7 @@ impl Tasks {
         Some(Entry { running: self.running.clone(), number })
     }
 
-    /// Waits for tasks that end by themselves, at most for so long; then stops what is left.
+    /// Waits at most `longest` for tasks that end by themselves, then stops the others.
     pub async fn finish(&self, longest: Duration) {
         self.tracker.close();
         let _ = timeout(longest, self.tracker.wait()).await;

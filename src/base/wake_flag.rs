@@ -4,12 +4,13 @@ use std::task::{Context, Wake, Waker};
 
 use parking_lot::Mutex;
 
-/// Wakes a task, and knows that it has: of all that a task waits for, it looks at what has called.
+/// A waker that also remembers that it was called. A task that waits for many things looks only at those that have
+/// called.
 #[derive(Debug)]
 pub struct WakeFlag {
     line: Arc<Line>,
     waker: Waker,
-    /// As the line has it: mostly the same with each look, which then writes nothing.
+    /// The waker that `line` has. It is mostly the same with each look, which then writes nothing.
     task: Waker,
 }
 
@@ -20,24 +21,24 @@ struct Line {
 }
 
 impl WakeFlag {
-    /// A bell that has rung, for nobody has looked yet.
+    /// A flag that is set already, for nobody has looked yet.
     pub fn rung() -> Self {
         let line = Line { task: Mutex::new(Waker::noop().clone()), rung: AtomicBool::new(true) };
         let line = Arc::new(line);
         Self { waker: line.clone().into(), line, task: Waker::noop().clone() }
     }
 
-    /// Whether it has rung since the last look. From now on it wakes the task of `cx`.
+    /// Whether it was set since the last look. From now on it wakes the task of `cx`.
     pub fn has_rung(&mut self, cx: &Context<'_>) -> bool {
         if !self.task.will_wake(cx.waker()) {
             self.task.clone_from(cx.waker());
             self.line.task.lock().clone_from(cx.waker());
         }
-        // Mostly it has not, and reading leaves the line to others.
+        // It is mostly not set, and a read leaves the cache line to others.
         self.line.rung.load(Ordering::Acquire) && self.line.rung.swap(false, Ordering::AcqRel)
     }
 
-    /// What rings it.
+    /// The waker that sets the flag.
     pub fn waker(&self) -> &Waker {
         &self.waker
     }
@@ -49,7 +50,7 @@ impl Wake for Line {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Before the task is woken: it looks at once.
+        // Set before the task is woken, for that looks at once.
         self.rung.swap(true, Ordering::AcqRel);
         self.task.lock().wake_by_ref();
     }

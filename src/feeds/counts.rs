@@ -1,4 +1,4 @@
-//! What feeds count. Their names follow what callers ask for, so their numbers end with them.
+//! The counts of feeds. Their names follow what callers ask for, so their numbers end with them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{FEEDS_MAX, FeedKey};
 
-/// What happened to a feed upstream. A feed that starts again soon goes on from where it was.
+/// What happened to a feed upstream, in numbers. A feed that starts again soon goes on from where it was.
 #[derive(Debug, Default)]
 pub struct FeedCounts {
     pub events: AtomicU64,
@@ -22,7 +22,7 @@ pub struct FeedCounts {
     told: Mutex<BTreeMap<CountedMetric, u64>>,
 }
 
-/// A metric, and its one label besides the feed's; all of them are known beforehand.
+/// A metric and its one label besides the feed's. All of them are known beforehand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CountedMetric {
     pub metric: &'static str,
@@ -30,7 +30,7 @@ pub struct CountedMetric {
     pub value: &'static str,
 }
 
-/// The counts of the feeds there are, and for a while of those that were.
+/// The counts of all feeds that run, and for a while of those that have ended.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     accounts: HashMap<FeedKey, Account>,
@@ -39,12 +39,12 @@ pub(super) struct Ledger {
 #[derive(Debug, Default)]
 struct Account {
     counts: Arc<FeedCounts>,
-    /// Feeds of this name that run: one that was retired may end after the next has begun.
+    /// How many feeds of this name run: one that was retired may end after the next has begun.
     running: usize,
     ended: Option<Instant>,
 }
 
-/// Feeds that have ended whose counts are kept.
+/// How many feeds that have ended keep their counts.
 const ENDED_MAX: usize = FEEDS_MAX;
 
 impl FeedCounts {
@@ -56,14 +56,14 @@ impl FeedCounts {
         *self.told.lock().entry(word).or_default() += 1;
     }
 
-    /// All that was said, and how often, in the order of the words.
+    /// All metrics with their counts, in the order of their names.
     pub fn said(&self) -> Vec<(CountedMetric, u64)> {
         self.told.lock().iter().map(|(word, count)| (*word, *count)).collect()
     }
 }
 
 impl Ledger {
-    /// A feed begins.
+    /// Notes that a feed begins. Returns its counts.
     pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<FeedCounts> {
         self.forget(kept);
         let account = self.accounts.entry(key.clone()).or_default();
@@ -72,7 +72,7 @@ impl Ledger {
         account.counts.clone()
     }
 
-    /// A feed is over.
+    /// Notes that a feed is over.
     pub(super) fn close(&mut self, key: &FeedKey, kept: Duration) {
         if let Some(account) = self.accounts.get_mut(key) {
             account.running = account.running.saturating_sub(1);
@@ -83,7 +83,7 @@ impl Ledger {
         self.forget(kept);
     }
 
-    /// All there are, in the order of their keys.
+    /// All counts, in the order of their keys.
     pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<FeedCounts>)> {
         self.forget(kept);
         let mut all: Vec<_> =
@@ -92,7 +92,7 @@ impl Ledger {
         all
     }
 
-    /// What ended too long ago, and the oldest of what is too much.
+    /// Forgets feeds that ended too long ago, and the oldest where there are too many.
     fn forget(&mut self, kept: Duration) {
         self.accounts.retain(|_, account| account.ended.is_none_or(|ended| ended.elapsed() < kept));
         let mut ended: Vec<_> = self.accounts.values().filter_map(|account| account.ended).collect();

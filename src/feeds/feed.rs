@@ -21,19 +21,20 @@ pub struct Feed {
     pub freshness: Freshness,
     pub renderings: Renderings,
     pub vintage: Vintage,
-    /// Of a feed of Tables.
+    /// The columns of a feed of Tables.
     pub columns: Columns,
-    /// What happened to it upstream.
+    /// What happened to the feed upstream.
     pub counts: Arc<FeedCounts>,
     pins: Pins,
     leases: AtomicUsize,
     last_used: Mutex<Instant>,
     pub(super) retired: CancellationToken,
-    /// Until then upstream may still answer by the definition that the feed before this one was retired for.
+    /// Until this time upstream may still answer by the definition for which the feed before this one was retired.
     settled: Option<Instant>,
-    /// The oldest version that somebody wants to go on from, while the feed starts.
+    /// The oldest version behind which somebody wants to go on, while the feed starts.
     resume: Mutex<Option<ResourceVersion>>,
-    /// How far another feed of the resource was when this one began: its clients are not to see it older again.
+    /// The version that another feed of the resource had reached when this one began. Its clients must not see it older
+    /// again.
     pub(super) shown: AtomicU64,
 }
 
@@ -48,7 +49,7 @@ struct HandleInner {
     feed: Arc<Feed>,
 }
 
-/// What a feed has of its registry.
+/// The parts of the registry that each feed uses.
 pub(super) struct Common {
     pub(super) config: CacheConfig,
     pub(super) budget: Arc<Budget>,
@@ -89,18 +90,18 @@ impl Feed {
         )
     }
 
-    /// Keeps a state of this feed for somebody who is being told it, and who can be cut.
+    /// Keeps a state of this feed for somebody who is being told it. `cut` ends that somebody.
     pub fn pin(&self, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
         self.reader.pin(&self.pins, snapshot, cut, terms)
     }
 
-    /// Completes when the feed is to end, because what it reads no longer fits the resource.
+    /// Completes when the feed must end because what it reads no longer fits the resource.
     pub async fn retired(&self) {
         self.retired.cancelled().await;
     }
 
-    /// A representation of this feed's objects is not exact, or cannot be made of one of them: nobody gets it from here
-    /// any more. Its watches are woken, to end.
+    /// Stops deriving a representation: it is not exact, or cannot be made of one of the objects. Nobody gets it from
+    /// here any more, and its watches are woken, to end.
     pub fn refuse(&self, representation: Representation, reason: RenderingRefusal, why: &dyn fmt::Display) {
         if self.renderings.refuse(representation, reason) {
             let (feed, reason) = (&self.spec.key, reason.as_str());
@@ -109,23 +110,23 @@ impl Feed {
         }
     }
 
-    /// Whether it took the place of a retired feed a moment ago: an apiserver that ends its stream now may have filled
-    /// it by the definition that is no more.
+    /// Whether it took the place of a retired feed a moment ago. An apiserver that ends its stream now may have filled
+    /// it by the old definition.
     pub fn is_settling(&self) -> bool {
         self.settled.is_some_and(|settled| Instant::now() < settled)
     }
 
-    /// The oldest version that somebody who waits for this feed wants to go on from.
+    /// The oldest version behind which somebody who waits for this feed wants to go on.
     pub fn oldest_resume(&self) -> Option<ResourceVersion> {
         *self.resume.lock()
     }
 
-    /// How far another feed of the resource was when this one began: nothing older is to be shown.
+    /// The version that another feed of the resource had reached when this one began: nothing older may be shown.
     pub fn shown_before(&self) -> ResourceVersion {
         ResourceVersion(self.shown.load(Ordering::Relaxed))
     }
 
-    /// That version does not come: upstream may have been restored from a backup.
+    /// Forgets that version, for it does not come: upstream may have been restored from a backup.
     pub fn forget_shown(&self) {
         self.shown.store(0, Ordering::Relaxed);
     }
@@ -137,12 +138,12 @@ impl Feed {
         }
     }
 
-    /// How long nobody has read it; zero while somebody does.
+    /// How long nobody has read the feed; zero while somebody does.
     pub fn idle_for(&self) -> Duration {
         if self.leases.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { self.last_used.lock().elapsed() }
     }
 
-    /// Readers at this moment.
+    /// How many readers the feed has at this moment.
     pub fn readers(&self) -> usize {
         self.leases.load(Ordering::Relaxed)
     }

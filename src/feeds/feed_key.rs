@@ -4,7 +4,7 @@ use std::sync::Arc;
 use crate::kube::{FieldTerm, Gvr, NAME_KEY, ObjectKey};
 use crate::wire::Encoding;
 
-/// What one feed fetches: a resource, a scope, a form.
+/// What one feed fetches: a resource, a scope and an encoding.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedKey {
     pub gvr: Gvr,
@@ -15,11 +15,11 @@ pub struct FeedKey {
 /// How much of a resource a feed covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// All of it.
+    /// All objects.
     Cluster,
-    /// What is in one namespace.
+    /// The objects in one namespace.
     Namespace(Arc<str>),
-    /// What a fixed field selector finds: the objects whose `field` is `value`, wherever they are.
+    /// The objects whose `field` is `value`, wherever they are: what a fixed field selector finds.
     Selected { field: Arc<str>, value: Arc<str> },
 }
 
@@ -27,20 +27,20 @@ pub enum Scope {
 const NOBODY: &str = "NOBODY";
 
 impl FeedKey {
-    /// The request for the feed's collection; `query` is what to ask of it besides.
+    /// The URL of the feed's collection, with `query` added.
     pub fn url(&self, query: &str) -> String {
         let selected = self.scope.term().map(|term| term.to_string()).unwrap_or_default();
         url(&self.path(), &selected, query)
     }
 
-    /// The same of one of its objects.
+    /// The URL of one of its objects, with `query` added.
     pub fn url_of(&self, object: &ObjectKey, query: &str) -> String {
         let path = match object.namespace() {
             "" => self.gvr.path(),
             namespace => self.gvr.namespaced_path(namespace),
         };
         let named = FieldTerm::is(NAME_KEY, object.name());
-        // The feed's selector stays: who may read the feed may not therefore read whatever is named.
+        // The feed's selector stays: a right to read the feed is no right to read any named object.
         let selected = match self.scope.term() {
             Some(term) if term != named => format!("{term},{named}"),
             _ => named.to_string(),
@@ -48,11 +48,12 @@ impl FeedKey {
         url(&path, &selected, query)
     }
 
-    /// The same of nothing at all: it costs upstream no objects, and is allowed to whoever may read the feed.
+    /// A URL of the feed's collection that finds nothing. It costs upstream no objects, and is allowed to whoever may
+    /// read the feed.
     pub fn url_of_nothing(&self, query: &str) -> String {
         let nothing = match &self.scope {
             Scope::Cluster | Scope::Namespace(_) => FieldTerm::is(NAME_KEY, NOBODY).to_string(),
-            // Upstream's authorizers look for what the selector requires, and another name would not be it.
+            // Upstream's authorizers look for the term that the selector requires, so a name alone would not do.
             Scope::Selected { field, value } => {
                 format!("{},{}", FieldTerm::is(field, value), FieldTerm::is_not(field, value))
             }
@@ -60,7 +61,7 @@ impl FeedKey {
         url(&self.path(), &nothing, query)
     }
 
-    /// As metrics name it.
+    /// The labels that metrics give the feed.
     pub fn labels(&self) -> [(&'static str, String); 4] {
         [
             ("resource", self.gvr.to_string()),
@@ -79,7 +80,7 @@ impl FeedKey {
 }
 
 impl Scope {
-    /// The one namespace that is covered.
+    /// The namespace that is covered, if it is only one.
     pub fn namespace(&self) -> Option<&str> {
         match self {
             Self::Namespace(namespace) => Some(namespace),

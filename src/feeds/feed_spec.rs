@@ -4,23 +4,24 @@ use super::FeedKey;
 use crate::kube::FieldTable;
 use crate::wire::{Envelope, JsonLayout};
 
-/// A feed and what is needed to read its objects.
+/// A feed's key, and what is needed to read its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedSpec {
     pub key: FeedKey,
     pub kind: Arc<str>,
     pub list_kind: Arc<str>,
-    /// Of the resource's definition, if it has one: objects that were read under another one may read differently now.
+    /// The edition of the resource's definition, if it has one. Objects that were read under another one may read
+    /// differently now.
     pub edition: Option<Arc<str>>,
     pub shape: JsonLayout,
     pub namespaced: bool,
     pub fields: Arc<FieldTable>,
-    /// Key of the selectable field by which upstream finds what it lists, if it has such an index.
+    /// The key of the selectable field by which upstream finds what it lists, if it has such an index.
     pub index_field: Option<Arc<str>>,
 }
 
 impl FeedSpec {
-    /// Of a resource whose objects are written as Pods are.
+    /// The feed of a resource whose objects are written as Pods are.
     #[cfg(test)]
     pub(crate) fn like_pods(key: FeedKey) -> Self {
         Self {
@@ -35,7 +36,7 @@ impl FeedSpec {
         }
     }
 
-    /// How the feed's objects are framed.
+    /// The envelope that the feed's objects are framed with.
     pub fn envelope(&self) -> Envelope {
         Envelope::new(self.key.encoding, &self.key.gvr.api_version(), &self.kind, self.shape)
             .with_list_kind(&self.list_kind)

@@ -9,21 +9,21 @@ use crate::kube::ResourceVersion;
 
 /// Since when a feed is known to be current, and since when somebody needs it to be.
 ///
-/// The rule that makes one upstream question serve many (L5): a proof whose question was
-/// *sent* at `t` covers every request *received* at or before `t`, and no other.
+/// One rule makes one upstream question serve many (L5): a proof whose question was *sent* at `t` covers every request
+/// *received* at or before `t`, and no other.
 #[derive(Debug, Clone)]
 pub struct Freshness {
-    /// The feed contains every write that was complete at this instant.
+    /// The feed holds every write that was complete at this instant.
     as_of: watch::Sender<Option<Instant>>,
     /// The latest instant that a waiting reader needs covered.
     wanted: watch::Sender<Option<Instant>>,
-    /// The latest version that a waiting reader needs reached: it has seen it elsewhere.
+    /// The latest version that a waiting reader needs, because it has seen it elsewhere.
     wanted_version: watch::Sender<ResourceVersion>,
     /// How many readers wait for a proof.
     waiting: Arc<AtomicUsize>,
 }
 
-/// A reader that waits for a proof, for as long as it does.
+/// Counts a reader that waits for a proof, for as long as it waits.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -44,8 +44,8 @@ impl Default for Freshness {
 }
 
 impl Freshness {
-    /// Nobody waits longer for a proof. It is as long as the longest back-off of a feed that has lost its stream, and
-    /// half of what balancers in front of us leave a silent connection.
+    /// The longest that anybody waits for a proof. It is as long as the longest back-off of a feed that has lost its
+    /// stream, and half of the time that load balancers in front of us leave a connection silent.
     pub const WAIT_MAX: Duration = Duration::from_secs(30);
 
     /// Whether somebody waits for a proof.
@@ -62,9 +62,10 @@ impl Freshness {
         self.as_of.borrow().is_some_and(|as_of| as_of >= received)
     }
 
-    /// Completes when the feed is proven to contain every write complete at `received`; asks for the proof if needed.
+    /// Completes when the feed is proven to hold every write that was complete at `received`. Asks for the proof if
+    /// needed.
     ///
-    /// May never complete: the caller brings the deadline.
+    /// It may never complete: the caller has a deadline.
     pub async fn reached(&self, received: Instant) {
         if self.covers(received) {
             return;
@@ -72,7 +73,7 @@ impl Freshness {
         let mut as_of = self.as_of.subscribe();
         let is_first = self.waiting.fetch_add(1, Ordering::Relaxed) == 0;
         let _waiting = Waiting(&self.waiting);
-        // Nothing is asked while nobody waits: whoever comes then wakes, although somebody who came later has gone.
+        // Nothing is asked while nobody waits. So a reader wakes the prover even if one that came later has gone.
         self.wanted.send_if_modified(|wanted| {
             let raises = *wanted < Some(received);
             *wanted = (*wanted).max(Some(received));
@@ -83,7 +84,7 @@ impl Freshness {
         }
     }
 
-    /// Somebody waits for the feed to reach `rv`.
+    /// Notes that somebody waits for the feed to reach `rv`.
     pub fn want_version(&self, rv: ResourceVersion) {
         self.wanted_version.send_if_modified(|wanted| {
             let raises = *wanted < rv;
@@ -92,7 +93,7 @@ impl Freshness {
         });
     }
 
-    /// Nobody can reach `rv`: forget that somebody waits for it, unless a later one is waited for by now.
+    /// Forgets that somebody waits for `rv`, which cannot be reached, unless a later version is waited for by now.
     pub fn give_up_version(&self, rv: ResourceVersion) {
         self.wanted_version.send_if_modified(|wanted| {
             let forgotten = *wanted == rv;
@@ -108,17 +109,17 @@ impl Freshness {
         self.wanted_version.subscribe()
     }
 
-    /// The feed was current at `asked`, the instant before the proving question was sent.
+    /// Notes that the feed was current at `asked`, the instant before the proving question was sent.
     pub fn prove(&self, asked: Instant) {
         raise(&self.as_of, asked);
     }
 
-    /// Forgets every proof: the feed starts over.
+    /// Forgets every proof, because the feed starts over.
     pub fn forget(&self) {
         self.as_of.send_replace(None);
     }
 
-    /// What readers wait for.
+    /// The instant that readers wait for.
     pub fn wanted(&self) -> watch::Receiver<Option<Instant>> {
         self.wanted.subscribe()
     }

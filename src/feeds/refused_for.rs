@@ -1,14 +1,14 @@
-//! How long a resource is left alone that did not fit into the memory.
+//! How long a resource that did not fit into the memory is not tried again.
 
 use std::time::Duration;
 
-/// How long a resource that did not fit is not tried again, at first.
+/// The first wait.
 const REFUSED_FIRST: Duration = Duration::from_secs(30);
 
-/// And at most: upstream is asked for what does not fit once an hour.
+/// The longest wait: upstream is asked for what does not fit once an hour.
 pub(super) const REFUSED_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// For how long a resource is left alone that did not fit so many times in a row.
+/// How long a resource is not tried again that did not fit `times` times in a row.
 pub(super) fn refused_for(times: u32) -> Duration {
     let doublings = times.saturating_sub(1).min(16);
     REFUSED_FIRST.saturating_mul(1 << doublings).min(REFUSED_MAX)

@@ -9,9 +9,9 @@ use crate::wire::{Renderer, Representation};
 
 /// Which representations a feed's objects are derived in, and whether that has been proven to be exact.
 ///
-/// Readers ask for one, somebody with a connection upstream qualifies it (R-DERIVE-11), and whoever finds an
-/// object that cannot be derived refuses it for good: the whole resource at once, so that no reader sees some objects
-/// and not others. Cloning shares.
+/// Readers ask for a representation. The qualifier, which has a connection upstream, compares it with upstream's own
+/// (R-DERIVE-11). Whoever finds an object that cannot be derived refuses the representation for good, and for the whole
+/// resource, so that no reader sees some objects and not others. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Renderings {
     shared: Arc<Shared>,
@@ -20,19 +20,19 @@ pub struct Renderings {
 #[derive(Debug)]
 struct Shared {
     modes: RwLock<HashMap<Representation, RenderingMode>>,
-    /// The minor of the release that the modes were found with; 0 while none was.
+    /// The minor of the release for which the modes were found; 0 while there is none.
     release: AtomicU32,
     changes: watch::Sender<u64>,
 }
 
-/// How one representation of a feed's objects is had.
+/// How one representation of a feed's objects is obtained.
 #[derive(Debug, Clone)]
 pub enum RenderingMode {
-    /// Somebody wants it, and it has not been compared with what upstream writes yet.
+    /// Somebody wants it, and it has not been compared with upstream's own yet.
     Wanted,
-    /// Derived here.
+    /// It is derived here.
     Derived(Renderer),
-    /// Not derived, for this reason.
+    /// It is not derived, for this reason.
     Refused(RenderingRefusal),
 }
 
@@ -41,9 +41,9 @@ pub enum RenderingMode {
 pub enum RenderingRefusal {
     /// The kind, or the server's release, is not in the table.
     NotInTable,
-    /// An object has something that the table does not know, or that the form cannot carry.
+    /// An object has something that the table does not know, or that the encoding cannot carry.
     Unrenderable,
-    /// Upstream writes an object otherwise.
+    /// Upstream writes an object differently.
     Mismatch,
     /// Upstream does not write it either, or not at the version that was asked for.
     NotComparable,
@@ -62,12 +62,12 @@ impl Default for Renderings {
 }
 
 impl Renderings {
-    /// How it is had now; `None` when nobody has asked for it yet.
+    /// How a representation is obtained now; `None` if nobody has asked for it yet.
     pub fn mode(&self, representation: Representation) -> Option<RenderingMode> {
         self.shared.modes.read().get(&representation).cloned()
     }
 
-    /// Asks for it.
+    /// Asks for a representation.
     pub fn want(&self, representation: Representation) {
         self.shared.modes.write().entry(representation).or_insert_with(|| {
             self.shared.changes.send_modify(|changes| *changes += 1);
@@ -75,7 +75,7 @@ impl Renderings {
         });
     }
 
-    /// Asks for it and waits for the verdict. May never complete: the caller brings the deadline.
+    /// Asks for a representation and waits for the verdict. It may never complete: the caller has a deadline.
     pub async fn settled(&self, representation: Representation) -> Result<Renderer, RenderingRefusal> {
         let mut changes = self.changes();
         loop {
@@ -91,18 +91,18 @@ impl Renderings {
         }
     }
 
-    /// Follows changes of any mode.
+    /// Follows changes of all modes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
 
-    /// Those that wait for a verdict.
+    /// The representations that wait for a verdict.
     pub fn wanted(&self) -> Vec<Representation> {
         let modes = self.shared.modes.read();
         modes.iter().filter(|(_, mode)| matches!(mode, RenderingMode::Wanted)).map(|(&wanted, _)| wanted).collect()
     }
 
-    /// Those that are derived, and how.
+    /// The renderers of the representations that are derived.
     pub fn derived(&self) -> Vec<Renderer> {
         let derived = |mode: &RenderingMode| {
             if let RenderingMode::Derived(renderer) = mode { Some(renderer.clone()) } else { None }
@@ -110,12 +110,12 @@ impl Renderings {
         self.shared.modes.read().values().filter_map(derived).collect()
     }
 
-    /// Every one that was asked for.
+    /// Every representation that was asked for.
     pub fn all(&self) -> Vec<(Representation, RenderingMode)> {
         self.shared.modes.read().iter().map(|(&representation, mode)| (representation, mode.clone())).collect()
     }
 
-    /// It has been compared, and is derived from now on, unless it was refused meanwhile.
+    /// Notes that a representation was compared. It is derived from now on, unless it was refused meanwhile.
     pub fn qualify(&self, renderer: Renderer) {
         let mut modes = self.shared.modes.write();
         let mode = modes.entry(renderer.representation()).or_insert(RenderingMode::Wanted);
@@ -126,7 +126,7 @@ impl Renderings {
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// It is not derived any more; says whether it was not refused before.
+    /// Refuses a representation. Returns whether it was not refused before.
     pub fn refuse(&self, representation: Representation, reason: RenderingRefusal) -> bool {
         let before = self.shared.modes.write().insert(representation, RenderingMode::Refused(reason));
         if let Some(RenderingMode::Derived(renderer)) = &before {
@@ -139,17 +139,17 @@ impl Renderings {
         !matches!(before, Some(RenderingMode::Refused(_)))
     }
 
-    /// The minor of the release that upstream was when what is known was found.
+    /// The minor of upstream's release for which the verdicts were found.
     pub fn release(&self) -> Option<u32> {
         Some(self.shared.release.load(Ordering::Relaxed)).filter(|release| *release != 0)
     }
 
-    /// What is found from now on is found with this release.
+    /// Sets the release for which verdicts are found from now on.
     pub fn set_release(&self, minor: u32) {
         self.shared.release.store(minor, Ordering::Relaxed);
     }
 
-    /// What was proven holds no longer, and neither does what was refused: upstream is of another release.
+    /// Forgets all verdicts, because upstream is of another release.
     pub fn start_over(&self) {
         let before = std::mem::take(&mut *self.shared.modes.write());
         for (_, mode) in before {
@@ -160,12 +160,12 @@ impl Renderings {
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Whether there is something to be remembered when the feed is over.
+    /// Whether there is a refusal to remember when the feed is over.
     pub(super) fn has_refused(&self) -> bool {
         self.shared.modes.read().values().any(|mode| matches!(mode, RenderingMode::Refused(_)))
     }
 
-    /// A feed begins: what was proven of another one's objects is to be proven again. Refusals stay.
+    /// Notes that a feed begins: what was proven of another feed's objects must be proven again. Refusals stay.
     pub(super) fn begin(&self) {
         self.shared.modes.write().retain(|_, mode| match mode {
             RenderingMode::Refused(_) => true,

@@ -3,8 +3,8 @@ use tokio::sync::watch;
 /// Whether the bodies that a feed holds are as the server that it follows writes them.
 ///
 /// An apiserver of another release writes other bytes of the same objects at the same versions: it has other fields,
-/// other defaults, another order. Events are what they were when they happened; a state is of the present, so none is
-/// shown of bodies that another server wrote, or may have written (F10). Cloning shares.
+/// other defaults, another order. Events are what they were when they happened. A state is of the present, so no state
+/// is shown whose bodies another server wrote, or may have written (F10). Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Vintage {
     is_present: watch::Sender<bool>,
@@ -12,7 +12,7 @@ pub struct Vintage {
     waiting: watch::Sender<usize>,
 }
 
-/// A reader that waits, for as long as it does.
+/// Counts a reader that waits, for as long as it waits.
 struct Waiting<'a>(&'a watch::Sender<usize>);
 
 impl Drop for Waiting<'_> {
@@ -33,7 +33,7 @@ impl Vintage {
         *self.is_present.borrow()
     }
 
-    /// Completes when a state may be shown; asks for it. May never complete: the caller brings the deadline.
+    /// Completes when a state may be shown, and asks for that. It may never complete: the caller has a deadline.
     pub async fn present(&self) {
         if self.is_present() {
             return;
@@ -43,9 +43,9 @@ impl Vintage {
         self.becomes_present().await;
     }
 
-    /// The same for who does not need it.
+    /// Completes when a state may be shown, without asking for it.
     pub async fn becomes_present(&self) {
-        // The sender is as old as this.
+        // The sender lives as long as this does.
         let _ = self.is_present.subscribe().wait_for(|is_present| *is_present).await;
     }
 
@@ -54,7 +54,7 @@ impl Vintage {
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 
-    /// Only whoever fills the feed does.
+    /// Says whether a state may be shown. Only the task that fills the feed calls this.
     pub fn set_present(&self, is_present: bool) {
         self.is_present.send_if_modified(|before| std::mem::replace(before, is_present) != is_present);
     }
