@@ -5,8 +5,8 @@
 //!                                                                              made once, shared ─► GzipList
 //! ```
 //!
-//! **Invariants.** Of an object that may not be shown nothing is compared. A body holds the piece that it is at. What
-//! looks at many objects does so in turns ([`Scans`]) or slices ([`Slices`]), and nobody waits for a turn in a poll.
+//! **Invariants.** An object that may not be shown is compared with nothing. A body holds only the piece that it is at.
+//! Work on many objects is done in turns ([`Scans`]) or slices ([`Slices`]), and nobody waits for a turn in a poll.
 
 mod chunk_writer;
 pub(crate) mod cost;

@@ -10,51 +10,51 @@ use crate::cache::{CacheReader, ChunkFormat, ChunkPart, DeflatedChunk, PlainChun
 use crate::kube::EventType;
 use crate::wire::{Encoding, ListFrame, Object, Refused, Renderer};
 
-/// Writes stretches of objects, and shares what it writes of whole chunks with everybody.
+/// Writes the chunks of a page. The bytes of chunks that all lists share are made once for everybody.
 #[derive(Debug)]
 pub(crate) struct ChunkWriter {
     reader: CacheReader,
     renderer: Renderer,
     what: What,
-    /// It has derived or compressed something, which takes about a millisecond.
+    /// Whether it has derived or compressed something, which takes about a millisecond.
     worked: AtomicBool,
 }
 
-/// What objects become.
+/// What objects are written as.
 #[derive(Debug)]
 enum What {
-    /// Items of a list, each with what separates it from the one before.
+    /// Items of a list, each with the separator from the one before.
     Items(ListFrame),
     /// Frames of ADDED events.
     Added,
 }
 
-/// Of a batch, what is sent in one piece.
+/// The part of a batch that is sent in one piece.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub(crate) batch: &'a Batch,
-    /// What is sent before the batch.
+    /// The batch that is sent before this one.
     pub(crate) behind: Option<&'a Batch>,
     pub(crate) index: usize,
 }
 
 impl Piece<'_> {
-    /// Whether all lists have it: those that begin there as well do not refer to the same.
+    /// Whether all lists have this piece. Lists that begin at the batch do not refer to the one before.
     pub(crate) fn is_shared(self) -> bool {
         self.batch.is_shared && self.behind.is_none_or(|behind| behind.is_shared)
     }
 }
 
-/// A chunk as it grows.
+/// The bytes of a chunk while they are written.
 struct Pieces {
-    /// What is copied is charged here, whoever still sends it.
+    /// The account for what is copied, whoever still sends it.
     account: Arc<Account>,
     done: Vec<Bytes>,
     open: Vec<u8>,
     copied: usize,
 }
 
-/// Bodies from here on are a piece of their own, which costs less than a copy.
+/// From this length on a body is a piece of its own, which costs less than a copy.
 const SHARED_BYTES: usize = 32 << 10;
 
 impl ChunkWriter {
@@ -66,7 +66,7 @@ impl ChunkWriter {
         Self { reader, renderer, what: What::Added, worked: AtomicBool::new(false) }
     }
 
-    /// A stretch, written by whoever comes first; others wait for that.
+    /// The bytes of a chunk. Whoever comes first writes them; others wait for that.
     pub(crate) fn poll_plain(
         &self,
         chunks: &PageChunks,
@@ -81,12 +81,13 @@ impl ChunkWriter {
         self.reader.chunks().poll_plain(format, self.renderer.is_verbatim(), cx, write)
     }
 
-    /// A piece, if somebody has compressed it.
+    /// A compressed piece, if somebody has made it.
     pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.reader.chunks().deflated(self.format_of_piece(at))
     }
 
-    /// A piece, compressed by whoever comes first behind the `window` bytes that are sent before its batch.
+    /// A compressed piece, made by whoever comes first. It may refer to the `window` bytes that are sent before its
+    /// batch.
     pub(crate) fn poll_deflated(
         &self,
         chunks: &PageChunks,
@@ -103,7 +104,7 @@ impl ChunkWriter {
         self.reader.chunks().poll_deflated(self.format_of_piece(at), cx, make)
     }
 
-    /// What a batch ends with: so many bytes, or all that are its own whatever is before it.
+    /// The end of a batch: so many bytes, or the whole batch if it is shorter.
     fn tail(&self, chunks: &PageChunks, batch: &Batch, bytes: usize) -> Result<Vec<u8>, Refused> {
         let objects = batch.chunks.clone().rev().flat_map(|index| chunks.objects(index).into_iter().rev());
         let (mut written, mut len) = (Vec::new(), 0);
@@ -119,16 +120,16 @@ impl ChunkWriter {
         }
         written.reverse();
         let written = written.concat();
-        // The first of a list has no separator, and nothing is to be referred to that is not there.
+        // The first item of a list has no separator, and nothing may refer to bytes that are not there.
         Ok(written[self.separator().max(len.saturating_sub(bytes)).min(len)..].to_vec())
     }
 
-    /// Whether it has done more than a copy since this was last asked.
+    /// Whether it has done more than a copy since this was last called.
     pub(crate) fn has_worked(&self) -> bool {
         self.worked.swap(false, Ordering::Relaxed)
     }
 
-    /// Bytes that a stretch begins with and a list does not.
+    /// The length of the separator that a chunk begins with and a list does not.
     pub(crate) fn separator(&self) -> usize {
         match &self.what {
             What::Items(_) if self.renderer.representation().encoding() == Encoding::Json => 1,
@@ -136,7 +137,7 @@ impl ChunkWriter {
         }
     }
 
-    /// Whether everything in a stretch was written in this representation, and so can be again.
+    /// Whether every object of a chunk was written in this representation before: then it can be written again.
     pub(crate) fn was_written(&self, chunks: &PageChunks, index: usize) -> bool {
         let (chunk, representation) = (chunks.chunk(index), self.renderer.representation());
         if self.renderer.is_verbatim() || chunk.was_written(representation) {
@@ -170,7 +171,7 @@ impl ChunkWriter {
         }
     }
 
-    /// The pieces, and how many bytes of them are not the store's own.
+    /// The pieces of a chunk, and how many of their bytes are not the store's own.
     fn write(&self, chunks: &PageChunks, index: usize) -> Result<(PlainChunk, usize), Refused> {
         let lengths = chunks.chunk(index).lengths();
         let mut pieces = Pieces::new(self.reader.chunks().account().clone());
@@ -185,10 +186,11 @@ impl ChunkWriter {
         Ok(pieces.end())
     }
 
-    /// What is not kept with its chunk is kept with the object, if it costs more than a copy.
+    /// Writes an object. Bytes that are not kept with the chunk are kept with the object, if they cost more than a
+    /// copy.
     fn put(&self, object: &Arc<Object>, with_chunk: bool, pieces: &mut Pieces) -> Result<(), Refused> {
         if with_chunk && self.renderer.representation().encoding() == Encoding::Json && !self.renderer.is_verbatim() {
-            // Its length is not known yet, and need not be.
+            // The length is not known yet, and not needed.
             self.put_head(0, &mut pieces.open);
             self.reader.put_body(object, &self.renderer, &mut pieces.open)?;
         } else {
@@ -209,7 +211,7 @@ impl ChunkWriter {
         }
     }
 
-    /// About what they take.
+    /// About how many bytes the chunk takes.
     fn estimate(&self, objects: usize, bytes: usize) -> usize {
         let around = match &self.what {
             What::Items(frame) => frame.item_len(0) + 4,

@@ -1,35 +1,37 @@
-//! What selections cost, and how much of that is done at once, here or at all. A cost is a number of texts that are
-//! compared, some ten nanoseconds each: benches/README.md has 23 ns for one label of a pod and 50 ns for three, and to
-//! come to an object of a large collection is 0.4 µs, which counts as forty.
+//! What selections cost, how much of that is done at once, and what passes through because it costs too much.
+//!
+//! A cost is a number of texts that are compared, some ten nanoseconds each. benches/README.md has 23 ns for one label
+//! of a pod and 50 ns for three. To reach an object of a large collection takes 0.4 µs, which counts as forty.
 
 use crate::cache::{Snapshot, View};
 use crate::kube::Selector;
 
-/// Done between two looks at what else is to be done: about a millisecond.
+/// The work that is done between two yields to other tasks: about a millisecond.
 pub(crate) const SLICE: usize = 100_000;
-/// What a watch looks through without waiting for a slice.
+/// The work that a watch may do without waiting for a slice.
 pub(crate) const GLANCE: usize = SLICE / 4;
-/// To write one object in another form for one client alone: ten microseconds and more, if nobody has done it before.
+/// The cost of writing one object in another encoding for one client alone: ten microseconds and more, if nobody has
+/// done it before.
 pub(crate) const DERIVED: usize = 1_000;
-/// What needs no turn.
+/// Work up to this cost needs no turn.
 pub(crate) const SMALL: usize = SLICE;
-/// What the selectors of a LIST may add to what it costs to look at its objects: a sixth of a second in all. Ten
+/// The selectors of a LIST may cost this much beyond looking at the objects: a sixth of a second in all. Ten
 /// requirements on 100,000 pods are 6 million, one on a million as much, and the worst of 16 KiB is about 14 million on
-/// 10,000 objects. More passes through.
+/// 10,000 objects. A dearer LIST passes through.
 pub(crate) const LIST_COMPARISONS_MAX: usize = 16_000_000;
-/// What the selectors of a watch may ask of one object, however many labels that has: it is asked again with every
-/// event, twice. Ten requirements are 50; 130 different keys are the most. More passes through.
+/// The selectors of a watch may cost this much for one object, however many labels it has: they are evaluated twice for
+/// every event. Ten requirements are 50; 130 different keys are the most. A dearer watch passes through.
 pub(crate) const WATCH_COMPARISONS_MAX: usize = 1_024;
 
-/// Objects of a namespace that are counted before it is taken for the whole collection.
+/// Objects of a namespace are counted up to here; a larger namespace is taken for the whole collection.
 const COUNTED_MAX: usize = 1_000;
 
-/// What it costs to find what `view` sees, at most.
+/// The cost of finding what `view` sees, at most.
 pub(crate) fn of_scan(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
     if view.selector().is_everything() { 0 } else { of_objects(view, objects(view, namespaced, snapshot)) }
 }
 
-/// The same for a LIST; `None`: more than one is given.
+/// The cost for a LIST; `None` if it is more than a LIST may cost.
 pub(crate) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Option<usize> {
     if view.selector().is_everything() {
         return Some(0);
@@ -38,7 +40,7 @@ pub(crate) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Opt
     is_for_objects(view, objects).then(|| of_objects(view, objects))
 }
 
-/// How many have to be looked at, at most.
+/// How many objects have to be looked at, at most.
 fn objects(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
     if view.selector().is_impossible() {
         return 0;
@@ -59,7 +61,7 @@ fn of_objects(view: &View, objects: usize) -> usize {
     objects.saturating_mul(view.usual_cost())
 }
 
-/// Whether a watch may have this selector here.
+/// Whether a watch with this selector is served here.
 pub(crate) fn is_for_watch(selector: &Selector) -> bool {
     selector.comparisons_at_most() <= WATCH_COMPARISONS_MAX
 }

@@ -2,18 +2,18 @@ use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
 
-/// Small slices are sent together, and large ones are not copied.
+/// Joins small slices, so that they are sent together. Large ones are not copied.
 #[derive(Debug, Default)]
 pub(crate) struct Joined {
     /// A slice that did not fit with those before it.
     next: Option<Bytes>,
 }
 
-/// Slices are joined up to here: as much as a TLS record has, and a frame of HTTP/2 by default.
+/// Slices are joined up to this length: that of a TLS record, and by default of a frame of HTTP/2.
 const BYTES_MAX: usize = 16 << 10;
 
 impl Joined {
-    /// The next chunk of what `poll_slice` gives.
+    /// The next chunk of the slices that `poll_slice` gives.
     pub(crate) fn poll<E>(
         &mut self,
         mut poll_slice: impl FnMut() -> Poll<Option<Result<Bytes, E>>>,
@@ -40,7 +40,7 @@ impl Joined {
         }
     }
 
-    /// Whether there is nothing left but what `poll_slice` gives.
+    /// Whether nothing is left but what `poll_slice` gives.
     pub(crate) fn is_empty(&self) -> bool {
         self.next.is_none()
     }

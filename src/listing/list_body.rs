@@ -11,36 +11,37 @@ use super::slices::Slice;
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, Refused};
 
-/// A LIST on its way out. Of what it sends it holds the piece that it is at, and that is shared.
+/// A LIST that is being sent. It holds only the piece that it is at, and that piece is shared.
 #[derive(Debug)]
 pub(crate) struct ListBody {
     writer: ChunkWriter,
     chunks: PageChunks,
     head: Bytes,
     tail: Bytes,
-    /// Worth compressing.
+    /// Whether it is long enough to be compressed.
     worth: bool,
     at: At,
     joined: Joined,
-    /// Behind each stretch of everybody's that took more than a copy.
+    /// A pause after each shared chunk that took more than a copy.
     rest: Rest,
-    /// For those that are nobody else's.
+    /// The looks for chunks that belong to this client alone.
     looks: Looks,
 }
 
-/// The next piece.
+/// What is sent next.
 #[derive(Debug)]
 enum At {
     Head,
-    /// A stretch.
+    /// A chunk.
     Stretch(usize),
-    /// A piece of a stretch.
+    /// A piece of a chunk.
     Piece(usize, PlainChunk, usize),
     Over,
 }
 
 impl ListBody {
-    /// `items_len`: of all items, or more than [`PLAIN_BYTES_MAX`] of them if the head does not tell.
+    /// `items_len` is the length of all items; if the head does not tell it, more than [`PLAIN_BYTES_MAX`] says that
+    /// they are longer.
     pub(crate) fn new(
         writer: ChunkWriter,
         chunks: PageChunks,
@@ -55,7 +56,7 @@ impl ListBody {
         Self { writer, chunks, head, tail, worth, at, joined, rest, looks }
     }
 
-    /// The next chunk; `None` after the last.
+    /// The next bytes; `None` after the last.
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
         let mut joined = std::mem::take(&mut self.joined);
         let chunk = joined.poll(|| self.poll_piece(cx));
@@ -95,7 +96,7 @@ impl ListBody {
         }
     }
 
-    /// A stretch, each item with what separates it from the one before.
+    /// The bytes of a chunk, each item with the separator from the one before.
     pub(crate) fn poll_plain(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Result<PlainChunk, Refused>> {
         let is_whole = self.chunks.is_whole(index);
         let _slice = ready!(self.poll_begin(is_whole, cx));
@@ -104,18 +105,18 @@ impl ListBody {
         Poll::Ready(plain)
     }
 
-    /// Bytes that a stretch begins with and this list has not: the first item has none before it.
+    /// How many bytes of a chunk this list leaves out: its first item has no separator.
     pub(crate) fn skipped(&self, index: usize) -> usize {
         if index == 0 { self.writer.separator() } else { 0 }
     }
 
-    /// Whether something may be made now, as long as what is returned is held.
+    /// Ready when something may be made, as long as what is returned is held.
     fn poll_begin(&mut self, is_shared: bool, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         ready!(self.rest.poll(cx));
         if is_shared { Poll::Ready(None) } else { self.looks.poll(cx) }
     }
 
-    /// What everybody shares is made once, and by whoever comes first; what is one client's alone, when there is room.
+    /// Pauses after work. Shared bytes are made at once by whoever comes first; a client's own bytes wait for a slice.
     fn pause_behind(&mut self, is_shared: bool) {
         match (self.writer.has_worked(), is_shared) {
             (false, _) => {}
@@ -124,7 +125,7 @@ impl ListBody {
         }
     }
 
-    /// Everything has been given out.
+    /// Whether everything has been given out.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.at, At::Over) && self.joined.is_empty()
     }
@@ -142,17 +143,18 @@ impl ListBody {
         &self.tail
     }
 
-    /// What is compressed together.
+    /// The batches of chunks that are compressed together.
     pub(crate) fn batches(&self) -> Vec<Batch> {
         self.chunks.batches()
     }
 
-    /// A piece of a batch that is sent behind another one, if somebody has compressed it already.
+    /// A piece of a batch that is sent after another one, if somebody has compressed it already.
     pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.writer.deflated(at)
     }
 
-    /// The same, compressed by whoever comes first, who is told the `window` bytes that the batch is behind.
+    /// A compressed piece, made by whoever comes first. `deflate` gets the `window` bytes that are sent before the
+    /// batch.
     pub(crate) fn poll_deflated(
         &mut self,
         at: Piece<'_>,

@@ -8,8 +8,8 @@ pub(crate) struct ListRead {
     pub(crate) representation: Representation,
     pub(crate) view: View,
     pub(crate) plan: ListPlan,
-    /// The path names a namespace, so the keys of continue tokens are relative to it.
+    /// Whether the path names a namespace: then keys in continue tokens are relative to it.
     pub(crate) in_namespace: bool,
-    /// How those tokens are spelled.
+    /// How continue tokens are spelled.
     pub(crate) pages: PageStore,
 }

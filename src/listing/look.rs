@@ -1,4 +1,4 @@
-//! Looking at objects one by one for what a selector means, with pauses.
+//! Looks at objects one by one for what a selector means, with pauses.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::auth::Permit;
 use crate::cache::{Snapshot, View};
 use crate::wire::Object;
 
-/// Whose objects may be shown: asked once for neighbours of one namespace.
+/// Says whose objects may be shown. It asks once for neighbours of one namespace.
 struct NamespaceCheck<'a> {
     permit: &'a Permit,
     last: Option<(&'a str, bool)>,
@@ -29,8 +29,8 @@ impl<'a> NamespaceCheck<'a> {
     }
 }
 
-/// Appends what may be shown and `view` sees, up to `limit` objects. Rights come first: what may not be shown is not
-/// compared with anything.
+/// Appends the objects that may be shown and that `view` sees, up to `limit`. Rights come first: an object that may not
+/// be shown is compared with nothing.
 pub(crate) async fn pick<'a>(
     chunks: &mut PageChunks,
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
@@ -54,7 +54,7 @@ pub(crate) async fn pick<'a>(
     chunks.end_picking(picking);
 }
 
-/// The first that may be shown and `view` sees.
+/// The first object that may be shown and that `view` sees.
 pub(crate) async fn first<'a>(
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),
@@ -72,8 +72,8 @@ pub(crate) async fn first<'a>(
     None
 }
 
-/// The namespaces of what `view` sees, in key order, from the first key that is not before `start`, up to `limit` of
-/// them. Looks at each up to the first object that is seen.
+/// The namespaces that have something in `view`, in key order, from the first key that is not before `start`, up to
+/// `limit` of them. In each it looks at objects up to the first that is seen.
 pub(crate) async fn namespaces(
     snapshot: &Snapshot,
     view: &View,

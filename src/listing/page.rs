@@ -14,7 +14,7 @@ use crate::feeds::FeedHandle;
 use crate::kube::{ContinueAt, ContinueToken, Selector, VersionMatch};
 use crate::wire::{Encoding, ListMeta, Object, Refused, Renderer};
 
-/// One page of a collection, not yet written.
+/// One page of a collection, before it is written.
 #[derive(Debug)]
 pub(crate) struct Page {
     reader: CacheReader,
@@ -22,7 +22,7 @@ pub(crate) struct Page {
     chunks: PageChunks,
 }
 
-/// One page of `snapshot`, as the read asks for it. A page that is not the last keeps the snapshot for the next ones.
+/// Chooses the objects of a page of `snapshot`. If the page is not the last, the snapshot is kept for the next ones.
 pub(crate) async fn page(
     permit: &Permit,
     feed: &FeedHandle,
@@ -56,8 +56,8 @@ pub(crate) async fn page(
         if more > 0 {
             meta.continue_token =
                 ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode(read.pages);
-            // With a selector the apiserver does not count (R-CONTINUE-5), and how much there is that is not
-            // shown must not show.
+            // With a selector the apiserver does not count (R-CONTINUE-5). A caller that sees a part must not learn how
+            // much it does not see.
             let counts = read.view.selector().is_everything() && permit.part().is_none();
             meta.remaining = counts.then(|| i64::try_from(more).unwrap_or(i64::MAX));
             reader.hold(snapshot);
@@ -67,12 +67,13 @@ pub(crate) async fn page(
 }
 
 impl Page {
-    /// How long its objects are, as they came.
+    /// The length of all objects as they came.
     pub(crate) fn bytes(&self) -> usize {
         self.chunks.lengths().bytes
     }
 
-    /// The answer in a representation. That every object can be written in it is known before the first byte is sent.
+    /// Writes the page in a representation. Before the first byte is sent it is known that every object can be written
+    /// in it.
     pub(crate) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, Refused> {
         let Self { reader, meta, chunks } = self;
         let items = chunks.lengths().items;
@@ -80,7 +81,7 @@ impl Page {
         let writer = ChunkWriter::items(reader, renderer.clone(), frame.clone());
         let mut items_len = frame.items_len(chunks.lengths());
         if !renderer.is_verbatim() {
-            // A JSON head says nothing of lengths; whether it is worth compressing is all that is asked.
+            // A JSON head tells no lengths: all that matters then is whether the list is long enough to be compressed.
             let measures = renderer.representation().encoding() == Encoding::Protobuf;
             items_len = 0;
             for index in 0..chunks.len() {
@@ -95,9 +96,9 @@ impl Page {
     }
 }
 
-/// Whether the apiserver would have objects left to look at behind the `last` of a full page of a selection. It applies
-/// the selector to what it scans, one by one, and offers to go on as long as there is something to scan: the last page
-/// may be empty.
+/// Whether the apiserver would have objects left to look at after `last`, with which a page of a selection is full. It
+/// applies the selector to what it scans, one by one, and offers to go on as long as there is something to scan. So the
+/// last page may be empty.
 async fn is_left_behind(
     permit: &Permit,
     feed: &FeedHandle,
@@ -112,7 +113,7 @@ async fn is_left_behind(
     }
     let start = format!("{}\0", last.key.as_str());
     if permit.part().is_some() {
-        // How much there is that is not shown must not show.
+        // A caller that sees a part must not learn how much it does not see.
         let looked_at = snapshot.looked_at(&read.view, namespaced, Some(&start));
         return look::first(looked_at, (permit, &read.view), pace).await.is_some();
     }
@@ -131,7 +132,7 @@ async fn is_left_behind(
     false
 }
 
-/// The field by which the apiserver finds what it scans, and its value: it uses its index but for lists of an exact
+/// The field by which the apiserver finds what it scans, and its value. It uses its index except for lists of an exact
 /// version.
 fn index<'a>(feed: &'a FeedHandle, read: &'a ListRead) -> Option<(usize, &'a str)> {
     let key = feed.spec.index_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;

@@ -5,8 +5,8 @@ use crate::auth::Permit;
 use crate::cache::{Chunk, Chunker, Snapshot, View};
 use crate::wire::{Lengths, Object};
 
-/// Objects of one state in the order of their keys, in stretches: whole chunks, which everybody shares, and what was
-/// picked of others.
+/// The objects of a page in the order of their keys: chunks that all lists share, and chunks of objects that were
+/// picked for this page alone.
 #[derive(Debug)]
 pub(crate) struct PageChunks {
     snapshot: Snapshot,
@@ -21,36 +21,36 @@ enum PageChunk {
     Picked(Chunk, Vec<Arc<Object>>),
 }
 
-/// Objects that follow each other, and are not in a stretch yet.
+/// Objects that follow each other and are not in a chunk yet.
 #[derive(Debug)]
 pub(crate) struct Picking {
     chunker: Chunker,
     picked: Vec<Arc<Object>>,
 }
 
-/// Stretches that are compressed together.
+/// Chunks that are compressed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) chunks: Range<usize>,
-    /// A number that no other content has.
+    /// A number that identifies the content.
     pub(crate) name: u128,
-    /// All of them are chunks that all lists share.
+    /// Whether all of them are chunks that all lists share.
     pub(crate) is_shared: bool,
 }
 
 impl PageChunks {
-    /// An empty page. `shared`: the chunks of the snapshot, or none where objects are chosen one by one.
+    /// Makes an empty page. `shared` are the chunks of the snapshot; it is empty where objects are chosen one by one.
     pub(crate) fn new(snapshot: Snapshot, shared: Arc<[Chunk]>) -> Self {
         Self { snapshot, shared, parts: Vec::new(), lengths: Lengths::default() }
     }
 
-    /// Whether a view is made of whole chunks but at its edges.
+    /// Whether a view is made of whole chunks except at its edges.
     pub(crate) fn suit(view: &View) -> bool {
         view.selector().is_everything()
     }
 
-    /// Appends what there is of a view that they [`suit`](Self::suit) from `start` on, up to `limit` objects in all.
-    /// Returns how many more there are.
+    /// Appends the objects of a view for which chunks [`suit`](Self::suit), from `start` on, up to `limit` objects in
+    /// all. Returns how many more there are.
     pub(crate) fn put_chunks(
         &mut self,
         permit: &Permit,
@@ -64,7 +64,7 @@ impl PageChunks {
         let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
         let start = start.unwrap_or_default().max(&prefix);
         let whole = shared.partition_point(|chunk| chunk.first().as_str() < start);
-        // The rest of the chunk that it starts in the middle of.
+        // The rest of the chunk in whose middle the page starts.
         let end = shared.get(whole).map(Chunk::first);
         let objects = snapshot.select(view, namespaced, Some(start).filter(|start| !start.is_empty()));
         let rest = objects.take_while(|object| end.is_none_or(|end| object.key < *end));
@@ -126,12 +126,12 @@ impl PageChunks {
         self.lengths
     }
 
-    /// How many stretches there are.
+    /// How many chunks there are.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// What names a stretch, as a chunk of its own.
+    /// The chunk at `index`.
     pub(crate) fn chunk(&self, index: usize) -> &Chunk {
         match &self.parts[index] {
             PageChunk::Shared(chunk) => &self.shared[*chunk],
@@ -139,13 +139,13 @@ impl PageChunks {
         }
     }
 
-    /// Whether a stretch is a chunk that all lists share.
+    /// Whether a chunk is one that all lists share.
     pub(crate) fn is_whole(&self, index: usize) -> bool {
         matches!(self.parts[index], PageChunk::Shared(_))
     }
 
-    /// All stretches, those together that are short because of where namespaces end: about as long as
-    /// [`Chunk::BYTES`]. Where a batch ends is a matter of what is in it, as it is of chunks.
+    /// Groups chunks, so that those that namespaces cut short are compressed together, about [`Chunk::BYTES`] at a
+    /// time. Where a batch ends depends on its content alone, as with chunks.
     pub(crate) fn batches(&self) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         let (mut bytes, mut is_full) = (0, true);

@@ -1,4 +1,4 @@
-//! How much is done in one go.
+//! How much one task does before it lets others run.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use super::cost;
 use super::scans::{Scans, Turn, Whose};
 use super::slices::{Slice, Slices, WaitingForSlice};
 
-/// Counts what has been done since others were let in.
+/// Counts the work that was done since other tasks last ran.
 #[derive(Debug)]
 pub(crate) struct ScanPace {
     turn: Option<Turn>,
@@ -22,18 +22,18 @@ pub(crate) struct ScanPace {
 }
 
 impl ScanPace {
-    /// `turn`: of what is going to cost more than a slice, by all that is known.
+    /// `turn` is given for work that will probably cost more than a slice.
     pub(crate) fn new(turn: Option<Turn>, (scans, slices): (Scans, Slices), whose: Whose) -> Self {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 
-    /// Whether others are to be let in now.
+    /// Counts `cost`, and says whether it is time to yield.
     pub(crate) fn spend(&mut self, cost: usize) -> bool {
         self.spent += cost;
         self.spent >= cost::SLICE
     }
 
-    /// Behind what everybody shares, or what is over soon.
+    /// Yields, after work that everybody shares or that is over soon.
     pub(crate) async fn rest(&mut self) {
         self.spent = 0;
         self.rests += 1;
@@ -43,8 +43,8 @@ impl ScanPace {
         }
     }
 
-    /// Behind objects that were looked at one by one. What was to cost little and does not, because there are more
-    /// objects than there were, or more in them than in most, goes on when it is its turn.
+    /// Yields, after objects that were looked at one by one. If work without a turn turns out to be dear, because there
+    /// are more objects than there were or they are larger than most, it waits for a turn from then on.
     pub(crate) async fn rest_from_looking(&mut self) {
         self.rest().await;
         if self.turn.is_none() {
@@ -52,29 +52,29 @@ impl ScanPace {
         }
     }
 
-    /// For what is done later, when it is polled.
+    /// The looks for work that is done later, in polls.
     pub(crate) fn looks(&self) -> Looks {
         Looks::new(self.slices.clone(), self.whose.clone(), false)
     }
 
-    /// How often others were let in.
+    /// How many times it has yielded.
     #[cfg(test)]
     pub(crate) fn rests(&self) -> usize {
         self.rests
     }
 }
 
-/// A pause of something that is polled: everything else is let in before it goes on.
+/// A pause of something that is polled: other tasks run before it goes on.
 #[derive(Default)]
 pub(crate) struct Rest(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl Rest {
     pub(crate) fn begin(&mut self) {
-        // To wake oneself would not do: what is part of a task that has several is polled again at once.
+        // Waking oneself would not do: a task of several parts would poll this part again at once.
         self.0 = Some(Box::pin(tokio::task::yield_now()));
     }
 
-    /// Whether it is over.
+    /// Ready once the pause is over.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(rest) = &mut self.0 {
             ready!(rest.as_mut().poll(cx));
@@ -90,7 +90,7 @@ impl fmt::Debug for Rest {
     }
 }
 
-/// What one client's polls may do: a glance for itself, and beyond that a slice when one is free.
+/// The work that one client's polls may do: a glance at once, and beyond that a slice when one is free.
 #[derive(Debug)]
 pub(crate) struct Looks {
     slices: Slices,
@@ -107,13 +107,13 @@ struct Wait {
 }
 
 impl Looks {
-    /// `is_dear`: one glance is all that there is for nothing, and not one each time that there is nothing more to look
-    /// at. How often that is, is a matter of how much changes, which may grow.
+    /// `is_dear` says that the client gets one glance in all, rather than one each time that it has caught up: how
+    /// often that happens depends on how much changes, which may grow.
     pub(crate) fn new(slices: Slices, whose: Whose, is_dear: bool) -> Self {
         Self { slices, whose, left: cost::GLANCE, wait: None, is_dear }
     }
 
-    /// Ready when there is something [`left`](Self::left), which may be used as long as what is returned is held.
+    /// Ready when something is [`left`](Self::left), which may be used as long as what is returned is held.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         if self.left > 0 {
             return Poll::Ready(None);
@@ -136,7 +136,7 @@ impl Looks {
         }
     }
 
-    /// What may be done yet, in costs.
+    /// How much work may still be done, in costs.
     pub(crate) fn left(&mut self) -> &mut usize {
         &mut self.left
     }
@@ -145,7 +145,7 @@ impl Looks {
         self.left == 0
     }
 
-    /// There is nothing more to look at: what comes next is new.
+    /// Notes that there is nothing more to look at: what comes next is new.
     pub(crate) fn begin_anew(&mut self) {
         if !self.is_dear {
             self.left = cost::GLANCE;

@@ -1,4 +1,4 @@
-//! Whose turn it is to look at objects one by one.
+//! Turns for looking at objects one by one.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use tokio::time::{sleep, timeout};
 use super::Shed;
 use crate::kube::Payer;
 
-/// Who scans. Scans take a processor each, and every core has one: so there are fewer of them at a time than cores, one
-/// of each caller, and callers take turns, about every millisecond. Who asks for less than a slice needs none.
+/// The queue of scans. A scan takes a whole core. So fewer of them run at a time than there are cores, one for each
+/// caller, and callers take turns, about every millisecond. Work of less than a slice needs no turn.
 #[derive(Debug, Clone)]
 pub(crate) struct Scans(Arc<Mutex<Queue>>);
 
-/// May scan now. The next one may when it is dropped.
+/// Leave to scan. The next caller may scan when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
     scans: Scans,
     whose: Whose,
-    /// It was given to somebody else, or never had.
+    /// Whether the turn was given to somebody else, or never had.
     lost: bool,
 }
 
-/// A caller; `None` where all are one, who then have no shares.
+/// A caller; `None` where all callers are one, who then has no share.
 pub(crate) type Whose = Option<Payer>;
 
 #[derive(Debug)]
@@ -36,9 +36,9 @@ struct Queue {
     running_max: usize,
     waiting: usize,
     tickets: u64,
-    /// Callers who scan or wait.
+    /// The callers that scan or wait.
     callers: HashMap<Whose, Line>,
-    /// Those with somebody who waits, the next one first.
+    /// Callers of whom a scan waits, the next one first.
     order: VecDeque<Whose>,
 }
 
@@ -48,7 +48,7 @@ struct Line {
     waiting: VecDeque<(u64, oneshot::Sender<()>)>,
 }
 
-/// A place in the queue; left on drop, and so is a turn that came too late.
+/// A place in the queue. Dropping it leaves the queue, and gives back a turn that came too late.
 struct Ticket {
     scans: Scans,
     whose: Whose,
@@ -57,15 +57,16 @@ struct Ticket {
     taken: bool,
 }
 
-/// Scans that wait for their turn, in all and of one caller. Each holds a request and a state that others hold, too.
+/// How many scans wait for their turn, in all and for one caller. Each holds a request, and a state that others hold
+/// too.
 const WAITING_MAX: usize = 1_024;
 const WAITING_PER_CALLER_MAX: usize = 64;
-/// What a slice takes, about.
+/// About how long a slice takes.
 const SLICE: Duration = Duration::from_millis(1);
-/// How long one waits for its first turn.
+/// How long a scan waits for its first turn.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// How many may be at work at a time, so that others always find a core: half of the cores, and one at least.
+/// How many scans may run at a time, so that other work always finds a core: half of the cores, and one at least.
 pub(crate) fn at_a_time() -> usize {
     available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
 }
@@ -93,7 +94,7 @@ impl Scans {
         Ok(Turn { scans: self.clone(), whose, lost: false })
     }
 
-    /// Waits for a turn, however long: whoever asks has begun, and is one of those who are counted elsewhere.
+    /// Waits for a turn, however long. The caller has begun already, and its number is bounded elsewhere.
     pub(crate) async fn turn_late(&self, whose: Whose) -> Turn {
         self.ticket(whose.clone(), End::Back).turn().await;
         Turn { scans: self.clone(), whose, lost: false }
@@ -126,7 +127,7 @@ impl Scans {
     }
 }
 
-/// Of a caller's own line.
+/// The end of a caller's own line that a scan joins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Back,
@@ -134,7 +135,8 @@ enum End {
 }
 
 impl Turn {
-    /// Lets everything else in, and the scans of other callers, if there are some: a caller's own come one by one.
+    /// Lets other tasks run, and then the scans of other callers, if some wait. A caller's own scans run one after the
+    /// other.
     pub(crate) async fn rest(&mut self) {
         yield_now().await;
         let others = {
@@ -142,9 +144,9 @@ impl Turn {
             queue.order.iter().any(|waits| *waits != self.whose && queue.may_scan(waits))
         };
         if others {
-            // Scans that compete leave half of their time to everything else: a slice is about as long.
+            // Scans that compete leave half of the time to everything else: a slice is about as long as this.
             sleep(SLICE).await;
-            // Behind those who wait, and only then given up.
+            // It queues behind those who wait before it gives its turn up.
             let ticket = self.scans.ticket(self.whose.clone(), End::Front);
             self.lost = true;
             self.scans.end(&self.whose);
@@ -198,14 +200,14 @@ impl Queue {
         let Some(line) = self.callers.get_mut(whose) else { return };
         line.running -= 1;
         if !line.waiting.is_empty() {
-            // It has had its turn.
+            // The caller has had its turn.
             self.order.retain(|waits| waits != whose);
             self.order.push_back(whose.clone());
         }
         self.forget(whose);
     }
 
-    /// The ticket is given back before it was called.
+    /// Gives a ticket back that was not called.
     fn leave(&mut self, whose: &Whose, number: u64) {
         let Some(line) = self.callers.get_mut(whose) else { return };
         let before = line.waiting.len();
@@ -226,7 +228,7 @@ impl Queue {
 
 impl Ticket {
     async fn turn(mut self) {
-        // Whoever calls holds the queue, which outlives us: an error cannot be, and would be no turn to give back.
+        // The caller holds the queue, which outlives this future. So an error cannot happen, and would mean no turn.
         self.taken = (&mut self.called).await.is_ok();
     }
 }

@@ -1,4 +1,4 @@
-//! Whose turn it is to do something in a poll.
+//! Slices of time for work that is done in a poll.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,18 +9,19 @@ use tokio::time::Instant;
 
 use super::scans::Whose;
 
-/// What is done in polls for one client alone: watches look through histories that they catch up with, and states that
-/// they begin with, for what they show; what dear selectors cost; selections are derived and compressed. Nobody waits
-/// for others in a poll, and a client that does not read must not keep what others wait for. So nothing is given to
-/// those who wait: whoever finds no slice tries again, the sooner the fewer of its caller's own try. As much time as
-/// slices take is left to everything else.
+/// Slices for work that polls do for one client alone. Watches look through histories that they catch up with and
+/// states that they begin with; dear selectors are evaluated; selections are derived and compressed.
 ///
-/// Callers have them in rounds: one each, however many of a caller's watches want some, and the next round begins when
-/// all who want one have had theirs, or have not come for it.
+/// A poll cannot wait for others, and a client that does not read must not keep what others wait for. So a slice is
+/// never handed to somebody who waits. A poll that finds no slice tries again later, the sooner the fewer of its
+/// caller's polls try. As much time as slices take is left to everything else.
+///
+/// Callers get slices in rounds: one each, however many of a caller's watches want some. The next round begins when all
+/// who want a slice have had theirs, or have not come for it.
 #[derive(Debug, Clone)]
 pub(crate) struct Slices(Arc<Mutex<Queue>>);
 
-/// May be used now, in one poll.
+/// Leave to work, in one poll.
 #[derive(Debug)]
 pub(crate) struct Slice {
     slices: Slices,
@@ -37,35 +38,35 @@ pub(crate) struct WaitingForSlice {
 
 #[derive(Debug)]
 struct Queue {
-    /// From when on each slice can be had that nobody has.
+    /// When each slice that nobody has can be had.
     free: Vec<Instant>,
     round: u64,
-    /// Since when a slice is kept for those who have not had theirs in this round.
+    /// Since when a slice is kept for callers that have not had theirs in this round.
     kept_since: Option<Instant>,
-    /// Those who wait, or have had their slice in this round.
+    /// The callers that wait, or have had their slice in this round.
     callers: HashMap<Whose, Caller>,
-    /// Callers who wanted a slice, the last time that this was counted.
+    /// How many callers wanted a slice, when this was last counted.
     wanted_by: u32,
 }
 
 #[derive(Debug)]
 struct Caller {
     waiting: u32,
-    /// When it wanted one last.
+    /// When the caller last wanted a slice.
     tried: Instant,
-    /// Its next slice is of this round.
+    /// The round of its next slice.
     round: u64,
 }
 
-/// From one slice to the next of the same place at least: one takes half of that, about.
+/// The least time from one slice to the next in the same place. A slice takes about half of that.
 const PERIOD: Duration = Duration::from_millis(2);
-/// How long a slice is kept for those who have not had theirs.
+/// How long a slice is kept for callers that have not had theirs.
 const KEPT_FOR: Duration = Duration::from_millis(4);
-/// How long one that found none waits at most before it tries again: not all at once.
+/// The longest wait, in milliseconds, of a poll that found no slice before it tries again.
 const TRY_AGAIN_MAX: u32 = 64;
-/// How often it is tried in a millisecond, by all together, as far as it is not less than that.
+/// How many times per millisecond all polls together try, as long as that is not too rare.
 const TRIES: u32 = 16;
-/// Who has not tried again for so long is not read by its client, and is not waited for.
+/// A poll that has not tried again for so long is not read by its client, and is not waited for.
 const GONE: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
 
 impl Slices {
@@ -74,7 +75,7 @@ impl Slices {
         Self(Arc::new(Mutex::new(Queue { free, round: 0, kept_since: None, callers, wanted_by: 1 })))
     }
 
-    /// A slice, or how long to wait before it is tried again.
+    /// Takes a slice, or says how long to wait before trying again.
     pub(crate) fn take(&self, whose: &Whose) -> Result<Slice, Duration> {
         let now = Instant::now();
         let mut queue = self.0.lock();
@@ -96,7 +97,7 @@ impl Slices {
         }
     }
 
-    /// One more of this caller's waits.
+    /// Counts one more of this caller's waiting polls.
     pub(crate) fn wait(&self, whose: &Whose) -> WaitingForSlice {
         let now = Instant::now();
         let mut queue = self.0.lock();
@@ -107,7 +108,7 @@ impl Slices {
 }
 
 impl Queue {
-    /// Whether a caller may have a slice that is free.
+    /// Whether a caller may have a free slice.
     fn is_due(&mut self, whose: &Whose, now: Instant) -> bool {
         let Some(caller) = self.callers.get(whose) else { return true };
         if caller.round <= self.round {
@@ -116,7 +117,7 @@ impl Queue {
         let round = caller.round;
         match self.kept_since {
             Some(since) if now < since + KEPT_FOR => return false,
-            // They have not come, and are not waited for again before they do.
+            // They have not come. They are not waited for again before they do.
             Some(_) => self.kept_for().for_each(|(_, caller)| caller.tried = now - GONE),
             None => {}
         }
@@ -128,13 +129,13 @@ impl Queue {
         true
     }
 
-    /// Those who wait and have not had theirs in this round.
+    /// The callers that wait and have not had their slice in this round.
     fn kept_for(&mut self) -> impl Iterator<Item = (&Whose, &mut Caller)> {
         let round = self.round;
         self.callers.iter_mut().filter(move |(_, caller)| caller.waiting > 0 && caller.round <= round)
     }
 
-    /// A slice is given back that was had for so long.
+    /// Gives a slice back that was had for so long.
     fn used(&mut self, whose: &Whose, taken: Instant, took: Duration) {
         self.free.push(taken + PERIOD.max(2 * took));
         let now = taken + took;

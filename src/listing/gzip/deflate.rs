@@ -14,7 +14,7 @@
 //! | level 8 | 102 KB | 113 KB | 626 KB | 3.8–16 ns/B | 0.5 / 4.8 ns/B |
 //! | level 9 | 106 KB | 117 KB | 646 KB | 4.5–20 ns/B | 0.6 / 6.8 ns/B |
 //!
-//! What has no matches is another matter. Of 300 Secrets of 200 KB of random bytes:
+//! Text without matches is another matter. For 300 Secrets of 200 KB of random bytes:
 //!
 //! | | protobuf | compressing | inflating in Go | JSON (base64) | compressing | inflating in Go |
 //! |---|---|---|---|---|---|---|
@@ -29,28 +29,28 @@ use flate2::{Compress, Compression, FlushCompress};
 use super::literals::Literals;
 use crate::cache::DeflatedChunk;
 
-/// The table above.
+/// The level with the best trade in the table above.
 const LEVEL: u32 = 6;
-/// A piece that gains less than one part in so many is stored: a client reads it a hundred times as fast. Go's own
-/// compressor wants a sixteenth.
+/// A piece that gains less than one part in so many is stored, because a client reads it a hundred times as fast. Go's
+/// own compressor wants a sixteenth.
 const GAIN: usize = 18;
-/// One part in so many that repeats something is worth searching for all that does. Of few characters, less is: to
-/// write them without matches gains an eighth of a percent.
+/// If one part in so many repeats something, all repetitions are worth searching for. If less does, the piece is
+/// written without matches, which gains an eighth of a percent where characters are few.
 const MATCHED: usize = 16;
 const MATCHED_OF_FEW: usize = 256;
 /// How far back a match may reach (RFC 1951 §2).
 pub(super) const WINDOW_BYTES: usize = 32 << 10;
-/// A piece is so long at most: a millisecond, two of text that compresses badly.
+/// The longest piece: a millisecond of work, two for text that compresses badly.
 pub(super) const PIECE_BYTES_MAX: usize = 160 << 10;
 
-/// A piece on its own, behind a text that it may refer to.
+/// Compresses a piece, behind a text that it may refer to.
 pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedChunk {
     let before = &before[before.len().saturating_sub(WINDOW_BYTES)..];
     let max = piece.len() - piece.len() / GAIN;
     let matched = matched(before, piece);
     let literals = (matched < piece.len() / MATCHED).then(|| Literals::of(piece));
     let bytes = match literals {
-        // Of so many characters that there is nothing to be gained.
+        // With so many different characters nothing would be gained.
         Some(literals) if literals.len() >= max => None,
         Some(literals) if matched < piece.len() / MATCHED_OF_FEW => Some(literals.write(piece)),
         _ => with_matches(before, piece),
@@ -59,12 +59,12 @@ pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedCh
     DeflatedChunk { bytes, crc: crc32fast::hash(piece), len: piece.len() as u64, is_last }
 }
 
-/// Where a text is cut into pieces that are about as long as each other.
+/// How many pieces a text of this length is cut into; they are about as long as each other.
 pub(super) fn pieces(len: usize) -> usize {
     len.div_ceil(PIECE_BYTES_MAX).max(1)
 }
 
-/// From where to where a piece goes.
+/// The range of a piece.
 pub(super) fn piece(len: usize, index: usize) -> std::ops::Range<usize> {
     let pieces = pieces(len);
     len * index / pieces..len * (index + 1) / pieces
@@ -81,7 +81,7 @@ fn with_matches(before: &[u8], piece: &[u8]) -> Option<Vec<u8>> {
         let done = deflate.compress_vec(&piece[at..], &mut out, FlushCompress::Sync);
         done.ok()?;
         at = usize::try_from(deflate.total_in()).ok()?;
-        // Room that was not used says that there was nothing more to write.
+        // Room that was not used shows that there was nothing more to write.
         if at == piece.len() && out.len() < out.capacity() {
             out.shrink_to_fit();
             return Some(out);
@@ -90,10 +90,11 @@ fn with_matches(before: &[u8], piece: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// What an empty input takes, and more.
+/// More than an empty input takes.
 const SLACK: usize = 64;
 
-/// How much of a piece repeats something, up to where that is enough: looked at ever more cursorily where nothing does.
+/// About how much of a piece repeats something, up to the amount that is enough. Where nothing repeats, it takes ever
+/// longer steps.
 fn matched(before: &[u8], piece: &[u8]) -> usize {
     let text = [before, piece].concat();
     let mut seen = vec![u32::MAX; 1 << PLACE_BITS];
@@ -119,7 +120,7 @@ fn matched(before: &[u8], piece: &[u8]) -> usize {
     matched
 }
 
-/// What is looked for again: shorter matches come by chance.
+/// The length of a repetition that counts: shorter ones come by chance.
 const MATCH_BYTES: usize = 5;
 const PLACE_BITS: u32 = 14;
 /// After so many misses the steps become longer.

@@ -11,14 +11,14 @@ use crate::listing::joined::Joined;
 use crate::listing::page_chunks::Batch;
 use crate::wire::Refused;
 
-/// A LIST on its way out, compressed.
+/// A LIST that is being sent, compressed.
 #[derive(Debug)]
 pub(crate) struct GzipList {
     list: ListBody,
     batches: Vec<Batch>,
     member: Member,
     stage: Stage,
-    /// What there is of the batch that it is at, if somebody has to make a piece of it or it is sent as it is.
+    /// What was read of the current batch, if a piece of it has to be compressed here or is sent as it is.
     reading: Reading,
     joined: Joined,
 }
@@ -32,10 +32,10 @@ enum Stage {
     Over,
 }
 
-/// A batch as it is written stretch by stretch.
+/// A batch, read chunk by chunk.
 #[derive(Debug, Default)]
 struct Reading {
-    /// Of how many of its stretches.
+    /// How many chunks were read.
     chunks: usize,
     text: Text,
 }
@@ -85,7 +85,7 @@ impl GzipList {
         let batch = &self.batches[at];
         let wanted = Piece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
         let made = match self.list.deflated(wanted) {
-            // What others have, too.
+            // A piece that somebody has compressed already.
             Some(made) if made.bytes.is_some() => made,
             found => {
                 if let Err(refused) = ready!(self.reading.poll(&mut self.list, batch, cx)) {
@@ -120,7 +120,7 @@ impl GzipList {
 }
 
 impl Reading {
-    /// Ready with all of the batch.
+    /// Ready when all of the batch was read.
     fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), Refused>> {
         while let Some(index) = batch.chunks.clone().nth(self.chunks) {
             let plain = match ready!(list.poll_plain(index, cx)) {

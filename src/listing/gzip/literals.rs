@@ -1,28 +1,29 @@
-//! A block of DEFLATE without matches (RFC 1951 §3.2.7): for text that repeats nothing, of few characters.
+//! A block of DEFLATE without matches (RFC 1951 §3.2.7): for text that repeats nothing and has few different
+//! characters.
 //!
-//! Base64 of random bytes is such text. What searches for matches takes ten times as long to find none, and makes
-//! blocks that are an eighth of a percent longer, because each of its many has codes of its own.
+//! Base64 of random bytes is such text. A search for matches takes ten times as long and finds none. Its blocks are an
+//! eighth of a percent longer, because there are many and each has codes of its own.
 
-/// Literals, and behind them the end of the block.
+/// One code for each literal, and one for the end of the block.
 const CODES: usize = 257;
 const END: usize = 256;
 const CODE_BITS_MAX: u32 = 15;
-/// The codes of the lengths of codes.
+/// The number of codes for lengths of codes.
 const LENGTH_CODES: usize = 19;
 const LENGTH_CODE_BITS_MAX: u32 = 7;
-/// In which order their own lengths come.
+/// The order in which the lengths of those codes are written.
 const LENGTHS_ORDER: [usize; LENGTH_CODES] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
 
-/// How a text would be written.
+/// A text with the codes that it would be written in.
 #[derive(Debug)]
 pub(super) struct Literals {
     lengths: Vec<u32>,
-    /// The block's head: how long the codes are.
+    /// The block's head, which says how long the codes are.
     head: Bits,
     bits: u64,
 }
 
-/// Bits, the lowest of each byte first.
+/// A sequence of bits, the lowest of each byte first.
 #[derive(Debug, Default, Clone)]
 struct Bits {
     done: Vec<u8>,
@@ -33,7 +34,7 @@ struct Bits {
 impl Literals {
     pub(super) fn of(text: &[u8]) -> Self {
         let mut counts = [0u32; CODES];
-        // Four tables, so that a character that comes again does not wait for its last count.
+        // Four tables, so that a character that repeats does not wait for its last count.
         let mut tables = [[0u32; 256]; 4];
         let mut chunks = text.chunks_exact(4);
         for chunk in &mut chunks {
@@ -50,14 +51,14 @@ impl Literals {
         Self { lengths, head, bits }
     }
 
-    /// How many bytes the block takes.
+    /// The length of the block in bytes.
     pub(super) fn len(&self) -> usize {
         let bits = self.head.len() + self.bits;
-        // Up to the next byte there is the head of an empty block, behind it that block's length.
+        // The head of an empty block fills the last byte; the length of that block follows.
         usize::try_from((bits + 3).div_ceil(8) + 4).unwrap_or(usize::MAX)
     }
 
-    /// The block, and an empty one that ends with a byte.
+    /// Writes the block, and an empty one that ends on a byte boundary.
     pub(super) fn write(self, text: &[u8]) -> Vec<u8> {
         let len = self.len();
         let codes = codes(&self.lengths);
@@ -96,7 +97,7 @@ impl Bits {
     }
 }
 
-/// How long the codes of Huffman are, none of them longer than `max`.
+/// The lengths of a Huffman code in which none is longer than `max`.
 fn lengths(counts: &[u32], max: u32) -> Vec<u32> {
     let mut counts = counts.to_vec();
     loop {
@@ -104,7 +105,7 @@ fn lengths(counts: &[u32], max: u32) -> Vec<u32> {
         if lengths.iter().all(|length| *length <= max) {
             return lengths;
         }
-        // What is rare becomes less so, until no code is too long.
+        // Rare characters are counted as less rare, until no code is too long.
         counts.iter_mut().filter(|count| **count > 0).for_each(|count| *count = *count / 2 + 1);
     }
 }
@@ -117,7 +118,7 @@ fn unbounded_lengths(counts: &[u32]) -> Vec<u32> {
         lengths[only] = 1;
         return lengths;
     }
-    // Leaves, and behind them the nodes that join two, both in the order of their counts.
+    // Leaves come first, then the nodes that join two; both in the order of their counts.
     let mut nodes: Vec<(u32, usize)> = leaves.iter().map(|at| (counts[*at], 0)).collect();
     let (mut leaf, mut node) = (0, leaves.len());
     for parent in leaves.len()..(2 * leaves.len()).saturating_sub(1) {
@@ -139,7 +140,7 @@ fn unbounded_lengths(counts: &[u32]) -> Vec<u32> {
     lengths
 }
 
-/// The codes of these lengths (RFC 1951 §3.2.2), the first bit lowest.
+/// The codes for these lengths (RFC 1951 §3.2.2), with the first bit lowest.
 fn codes(lengths: &[u32]) -> Vec<u32> {
     let mut next = [0; CODE_BITS_MAX as usize + 2];
     lengths.iter().filter(|length| **length > 0).for_each(|length| next[*length as usize + 1] += 1);
@@ -157,8 +158,8 @@ fn codes(lengths: &[u32]) -> Vec<u32> {
     lengths.iter().map(code).collect()
 }
 
-/// The head of a block that is not the last, with codes of these lengths for literals and one for a distance, which
-/// nothing uses: some want one.
+/// The head of a block that is not the last. It has codes of these lengths for literals, and one for a distance that
+/// nothing uses: some decoders want one.
 fn head(lengths: &[u32]) -> Bits {
     let runs = runs(&[lengths, &[1]].concat());
     let mut counts = [0; LENGTH_CODES];
@@ -179,7 +180,7 @@ fn head(lengths: &[u32]) -> Bits {
     bits
 }
 
-/// Lengths one after the other (RFC 1951 §3.2.7): codes, each with bits behind it.
+/// Run-length codes for these lengths (RFC 1951 §3.2.7), each with its extra bits.
 fn runs(lengths: &[u32]) -> Vec<(usize, u32, u32)> {
     let mut runs = Vec::new();
     for same in lengths.chunk_by(|a, b| a == b) {

@@ -6,22 +6,21 @@ use crc32fast::Hasher;
 use super::text::Text;
 use crate::cache::DeflatedChunk;
 
-/// One gzip member (RFC 1952), put together from pieces that were compressed apart.
+/// One gzip member (RFC 1952), made of pieces that were compressed separately.
 #[derive(Debug)]
 pub(super) struct Member {
     plain: Hasher,
     len: u64,
-    /// What is stored and not yet written: its block tells its length first, and goes over as many pieces as are
-    /// stored.
+    /// Stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
     stored: Text,
     out: VecDeque<Bytes>,
 }
 
-/// No name, no time, the fastest algorithm, an unknown system.
+/// The header: no name, no time, the fastest algorithm, an unknown system.
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 /// An empty last block.
 const LAST_BLOCK: [u8; 2] = [3, 0];
-/// What a stored block holds at most.
+/// The longest stored block.
 const STORED_BYTES_MAX: usize = 0xffff;
 
 impl Member {
@@ -30,7 +29,7 @@ impl Member {
         Self { plain: Hasher::new(), len: 0, stored: Text::default(), out }
     }
 
-    /// Appends a piece. `plain`: the same as it is, of one that is stored.
+    /// Appends a piece. `plain` gives its plain bytes, if it is stored.
     pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> Text) {
         self.plain.combine(&Hasher::new_with_initial_len(piece.crc, piece.len));
         self.len += piece.len;
@@ -43,7 +42,7 @@ impl Member {
         }
     }
 
-    /// Appends what belongs to this answer alone.
+    /// Appends bytes that belong to this answer alone.
     pub(super) fn put_plain(&mut self, bytes: Bytes) {
         self.plain.update(&bytes);
         self.len += bytes.len() as u64;
@@ -74,7 +73,7 @@ impl Member {
         self.out.extend(stored);
     }
 
-    /// The sum and, modulo 2^32, the length of it all (RFC 1952 §2.3.1).
+    /// Appends the sum and, modulo 2^32, the length of everything (RFC 1952 §2.3.1).
     pub(super) fn end(&mut self) {
         self.close();
         let mut out = LAST_BLOCK.to_vec();
@@ -83,7 +82,7 @@ impl Member {
         self.out.push_back(out.into());
     }
 
-    /// What can be sent already, in order.
+    /// The next bytes that can be sent.
     pub(super) fn next(&mut self) -> Option<Bytes> {
         self.out.pop_front()
     }
