@@ -1,15 +1,15 @@
-//! Who is asking, and what they may read.
+//! Authentication and authorization: who is asking, and what they may read.
 //!
 //! ```text
-//! headers, certificate ─► Credential ─► Judge::identify ─► Caller ─► Judge::accesses ─► Grant ─► the cache
-//!                                        (TokenReview,                (SubjectAccess-     │
-//!                                         authorities)                 Review)            └► Lease, asserted again
+//! headers, certificate ─► Credential ─► Authenticator ─► Caller ─► AccessReviewer ─► Grant ─► the cache
+//!                                      (TokenReview,            (SubjectAccess-    │
+//!                                       authorities)             Review)           └► GrantLease, checked again
 //! ```
 //!
-//! **Invariants.** No byte of a cached object leaves without a [`Grant`], and only this module can make one. What is
-//! not certain is refused. Upstream decides, always: there is no rule about anybody's rights in here. Answers are
-//! remembered for seconds and never shared between two callers or two requests that differ in anything a right may
-//! depend on. Tokens are in no message, log line or metric.
+//! **Invariants.** No byte of a cached object leaves without a [`Grant`], and only this module can make one. If a right
+//! is not certain, the request is refused. Upstream always decides: there is no rule about anybody's rights in here.
+//! Answers are remembered for seconds and never shared between two callers or two requests that differ in anything a
+//! right may depend on. Tokens are in no message, log line or metric.
 
 mod access_reviewer;
 mod affected;
@@ -66,44 +66,44 @@ pub use shown::Shown;
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthMode {
-    /// The caller is the proxy's own identity, as with `kubectl proxy`: for sockets that only this machine can reach.
+    /// Every caller acts as the proxy itself, as with `kubectl proxy`: for sockets that only this machine can reach.
     None,
-    /// Upstream is asked: who the caller is, and whether it may.
+    /// Upstream is asked who the caller is and whether it may.
     Delegated,
 }
 
 /// How upstream is asked about callers (R-AUTHN-1, R-LEASE-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthConfig {
-    /// What tokens must be meant for; empty: whatever upstream takes.
+    /// The audiences that tokens must be meant for; if empty, those that upstream takes.
     pub audiences: Vec<String>,
     /// How long an answer about a token is remembered.
     pub token_ttl: Duration,
-    /// How long a yes is.
+    /// How long a decision to allow is remembered.
     pub allowed_ttl: Duration,
-    /// How long a no is.
+    /// How long a decision to deny is remembered.
     pub denied_ttl: Duration,
-    /// How often open watches are asked about again, or a little sooner: rights that are not RBAC's, and tokens, tell
-    /// nobody of their end.
+    /// How often, at least, the rights of open watches are checked again: nothing reports the end of a token, or of a
+    /// right that does not come from RBAC.
     pub recheck: Duration,
-    /// How long open watches go on when nobody can tell whether they may.
+    /// How long open watches go on when their rights cannot be checked.
     pub outage_grace: Duration,
-    /// Whether those without a credential may read from the cache what upstream lets them read.
+    /// Whether callers without a credential may read from the cache what upstream lets them read.
     pub anonymous: bool,
-    /// Different accesses of one user that upstream is asked about, in a second and at once.
+    /// How many different accesses of one user upstream is asked about in a second, and how many at once.
     pub accesses_per_user: u32,
     pub accesses_burst_per_user: u32,
-    /// The same of all requests together.
+    /// How many accesses of all requests together upstream is asked about in a second.
     pub accesses: u32,
-    /// Unknown tokens that upstream is asked about in a second, all in all; and as many that were somebody's before.
+    /// How many unknown tokens upstream is asked about in a second, and as many more that were somebody's before.
     pub reviews: u32,
-    /// The same from one address, in the long run and at once.
+    /// How many tokens from one address upstream is asked about in a second, and how many at once.
     pub reviews_per_source: u32,
     pub reviews_burst_per_source: u32,
-    /// Questions of open watches in a second, all in all: so many about tokens, and so many about accesses.
+    /// How many questions of open watches are put in a second: so many about tokens, and so many about accesses.
     pub lease_reviews: u32,
-    /// Questions about namespaces of open readable watches in a second, all in all and of one user. Open watches
-    /// stand on no more namespaces than can be asked about in four seconds.
+    /// How many questions about namespaces of open readable watches are put in a second, in all and for one user. Open
+    /// watches depend on no more namespaces than can be asked about in four seconds.
     pub namespaces: u32,
     pub namespaces_per_user: u32,
 }
@@ -131,7 +131,7 @@ impl Default for AuthConfig {
     }
 }
 
-/// The moment by the clock on the wall: credentials end by that one.
+/// The time of day, by which credentials end.
 #[allow(clippy::disallowed_methods, reason = "nothing else says when a credential is over")]
 fn now() -> SystemTime {
     SystemTime::now()

@@ -12,45 +12,46 @@ use super::reviews::Reviews;
 use super::{Affected, AuthConfig, NotGranted};
 use crate::kube::{Access, Payer, User};
 
-/// Asks who may do what, and remembers the answer for seconds.
+/// Asks upstream who may do what, and remembers the answer for seconds.
 ///
-/// An answer belongs to one user, with all that upstream knows of it, and to one access, with all that a right may
-/// depend on; nothing is shared between two that differ. One question at a time for each; errors are not remembered.
+/// An answer belongs to one user, with everything that upstream knows of it, and to one access, with everything that a
+/// right may depend on; no two that differ share one. There is one question at a time for each, and errors are not
+/// remembered.
 ///
-/// Nobody waits for a question that waits in a longer queue: leases do not wait for those of requests, nor for those
-/// about the namespaces of readable watches.
+/// Nobody waits for a question that waits in a longer queue: leases wait neither for questions of requests, nor for
+/// those about the namespaces of readable watches.
 pub(super) struct AccessReviewer {
     reviews: Arc<dyn Reviews>,
     questions: Questions,
-    /// By what they were asked for: requests, leases, namespaces of leases.
+    /// Decisions by what they were asked for: requests, leases, namespaces of leases.
     of_requests: Decisions,
     of_leases: Decisions,
-    of_sights: Decisions,
-    /// Questions that one user's requests may cost, and those of all.
+    of_namespaces: Decisions,
+    /// How many questions one user's requests may cost, and how many those of all.
     budget: DefaultKeyedRateLimiter<Payer>,
     requests_pace: QuestionPace<()>,
-    /// Questions of leases: of all, and of one user's.
+    /// The pace of leases' questions: of all, and of one user's.
     leases_pace: QuestionPace<()>,
     leases_pace_per_user: QuestionPace<Payer>,
-    /// Questions about namespaces, of all readable watches and of one user's.
-    sights_pace: QuestionPace<()>,
-    sights_pace_per_user: QuestionPace<Payer>,
+    /// The pace of questions about namespaces of readable watches: of all, and of one user's.
+    namespaces_pace: QuestionPace<()>,
+    namespaces_pace_per_user: QuestionPace<Payer>,
 }
 
-/// What it is asked for, and how old the answer may be.
+/// What a question is asked for, and how old the answer may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AccessPurpose {
-    /// A request: paid by its user, and answered with what is remembered.
+    /// A request. Its user pays, and a remembered answer will do.
     Request,
-    /// A lease: an answer to a question from before that moment will not do.
+    /// A lease. An answer will do only if it was asked for after `since`.
     Lease { since: Instant },
-    /// One of the namespaces of a lease, likewise.
-    Sight { since: Instant },
+    /// One of the namespaces of a lease. An answer will do only if it was asked for after `since`.
+    Namespace { since: Instant },
 }
 
 type Decisions = Cache<Question, Decision>;
 
-/// Who wants what.
+/// A question: which user wants which access.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Question {
     user: Arc<User>,
@@ -60,27 +61,28 @@ struct Question {
 #[derive(Debug, Clone)]
 struct Decision {
     asked: Instant,
-    /// In the authorizer's words; `Err`: denied.
+    /// The decision, with the authorizer's words; `Err` means denied.
     allowed: Result<Arc<str>, Arc<str>>,
 }
 
-/// How long decisions are good for.
+/// How long decisions are remembered.
 struct Ages {
     allowed: Duration,
     denied: Duration,
 }
 
-/// Bytes that remembered questions may take.
+/// How many bytes remembered questions may take.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
-/// The same of leases, and of their namespaces: they share answers for as long as they ask at about the same time.
+/// How many bytes remembered questions of leases may take, and as many those of their namespaces. Leases share answers
+/// as long as they ask at about the same time.
 const DECISIONS_OF_LEASES_BYTES_MAX: u64 = 16 << 20;
-/// A question's own size, beside its texts.
+/// The size of a question without its texts.
 const QUESTION_BYTES: usize = 512;
-/// Questions with more text than this are asked each time (apiserver's webhook authorizer has the same rule).
+/// A question with more text is asked each time (apiserver's webhook authorizer has the same rule).
 const QUESTION_TEXT_MAX: usize = 10_000;
-/// How long a request waits when all of them ask for too much.
+/// How long a request waits when all requests together ask for too much.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
-/// Users are forgotten by and by: whenever there are so many of them.
+/// How many users are remembered before idle ones are forgotten.
 const USERS_MAX: usize = 100_000;
 
 impl AccessReviewer {
@@ -90,13 +92,13 @@ impl AccessReviewer {
             questions: Questions::new(Topic::Access),
             of_requests: decisions(config, DECISIONS_BYTES_MAX),
             of_leases: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
-            of_sights: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
+            of_namespaces: decisions(config, DECISIONS_OF_LEASES_BYTES_MAX),
             budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
             requests_pace: QuestionPace::new(config.accesses, config.accesses),
             leases_pace: QuestionPace::new(config.lease_reviews, config.lease_reviews / 4),
             leases_pace_per_user: QuestionPace::new(config.lease_reviews / 2, config.lease_reviews / 8),
-            sights_pace: QuestionPace::new(config.namespaces, config.namespaces / 4),
-            sights_pace_per_user: QuestionPace::new(config.namespaces_per_user, config.namespaces_per_user / 4),
+            namespaces_pace: QuestionPace::new(config.namespaces, config.namespaces / 4),
+            namespaces_pace_per_user: QuestionPace::new(config.namespaces_per_user, config.namespaces_per_user / 4),
         }
     }
 
@@ -115,17 +117,17 @@ impl AccessReviewer {
         let decision = match asks {
             AccessPurpose::Request => remembered(&self.of_requests, &question, None, ask).await,
             AccessPurpose::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
-            AccessPurpose::Sight { since } => remembered(&self.of_sights, &question, Some(since), ask).await,
+            AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, &question, Some(since), ask).await,
         };
         decision?.into_result()
     }
 
-    /// There is more to ask about than is asked.
+    /// The error for a question that is not put because there are too many.
     pub(super) fn over_budget(&self) -> NotGranted {
         self.questions.over_budget()
     }
 
-    /// Forgets what may no longer be so.
+    /// Forgets the answers that a change may have made wrong.
     pub(super) fn forget(&self, affected: &Affected) {
         let affected = affected.clone();
         if self
@@ -146,7 +148,7 @@ impl AccessReviewer {
         let reason = Arc::from(verdict.reason);
         let allowed = if verdict.allowed { Ok(reason) } else { Err(reason) };
         let decision = Decision { asked, allowed };
-        // What a lease has found out, requests need not find out later; but what they have learned since counts.
+        // Requests may use what a lease has found out, but not in place of something newer.
         let is_older = |known: Decision| known.asked <= decision.asked;
         if asks != AccessPurpose::Request && self.of_requests.get(question).await.is_some_and(is_older) {
             self.of_requests.insert(question.clone(), decision.clone()).await;
@@ -170,16 +172,16 @@ impl AccessReviewer {
                 sleep_until(self.leases_pace.turn(&(), by).ok_or_else(late)?).await;
                 Ok(QuestionClass::Lease)
             }
-            AccessPurpose::Sight { .. } => {
+            AccessPurpose::Namespace { .. } => {
                 let over_budget = || self.questions.over_budget();
-                sleep_until(self.sights_pace_per_user.turn(payer, by).ok_or_else(over_budget)?).await;
-                sleep_until(self.sights_pace.turn(&(), by).ok_or_else(over_budget)?).await;
-                Ok(QuestionClass::Sight)
+                sleep_until(self.namespaces_pace_per_user.turn(payer, by).ok_or_else(over_budget)?).await;
+                sleep_until(self.namespaces_pace.turn(&(), by).ok_or_else(over_budget)?).await;
+                Ok(QuestionClass::Namespace)
             }
         }
     }
 
-    /// Different things cost upstream a question each: so many a second for one user.
+    /// Counts a question of one user, which may ask so many in a second.
     fn spend(&self, payer: &Payer) -> Result<(), NotGranted> {
         if self.budget.len() > USERS_MAX {
             self.budget.retain_recent();

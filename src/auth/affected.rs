@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::kube::{Access, AccessTarget, User};
 
-/// Whose rights may have changed, and where.
+/// Whose rights a change of policy may touch, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Affected {
     Everyone,
@@ -17,15 +17,15 @@ pub struct Subjects {
     groups: HashMap<String, AffectedScope>,
 }
 
-/// Where rights may have changed.
+/// The namespaces in which rights may have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedScope {
     Everywhere,
-    /// In these namespaces, and in nothing outside of them.
+    /// These namespaces, and nothing outside of them.
     Within(BTreeSet<Arc<str>>),
 }
 
-/// Pairs of a subject and a namespace that are told apart; of more it is said that everybody may be affected.
+/// The most pairs of a subject and a namespace that are kept apart. If there are more, everybody may be affected.
 const PAIRS_MAX: usize = 4_096;
 
 impl Affected {
@@ -37,12 +37,12 @@ impl Affected {
         matches!(self, Self::Only(subjects) if subjects.is_empty())
     }
 
-    /// The subjects, unless they are too many to be told apart.
+    /// The subjects, or everybody if they are too many to be kept apart.
     pub(super) fn of(subjects: Subjects) -> Self {
         if subjects.pairs() > PAIRS_MAX { Self::Everyone } else { Self::Only(Arc::new(subjects)) }
     }
 
-    /// Both together.
+    /// The union of both.
     #[must_use]
     pub fn and(self, other: &Self) -> Self {
         let (Self::Only(subjects), Self::Only(others)) = (self, other) else { return Self::Everyone };
@@ -54,7 +54,7 @@ impl Affected {
         Self::of(subjects)
     }
 
-    /// Where the user's rights may have changed; `None`: nowhere.
+    /// Where the user's rights may have changed; `None` if nowhere.
     pub fn reach(&self, user: &User) -> Option<AffectedScope> {
         let Self::Only(subjects) = self else { return Some(AffectedScope::Everywhere) };
         let of_groups = user.groups.iter().filter_map(|group| subjects.groups.get(group));
@@ -71,12 +71,12 @@ impl Affected {
 }
 
 impl Subjects {
-    /// A user whose rights may have changed there.
+    /// Adds a user whose rights may have changed there.
     pub(super) fn add_user(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.users, name, reach);
     }
 
-    /// The same of whoever is in a group.
+    /// Adds a group, whose members' rights may have changed there.
     pub(super) fn add_group(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.groups, name, reach);
     }
@@ -108,12 +108,13 @@ impl Subjects {
 }
 
 impl AffectedScope {
-    /// That of an object of RBAC: its own namespace, or everywhere if it has none.
+    /// The scope of an RBAC object: its own namespace, or everywhere if it has none.
     pub(super) fn of(namespace: &str) -> Self {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
     }
 
-    /// What is for no namespace in particular is given for all, and by nothing inside of one.
+    /// Whether a right to `access` may have changed. An access that names no namespace is granted for all, and by
+    /// nothing inside of one.
     fn contains(&self, access: &Access) -> bool {
         let namespace = match &access.target {
             AccessTarget::Resource(target) => target.namespace.as_str(),

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::AffectedScope;
 
-/// When each namespace of a readable watch is to be asked about again: each in its own time, spread over the period,
+/// The times at which each namespace of a readable watch is to be asked about again. They are spread over the period,
 /// and earlier where policy has changed.
 #[derive(Debug)]
 pub(super) struct Agenda {
@@ -17,38 +17,38 @@ pub(super) struct Agenda {
 
 #[derive(Debug, Clone)]
 struct Item {
-    /// When upstream was last asked, and has answered.
+    /// When upstream was last asked about it and answered.
     asserted: Instant,
-    /// It has answered at all.
+    /// Whether upstream has answered at all.
     is_known: bool,
-    /// `None` while it is being asked about.
+    /// When it is due; `None` while it is being asked about.
     due: Option<Instant>,
-    /// Policy has changed at that moment: an answer from before will not do.
+    /// When policy changed: an answer from before will not do.
     changed: Option<Instant>,
 }
 
 impl Agenda {
-    /// Nothing yet. `period`: how long an answer is good for at most.
+    /// Makes an empty agenda. An answer is good for `period` at most.
     pub(super) fn new(period: Duration) -> Self {
         Self { period, items: BTreeMap::new(), due: BTreeSet::new() }
     }
 
-    /// Upstream is about to be asked about a namespace of which nothing is known. It is here before that, so that no
-    /// change of policy falls between the two.
+    /// Adds a namespace of which nothing is known, before upstream is asked about it, so that no change of policy falls
+    /// between the two.
     pub(super) fn begin(&mut self, namespace: &Arc<str>, now: Instant) {
         if !self.items.contains_key(namespace) {
             self.put(namespace, Item { asserted: now, is_known: false, due: None, changed: None });
         }
     }
 
-    /// Nothing was found out about it, unless by somebody else.
+    /// Removes a namespace of which nothing was found out, unless somebody else has found something out.
     pub(super) fn forget(&mut self, namespace: &Arc<str>) {
         if self.items.get(namespace).is_some_and(|item| !item.is_known) {
             self.items.remove(namespace);
         }
     }
 
-    /// How many there are.
+    /// How many namespaces there are.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
@@ -57,10 +57,11 @@ impl Agenda {
         self.items.contains_key(namespace)
     }
 
-    /// Upstream has answered a question about the namespace that was put behind that moment.
+    /// Notes that upstream has answered a question that was put at `asked`.
     pub(super) fn answered(&mut self, namespace: &Arc<str>, asked: Instant) {
         let before = self.items.get(namespace);
-        // What was found out together is not asked about together: first anywhere within the period, then once in it.
+        // Namespaces that were found out together are not asked about together: the first time is anywhere within the
+        // period, and then they follow once in each.
         let share =
             if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * fastrand::f64() } else { fastrand::f64() };
         let changed = before.and_then(|item| item.changed).filter(|changed| *changed > asked);
@@ -68,25 +69,25 @@ impl Agenda {
         self.put(namespace, Item { asserted: asked, is_known: true, due: Some(due), changed });
     }
 
-    /// Something was found out about a namespace that [began](Self::begin), by a question from behind that moment or
-    /// from little before.
+    /// Notes what was found out about a namespace that [began](Self::begin), by a question that was put at `began` or a
+    /// little before.
     pub(super) fn found_out(&mut self, namespace: &Arc<str>, began: Instant) {
         if !self.items.contains_key(namespace) {
-            // Somebody else has given it up meanwhile: what changed since then is not known.
+            // Somebody else has given it up meanwhile, so what changed since then is not known.
             let now = Instant::now();
             self.put(namespace, Item { asserted: began, is_known: true, due: None, changed: Some(now) });
         }
         self.answered(namespace, began);
     }
 
-    /// Nobody could tell: it is asked about again at that time.
+    /// Notes that upstream did not answer: the namespace is asked about at `again`.
     pub(super) fn unanswered(&mut self, namespace: &Arc<str>, again: Instant) {
         if let Some(item) = self.items.get(namespace).cloned() {
             self.put(namespace, Item { due: Some(again), ..item });
         }
     }
 
-    /// Policy has changed there. True if that is about a namespace that is known.
+    /// Notes that policy has changed in a place. Returns whether that touches a namespace that is known.
     pub(super) fn change(&mut self, reach: &AffectedScope, at: Instant) -> bool {
         let touched: Vec<_> = match reach {
             AffectedScope::Everywhere => self.items.keys().cloned().collect(),
@@ -102,12 +103,12 @@ impl Agenda {
         !touched.is_empty()
     }
 
-    /// When the next one is due.
+    /// When the next namespace is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes those that are due, so many at most: each with the moment before which no question about it will do.
+    /// Takes the namespaces that are due, up to `count_max`. Each comes with the moment before which no answer will do.
     pub(super) fn take(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
         let mut taken = Vec::new();
         while taken.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {
@@ -121,7 +122,7 @@ impl Agenda {
         taken
     }
 
-    /// Nobody can tell now: nothing is asked before that time.
+    /// Notes that upstream answers nothing now: nothing is asked before `until`.
     pub(super) fn put_off(&mut self, until: Instant) {
         while let Some((due, namespace)) = self.due.pop_first() {
             if due >= until {
@@ -130,13 +131,13 @@ impl Agenda {
             }
             if let Some(item) = self.items.get_mut(&namespace) {
                 item.due = Some(until);
-                // Behind `until`, so that this ends.
+                // Moved behind `until`, so that the loop ends.
                 self.due.insert((until, namespace));
             }
         }
     }
 
-    /// The oldest answer that something is shown by.
+    /// When the oldest answer was asked for that something is shown by.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.items.values().filter(|item| item.is_known).map(|item| item.asserted).min()
     }

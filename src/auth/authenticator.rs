@@ -11,18 +11,18 @@ use crate::base::Reloaded;
 use crate::kube::User;
 use crate::upstream::CredentialId;
 
-/// Certificates that are accepted, as of now: their file may change.
+/// The authorities whose certificates are accepted now: their file may change.
 pub type Trusted = Reloaded<Authorities>;
 
-/// Proxies whose word about a caller is taken: those with a certificate of an authority that is there for nothing else.
+/// Proxies whose word about a caller is believed. They have a certificate of an authority that signs for nothing else.
 #[derive(Clone)]
 pub struct FrontProxy {
     pub authorities: Trusted,
-    /// Common names; empty: any.
+    /// Common names of these proxies; if empty, any.
     pub names: Vec<String>,
 }
 
-/// Knows who somebody is, and what they may: both as of an instant, to be asked again.
+/// Finds out who somebody is and what they may. Both hold for an instant only, and are asked again.
 pub(super) struct Authenticator {
     key: ring::hmac::Key,
     token_reviewer: TokenReviewer,
@@ -31,7 +31,7 @@ pub(super) struct Authenticator {
     front_proxy: Option<FrontProxy>,
 }
 
-/// Whose a credential is, and until when that is known to hold.
+/// The user that a credential belongs to, and until when that is known.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
     pub(super) user: Arc<User>,
@@ -57,7 +57,7 @@ impl Authenticator {
         }
     }
 
-    /// The name of a credential: nobody without our key can tell which one it is.
+    /// The name of a credential. Nobody without our key can tell which credential it is.
     pub(super) fn id(&self, credential: &Credential) -> CredentialId {
         let mut hmac = ring::hmac::Context::with_key(&self.key);
         let mut add = |part: &[u8]| add(&mut hmac, part);
@@ -88,7 +88,7 @@ impl Authenticator {
         })
     }
 
-    /// When the word of whoever has shown this chain is to be taken no more; `None`: it is no proxy whose word we take.
+    /// Until when the word of whoever has shown this chain is believed; `None` if it is no such proxy.
     fn front_proxy(&self, shown: &Shown) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
         let CertificateHolder { user, until } =
@@ -96,7 +96,7 @@ impl Authenticator {
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
 
-    /// Who somebody is; `None` if the credential says nothing of that.
+    /// The user that a credential belongs to; `None` if the credential names nobody.
     pub(super) async fn identify(
         &self,
         id: CredentialId,
@@ -115,14 +115,14 @@ impl Authenticator {
             }
             Credential::Asserted(shown, user) => match self.front_proxy(shown) {
                 Some(until) => Identity { user: user.clone(), until: Some(until) },
-                // Not a proxy's word; its certificate is a credential all the same, and comes next.
+                // It is no proxy whose word is believed. Its certificate is a credential all the same, and comes next.
                 None => return Ok(None),
             },
         };
         Ok(Some(identity))
     }
 
-    /// `None`: it is trusted, and names nobody.
+    /// The holder of a certificate; `None` if the certificate is trusted and names nobody.
     fn holder(&self, shown: &Shown) -> Result<Option<CertificateHolder>, NotGranted> {
         let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
         match shown.holder(AuthorityRole::Client, &authorities, now()) {
@@ -132,7 +132,7 @@ impl Authenticator {
         }
     }
 
-    /// What a credential's certificates are verified by, if it has some.
+    /// The authorities that a credential's certificates are verified by, if it has some.
     pub(super) fn authorities(&self, credential: &Credential) -> Option<Trusted> {
         match credential {
             Credential::Nobody | Credential::Token(_) => None,
@@ -142,13 +142,13 @@ impl Authenticator {
     }
 }
 
-/// The user that upstream takes those for who show nothing.
+/// The user that upstream takes callers for that show nothing.
 pub(super) fn anonymous() -> User {
     let groups = vec![User::UNAUTHENTICATED.to_owned()];
     User { name: User::ANONYMOUS.to_owned(), groups, ..User::default() }
 }
 
-/// Lengths first: no two credentials may read alike.
+/// Adds the length first, so that no two credentials read alike.
 fn add(hmac: &mut ring::hmac::Context, part: &[u8]) {
     hmac.update(&(part.len() as u64).to_be_bytes());
     hmac.update(part);

@@ -1,5 +1,5 @@
-//! Web pages, which make the browser of whoever looks at them send requests to sockets that the page itself cannot
-//! reach (R-THREAT-17).
+//! Protection against web pages: a page makes the browser that shows it send requests to sockets that the page itself
+//! cannot reach (R-THREAT-17).
 
 #[cfg(test)]
 mod tests;
@@ -12,7 +12,7 @@ use http::{HeaderMap, Uri};
 use super::Hosts;
 use super::hosts::{Authority, Host};
 
-/// Tells requests that somebody else's web page has sent.
+/// Recognises requests that a foreign web page has sent.
 ///
 /// It is for sockets where something that a browser adds by itself says who somebody is: the way to a local port, or a
 /// client certificate. Programs that are no browsers send neither of the two headers that count here, or an `Origin`
@@ -21,28 +21,28 @@ use super::hosts::{Authority, Host};
 pub struct BrowserGuard {
     scheme: &'static str,
     hosts: Hosts,
-    /// Pages that may.
+    /// The pages that may send requests.
     allowed: Vec<PageOrigin>,
 }
 
-/// Where a page comes from, as browsers say it (RFC 6454 §6.2): scheme, host and port.
+/// The origin of a page, as browsers say it (RFC 6454 §6.2): scheme, host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageOrigin {
     scheme: String,
     host: Host,
-    /// Of `http` and `https` never `None`.
+    /// Never `None` for `http` and `https`.
     port: Option<u16>,
 }
 
-/// It is none; `null` and patterns are none either.
+/// The text is no origin; `null` and patterns are none either.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no origin: scheme://host or scheme://host:port, and nothing behind it")]
 pub struct NoOrigin(String);
 
-/// Why a request is not taken.
+/// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
-    /// Somebody's own name leads to this machine.
+    /// The request names a host that leads to this machine and is not one of ours.
     #[error("host {0:?} is not served here; names that are belong into allowedHosts")]
     Host(String),
     #[error("the request is for {target:?}, and its Host header says {host:?}")]
@@ -56,20 +56,19 @@ pub enum Foreign {
 
 /// A forbidden header name: no page can set or change it (W3C Fetch Metadata).
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What of a header is repeated in a refusal.
+/// How much of a header a refusal repeats.
 const SHOWN_CHARS_MAX: usize = 100;
 
 impl BrowserGuard {
-    /// `tls` says what the sockets in question speak, and so what scheme a page of their own would have.
+    /// `tls` says whether the sockets speak TLS, and so which scheme a page of their own has.
     pub fn new(tls: bool, hosts: Hosts, allowed: Vec<PageOrigin>) -> Self {
         Self { scheme: if tls { "https" } else { "http" }, hosts, allowed }
     }
 
-    /// For a socket where being able to reach it is all that it takes: the request must name a host that is this
-    /// machine, and not come from a page of another origin.
+    /// Checks a request to a socket where everybody who reaches it has rights: the request must name a host that is
+    /// this machine, and must not come from a page of another origin.
     ///
-    /// # Errors
-    /// It does not, or it does.
+    /// # Errors It names another host, or comes from such a page.
     pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
         let (named, header) = named(target, headers);
         let text = named.or(header).unwrap_or_default();
@@ -80,9 +79,9 @@ impl BrowserGuard {
         self.check_page(target, headers)
     }
 
-    /// For a caller that is known by a certificate, which its browser may have added: a browser that says that the
-    /// request comes from a page of another site is believed. `Origin` alone says nothing there: programs that are no
-    /// browsers send any, and the apiserver takes them all.
+    /// Checks a request of a caller that is known by a certificate, which its browser may have added. A browser that
+    /// says that the request comes from a page of another site is believed. `Origin` alone says nothing there: programs
+    /// that are no browsers send any origin, and the apiserver takes them all.
     ///
     /// # Errors
     /// It comes from such a page, which is not allowed.
@@ -96,7 +95,7 @@ impl BrowserGuard {
         }
     }
 
-    /// The request must not come from a page of another origin.
+    /// Checks that the request does not come from a page of another origin.
     fn check_page(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
         let (named, header) = named(target, headers);
         let own = self.own(named.or(header).unwrap_or_default());
@@ -129,7 +128,7 @@ fn named<'a>(target: &'a Uri, headers: &'a HeaderMap) -> (Option<&'a str>, Optio
     (target.authority().map(http::uri::Authority::as_str), header)
 }
 
-/// The one value of a header. Two of them are nothing that a browser sends.
+/// The only value of a header. No browser sends two of them.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Foreign> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -142,8 +141,8 @@ fn origin(value: &HeaderValue) -> Option<PageOrigin> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// Whether a browser says that nobody's page sends the request, as with its address bar or a bookmark, or one that came
-/// from here.
+/// Whether a browser says that the request comes from no page, as with its address bar or a bookmark, or from a page of
+/// ours.
 fn is_own(site: &HeaderValue) -> Result<(), Foreign> {
     if site == "none" || site == "same-origin" { Ok(()) } else { Err(Foreign::page(SEC_FETCH_SITE, site)) }
 }

@@ -1,8 +1,8 @@
-//! Client certificates, as apiserver's authenticator `x509` takes them: verified against the authorities of the moment,
-//! for a connection may be older than they are.
+//! Client certificates, as apiserver's authenticator `x509` takes them: verified against the present authorities, for a
+//! connection may be older than they are.
 //!
-//! Paths are built by webpki. What it does not look at and Go does is looked at here: whether the authority itself is
-//! valid now, may sign, for clients, and over so many others.
+//! webpki builds the paths. The checks that Go makes and webpki does not are here: whether the authority itself is
+//! valid now, and may sign, for clients, and over so many others.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,31 +17,31 @@ use super::chain::Chain;
 use super::once::Once;
 use crate::kube::User;
 
-/// Whose signatures make a certificate a credential.
+/// The authorities whose signatures make a certificate a credential.
 pub struct Authorities {
     algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
     edition: Edition,
-    /// As webpki takes them, and in the same order what it does not take.
+    /// The authorities as webpki takes them, and in the same order the facts that it does not take.
     anchors: Vec<TrustAnchor<'static>>,
     roots: Vec<Root>,
 }
 
-/// Tells sets of authorities apart: what was verified by one says nothing of another.
+/// Identifies a set of authorities: what was verified by one set says nothing of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Edition([u8; 32]);
 
-/// An authority, beside its name and key.
+/// What we check of an authority besides its name and key.
 #[derive(Debug)]
 struct Root {
     validity: Validity,
     /// Whether it may sign certificates, and those of clients.
     is_authority: bool,
     for_clients: bool,
-    /// Authorities between it and the client.
+    /// How many authorities there may be between it and the client.
     between_max: Option<u32>,
 }
 
-/// The first and the last second, since 1970.
+/// The first and the last second in which a certificate is valid, since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Validity {
     from: u64,
@@ -52,7 +52,7 @@ struct Validity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CertificateHolder {
     pub(super) user: Arc<User>,
-    /// When the first certificate of the path ends, its authority included.
+    /// When the first certificate of the path ends; the authority counts too.
     pub(super) until: SystemTime,
 }
 
@@ -65,7 +65,7 @@ pub enum AuthoritiesError {
     Unreadable(String),
 }
 
-/// Why a certificate is nobody's. For logs: the caller is told as little as upstream tells it.
+/// Why a certificate is not accepted. For logs: the caller is told as little as upstream tells it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Untrusted {
     #[error("no certificate")]
@@ -76,13 +76,13 @@ pub(super) enum Untrusted {
     Nameless,
 }
 
-/// A user's UID in a certificate's subject (KEP-4193's neighbour, `AllowParsingUserUIDFromCertAuth`).
+/// The field of a certificate's subject that has a user's UID (`AllowParsingUserIDFromCertAuth`).
 const UID: &[u64] = &[1, 3, 6, 1, 4, 1, 57683, 2];
-/// What upstream adds about the credential itself (`authentication.kubernetes.io/credential-id`).
+/// The extra that upstream adds about the credential itself.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 impl Authorities {
-    /// From PEM, all certificates in it.
+    /// Reads all certificates in a PEM file.
     pub fn from_pem(pem: &[u8]) -> Result<Self, AuthoritiesError> {
         let unreadable = |error: &dyn fmt::Display| AuthoritiesError::Unreadable(error.to_string());
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
@@ -97,7 +97,7 @@ impl Authorities {
             let (_, parsed) = X509Certificate::from_der(der).map_err(|error| unreadable(&error))?;
             authorities.push((anchor, Root::of(&parsed)));
         }
-        // Of two with one name and key that which lasts longer is tried first.
+        // Of two with one name and key, the one that lasts longer is tried first.
         authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
         let (anchors, roots) = authorities.into_iter().unzip();
         let edition = Edition::of(&certificates);
@@ -109,7 +109,7 @@ impl Authorities {
         self.edition
     }
 
-    /// Whether the key of an authority is one in both.
+    /// Whether the two sets have an authority's key in common.
     pub fn shares_with(&self, other: &Self) -> bool {
         self.keys().any(|key| other.keys().any(|others| others == key))
     }
@@ -118,7 +118,7 @@ impl Authorities {
         self.anchors.iter().map(|anchor| anchor.subject_public_key_info.as_ref())
     }
 
-    /// Whose certificate this is, now.
+    /// The holder of a certificate, at this moment.
     pub(super) fn verify(&self, chain: &Chain, now: SystemTime) -> Result<CertificateHolder, Untrusted> {
         let (leaf, intermediates) = chain.split_first().ok_or(Untrusted::None)?;
         let invalid = |error: &dyn fmt::Display| Untrusted::Invalid(error.to_string());
@@ -137,11 +137,11 @@ impl Authorities {
         let root = self.root(path.anchor()).map_or(0, |root| root.validity.to);
         let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
         let last = between.chain([root, Validity::of(&parsed).to]).min().unwrap_or(0);
-        // It is good to the end of its last second.
+        // A certificate is valid to the end of its last second.
         Ok(CertificateHolder { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
-    /// When a certificate of the chain, or an authority, becomes valid that is not yet, the next of them.
+    /// When the next certificate of the chain, or authority, becomes valid that is not yet.
     pub(super) fn next_start(&self, chain: &Chain, now: SystemTime) -> Option<SystemTime> {
         let shown = chain.iter().filter_map(validity);
         let starts = shown.chain(self.roots.iter().map(|root| root.validity));
@@ -149,7 +149,7 @@ impl Authorities {
         starts.filter(|start| *start > now).min()
     }
 
-    /// Whether Go would take a path that webpki has found (`x509.Certificate.Verify`); another one may do.
+    /// Whether Go would take a path that webpki has found (`x509.Certificate.Verify`). If not, another path may do.
     fn permits(&self, path: &VerifiedPath<'_>, time: UnixTime) -> Result<(), webpki::Error> {
         let root = self.root(path.anchor()).ok_or(webpki::Error::UnknownIssuer)?;
         let (from, to) = (root.validity.from, root.validity.to);
@@ -217,7 +217,7 @@ fn may_sign(parsed: &X509Certificate<'_>) -> bool {
         .is_ok_and(|usage| usage.is_none_or(|usage| usage.value.flags == 0 || usage.value.key_cert_sign()))
 }
 
-/// The user that a certificate names: its common name, its organizations as groups.
+/// The user that a certificate names: its common name is the user's name, and its organizations are groups.
 fn subject(leaf: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Option<User> {
     let subject = parsed.subject();
     // Go keeps the last common name.

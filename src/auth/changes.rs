@@ -1,8 +1,8 @@
-//! Changes of policy, gathered: however many there are, upstream is asked once for all that came together.
+//! Gathers changes of policy: however many there are, upstream is asked once about all that came together.
 //!
-//! A change is asked about in three rounds, for upstream's authorizers see it at their own pace: when it is heard of,
-//! a beat later and three beats later. While changes come, there is a round in each beat, for everything that is due in
-//! it. So the first change of a burst is acted on at once, and a burst costs a round a beat, whatever its size.
+//! Upstream's authorizers see a change at their own pace. So it is asked about in three rounds: when it is heard of, a
+//! beat later, and three beats later. While changes come, there is one round in each beat, for everything that is due
+//! in it. So the first change of a burst is acted on at once, and a burst costs a round a beat, whatever its size.
 
 use std::time::Duration;
 
@@ -12,26 +12,26 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Affected;
 
-/// Changes that were heard of and not yet acted on.
+/// Changes that were seen and not yet acted on.
 #[derive(Debug)]
 pub(super) struct Changes {
     fresh: Mutex<Affected>,
     came: Notify,
 }
 
-/// What later rounds are still about.
+/// The changes that later rounds are still about.
 #[derive(Debug)]
 pub(super) struct Rounds {
-    /// What came one beat ago, two and three.
+    /// The changes of one, two and three beats ago.
     ago: [Option<Affected>; 3],
-    /// There is no round before that.
+    /// There is no round before this time.
     rest_until: Instant,
 }
 
-/// From one round to the next, at least.
+/// The least time from one round to the next.
 const BEAT: Duration = Duration::from_millis(700);
-/// And up to so much more, drawn anew each time: a thousand proxies that have heard of one change together do not ask
-/// about it together.
+/// A random addition to the beat, drawn anew each time: a thousand proxies that have seen one change do not ask about
+/// it together.
 const JITTER: Duration = Duration::from_millis(300);
 
 impl Changes {
@@ -39,7 +39,7 @@ impl Changes {
         Self { fresh: Mutex::new(Affected::nobody()), came: Notify::new() }
     }
 
-    /// Rights have changed, as we have seen it.
+    /// Takes in a change that we have seen.
     pub(super) fn hear(&self, affected: &Affected) {
         let mut fresh = self.fresh.lock();
         let before = std::mem::replace(&mut *fresh, Affected::nobody());
@@ -48,7 +48,7 @@ impl Changes {
         self.came.notify_one();
     }
 
-    /// Completes with the next round: whom it is about.
+    /// Completes with the next round, and says whom it is about.
     pub(super) async fn next(&self, rounds: &mut Rounds) -> Affected {
         loop {
             sleep_until(rounds.rest_until).await;

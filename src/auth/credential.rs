@@ -1,4 +1,4 @@
-//! What a request shows of its sender, before anybody judges it.
+//! The credentials that a request carries, before they are checked.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use zeroize::Zeroizing;
 use super::Shown;
 use crate::kube::User;
 
-/// A bearer token. It shows nowhere and leaves no trace in memory that is given back.
+/// A bearer token. It is never shown, and is wiped from memory when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Token(Arc<Zeroizing<String>>);
 
-/// What somebody is known by, and can be asked about again.
+/// A credential, by which somebody is known and can be asked about again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Credential {
-    /// Nothing at all.
+    /// No credential at all.
     Nobody,
     Token(Token),
     Certificate(Arc<Shown>),
-    /// The word of whoever has that certificate; to be believed of a proxy whose certificate we trust for that.
+    /// The word of whoever has that certificate. It is believed if that is a proxy whose certificate we trust for this.
     Asserted(Arc<Shown>, Arc<User>),
 }
 
-/// A credential that cannot be one: 401, as upstream says it.
+/// A malformed credential: 401, as upstream says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
     #[error("several bearer tokens among the WebSocket protocols")]
@@ -38,9 +38,9 @@ pub(super) enum Malformed {
     NoProtocol,
 }
 
-/// Longest token that is asked about.
+/// The longest token that upstream is asked about.
 pub(super) const TOKEN_BYTES_MAX: usize = 16 << 10;
-/// A subprotocol that carries a bearer token, for browsers, which cannot set headers (R-WS-3).
+/// The subprotocol in which browsers send a bearer token, because they cannot set headers (R-WS-3).
 pub const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
@@ -56,8 +56,8 @@ impl Token {
         &self.0
     }
 
-    /// When it ends by its own word, in seconds since 1970, if it is a JWT. To be believed only of a token that
-    /// upstream has found to be somebody's.
+    /// When the token ends by its own word, in seconds since 1970, if it is a JWT. This may be believed only of a token
+    /// that upstream has accepted.
     pub(super) fn expires(&self) -> Option<u64> {
         #[derive(serde::Deserialize)]
         struct Claims {
@@ -79,8 +79,7 @@ impl fmt::Debug for Token {
 
 /// The token that a request carries, by the rules of apiserver's authenticators `bearertoken` and `websocket`.
 ///
-/// # Errors
-/// Only of a WebSocket's, where being malformed is an error; a malformed `Authorization` header is none at all.
+/// # Errors The token of a WebSocket is malformed. A malformed `Authorization` header counts as none.
 pub(super) fn token_of(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
     if let Some(token) = bearer(headers) {
         return Ok(Some(token));
@@ -119,7 +118,7 @@ pub(super) fn asserted(headers: &HeaderMap) -> Option<User> {
     let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(text).filter(|group| !group.is_empty());
     let mut user = User { name, uid, groups: groups.map(str::to_owned).collect(), ..User::default() };
     for (header, value) in headers {
-        // Names of headers are in lower case here, and so a key is before it is unescaped, as upstream has it.
+        // Header names are in lower case here, so a key is in lower case before it is unescaped, as upstream has it.
         if let (Some(key), Some(value)) = (header.as_str().strip_prefix(REMOTE_EXTRA), text(value)) {
             user.extra.entry(unescaped(key)).or_default().push(value.to_owned());
         }
@@ -127,7 +126,7 @@ pub(super) fn asserted(headers: &HeaderMap) -> Option<User> {
     Some(user.authenticated())
 }
 
-/// An extra's key out of a header's name; one that is badly escaped stays as it is.
+/// The key of an extra, from a header's name. If it is badly escaped it stays as it is.
 pub(super) fn unescaped(key: &str) -> String {
     let mut bytes = Vec::with_capacity(key.len());
     let mut rest = key.as_bytes();

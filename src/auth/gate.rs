@@ -20,7 +20,7 @@ use crate::base::{Shares, Tasks};
 use crate::kube::{Access, Payer, RequestInfo, User, Verb};
 use crate::upstream::{ActingAs, Client, CredentialId, Release};
 
-/// Decides who somebody is and what they may.
+/// Decides who somebody is and what they may do.
 #[derive(Clone)]
 pub struct Gate {
     delegated: Option<Arc<Shared>>,
@@ -30,22 +30,22 @@ struct Shared {
     config: AuthConfig,
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
-    /// Questions about namespaces that one user may have under way.
+    /// How many questions about namespaces one user may have under way.
     slots: Shares<Payer>,
-    /// Namespaces that open watches stand on.
+    /// The namespaces that open watches depend on.
     quota: Arc<NamespaceQuota>,
     changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
-    /// Whom upstream takes us for, as of lately: our credentials may change.
+    /// The user that upstream takes us for, as of lately: our credentials may change.
     ourselves: moka::future::Cache<(), Arc<User>>,
-    /// The release that upstream behaves as, as of lately: it may be upgraded.
+    /// The release that upstream runs, as of lately: it may be upgraded.
     release: moka::future::Cache<(), Release>,
 }
 
 /// What delegation needs besides its configuration.
 pub struct Delegation {
-    /// With our own identity: it may create reviews of tokens and accesses.
+    /// Our own client. Its identity may create reviews of tokens and accesses.
     pub client: Client,
     pub client_authorities: Option<Trusted>,
     pub front_proxy: Option<FrontProxy>,
@@ -55,23 +55,23 @@ pub struct Delegation {
 /// Where a request comes from.
 #[derive(Debug, Clone)]
 pub struct RequestSender {
-    /// Its key is the sender's; who issued it is for us to see, once for a connection.
+    /// The certificates that the sender has the key of. Who issued them is looked at once for a connection.
     pub certificates: Option<Arc<Shown>>,
-    /// Who pays for questions about it.
+    /// The address that pays for questions about the sender.
     pub address: Option<IpAddr>,
 }
 
 /// Who is asking.
 #[derive(Debug, Clone)]
 pub enum Caller {
-    /// Whoever can reach the socket acts as the proxy itself.
+    /// The proxy itself: everybody who reaches the socket acts as it.
     Ourselves,
-    /// Nobody in particular.
+    /// Somebody without a credential.
     Anonymous,
     Known(Arc<Known>),
 }
 
-/// Somebody upstream knows, by what they have shown.
+/// A user that upstream knows by the credential that was shown.
 #[derive(Debug)]
 pub struct Known {
     id: CredentialId,
@@ -81,29 +81,29 @@ pub struct Known {
     until: Option<SystemTime>,
 }
 
-/// How long it is known who we are, and how long that may take to be found out.
+/// How long it is remembered who we are, and how long that may take to find out.
 const OURSELVES_FOR: Duration = Duration::from_secs(30);
 const OURSELVES_MAX: Duration = Duration::from_secs(5);
-/// How long it is known which release upstream is.
+/// How long it is remembered which release upstream runs.
 const RELEASE_FOR: Duration = Duration::from_secs(60);
-/// The first release that puts constraints on impersonation by default (KEP-5284).
+/// The first release that constrains impersonation by default (KEP-5284).
 const CONSTRAINED_SINCE: Release = Release { major: 1, minor: 36 };
-/// Within what time all namespaces can be asked about that open readable watches may stand on.
+/// All namespaces that open readable watches may depend on can be asked about within this time.
 const ASSERTED_WITHIN_SECONDS: u32 = 4;
 
 impl Gate {
-    /// Whoever reaches a socket is us.
+    /// A gate where everybody who reaches the socket is the proxy itself.
     pub fn open() -> Self {
         Self { delegated: None }
     }
 
-    /// Upstream is asked about everybody.
+    /// A gate that asks upstream about everybody.
     pub fn delegated(config: AuthConfig, parts: Delegation) -> Self {
         let reviews = Arc::new(parts.client.clone());
         Self::asking(reviews, config, parts)
     }
 
-    /// The same, where somebody else answers questions about callers.
+    /// A gate whose questions `reviews` answers.
     pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
         let Delegation { client, client_authorities, front_proxy, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy));
@@ -116,12 +116,12 @@ impl Gate {
         Self { delegated: Some(Arc::new(shared)) }
     }
 
-    /// Whether the socket alone says who somebody is.
+    /// Whether everybody who reaches the socket is the proxy itself.
     pub fn is_open(&self) -> bool {
         self.delegated.is_none()
     }
 
-    /// Whether those who show no credential may read from the cache what upstream lets them.
+    /// Whether this caller may read from the cache. Callers without a credential may only where that is configured.
     pub fn serves(&self, caller: &Caller) -> bool {
         match (caller, &self.delegated) {
             (Caller::Anonymous, Some(shared)) => shared.config.anonymous,
@@ -129,11 +129,10 @@ impl Gate {
         }
     }
 
-    /// Who sends a request, by the first of its credentials that is somebody's, in the apiserver's order: a proxy's
-    /// word, a certificate, a token.
+    /// Finds out who sends a request. The first of its credentials that is accepted counts, in the apiserver's order: a
+    /// proxy's word, a certificate, a token.
     ///
-    /// # Errors
-    /// It carries credentials, and none of them is somebody's; or that cannot be found out.
+    /// # Errors It carries credentials, and none of them is accepted; or that cannot be found out.
     pub async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
         let Some(shared) = &self.delegated else { return Ok(Caller::Ourselves) };
         let caller = shared.authenticate(sender, headers).await;
@@ -143,10 +142,9 @@ impl Gate {
         caller
     }
 
-    /// The caller's permission for this request. That of a watch is asserted again as long as it is held.
+    /// Grants this request, if the caller may make it. The grant of a watch is checked again as long as it is held.
     ///
-    /// # Errors
-    /// It has none, or that cannot be found out.
+    /// # Errors The caller may not, or that cannot be found out.
     pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<Grant, NotGranted> {
         let access = Arc::new(Access::of(info));
         let Some(shared) = &self.delegated else { return Ok(Grant::new(access, None)) };
@@ -157,11 +155,10 @@ impl Gate {
         grant
     }
 
-    /// The caller's permission for a collection across namespaces: for all of it, or else for those namespaces in which
-    /// it may do the same. Which those are is found out as they come up.
+    /// Grants a read of a collection across namespaces: all of it, or else those namespaces in which the caller may do
+    /// the same. Each namespace is found out when it comes up.
     ///
-    /// # Errors
-    /// Who it is, or what it may, cannot be found out.
+    /// # Errors It cannot be found out who the caller is or what it may do.
     pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, NotGranted> {
         let access = Arc::new(Access::of(info));
         let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access, None))) };
@@ -175,7 +172,7 @@ impl Gate {
         permit
     }
 
-    /// With whose rights the caller's requests go upstream.
+    /// The identity with which the caller's requests go upstream.
     pub async fn acting_as(&self, caller: &Caller) -> ActingAs {
         match (caller, &self.delegated) {
             (Caller::Ourselves, _) | (_, None) => ActingAs::Ours,
@@ -183,18 +180,17 @@ impl Gate {
             (Caller::Known(known), Some(shared)) => match &known.credential {
                 Credential::Nobody => ActingAs::Nobody,
                 Credential::Token(_) => ActingAs::Bearer(known.id, known.payer.clone()),
-                // Who has our certificate has our rights as it is.
+                // A caller with our certificate has our rights anyway.
                 Credential::Certificate(_) if shared.is_us(&known.user).await => ActingAs::Ours,
                 Credential::Certificate(_) | Credential::Asserted(..) => ActingAs::User(known.user.clone()),
             },
         }
     }
 
-    /// Whom a caller is taken for that asks to be: what upstream checks of `Impersonate-*` headers, which a caller that
-    /// we impersonate cannot have it check (R-IMPERSONATE-2).
+    /// The user that a caller wants to be taken for, if it may be. Upstream checks `Impersonate-*` headers itself; this
+    /// is for callers that we impersonate, for whom it cannot (R-IMPERSONATE-2).
     ///
-    /// # Errors
-    /// It may not, or that cannot be found out.
+    /// # Errors The caller may not, or that cannot be found out.
     pub async fn impersonation(
         &self,
         caller: &Caller,
@@ -212,15 +208,15 @@ impl Gate {
         judged
     }
 
-    /// Rights have changed, as we have seen it; upstream's authorizers see it a moment earlier or later. Many changes
-    /// cost hardly more than one.
+    /// Takes in a change of rights that we have seen. Upstream's authorizers see it a moment earlier or later. Many
+    /// changes cost hardly more than one.
     pub fn policy_changed(&self, affected: &Affected) {
         if let Some(shared) = &self.delegated {
             shared.changes.hear(affected);
         }
     }
 
-    /// Whether changes of policy are heard of.
+    /// Says whether changes of policy are seen.
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
     }
@@ -238,7 +234,7 @@ impl Shared {
                 .await
             {
                 Ok(None) => {}
-                // A proxy's word that nobody in particular asks makes nobody somebody.
+                // If a proxy names the anonymous user, that makes nobody known.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
                 Ok(Some(Identity { user, until })) => {
                     return Ok(Caller::Known(Arc::new(Known::new(id, credential, user, until))));
@@ -277,7 +273,7 @@ impl Shared {
         Ok(Readable::new(access, verdicts, lease))
     }
 
-    /// Who is to be asked about; `None` for ourselves.
+    /// The user to ask about; `None` for ourselves.
     fn known(&self, caller: &Caller) -> Result<Option<Arc<Known>>, NotGranted> {
         match caller {
             Caller::Ourselves => Ok(None),
@@ -291,7 +287,8 @@ impl Shared {
         }
     }
 
-    /// What a watch stands on. It is there before the right is asserted, so that no change falls between the two.
+    /// The lease that a watch depends on. It exists before the right is checked, so that no change falls between the
+    /// two.
     fn lease(
         &self,
         known: &Known,
@@ -314,8 +311,8 @@ impl Shared {
         })
     }
 
-    /// Whether upstream knows of constraints on impersonation. If that cannot be found out, nobody is taken for
-    /// somebody else by means of them: where they mean nothing, they would be held by whoever has all verbs.
+    /// Whether upstream knows constraints on impersonation. If that cannot be found out, they are not used: where
+    /// constraints mean nothing, whoever has all verbs would pass them.
     async fn constrains_impersonation(&self) -> bool {
         let asking = async { timeout(OURSELVES_MAX, self.client.release()).await.map_err(drop)?.map_err(drop) };
         let release = Box::pin(self.release.try_get_with((), asking)).await;
@@ -323,14 +320,14 @@ impl Shared {
     }
 
     async fn is_us(&self, user: &User) -> bool {
-        // Who we are cannot be found out: then nobody else is it.
+        // If it cannot be found out who we are, nobody else is us.
         let asking =
             async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
         Box::pin(self.ourselves.try_get_with((), asking)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
     }
 }
 
-/// Acts on changes of policy as they are heard of.
+/// Acts on changes of policy as they are seen.
 async fn follow(changes: Arc<Changes>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
     let mut rounds = Rounds::new();
     loop {
@@ -345,7 +342,7 @@ fn quota(config: &AuthConfig) -> NamespaceQuota {
     NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
 }
 
-/// What a request shows, in the order in which it is believed.
+/// The credentials that a request carries, in the order in which they are believed.
 fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
@@ -372,7 +369,7 @@ impl Known {
 }
 
 impl Caller {
-    /// For the words of a refusal.
+    /// The caller's name, for the message of a refusal.
     pub fn name(&self) -> &str {
         match self {
             Self::Ourselves => "",
@@ -388,14 +385,14 @@ impl Caller {
         }
     }
 
-    /// Whether the caller is known by a certificate of its own, which a browser adds to requests by itself. A front
-    /// proxy's is not one: what it takes from browsers, it has to judge itself.
+    /// Whether the caller is known by a certificate of its own, which a browser adds to requests by itself. The
+    /// certificate of a front proxy does not count: it has to judge itself what it takes from browsers.
     pub fn shows_certificate(&self) -> bool {
         matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
     }
 
-    /// Whose share of every limit this caller uses; `None` where the socket alone says who somebody is, and all are
-    /// one. Nobody in particular is somebody here: who shows nothing gets no more than one who does.
+    /// Who pays for this caller's use of every limit; `None` where everybody who reaches the socket is the proxy
+    /// itself, and all are one. Callers without a credential pay together as one user.
     pub fn payer(&self) -> Option<Payer> {
         match self {
             Self::Ourselves => None,

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use super::grant_lease::GrantLease;
 use crate::kube::{Access, AccessTarget, Gvr};
 
-/// Permission to read what one request asks for: verb, resource, namespace, name and selectors.
+/// A permission to read what one request asks for: verb, resource, namespace, name and selectors.
 ///
 /// Its fields are private, so only [`Gate::grant`](super::Gate::grant) makes one; reads from the cache require one by
-/// type. That of a watch is over when upstream would no longer give it.
+/// type. The grant of a watch ends when upstream would no longer give it.
 #[derive(Debug, Clone)]
 pub struct Grant {
     access: Arc<Access>,
@@ -19,17 +19,17 @@ impl Grant {
         Self { access, lease, reason: Arc::default() }
     }
 
-    /// With the authorizer's words.
+    /// The same grant with the authorizer's words.
     pub(super) fn because(self, reason: Arc<str>) -> Self {
         Self { reason, ..self }
     }
 
-    /// Why it was given, in the authorizer's words, which may be none.
+    /// The reason, in the authorizer's words, which may be empty.
     pub fn reason(&self) -> &Arc<str> {
         &self.reason
     }
 
-    /// Whether it is for this collection: that of a namespace is for no other, and for no more.
+    /// Whether it covers this collection. A grant for a namespace covers no other, and not all of them.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
         let AccessTarget::Resource(target) = &self.access.target else { return false };
         let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
@@ -37,7 +37,7 @@ impl Grant {
         same && within && target.subresource.is_empty()
     }
 
-    /// Whether what is read may have that name: a permission for one name is for no other, and for nothing without one.
+    /// Whether it covers reads of that name. A grant for one name covers no other, and nothing without a name.
     pub(super) fn names(&self, name: Option<&str>) -> bool {
         let AccessTarget::Resource(target) = &self.access.target else { return false };
         target.name.is_empty() || name == Some(&*target.name)

@@ -2,16 +2,16 @@ use std::net::IpAddr;
 
 use crate::net::is_loopback;
 
-/// The names that a socket answers to where being able to reach it is all that it takes.
+/// The host names that a socket answers to where everybody who reaches it has rights.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hosts {
-    /// Besides the loopback ones, in lower case.
+    /// Names besides the loopback ones, in lower case.
     names: Vec<String>,
-    /// Any address will do: somebody's page can have a name that leads here, but no address that is not its own.
+    /// Whether any IP address will do: a page can have a name that leads here, but no address that is not its own.
     addresses: bool,
 }
 
-/// A host and perhaps a port, as a Host header or an origin has them.
+/// A host and perhaps a port, as in a Host header or an origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Authority {
     pub(super) host: Host,
@@ -21,17 +21,17 @@ pub(super) struct Authority {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Host {
     Address(IpAddr),
-    /// In lower case.
+    /// A name, in lower case.
     Name(String),
 }
 
 impl Hosts {
-    /// Loopback addresses, `localhost` and these names. `kubectl proxy` has the same rule.
+    /// Takes loopback addresses, `localhost` and these names. `kubectl proxy` has the same rule.
     pub fn new(names: &[String]) -> Self {
         Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
     }
 
-    /// Any address besides: whoever relays a scrape or a probe may leave the Host that it was sent to.
+    /// Takes any IP address besides: whoever relays a scrape or a probe may leave the Host that it was sent to.
     #[must_use]
     pub fn or_any_address(self) -> Self {
         Self { addresses: true, ..self }
@@ -46,7 +46,8 @@ impl Hosts {
 }
 
 impl Authority {
-    /// `None` for what has anything else in it, a user's name for example, or is not spelled as URLs are.
+    /// Reads a host and a port. `None` if there is anything else, such as a user's name, or if it is not spelled as in
+    /// URLs.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (host, port) = match text.strip_prefix('[') {
             Some(literal) => {

@@ -1,4 +1,4 @@
-//! What a caller must be allowed to be taken for somebody else, as apiserver's impersonation filter has it
+//! The rights that a caller needs to be taken for somebody else, as apiserver's impersonation filter has them
 //! (R-IMPERSONATE-2; KEP-5284 from 1.36 on).
 
 mod asked;
@@ -18,17 +18,17 @@ pub use asked::Impeded;
 use super::credential::{text, unescaped};
 use crate::kube::{User, go_quote};
 
-/// Headers that make nobody: 400.
+/// The headers name nobody: 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NobodyNamed {
-    /// Parts of somebody without a name.
+    /// Groups or extras of a user without a name.
     #[error("requested {} without impersonating a user name", GoUser(.0))]
     Headless(User),
     #[error("the header {0} is not UTF-8")]
     NotText(HeaderName),
 }
 
-/// Somebody a caller wants to be taken for: exactly what the headers name.
+/// The user that a caller wants to be taken for: exactly what the headers name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonation(User);
 
@@ -38,7 +38,7 @@ const GROUP: &str = "impersonate-group";
 const EXTRA: &str = "impersonate-extra-";
 
 impl Impersonation {
-    /// `None`: the caller is content with itself.
+    /// Reads the headers; `None` if the caller does not want to be taken for somebody else.
     ///
     /// # Errors
     /// The headers name parts of somebody, but nobody.
@@ -54,7 +54,8 @@ impl Impersonation {
         let first = |name| all(name).map(|values| values.into_iter().next().unwrap_or_default());
         let mut extra = BTreeMap::<String, Vec<String>>::new();
         for (name, value) in headers {
-            // Names of headers are in lower case here, and so a key is before it is unescaped, as upstream has it.
+            // Header names are in lower case here, so a key is in lower case before it is unescaped, as upstream has
+            // it.
             if let Some(key) = name.as_str().strip_prefix(EXTRA) {
                 extra.entry(unescaped(key)).or_default().push(read(name, value)?);
             }

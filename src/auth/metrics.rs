@@ -1,6 +1,6 @@
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
-/// Registers what this module counts.
+/// Describes the metrics of this module.
 pub fn describe() {
     describe_counter!("kube_fanout_auth_reviews_total", "Questions about callers, by kind and result");
     describe_counter!("kube_fanout_auth_refused_total", "Requests refused by authentication or authorization");

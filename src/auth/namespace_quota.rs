@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 
 use crate::kube::Payer;
 
-/// How many namespaces open readable watches stand on, in all and of each user. Each is asked about again whenever a
-/// right may have changed, so there are no more than can be asked about in time.
+/// A limit on the namespaces that open readable watches depend on, in all and for each user. Each namespace is asked
+/// about again whenever a right may have changed, so there are no more than can be asked about in time.
 #[derive(Debug)]
 pub(super) struct NamespaceQuota {
     all_max: usize,
@@ -20,7 +20,7 @@ struct Held {
     of: HashMap<Payer, usize>,
 }
 
-/// What one watch stands on; given back on drop.
+/// The namespaces that one watch depends on. They are given back on drop.
 #[derive(Debug)]
 pub(super) struct NamespaceShare {
     of: Arc<NamespaceQuota>,
@@ -33,14 +33,14 @@ impl NamespaceQuota {
         Self { all_max, each_max, held: Mutex::default() }
     }
 
-    /// No namespace yet, of this user's.
+    /// Makes a share without namespaces.
     pub(super) fn share(self: &Arc<Self>, payer: Payer) -> NamespaceShare {
         NamespaceShare { of: self.clone(), payer, count: Mutex::new(0) }
     }
 }
 
 impl NamespaceShare {
-    /// Makes it so many namespaces in all. False, and nothing changes, if that are too many.
+    /// Changes the share to `count` namespaces in all. If these are too many, it returns false and changes nothing.
     pub(super) fn reach(&self, count: usize) -> bool {
         let mut own = self.count.lock();
         let more = count.saturating_sub(*own);

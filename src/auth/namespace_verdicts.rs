@@ -16,29 +16,29 @@ use super::namespace_quota::NamespaceShare;
 use super::{AffectedScope, NotGranted};
 use crate::kube::{Access, User};
 
-/// Which namespaces of a collection somebody may read, as far as that has been found out.
+/// The verdicts on a collection's namespaces: which of them somebody may read, as far as that was found out.
 pub(super) struct NamespaceVerdicts {
     authenticator: Arc<Authenticator>,
-    /// What is wanted of each namespace.
+    /// The access that is asked about for each namespace.
     access: Arc<Access>,
-    /// As last seen: groups may change while a watch is open.
+    /// The user as last seen: groups may change while a watch is open.
     user: Mutex<Arc<User>>,
     verdicts: watch::Sender<VerdictMap>,
     /// Namespaces that came up in an open watch.
     wanted: Mutex<BTreeSet<Arc<str>>>,
     asked: Notify,
-    /// Questions that one user's requests may have under way.
+    /// How many questions one user's requests may have under way.
     slots: Arc<Semaphore>,
-    /// Of a watch: when each namespace is asked about again.
+    /// For a watch: when each namespace is asked about again.
     kept: Option<Kept>,
 }
 
-/// What the sight of an open watch has besides.
+/// What the verdicts of an open watch have besides.
 struct Kept {
     period: Duration,
     share: NamespaceShare,
     agenda: Mutex<Agenda>,
-    /// Something is due earlier than it was.
+    /// Notified when something becomes due earlier than it was.
     changed: Notify,
 }
 
@@ -47,7 +47,7 @@ struct Kept {
 pub enum Verdict {
     Allowed,
     Denied,
-    /// It was asked about, and upstream has not said.
+    /// Upstream was asked, and has not said.
     Unclear,
 }
 
@@ -56,26 +56,26 @@ pub(super) type VerdictMap = OrdMap<Arc<str>, Verdict>;
 /// Who pays for a question about a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pays {
-    /// A request, or a namespace that came up in an open watch.
+    /// The caller: for a request, or for a namespace that came up in an open watch.
     Caller,
-    /// A lease that is asserted again.
+    /// A lease that is checked again.
     Lease,
 }
 
-/// Namespaces that one request is filtered by: each costs a question.
+/// How many namespaces one request is filtered by at most: each costs a question.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
-/// Questions about namespaces that one user may have under way.
+/// How many questions about namespaces one user may have under way.
 pub(super) const IN_FLIGHT_MAX: usize = 32;
-/// How long an open watch may stand still because of a namespace that nobody knows.
+/// How long an open watch may stand still for a namespace of which nothing is known.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// When nobody could tell.
+/// When a question is put again that nobody could answer.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Namespaces that are asserted in one go: a change of policy that comes meanwhile waits for no more than these.
+/// How many namespaces are asked about in one go. A change of policy that comes meanwhile waits for no more than these.
 const TAKEN_MAX: usize = 64;
-/// An answer that is not older will do for a namespace of which nothing has been heard: watches of one user share it.
+/// How old an answer may be for a namespace that no change has touched: watches of one user share it.
 const SLACK: Duration = Duration::from_secs(5);
-/// How much later than it was due a namespace may be asked about, if it is not upstream that does not answer. What
-/// cannot be asserted in time is not shown any more.
+/// How late a namespace may be asked about, if the reason is not that upstream does not answer. A namespace that cannot
+/// be checked in time is not shown any more.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 impl NamespaceVerdicts {
@@ -97,7 +97,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// That of a watch, whose namespaces are asserted again within each `period` by [`keep`](Self::keep).
+    /// The verdicts of a watch. [`keep`](Self::keep) asks about its namespaces again within each `period`.
     #[must_use]
     pub(super) fn of_watch(self, share: NamespaceShare, period: Duration) -> Self {
         let kept = Kept { period, share, agenda: Mutex::new(Agenda::new(period)), changed: Notify::new() };
@@ -112,7 +112,7 @@ impl NamespaceVerdicts {
         self.verdicts.subscribe()
     }
 
-    /// Finds out about those of which nothing is known.
+    /// Finds out about the namespaces of which nothing is known.
     ///
     /// # Errors
     /// Upstream did not say, or there are too many.
@@ -133,7 +133,7 @@ impl NamespaceVerdicts {
         found_out
     }
 
-    /// Who it is now. What somebody else was allowed is asked about again.
+    /// Sets the user as it is now. Whatever another user was allowed is asked about again.
     pub(super) fn is_of(&self, user: &Arc<User>) {
         let before = std::mem::replace(&mut *self.user.lock(), user.clone());
         if before != *user {
@@ -141,7 +141,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Policy has changed at that moment: what it touches is asked about again, and nothing else.
+    /// Notes that policy changed at that moment: the namespaces that it touches are asked about again, and no others.
     pub(super) fn doubt(&self, reach: &AffectedScope, at: Instant) {
         if let Some(kept) = &self.kept
             && kept.agenda.lock().change(reach, at)
@@ -150,9 +150,9 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Asks again about what is known, each namespace in its time. Completes when nothing may be shown any more:
-    /// upstream has said nothing for longer than `grace`, or there is too much to be asked about. `in_doubt` is told
-    /// whether upstream answers.
+    /// Asks again about what is known, each namespace in its time. Completes when nothing may be shown any more,
+    /// because upstream has not answered for longer than `grace`, or because there is too much to ask about. `in_doubt`
+    /// is told whether upstream answers.
     pub(super) async fn keep(&self, grace: Duration, in_doubt: impl Fn(bool)) -> NotGranted {
         let Some(kept) = &self.kept else { return std::future::pending().await };
         let mut busy_since = None;
@@ -174,7 +174,7 @@ impl NamespaceVerdicts {
                 Err(why @ NotGranted::TooMany { .. }) => return why,
                 Err(why) => {
                     in_doubt(true);
-                    // It is upstream that was waited for.
+                    // The delay was upstream's.
                     busy_since = None;
                     let oldest = kept.agenda.lock().oldest();
                     if oldest.is_some_and(|oldest| oldest.elapsed() >= why.grace(grace)) {
@@ -185,7 +185,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Asks about those that are due, or the first of them; an error if one could not be told.
+    /// Asks about the namespaces that are due, or the first of them. Returns an error if one was not answered.
     async fn assert_due(&self, kept: &Kept, now: Instant) -> Result<(), NotGranted> {
         let taken = kept.agenda.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
@@ -206,7 +206,7 @@ impl NamespaceVerdicts {
             Ok(())
         });
         asserting.await?;
-        // Where upstream answers, the others do not wait for the one about which it does not.
+        // As long as upstream answers, the others do not wait for the one about which it does not.
         if doubt.is_err() && !answers {
             kept.agenda.lock().put_off(Instant::now() + AGAIN);
         }
@@ -225,14 +225,14 @@ impl NamespaceVerdicts {
         Ok(())
     }
 
-    /// Nothing was found out about it.
+    /// Notes that nothing was found out about a namespace.
     fn drop_out(&self, namespace: &Arc<str>) {
         if let Some(kept) = &self.kept {
             kept.agenda.lock().forget(namespace);
         }
     }
 
-    /// A namespace came up.
+    /// Asks for a namespace that came up.
     ///
     /// # Errors
     /// There are too many.
@@ -251,7 +251,7 @@ impl NamespaceVerdicts {
         Ok(())
     }
 
-    /// Answers about namespaces as they come up, for as long as somebody listens.
+    /// Answers about namespaces as they come up, for as long as this is polled.
     pub(super) async fn answer(&self) -> std::convert::Infallible {
         loop {
             let unclear = self.unclear();
@@ -274,7 +274,7 @@ impl NamespaceVerdicts {
                 })
                 .await
             };
-            // Whoever could not be answered about in time is not visible, and does not hold up what is.
+            // A namespace that was not answered in time is not shown, and holds up no others.
             let _: Result<_, _> = timeout(ANSWER_MAX, answering).await;
             for namespace in asked {
                 self.wanted.lock().remove(&namespace);
@@ -295,7 +295,7 @@ impl NamespaceVerdicts {
         unclear.map(|(namespace, _)| namespace.clone()).collect()
     }
 
-    /// Asks about each namespace, until `take` has had enough. What is said of it is `Ok`, a no included.
+    /// Asks about each namespace, until `take` has had enough. A verdict is `Ok`, also if it is no.
     async fn decide(
         &self,
         user: &Arc<User>,
@@ -328,7 +328,7 @@ impl NamespaceVerdicts {
         // A lease does not wait for the caller's own requests.
         let (_slot, asks) = match pays {
             Pays::Caller => (self.slots.acquire().await.ok(), AccessPurpose::Request),
-            Pays::Lease => (None, AccessPurpose::Sight { since }),
+            Pays::Lease => (None, AccessPurpose::Namespace { since }),
         };
         let access = Arc::new(self.access.within(&namespace));
         let outcome = match self.authenticator.access_reviewer.decide(user, &access, asks).await {
@@ -339,7 +339,7 @@ impl NamespaceVerdicts {
         (namespace, since, outcome)
     }
 
-    /// What is newer is known already, where something is.
+    /// Notes a verdict, unless a newer one is known.
     fn learn(&self, namespace: Arc<str>, began: Instant, verdict: Verdict) {
         if is_known(&self.verdicts.borrow(), &namespace) {
             return;
@@ -362,13 +362,13 @@ impl NamespaceVerdicts {
     }
 }
 
-/// Each with this moment, in which it begins to be asked about.
+/// Each namespace with this moment, at which it begins to be asked about.
 fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
     let since = Instant::now();
     namespaces.iter().map(|namespace| (namespace.clone(), since)).collect()
 }
 
-/// Completes then; never, if there is no such time.
+/// Completes at `due`; never, if there is no such time.
 async fn until(due: Option<Instant>) {
     match due {
         Some(due) => sleep_until(due).await,
@@ -388,6 +388,6 @@ fn too_many() -> NotGranted {
 
 impl std::fmt::Debug for NamespaceVerdicts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sight").field("namespaces", &self.verdicts.borrow().len()).finish_non_exhaustive()
+        f.debug_struct("NamespaceVerdicts").field("namespaces", &self.verdicts.borrow().len()).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! What RBAC's objects say about whom: enough to tell whose rights a change of one of them may touch.
+//! The content of RBAC objects, as far as it says whose rights a change may touch.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{Affected, AffectedScope, Subjects};
 
-/// The kinds of RBAC.
+/// The kinds of RBAC objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     Role,
@@ -15,7 +15,7 @@ pub enum PolicyKind {
     ClusterRoleBinding,
 }
 
-/// Which bindings there are.
+/// The bindings that there are.
 #[derive(Debug, Default)]
 pub struct Policy {
     bindings: HashMap<(PolicyKind, String), Binding>,
@@ -27,7 +27,7 @@ struct Binding {
     subjects: Subjects,
 }
 
-/// One event of a watch.
+/// One event of a watch of RBAC objects.
 #[derive(Debug, Deserialize)]
 pub struct PolicyChange {
     #[serde(rename = "type")]
@@ -84,7 +84,7 @@ impl PolicyKind {
 }
 
 impl Policy {
-    /// Takes a change in, and tells whose rights it may touch. `None`: it is about nobody.
+    /// Takes in a change, and says whose rights it may touch; `None` if nobody's.
     pub fn apply(&mut self, kind: PolicyKind, change: PolicyChange) -> Option<Affected> {
         let PolicyChange { kind: event, object } = change;
         let key = (kind, format!("{}/{}", object.metadata.namespace, object.metadata.name));
@@ -107,7 +107,7 @@ impl Policy {
         if subjects.is_empty() { None } else { Some(Affected::of(subjects)) }
     }
 
-    /// Starts over: what came meanwhile is not known.
+    /// Forgets what is known of a kind, because changes may have been missed.
     pub fn forget(&mut self, kind: PolicyKind) {
         self.bindings.retain(|(of, _), _| *of != kind);
     }
@@ -119,7 +119,7 @@ impl Binding {
             "ClusterRole" => (PolicyKind::ClusterRole, format!("/{}", object.role.name)),
             _ => (PolicyKind::Role, format!("{}/{}", object.metadata.namespace, object.role.name)),
         };
-        // What is bound in a namespace is about nothing outside of it, whatever role it is.
+        // A binding in a namespace touches nothing outside of it, whatever its role is.
         let (mut subjects, reach) = (Subjects::default(), AffectedScope::of(&object.metadata.namespace));
         for Subject { kind, name, namespace } in &object.subjects {
             match kind.as_str() {

@@ -13,55 +13,55 @@ use super::{NotGranted, metrics};
 use crate::base::Shares;
 use crate::kube::Payer;
 
-/// What upstream is asked about a caller.
+/// The topic of a question about a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Topic {
     Token,
     Access,
 }
 
-/// What a question is asked for. Each of these has places of its own, and waits for none of the others: however many
-/// requests there are, guessed tokens or namespaces of readable watches, a right that is gone is gone in time.
+/// What a question is asked for. Each class has places of its own and waits for none of the others. So a right that was
+/// taken away ends in time, however many requests, guessed tokens or namespaces of readable watches there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum QuestionClass {
-    /// The decision that an open watch stands on.
+    /// The decision that an open watch depends on.
     Lease,
-    /// The namespaces that a readable watch stands on, of which there may be thousands.
-    Sight,
-    /// A request of a caller who is known.
+    /// The namespaces that a readable watch depends on, of which there may be thousands.
+    Namespace,
+    /// A request of a known caller.
     Known,
-    /// A request of nobody in particular, or with a token that was nobody's lately.
+    /// A request without a credential, or with a token that was nobody's lately.
     Guess,
 }
 
-/// The way to upstream for questions of one topic: so many at a time, and none for longer than that.
+/// The way to upstream for questions of one topic: so many at a time, each for so long at most.
 pub(super) struct Questions {
     topic: Topic,
     leases: Semaphore,
-    sights: Semaphore,
+    namespaces: Semaphore,
     known: Semaphore,
     guesses: Semaphore,
-    /// What one user may have of the places of an asker.
+    /// How many places of a class one user may have.
     shares: [Shares<Payer>; 3],
 }
 
 /// An answer of upstream that is remembered.
 pub(super) trait Dated {
-    /// The question was put to upstream behind this moment.
+    /// A moment before the question was sent.
     fn asked(&self) -> Instant;
 }
 
-/// Questions of leases that wait for upstream at a time; one user has half of them.
+/// How many questions of leases wait for upstream at a time; one user has half of these places.
 const LEASES_MAX: usize = 32;
-/// The same of namespaces.
-const SIGHTS_MAX: usize = 32;
-/// The same of requests.
+/// The same for questions about namespaces.
+const NAMESPACE_QUESTIONS_MAX: usize = 32;
+/// The same for requests.
 const KNOWN_MAX: usize = 64;
-/// The same of guesses, which nobody in particular has a share of.
+/// The same for guesses, of which no user has a share.
 const GUESSES_MAX: usize = 16;
 /// How long a question may take, with the time that it waits for its turn.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// When somebody may come again who has asked for too much.
+/// When a caller may try again that has asked for too much.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl Questions {
@@ -69,15 +69,15 @@ impl Questions {
         Self {
             topic,
             leases: Semaphore::new(LEASES_MAX),
-            sights: Semaphore::new(SIGHTS_MAX),
+            namespaces: Semaphore::new(NAMESPACE_QUESTIONS_MAX),
             known: Semaphore::new(KNOWN_MAX),
             guesses: Semaphore::new(GUESSES_MAX),
-            shares: [LEASES_MAX, SIGHTS_MAX, KNOWN_MAX].map(|places| Shares::new(places / 2)),
+            shares: [LEASES_MAX, NAMESPACE_QUESTIONS_MAX, KNOWN_MAX].map(|places| Shares::new(places / 2)),
         }
     }
 
-    /// Puts a question in its turn: the answer, and a moment before which nothing was sent. `payer`: whose share it is
-    /// of, if somebody is known.
+    /// Puts a question when its turn comes. Returns the answer, and a moment before anything was sent. `payer` is the
+    /// user whose share it takes, if one is known.
     pub(super) async fn put<T>(
         &self,
         asker: QuestionClass,
@@ -86,7 +86,7 @@ impl Questions {
     ) -> Result<(Instant, T), NotGranted> {
         let (places, share) = match asker {
             QuestionClass::Lease => (&self.leases, Some(&self.shares[0])),
-            QuestionClass::Sight => (&self.sights, Some(&self.shares[1])),
+            QuestionClass::Namespace => (&self.namespaces, Some(&self.shares[1])),
             QuestionClass::Known => (&self.known, Some(&self.shares[2])),
             QuestionClass::Guess => (&self.guesses, None),
         };
@@ -112,18 +112,18 @@ impl Questions {
         Ok((asked, answer))
     }
 
-    /// Counts a question, by what came of it.
+    /// Counts a question by its result.
     pub(super) fn came_to(&self, result: &'static str) {
         metrics::reviewed(self.topic.as_str(), result);
     }
 
-    /// The question is not put, for its turn comes too late.
+    /// The error for a question that is not put because its turn comes too late.
     pub(super) fn late(&self) -> NotGranted {
         self.came_to("timeout");
         NotGranted::Unavailable(format!("{} cannot be found out in time", self.topic.sought()))
     }
 
-    /// The question is not put: whoever causes it has caused too many.
+    /// The error for a question that is not put because its caller has caused too many.
     pub(super) fn over_budget(&self) -> NotGranted {
         self.came_to("over_budget");
         NotGranted::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
@@ -146,7 +146,7 @@ impl Topic {
         }
     }
 
-    /// For the words of a refusal.
+    /// What the question is about, for the message of a refusal.
     fn sought(self) -> &'static str {
         match self {
             Self::Token => "whose the token is",
@@ -155,8 +155,8 @@ impl Topic {
     }
 }
 
-/// The answer that is remembered, or what `ask` comes to: one question a key at a time, however many wait for it, and
-/// errors are not remembered. `since`: an answer to an older question will not do.
+/// The remembered answer, or the one that `ask` gives. There is one question at a time for a key, however many wait for
+/// it; errors are not remembered. An answer will do only if it was asked for after `since`.
 pub(super) async fn remembered<K, V, F>(
     answers: &Cache<K, V>,
     key: &K,
@@ -175,17 +175,17 @@ where
             Some(_) => answers.invalidate(key).await,
             None => {}
         }
-        // A question is large, and rarely asked: no request holds room for it beside its own.
+        // A question is large and rarely asked, so it is boxed: no request has room for it beside its own.
         let answer = Box::pin(answers.try_get_with_by_ref(key, ask())).await;
         let answer = answer.map_err(|refused: Arc<NotGranted>| NotGranted::clone(&refused))?;
-        // Else somebody's question was under way that began too early.
+        // Otherwise somebody's question was under way that had begun too early.
         if will_do(&answer) {
             return Ok(answer);
         }
     }
 }
 
-/// So many a second in the long run, and so many at once; one, where that is none.
+/// A quota of so many a second in the long run, and so many at once; zero counts as one.
 pub(super) fn quota(per_second: u32, burst: u32) -> Quota {
     let rate = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
     Quota::per_second(rate(per_second)).allow_burst(rate(burst))

@@ -5,26 +5,26 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// So many questions a second for each holder, and so many of them at once. Whoever asks is told when its turn is; the
-/// turns of a holder are in the order in which they were asked for.
+/// Gives each holder turns for so many questions a second, and so many of them at once. A holder's turns come in the
+/// order in which they were asked for.
 #[derive(Debug)]
 pub(super) struct QuestionPace<K> {
-    /// From one turn to the next, in the long run.
+    /// The time from one turn to the next, in the long run.
     interval: Duration,
-    /// How far ahead of that a holder may be.
+    /// How far ahead of that pace a holder may be.
     ahead: Duration,
     holders: Mutex<Holders<K>>,
 }
 
 #[derive(Debug)]
 struct Holders<K> {
-    /// When the next turn would be if none had been early.
+    /// When each holder's next turn would be if none had been early.
     next: HashMap<K, Instant>,
-    /// How many are remembered before those whose time is over are forgotten.
+    /// How many holders are remembered before idle ones are forgotten.
     kept_max: usize,
 }
 
-/// Holders that are remembered whether or not they ask.
+/// This many holders are remembered whether or not they ask.
 const KEPT_MAX: usize = 1_024;
 
 impl<K: Eq + Hash + Clone> QuestionPace<K> {

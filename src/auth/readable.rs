@@ -9,17 +9,18 @@ use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
 use super::{Grant, NotGranted};
 use crate::kube::{Access, Gvr, Status};
 
-/// Permission for a collection: for what one request asks for, or for some namespaces of it.
+/// A permission for a collection: for everything that a request asks for, or for some namespaces of it.
 #[derive(Debug, Clone)]
 pub enum Permit {
     Whole(Grant),
     Part(Readable),
 }
 
-/// Permission to read those namespaces of a collection in which upstream lets the caller do what it asks to do in all.
+/// A permission to read some namespaces of a collection: those in which upstream lets the caller do what it asks to do
+/// in all.
 ///
 /// Its fields are private, so only [`Gate::readable`](super::Gate::readable) makes one. A namespace of which nothing is
-/// known is not readable. Of a watch all are asserted again as long as it is held.
+/// known is not readable. For a watch, all namespaces are checked again as long as it is held.
 #[derive(Debug, Clone)]
 pub struct Readable {
     access: Arc<Access>,
@@ -27,11 +28,11 @@ pub struct Readable {
     lease: Option<Arc<GrantLease>>,
 }
 
-/// How long a permission lasts, without what it is for: that is asked again by whoever keeps it standing.
+/// Whether a permission still holds. What it is for is known to those who check it again.
 #[derive(Debug, Clone)]
 pub struct GrantStatus(Option<Arc<GrantLease>>);
 
-/// What is known of namespaces, as it changes.
+/// Follows the verdicts on namespaces.
 #[derive(Debug)]
 pub struct VerdictChanges(watch::Receiver<namespace_verdicts::VerdictMap>);
 
@@ -47,7 +48,7 @@ impl Permit {
         }
     }
 
-    /// Whether it is for what is read, if that has to have this name. `None`: it may have any.
+    /// Whether it is for reads of that name. `None` stands for reads of any name.
     pub fn names(&self, name: Option<&str>) -> bool {
         match self {
             Self::Whole(grant) => grant.names(name),
@@ -63,7 +64,7 @@ impl Permit {
         }
     }
 
-    /// The part that it is for, if it is not for all.
+    /// The permission for a part, if it is not for all.
     pub fn part(&self) -> Option<&Readable> {
         match self {
             Self::Whole(_) => None,
@@ -71,7 +72,7 @@ impl Permit {
         }
     }
 
-    /// Why it was given, in the authorizer's words, which may be none.
+    /// The reason, in the authorizer's words, which may be empty.
     pub fn reason(&self) -> Arc<str> {
         match self {
             Self::Whole(grant) => grant.reason().clone(),
@@ -79,7 +80,7 @@ impl Permit {
         }
     }
 
-    /// What a watch keeps of it.
+    /// The status of the permission, which a watch keeps.
     pub fn grant_status(&self) -> GrantStatus {
         GrantStatus(match self {
             Self::Whole(grant) => grant.lease().cloned(),
@@ -89,44 +90,44 @@ impl Permit {
 }
 
 impl GrantStatus {
-    /// Why it is over, once it is: nothing may be sent any more but this.
+    /// Why the permission has ended, once it has: then nothing else may be sent.
     pub fn revoked(&self) -> Option<&Status> {
         self.0.as_ref()?.revoked()
     }
 
-    /// Completes when it is over; `None` if that never happens.
+    /// Completes when the permission has ended; `None` if it never does.
     pub fn over(&self) -> Option<CancellationToken> {
         self.0.as_ref().map(|lease| lease.over())
     }
 }
 
 impl Readable {
-    /// More namespaces need not be looked for: they would be too many to ask about.
+    /// How many namespaces are worth finding: more would be too many to ask about.
     pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
 
     pub(super) fn new(access: Arc<Access>, verdicts: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
-        // All watches that stand on one lease see the same.
+        // All watches that depend on one lease see the same.
         let verdicts = lease.as_ref().and_then(|lease| lease.verdicts().cloned()).unwrap_or(verdicts);
         Self { access, verdicts, lease }
     }
 
-    /// Finds out which of these may be read, one question each.
+    /// Finds out which of these namespaces may be read, with one question each.
     ///
     /// # Errors
     /// There are too many, or it cannot be found out.
     pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
-        // One more is enough to tell that there are too many.
+        // One more is enough to show that there are too many.
         let namespaces: BTreeSet<Arc<str>> =
             namespaces.into_iter().take(namespace_verdicts::NAMESPACES_MAX + 1).map(Into::into).collect();
         self.verdicts.find_out(namespaces).await
     }
 
-    /// What is known of a namespace.
+    /// The verdict on a namespace, if there is one.
     pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
         self.verdicts.verdict(namespace)
     }
 
-    /// Has it found out whether a namespace may be read that came up in a watch; [`verdicts`](Self::verdicts) tells.
+    /// Asks for a verdict on a namespace that came up in a watch. [`verdicts`](Self::verdicts) tells when it is there.
     pub fn ask(&self, namespace: &str) {
         if let Err(why) = self.verdicts.want(namespace)
             && let Some(lease) = &self.lease
@@ -135,14 +136,14 @@ impl Readable {
         }
     }
 
-    /// Follows what is known.
+    /// Follows the verdicts.
     pub fn verdicts(&self) -> VerdictChanges {
         VerdictChanges(self.verdicts.changes())
     }
 }
 
 impl VerdictChanges {
-    /// Completes when something else is known than when this was made or has last completed.
+    /// Completes when a verdict has changed since this was made or has last completed.
     pub async fn changed(mut self) -> Self {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -151,7 +152,7 @@ impl VerdictChanges {
     }
 }
 
-/// What tests say instead of upstream.
+/// Permissions for tests, which set the verdicts themselves.
 #[cfg(test)]
 impl Readable {
     /// # Panics

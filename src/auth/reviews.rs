@@ -5,16 +5,16 @@ use super::credential::Token;
 use crate::kube::{Access, User};
 use crate::upstream::{AccessVerdict, Client, Error, TokenVerdict};
 
-/// Whoever answers questions about callers: upstream, and in tests what the test says.
+/// Answers questions about callers: upstream does, and in tests a stub.
 pub(super) trait Reviews: Send + Sync {
-    /// Whose the token is.
+    /// Reviews whose token this is.
     fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenVerdict>;
 
-    /// Whether the user may.
+    /// Reviews whether the user may.
     fn access(&self, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict>;
 }
 
-/// Boxed, for it is large and rarely asked for.
+/// The future of a review. It is boxed, for it is large and rarely made.
 pub(super) type ReviewFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 impl Reviews for Client {

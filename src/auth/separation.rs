@@ -4,14 +4,14 @@ use parking_lot::Mutex;
 
 use super::Authorities;
 
-/// Whose authorities a chain is verified by.
+/// What a set of authorities is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthorityRole {
     Client,
     FrontProxy,
 }
 
-/// What two sets of authorities know of each other: an authority in both would make every client a front proxy.
+/// Keeps two sets of authorities apart: an authority in both would make every client a front proxy.
 #[derive(Debug, Clone, Default)]
 pub struct Separation(Arc<Mutex<Sides>>);
 
@@ -21,16 +21,15 @@ struct Sides {
     proxies: Vec<Vec<u8>>,
 }
 
-/// An authority of clients would be one of front proxies.
+/// An authority would be in both sets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an authority of clients would be one of front proxies too")]
 pub struct Mixed;
 
 impl Separation {
-    /// From now on these are the authorities of that role, unless one of them has the other role too.
+    /// Sets the authorities of a role, unless one of them has the other role too.
     ///
-    /// # Errors
-    /// It has; what was before stays.
+    /// # Errors One of them has the other role; the earlier ones stay.
     pub fn admit(&self, role: AuthorityRole, authorities: &Authorities) -> Result<(), Mixed> {
         let mut sides = self.0.lock();
         let Sides { clients, proxies } = &mut *sides;

@@ -8,8 +8,8 @@ use super::certificate::{Authorities, CertificateHolder, Edition, Untrusted};
 use super::chain::Chain;
 use crate::upstream::CredentialId;
 
-/// A certificate chain that a client has shown, and what was found out about it: kept with the connection, so that it
-/// is looked at once, and not with every request.
+/// A certificate chain that a client has shown, and what was found out about it. It is kept with the connection, so
+/// that the chain is verified once and not with every request.
 #[derive(Debug)]
 pub struct Shown {
     chain: Chain,
@@ -18,7 +18,7 @@ pub struct Shown {
     as_proxy: Mutex<Option<Verdict>>,
 }
 
-/// Whose a chain is, or that it is nobody's, by some authorities and for a while.
+/// The holder of a chain, or that it has none, by some authorities and for a while.
 #[derive(Debug, Clone)]
 struct Verdict {
     edition: Edition,
@@ -27,7 +27,7 @@ struct Verdict {
     holder: Result<CertificateHolder, Untrusted>,
 }
 
-/// How long a no is good, at most: it ends sooner where a certificate is about to become valid.
+/// How long a refusal is remembered at most. It ends sooner where a certificate is about to become valid.
 const NO_KEPT_MAX: Duration = Duration::from_secs(60);
 
 impl Shown {
@@ -40,7 +40,7 @@ impl Shown {
         *self.id.get_or_init(|| make(&self.chain))
     }
 
-    /// Whose chain it is by these authorities, now.
+    /// The holder of the chain by these authorities, at this moment.
     pub(super) fn holder(
         &self,
         role: AuthorityRole,
@@ -69,14 +69,14 @@ impl Shown {
 }
 
 impl Verdict {
-    /// Whether nothing has happened that could change it: neither other authorities nor the time, also where the clock
-    /// was set back.
+    /// Whether nothing has happened that could change the verdict: neither other authorities nor the time, also where
+    /// the clock was set back.
     fn stands(&self, authorities: &Authorities, now: SystemTime) -> bool {
         self.edition == authorities.edition() && (self.from..self.until).contains(&now)
     }
 }
 
-/// Two are the same if their chains are.
+/// Two are equal if their chains are.
 impl PartialEq for Shown {
     fn eq(&self, other: &Self) -> bool {
         self.chain == other.chain

@@ -13,63 +13,63 @@ use super::{AuthConfig, NotGranted, now};
 use crate::kube::{Payer, User};
 use crate::upstream::CredentialId;
 
-/// Asks whose a token is, and remembers the answer for seconds.
+/// Asks upstream whose a token is, and remembers the answer for seconds.
 ///
-/// One question a token at a time, however many wait for it. Errors are not remembered. Tokens themselves are not
-/// kept: an answer is found by the token's HMAC.
+/// There is one question at a time for a token, however many wait for it. Errors are not remembered. Tokens themselves
+/// are not kept: an answer is found by the token's HMAC.
 ///
-/// Leases ask apart from requests: they do not wait for a question that waits behind those of others.
+/// Leases ask apart from requests, so they do not wait for a question that waits behind those of others.
 pub(super) struct TokenReviewer {
     reviews: Arc<dyn Reviews>,
     audiences: Arc<[String]>,
     of_requests: Answers,
     of_leases: Answers,
-    /// Whose a token was when upstream was asked last. Such tokens have a budget of their own, so that they do not
-    /// compete with those that are guessed at the same address.
+    /// Whose a token was when upstream was last asked. Such tokens have a budget of their own, so that they do not
+    /// compete with tokens that are guessed at the same address.
     regulars: moka::sync::Cache<CredentialId, Payer>,
     questions: Questions,
     sources: DefaultKeyedRateLimiter<IpAddr>,
     budget: DefaultDirectRateLimiter,
     budget_of_regulars: DefaultDirectRateLimiter,
-    /// What one user's tokens may take of that: it may have many of them.
+    /// How much of that budget one user's tokens may take: it may have many of them.
     shares_of_regulars: DefaultKeyedRateLimiter<Payer>,
-    /// Questions of leases: of all, and of one user's.
+    /// The pace of leases' questions: of all, and of one user's.
     leases_pace: QuestionPace<()>,
     leases_pace_per_user: QuestionPace<Payer>,
 }
 
-/// What it is asked for, and how old the answer may be.
+/// What a question is asked for, and how old the answer may be.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum TokenPurpose<'a> {
-    /// A request from that address, which pays; `None`: one of our own.
+    /// A request from that address, which pays; `None` if the request is our own.
     Request { source: Option<IpAddr> },
-    /// A lease of that user: an answer to a question from before that moment will not do.
+    /// A lease of that user. An answer will do only if it was asked for after `since`.
     Lease { since: Instant, payer: &'a Payer },
 }
 
 type Answers = moka::future::Cache<CredentialId, Answer>;
 
-/// Somebody's token, or nobody's.
+/// The bearer of a token, or that it is nobody's.
 #[derive(Debug, Clone)]
 struct Answer {
     asked: Instant,
     user: Option<Arc<User>>,
-    /// By the token's own word.
+    /// When the token ends by its own word.
     until: Option<SystemTime>,
 }
 
-/// A token's bearer, until then.
+/// A token's bearer, and until when.
 #[derive(Debug, Clone)]
 pub(super) struct Bearer {
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,
 }
 
-/// Answers are few bytes each; so many tokens are remembered.
+/// How many answers are remembered; each is a few bytes.
 const ANSWERS_MAX: u64 = 32_768;
-/// How long a token that is not shown any more is known to have been somebody's.
+/// How long it is remembered that a token was somebody's, if it is not shown any more.
 const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
-/// Sources and users are forgotten by and by: whenever there are so many of them.
+/// How many sources and users are remembered before idle ones are forgotten.
 const SOURCES_MAX: usize = 100_000;
 
 impl TokenReviewer {
@@ -96,7 +96,7 @@ impl TokenReviewer {
         }
     }
 
-    /// Whose token this is.
+    /// The bearer of this token.
     pub(super) async fn bearer(
         &self,
         id: CredentialId,
@@ -112,7 +112,7 @@ impl TokenReviewer {
             TokenPurpose::Lease { since, .. } => remembered(&self.of_leases, &id, Some(since), ask).await?,
         };
         let user = answer.user.ok_or(NotGranted::Unauthenticated)?;
-        // Upstream grants a token some time beyond its own word; here it ends with that.
+        // Upstream accepts a token for some time beyond its own word; here it ends with that word.
         if answer.until.is_some_and(|until| until <= now()) {
             return Err(NotGranted::Unauthenticated);
         }
@@ -141,7 +141,7 @@ impl TokenReviewer {
         let until = token.expires().filter(|_| user.is_some());
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         let answer = Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
-        // What a lease has found out, requests need not find out later; but what they have learned since counts.
+        // Requests may use what a lease has found out, but not in place of something newer.
         let is_older = |known: Answer| known.asked <= answer.asked;
         if asker == QuestionClass::Lease && self.of_requests.get(&id).await.is_some_and(is_older) {
             self.of_requests.insert(id, answer.clone()).await;
@@ -149,7 +149,7 @@ impl TokenReviewer {
         Ok(answer)
     }
 
-    /// Unknown tokens cost upstream a question each: so many a second, from one source and from all.
+    /// Counts a question about an unknown token: so many a second, from one source and from all.
     fn spend(&self, id: CredentialId, source: Option<IpAddr>) -> Result<QuestionClass, NotGranted> {
         if self.sources.len() > SOURCES_MAX {
             self.sources.retain_recent();
@@ -157,7 +157,7 @@ impl TokenReviewer {
         if self.shares_of_regulars.len() > SOURCES_MAX {
             self.shares_of_regulars.retain_recent();
         }
-        // What one user's tokens cost beyond its share is paid for as those are that nobody knows.
+        // If one user's tokens cost more than its share, they are paid for like unknown ones.
         let payer = self.regulars.get(&id).filter(|payer| self.shares_of_regulars.check_key(payer).is_ok());
         let (asker, pays) = if payer.is_some() {
             (QuestionClass::Known, self.budget_of_regulars.check().is_ok())
@@ -175,7 +175,7 @@ impl Dated for Answer {
     }
 }
 
-/// Who pays together: one address, or a network of the size that one customer has.
+/// The addresses that pay together: one address, or a network of the size that one customer has.
 fn network(source: IpAddr) -> IpAddr {
     match source {
         IpAddr::V4(_) => source,

@@ -9,27 +9,27 @@ use crate::kube::{Access, AccessTarget, Status, User};
 /// Why a requestor is not taken for somebody else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impeded {
-    /// What it would have to be allowed.
+    /// The access that it would need.
     access: Access,
     pub(in super::super) refused: NotGranted,
 }
 
 impl Impeded {
-    /// Nobody knows who asks.
+    /// Nothing is known of who asks.
     pub(in super::super) fn unknown() -> Self {
         let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
         Self { access, refused: NotGranted::Unauthenticated }
     }
 
-    /// In the apiserver's words.
+    /// The Status in the apiserver's words.
     pub fn status(&self, requestor: &str) -> Status {
         self.refused.status_of(requestor, &self.access)
     }
 }
 
 impl Impersonation {
-    /// Whom the requestor is taken for, by the first way that is open to it; what it is told otherwise is about the
-    /// first of all. `request`: as for [`modes`].
+    /// The user that the requestor is taken for, by the first way that is open to it. If none is open, the error is
+    /// about the first of all ways. `request` is as for [`modes`].
     ///
     /// # Errors
     /// No way is open, or that cannot be found out.

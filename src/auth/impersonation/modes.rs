@@ -1,4 +1,4 @@
-//! The ways to be taken for somebody, and what each asks: apiserver's `impersonation/mode.go`.
+//! The ways to be taken for somebody, and the rights that each needs, as in apiserver's `impersonation/mode.go`.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use crate::kube::{Access, AccessTarget, ResourceTarget, User};
 /// A way to be taken for somebody. All of its steps have to be taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ImpersonationMode {
-    /// Who is asked about, where that is not the requestor as it is.
+    /// The user whose rights are asked about, where that is not the requestor as it is.
     pub(super) subject: Option<User>,
     pub(super) steps: Vec<ImpersonationStep>,
-    /// Whom the request is from then.
+    /// The user that the request is from then.
     pub(super) user: User,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ImpersonationStep {
     Ask(Access),
-    /// The first, or else every other one.
+    /// The first access, or else every other one.
     AllOrEach(Access, Vec<Access>),
     /// It is never allowed, for that reason.
     Never(Access, String),
 }
 
-/// A word for a way, and where its rights on users and groups are.
+/// The verb of a way, and where its rights on users and groups are.
 #[derive(Debug, Clone, Copy)]
 struct Verb<'a> {
     verb: &'a str,
@@ -37,14 +37,14 @@ const MASTERS: &str = "system:masters";
 const NODES: &str = "system:nodes";
 /// The node that a service account's token is bound to.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
-/// What is left of the extras of a service account that acts as its node.
+/// The key that is left of the extras of a service account that acts as its node.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
-/// So many groups or values of extras are asked about as one first.
+/// From this many groups or values of extras on, all are first asked about as one.
 const MANY: usize = 4;
 
 /// The ways in which `requestor` may be taken for `wanted` in a request, in the order in which upstream tries them.
 ///
-/// `request`: `None` where upstream knows nothing of constraints, which are on what is done in another one's name.
+/// `request` is `None` where upstream knows no constraints, which are rights to act in another one's name.
 pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<ImpersonationMode> {
     let constrained = request.map(|request| constrained(requestor, wanted, request)).unwrap_or_default();
     let mut steps = vec![ImpersonationStep::Ask(LEGACY.name(&wanted.name))];
@@ -86,7 +86,7 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Imperso
     }
 }
 
-/// Somebody who is neither a node nor a service account, with all that makes a user.
+/// The way for a user that is neither a node nor a service account, with everything that makes a user.
 fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
     let verb = Verb { verb: "impersonate:user-info", group: AUTHENTICATION };
     let mut steps =
@@ -102,7 +102,7 @@ fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
         steps.push(ImpersonationStep::Never(verb.extra("", ""), why));
     } else {
         let extras = verb.extras(&wanted.extra);
-        // Each key has values here.
+        // Each value counts, not each key.
         let are_many = extras.len() >= MANY;
         steps.extend(asked(extras, are_many, || verb.extra("*", "*")));
     }
@@ -148,13 +148,13 @@ fn is_associated(requestor: &User, node: &str) -> bool {
     is_service_account && requestor.extra.get(NODE_NAME).is_some_and(|nodes| nodes.as_slice() == [node])
 }
 
-/// A service account as it is judged when it acts as its node: on every node alike.
+/// A service account as it is judged when it acts as its node: alike on every node.
 fn bound(requestor: &User) -> User {
     let keys = requestor.extra.keys().cloned().collect();
     User { extra: BTreeMap::from([(ASSOCIATED_KEYS.to_owned(), keys)]), ..requestor.clone() }
 }
 
-/// The request itself, in another one's name.
+/// The request itself, made in another one's name.
 fn on(mode: &str, request: &Access) -> Access {
     Access { verb: format!("impersonate-on:{mode}:{}", request.verb), target: request.target.clone() }
 }
