@@ -1,4 +1,4 @@
-//! The front door: what a request wants, who answers it, and the streams that answer it.
+//! The HTTP side: what a request asks for, who answers it, and the streams that answer it.
 //!
 //! ```text
 //! request ─► route (pure) ─► Forward(reason) ─► upstream, with the caller's bytes
@@ -6,9 +6,9 @@
 //!                         └► Get | List | Watch ─► feed ready? fresh enough? ─► snapshot or cursor ─► body
 //! ```
 //!
-//! **Invariants.** What is not understood is passed through, never guessed. Every reason to pass through is a variant
-//! and a metric label. A stream is pulled by its client's room and by nothing else. Status codes are decided here and
-//! nowhere below.
+//! **Invariants.** A request that is not understood is passed through; its meaning is never guessed. Every reason to
+//! pass through is a variant and a metric label. A stream is pulled by its client's room and by nothing else. Status
+//! codes are decided here and nowhere below.
 
 mod admission;
 mod audit;

@@ -21,23 +21,23 @@ pub struct ReplyBody(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    /// All there is, in one piece.
+    /// Everything, in one piece.
     Full(Option<Bytes>),
     /// A LIST, written as the client takes it.
     List(Box<List>),
-    /// An answer that is all there and shares its bytes, taken by the piece.
+    /// A complete answer that shares its bytes, taken piece by piece.
     Pieces(Box<Whole>),
-    /// One that has places, and a time to be taken in.
+    /// A complete answer that has places, and must be taken in time.
     Whole(Box<BoundedBody<Whole>>),
     /// A watch.
     Watch(Box<WatchBody>),
-    /// Upstream's own, to be taken within a minute.
+    /// Upstream's body, to be taken within a minute.
     Short(Box<BoundedBody<Forwarded>>),
-    /// Upstream's own, for as long as it lasts.
+    /// Upstream's body, for as long as it lasts.
     Stream(Box<Forwarded>),
 }
 
-/// Upstream's body on its way down; the place is given back with its end.
+/// Upstream's body on its way to the client. Its place is given back with its end.
 #[derive(Debug)]
 struct Forwarded {
     body: ResponseBody,
@@ -49,7 +49,7 @@ impl ReplyBody {
         Self(Kind::Full(Some(bytes)))
     }
 
-    /// Of an answer to HEAD, which has none, whatever it would have been: HTTP/2's codec leaves that to us.
+    /// The body for HEAD, which is empty for every answer of ours: HTTP/2's codec leaves that to us.
     pub(super) fn of_head(self) -> Self {
         match self.0 {
             Kind::Short(_) | Kind::Stream(_) => self,
@@ -69,17 +69,17 @@ impl ReplyBody {
         Self(Kind::Watch(Box::new(WatchBody::new(session, record))))
     }
 
-    /// Of an answer that shares its bytes and has no place.
+    /// The body of an answer that shares its bytes and has no place.
     pub(super) fn pieces(pieces: [Bytes; 3]) -> Self {
         Self(Kind::Pieces(Box::new(Whole::new(pieces, Vec::new()))))
     }
 
-    /// Of an answer that is all there: its places are held until it is taken, and no longer than `max`.
+    /// The body of a complete answer. Its places are held until it is taken, but no longer than `max`.
     pub(super) fn whole(whole: Whole, (max, tasks, cut): (Duration, &Tasks, Cut)) -> Self {
         Self(Kind::Whole(Box::new(BoundedBody::new(whole, max, tasks, cut))))
     }
 
-    /// Of an answer that upstream gives at once, and that is taken within `max`.
+    /// The body of an answer that upstream gives at once and that is taken within `max`.
     pub(super) fn short(
         body: ResponseBody,
         place: Arc<AdmissionPlace>,
@@ -88,7 +88,7 @@ impl ReplyBody {
         Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, max, tasks, cut))))
     }
 
-    /// Of an answer that has no end of its own.
+    /// The body of an answer that has no end of its own.
     pub(super) fn stream(body: ResponseBody, place: Arc<AdmissionPlace>) -> Self {
         Self(Kind::Stream(Box::new(Forwarded { body, _place: place })))
     }

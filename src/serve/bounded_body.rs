@@ -16,12 +16,12 @@ use crate::base::{Cut, Tasks};
 use crate::cache;
 use crate::listing::{GzipList, ListBody};
 
-/// A body on its way: it has an end, whether or not anybody takes it.
+/// A body that ends in time, whether or not anybody takes it.
 ///
-/// Who reads slowly keeps something alive that everybody else has left: a state, a place, a connection upstream. It may
-/// for as long as the apiserver lets a request last, and not for ever. What the body holds is given back at that
-/// moment, also while the other side reads nothing and so nobody polls it; whoever polls it then gets an error, so that
-/// what was cut never looks whole.
+/// A slow reader keeps alive what everybody else has left: a state, a place, a connection upstream. It may do so for as
+/// long as the apiserver lets a request last, and not for ever. At that moment everything that the body holds is given
+/// back, even if the other side reads nothing and so nobody polls it. Whoever polls it later gets an error, so that a
+/// cut body never looks complete.
 #[derive(Debug)]
 pub(super) struct BoundedBody<B> {
     going: Arc<Mutex<Going<B>>>,
@@ -30,33 +30,33 @@ pub(super) struct BoundedBody<B> {
 
 #[derive(Debug)]
 struct Going<B> {
-    /// `None` when it was cut.
+    /// `None` once it was cut.
     body: Option<B>,
-    /// Whoever waits for more of it.
+    /// The task that waits for more of it.
     waker: Option<Waker>,
 }
 
 /// Why an answer was cut.
 pub(super) const TOO_SLOW: &str = "too_slow";
 
-/// It was not taken, or did not come, in time.
+/// The body was not taken, or did not come, in time.
 #[derive(Debug, thiserror::Error)]
 #[error("not taken, or not come, in time")]
 pub(super) struct TooSlow;
 
 impl<B: Body + Send + 'static> BoundedBody<B> {
-    /// From now on, and no longer than `max`.
+    /// Starts the time of a body, which ends after `max` at the latest.
     ///
-    /// `answer` resets the stream of an answer when its time is over: a codec whose window is closed never polls it.
-    /// That of a request's body is nobody's.
+    /// `answer` cuts the stream of an answer when its time is over: a codec whose window is closed never polls it. For
+    /// a request's body it cuts nothing.
     pub(super) fn new(body: B, max: Duration, tasks: &Tasks, answer: Cut) -> Self {
-        // Most have come whole already, or are nothing.
+        // Most bodies are complete already, or empty.
         let is_over = body.is_end_stream();
         let going = Arc::new(Mutex::new(Going { body: Some(body), waker: None }));
         if is_over {
             return Self { going, _ends: None };
         }
-        // Who is done with it drops it at once, and not when the timer hears of that.
+        // Whoever is done with it drops it at once, without waiting for the timer.
         let (slow, ends) = (Arc::downgrade(&going), CancellationToken::new());
         let over = ends.clone().cancelled_owned();
         tasks.spawn("body", async move {
@@ -109,7 +109,7 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody
     }
 }
 
-/// A LIST, written as the client takes it. It has a place, and its end is that of its state's pin, which has it cut.
+/// A LIST, written as the client takes it. It has a place. The pin on its state ends it.
 #[derive(Debug)]
 pub(super) struct List {
     written: ListEncoding,
@@ -118,7 +118,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// The terms of its state's pin.
+    /// The terms of the pin on its state.
     pub(super) fn terms(max: Duration) -> cache::PinTerms {
         cache::PinTerms { until: Some((Instant::now() + max, TOO_SLOW)), idle_max: None }
     }
@@ -153,12 +153,12 @@ impl Body for List {
     }
 }
 
-/// An answer that is all there and waits to be taken, a piece at a time: what has been taken is the connection's to
-/// hold. Its places are given back with the last one.
+/// A complete answer that waits to be taken, a piece at a time. Pieces that were taken are held by the connection. The
+/// places are given back with the last piece.
 #[derive(Debug)]
 pub(super) struct Whole {
-    /// In this order. None of them is joined with the next: an end of a few bytes is not taken before what is large has
-    /// found room.
+    /// The parts in this order. None is joined with the next: an end of a few bytes is not taken before the large part
+    /// has found room.
     left: [Bytes; 3],
     _places: Vec<Arc<AdmissionPlace>>,
 }
@@ -168,15 +168,16 @@ impl Whole {
         Self { left, _places: places }
     }
 
-    /// Of bytes in one piece.
+    /// An answer in one piece.
     pub(super) fn of(mut bytes: Bytes, places: Vec<Arc<AdmissionPlace>>) -> Self {
-        // Copied: the end that a codec has taken and cannot send is not to keep all of it, without a place.
+        // The last byte is copied: if the codec has taken it and cannot send it, it must not keep all the others
+        // without a place.
         let end = Bytes::copy_from_slice(&bytes.split_off(bytes.len().saturating_sub(1)));
         Self::new([Bytes::new(), bytes, end], places)
     }
 }
 
-/// As much as a TLS record has, and a frame of HTTP/2 by default.
+/// The length of a TLS record, and by default of a frame of HTTP/2.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 10;
 
 impl Body for Whole {
@@ -187,7 +188,7 @@ impl Body for Whole {
         let left = self.get_mut().left.iter_mut().find(|left| !left.is_empty());
         Poll::Ready(left.map(|left| {
             let len = left.len();
-            // What is taken whole is not kept here as an empty slice.
+            // A part that is taken whole is not kept here as an empty slice.
             let piece = if len > PIECE_BYTES_MAX { left.split_to(PIECE_BYTES_MAX) } else { take(left) };
             Ok(Frame::data(piece))
         }))

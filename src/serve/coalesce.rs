@@ -20,23 +20,23 @@ pub(super) struct SharedAnswer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
-    /// What its bytes hold of their user's share, as long as anybody has them.
+    /// The place for its bytes in their user's share, held as long as anybody has them.
     pub(super) place: Arc<AdmissionPlace>,
 }
 
-/// Why there is none; the text of a 502 or 503.
+/// Why there is no answer; the text of a 502 or 503.
 pub(super) type SharedFailure = Arc<Error>;
 
-/// Identical questions, asked once for all who came before the asking.
+/// Puts identical questions to upstream once, for all that came before the question was sent.
 ///
-/// A question serves only requests that were received before it was *sent* (L5): those that come while
-/// it is under way wait for the next one, however similar. So there is at most one under way per key.
+/// A question serves only requests that were received before it was *sent* (L5). Those that come while it is under way
+/// wait for the next one, however similar they are. So at most one is under way for each key.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Coalesced {
     waiting: Arc<Mutex<Waiting>>,
 }
 
-/// A shared answer, read whole, takes no longer; those who wait are told so.
+/// The longest time for a shared answer, read whole. Those who wait are told when it is over.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 type Askers = Vec<oneshot::Sender<Result<SharedAnswer, SharedFailure>>>;
@@ -45,7 +45,7 @@ type Waiting = HashMap<Key, Askers>;
 /// Everything about a request that decides its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    /// Nobody gets an answer to another one's question.
+    /// The identity that asks: nobody gets an answer to another one's question.
     pub(super) acting_as: ActingAs,
     pub(super) path_and_query: String,
     pub(super) accept: Option<String>,
@@ -53,14 +53,14 @@ pub(super) struct Key {
     pub(super) user_agent: Option<String>,
 }
 
-/// Asks upstream, each time that it is called.
+/// Asks upstream, once for each call.
 type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedAnswer, Error>> + Send>> + Send + Sync>;
 
 impl Coalesced {
-    /// The answer to `key`, asked by `ask` for this request or for all that wait with it.
+    /// The answer to `key`. `ask` puts the question, for this request or for all that wait with it.
     ///
-    /// Who is alone asks by itself: most are, and a task in between costs more than the question. If it goes away,
-    /// those who have come meanwhile are asked for nevertheless.
+    /// A request that is alone asks by itself: most are, and a task in between costs more than the question. If it goes
+    /// away, the question is put again for those who have come meanwhile.
     pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Result<SharedAnswer, SharedFailure>> {
         let turn = match self.waiting.lock().entry(key.clone()) {
             Entry::Vacant(vacant) => {
@@ -81,7 +81,7 @@ impl Coalesced {
     }
 }
 
-/// A question, and what follows: however it ends, those who have come meanwhile get one of their own.
+/// A question that is under way. However it ends, those who have come meanwhile get one of their own.
 struct UnderWay {
     waiting: Arc<Mutex<Waiting>>,
     key: Key,
@@ -106,7 +106,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// The task that asks for a key. However it ends, the key does not stay behind: later requests would wait for ever.
+/// The task that asks for a key. However it ends, the key is removed, or later requests would wait for ever.
 struct Next {
     waiting: Arc<Mutex<Waiting>>,
     key: Key,
@@ -114,7 +114,7 @@ struct Next {
 }
 
 impl Next {
-    /// The key is gone; from here on it may be somebody else's.
+    /// Removes the key. From here on it may be another task's.
     fn let_go(&mut self) {
         self.is_kept = false;
     }
@@ -128,7 +128,7 @@ impl Drop for Next {
     }
 }
 
-/// Asked once, for so many.
+/// Puts a question once, for so many askers.
 async fn question(ask: &Ask, askers: usize) -> Result<SharedAnswer, SharedFailure> {
     super::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
@@ -137,7 +137,7 @@ async fn question(ask: &Ask, askers: usize) -> Result<SharedAnswer, SharedFailur
     }
 }
 
-/// Those who wait now; when nobody does, the key is forgotten, so that the next request starts over.
+/// The requests that wait now. If there are none, the key is removed, so that the next request starts over.
 fn take(waiting: &Mutex<Waiting>, key: &Key) -> Option<Askers> {
     let mut waiting = waiting.lock();
     let askers = waiting.get_mut(key)?;

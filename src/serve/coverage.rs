@@ -7,13 +7,14 @@ use crate::upstream::{Resource, ResourceOrigin};
 /// What feeds may hold, as operators choose it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// Of what belongs to nodes, only this one's is held: the proxy serves its agents.
+    /// If set, only this node's objects are held, of resources that belong to nodes: the proxy serves the node's
+    /// agents.
     pub node: Option<Arc<str>>,
     /// The only resources that are held, if any are named: `pods`, `deployments.apps`.
     pub resources: Vec<String>,
-    /// Sensitive kinds that are held all the same.
+    /// Sensitive kinds that are held nevertheless.
     pub sensitive: Vec<Sensitive>,
-    /// Callers are told apart: what the proxy may read is more than one of them may.
+    /// Whether callers are told apart: then the proxy may read more than one of them may.
     pub authorizes: bool,
 }
 
@@ -33,8 +34,8 @@ pub enum Uncovered {
     Sensitive,
 }
 
-/// What belongs to a node, and the field that says to which. These are what the Node authorizer looks for: a kubelet's
-/// own identity may list nothing wider (R-AUTHZ-4).
+/// The resources that belong to nodes, and the field that names the node. The Node authorizer looks for these fields: a
+/// kubelet's own identity may list nothing wider (R-AUTHZ-4).
 const OF_NODES: [(&str, &str, &str); 5] = [
     ("", "pods", "spec.nodeName"),
     ("", "nodes", NAME_KEY),
@@ -46,8 +47,7 @@ const OF_NODES: [(&str, &str, &str); 5] = [
 impl Coverage {
     /// The widest scope in which the resource may be held.
     ///
-    /// # Errors
-    /// None of it may be.
+    /// # Errors Nothing of it may be held.
     pub fn scope(&self, resource: &Resource) -> Result<Scope, Uncovered> {
         if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.is_called(name)) {
             return Err(Uncovered::NotChosen);
@@ -64,8 +64,9 @@ impl Coverage {
         })
     }
 
-    /// Where a caller is nobody but the proxy itself, it reads nothing here that it could not read upstream. A node's
-    /// proxy is for everybody on that node, and may be given more than each of them needs.
+    /// Whether a kind must not be held. Where every caller is the proxy itself, it reads nothing here that it could not
+    /// read upstream. But a node's proxy is for everybody on that node, and may have more rights than each of them
+    /// needs.
     fn protects(&self, kind: Sensitive) -> bool {
         match kind {
             Sensitive::Secrets => self.authorizes || self.node.is_some(),
@@ -92,7 +93,7 @@ impl Sensitive {
 }
 
 /// Whether a request asks for nothing beyond `scope`, as upstream's authorizers read it: by the name and the selector
-/// as they are written. What they would not recognize they refuse, and so that is theirs to answer (R-FIELD-7).
+/// as they are written. What they would not recognize they refuse, so upstream answers that (R-FIELD-7).
 pub(super) fn covers(scope: &Scope, request: &RequestInfo) -> bool {
     match scope {
         Scope::Cluster => true,

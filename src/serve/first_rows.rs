@@ -1,4 +1,5 @@
-//! The state that a Table watch of one object begins with: printed by upstream when it is asked for, as cells must be.
+//! The state that a Table watch of one object begins with. Upstream prints it when it is asked for, for cells are as of
+//! when they were printed.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::kube::{Gvr, Payer, Query, WatchStart};
 use crate::upstream::{Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 
-/// Parameters that a watch has and a list has not, or that are ours to choose.
+/// Parameters that a watch has and a list has not, or that we choose ourselves.
 const NOT_OF_LISTS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
 
@@ -23,10 +24,9 @@ pub(super) struct FirstRows {
 }
 
 impl FirstRows {
-    /// Makes of a Table watch with a state one that goes on behind a list, and gives what the list says of its object.
+    /// Turns a Table watch with a state into one that goes on behind a list, and returns the object as the list has it.
     ///
-    /// # Errors
-    /// Upstream does not answer as expected: then it is for upstream to say.
+    /// # Errors Upstream does not answer as expected: then the request passes through.
     pub(super) async fn of_watch(
         &self,
         visit: &ReadRequest,
@@ -44,7 +44,7 @@ impl FirstRows {
                 tracing::debug!(%error, "the state of a Table watch could not be listed");
                 ForwardReason::Table
             })?;
-        // Upstream was asked with our own rights: what it says is held against what the caller has a right to.
+        // Upstream was asked with our own rights, so its answer is checked against the caller's.
         if !continue_token.is_empty() || items.len() > 1 || !items.iter().all(|row| read.view.matches(row)) {
             return Err(ForwardReason::Table);
         }
@@ -63,7 +63,7 @@ impl FirstRows {
     }
 }
 
-/// The list that a watch's state is, with whole objects. `None` for the deprecated paths of watches.
+/// The path of the list that gives a watch's state, with whole objects. `None` for the deprecated paths of watches.
 fn list_path(path: &str, namespace: &str, query: &Query, gvr: &Gvr) -> Option<String> {
     let collection = if namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(namespace) };
     let of_lists = |pair: &&str| {

@@ -33,10 +33,10 @@ use crate::upstream::{
     ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody, status_from_code,
 };
 
-/// What came of asking together.
+/// What came of a shared question.
 enum Shared {
     Answered(Box<Response<ReplyBody>>),
-    /// Each has to ask for itself, and read as fast as it likes: it is large, or its user has no room for it.
+    /// Each has to ask for itself, and read as fast as it likes: the answer is large, or its user has no room for it.
     TooLarge(Arc<AdmissionPlace>),
 }
 
@@ -46,18 +46,19 @@ impl Shared {
     }
 }
 
-/// What upstream answers, or why it does not.
+/// Upstream's answer, or why there is none.
 type Answered = Result<Response<ResponseBody>, Error>;
 
-/// How much longer than a body upstream may take to begin an answer: what it says when it takes too long comes first.
+/// How much longer than a body upstream may take to begin an answer, so that its own answer about a timeout comes
+/// first.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Largest answer that is read whole to be shared.
+/// The largest answer that is read whole to be shared.
 const SHARED_BYTES_MAX: usize = 4 << 20;
-/// Longest chain of proxies.
+/// The longest chain of proxies.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
 const BROKEN_BODY: &str = "the request's body is malformed, or broke off";
-/// Rows of a Table that identical requests wait for together.
+/// The most rows of a Table that identical requests share.
 const SHARED_ROWS_MAX: usize = 1_000;
 
 /// Passes requests through, with the rights of their callers.
@@ -85,7 +86,7 @@ impl Forwarding {
         Self { client, forwarder, gate, admission, coalesced, tasks, drain, body_max }
     }
 
-    /// Passes a request on as it is.
+    /// Passes a request on, with its own bytes.
     pub(super) async fn forward(
         &self,
         mut request: Request<Incoming>,
@@ -151,13 +152,13 @@ impl Forwarding {
         }
     }
 
-    /// The head of an answer; a request that has waited for too long is given up.
+    /// Waits for the head of an answer. A request that waits for too long is given up.
     async fn in_time(&self, answering: impl Future<Output = Answered>) -> Answered {
         let max = self.body_max + PATIENCE;
         timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
     }
 
-    /// Upstream's answer on its way. A refusal is short whatever was asked for.
+    /// Passes upstream's answer on. A refusal is short, whatever was asked for.
     fn passed(
         &self,
         response: Response<ResponseBody>,
@@ -175,7 +176,7 @@ impl Forwarding {
         })
     }
 
-    /// A read that identical ones wait for too; read whole, so that it can be shared. Its place is held for as long as
+    /// Answers a read that may share its answer with identical ones; it is read whole. The place is held for as long as
     /// somebody waits or upstream is being asked, whichever is longer.
     async fn shared(
         &self,
@@ -217,7 +218,7 @@ impl Forwarding {
                 let mut response = Response::new(ReplyBody::whole(Whole::of(body, vec![place, room]), end));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
-                // Upstream's log has one question of all that share its answer.
+                // Upstream's audit log has one entry for all that share its answer.
                 if let (Some(_), Some(id)) = (&context.record, &context.audit_id) {
                     response.headers_mut().insert(AUDIT_ID, id.clone());
                     response.extensions_mut().insert(Ours::default());
@@ -230,7 +231,7 @@ impl Forwarding {
         Shared::answered(response)
     }
 
-    /// An upgrade: bytes flow both ways once upstream has agreed, and not before (P3).
+    /// Passes an upgrade on: bytes flow both ways once upstream has agreed, and not before (P3).
     async fn tunnel(
         &self,
         mut request: Request<Incoming>,
@@ -251,7 +252,8 @@ impl Forwarding {
             Err(error) => return context.status(&unreachable(&error)),
         };
         if response.status().is_redirection() {
-            // Clients follow it with their credentials, and some with those of the tunnel (R-THREAT-9).
+            // A redirect is not passed on: clients follow it with their credentials, and some with those of the tunnel
+            // (R-THREAT-9).
             return context.status(&status_from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -270,7 +272,7 @@ impl Forwarding {
         response.map(|_| ReplyBody::empty())
     }
 
-    /// With whose rights a request goes on.
+    /// The identity with which a request goes on.
     ///
     /// # Errors
     /// A caller whose credential cannot be passed on wants to be taken for somebody else, and may not.
@@ -310,7 +312,7 @@ impl Forwarding {
         }
     }
 
-    /// Makes a request's headers those of one that leaves this proxy.
+    /// Turns the headers of a request into those of one that leaves this proxy.
     fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &ActingAs) -> Result<(), Status> {
         self.add_hop(headers)?;
         if !keeps_token(acting_as) {
@@ -336,7 +338,7 @@ impl Forwarding {
     }
 }
 
-/// A body that says so when it does not come whole: that is its sender's fault, and not upstream's.
+/// A body that notes when it does not come whole: that is its sender's fault, and not upstream's.
 fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> UpstreamBody
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
@@ -348,12 +350,12 @@ where
     body.map_err(notice).boxed_unsync()
 }
 
-/// Whether a request and its answer have a minute each. Who is nobody in particular has no more for anything.
+/// Whether a request and its answer have a minute each. A caller without a credential never has more.
 fn is_short(lane: ForwardPool, acting_as: &ActingAs) -> bool {
     lane == ForwardPool::Short || *acting_as == ActingAs::Nobody
 }
 
-/// The request without its body, and without what its headers say of one.
+/// The request without its body, and without the headers that describe one.
 fn without_body(request: Request<Incoming>) -> Request<UpstreamBody> {
     let mut request = request.map(|_| Empty::new().map_err(|never| match never {}).boxed_unsync());
     for name in [CONTENT_LENGTH, EXPECT] {
@@ -390,27 +392,27 @@ async fn ask(
     Ok(whole)
 }
 
-/// The answer with a place for its bytes, which all who share it hold together: none of them need take it before its
-/// time is over.
+/// The answer with a place for its bytes, which all who share it hold together: each of them may take its bytes until
+/// its time is over.
 fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<SharedAnswer, Error> {
     let (head, body) = answer.into_parts();
     let place = admission.whole(payer, body.len()).map_err(|_| Error::TooLarge(body.len()))?;
     Ok(SharedAnswer { status: head.status, headers: head.headers, body, place: place.into() })
 }
 
-/// One row, or a page of some: what is shared is read whole. kubectl asks for pages of 500.
+/// Whether a Table is one row, or a page of some: a shared answer is read whole. kubectl asks for pages of 500.
 fn is_short_table(info: Option<&RequestInfo>, query: &Query) -> bool {
     let limit = query.first("limit").and_then(|limit| limit.parse::<usize>().ok());
     info.is_some_and(|info| info.verb == Verb::Get) || limit.is_some_and(|limit| (1..=SHARED_ROWS_MAX).contains(&limit))
 }
 
-/// Which connections a passed-through request uses.
+/// The pool of connections that a passed-through request uses.
 fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPool {
     if headers.contains_key(http::header::UPGRADE) && (websocket::is_upgrade(headers) || is_spdy(headers)) {
         return ForwardPool::Tunnel;
     }
     let Some(info) = info else { return ForwardPool::Short };
-    // What upstream lets last: the others it ends after a minute.
+    // Requests that upstream lets last; it ends the others after a minute.
     let streams = matches!(info.verb, Verb::Watch | Verb::Proxy)
         || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy" | "log")
         || (!info.is_resource && info.path.starts_with("/debug/pprof/"));
@@ -425,7 +427,7 @@ fn is_spdy(headers: &HeaderMap) -> bool {
         .is_some_and(|protocol| protocol.to_ascii_lowercase().starts_with("spdy/"))
 }
 
-/// What a client is told when upstream gave no answer.
+/// The Status for a client when upstream gave no answer.
 fn unreachable(error: &Error) -> Status {
     match error {
         Error::Refused(status) => Status::clone(status),
@@ -437,7 +439,8 @@ fn unreachable(error: &Error) -> Status {
     }
 }
 
-/// The same of a write that may have happened. Without `Retry-After`: clients take that for leave to send it again.
+/// The Status for a write that may have happened. It has no `Retry-After`, which clients would take for leave to send
+/// the write again.
 fn unknown(error: &Error) -> Status {
     status_from_code(502, &error.for_callers())
 }

@@ -1,9 +1,9 @@
-//! Watches without a version whose proof is late: held, not sent away to come back with a newer question.
+//! Holds watches without a version whose proof is late, rather than refusing them.
 //!
-//! What has to be proven is fixed when the request comes (L5). A client that is refused asks anew, for a
-//! state that is newer than the one that was nearly proven, and so does everybody else, for ever while the cache lags
-//! (kubernetes#139766). Whoever is held has a watch's place already, so that those who wait are counted and limited as
-//! those who are served; and all that they cost upstream is the one proof that all wait for.
+//! What has to be proven is fixed when the request comes (L5). A client that is refused asks again, for a state that is
+//! newer than the one that was nearly proven. So does everybody else, for ever while the cache lags
+//! (kubernetes#139766). A held request has a watch's place already, so those who wait are counted and limited like
+//! those who are served. All that they cost upstream is the one proof that all wait for.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use crate::feeds::{FeedHandle, Freshness};
 /// What became of a held request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HoldOutcome {
-    /// It can be answered.
+    /// The request can be answered.
     Proven,
-    /// Not within the time that it is held for.
+    /// The proof did not come in the time that the request is held for.
     Late,
-    /// Upstream cannot be reached, and has not been for a while.
+    /// Upstream has not been reachable for a while.
     CutOff,
     /// The feed has ended.
     Over,
@@ -30,12 +30,12 @@ pub(super) enum HoldOutcome {
     Draining,
 }
 
-/// How long a feed may be without its stream before those who need a proof are told so.
+/// How long a feed may be without its stream before requests that need a proof are told so.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
 impl Sources {
-    /// Waits until the feed is proven to have everything that was complete when the request came. Dropped with its
-    /// request, it leaves nothing behind.
+    /// Waits until the feed is proven to have everything that was complete when the request came. If it is dropped,
+    /// nothing stays behind.
     pub(super) async fn hold(&self, feed: &FeedHandle, received: Instant, timeout_seconds: Option<i64>) -> HoldOutcome {
         let is_bounded = self.consistency == Consistency::Bounded && feed.reader.state() == FeedState::Live;
         if is_bounded || feed.freshness.covers(received) {
@@ -54,7 +54,7 @@ impl Sources {
     }
 }
 
-/// As long as the client would have it last, and not for ever.
+/// The time that a request is held: as long as the client wants the watch to last, within a bound.
 fn held_for(timeout_seconds: Option<i64>) -> Duration {
     let theirs = timeout_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
     theirs.filter(|theirs| !theirs.is_zero()).map_or(Freshness::WAIT_MAX, |theirs| theirs.min(Freshness::WAIT_MAX))

@@ -1,4 +1,4 @@
-//! What serving reports of itself.
+//! The metrics of serving.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,11 +16,11 @@ use crate::feeds::FeedKey;
 use crate::kube::Gvr;
 use crate::wire::Representation;
 
-/// The handles of watches, looked up once for all that are alike: ten thousand would look up and hold the same ones.
+/// The metric handles of watches. They are looked up once for all watches that are alike, which share them.
 #[derive(Debug, Default)]
 pub(super) struct Watches(Mutex<HashMap<Kind, Arc<Handles>>>);
 
-/// What watches are told apart by.
+/// The labels of a watch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Kind {
     gvr: Gvr,
@@ -37,7 +37,7 @@ struct Handles {
     delay: Histogram,
 }
 
-/// What one watch reports; the open gauge falls with its end.
+/// The metrics of one watch. The gauge of open watches falls when it is dropped.
 pub(super) struct WatchMetrics {
     of: Arc<Handles>,
     opened: Instant,
@@ -78,18 +78,18 @@ impl fmt::Debug for Handles {
 }
 
 impl WatchMetrics {
-    /// So many frames in these pieces.
+    /// Counts frames, which are sent in these pieces.
     pub(super) fn sent(&self, frames: usize, pieces: &[Bytes]) {
         self.of.events.increment(frames as u64);
         self.of.bytes.increment(pieces.iter().map(|piece| piece.len() as u64).sum());
     }
 
-    /// Events were handed to the sink; the first of them was applied at `applied`.
+    /// Notes that events were handed to the sink. The first of them was applied at `applied`.
     pub(super) fn delivered(&self, applied: Instant) {
         self.of.delay.record(applied.elapsed().as_secs_f64());
     }
 
-    /// The watch is over: counted, and one line in the access log.
+    /// Notes that the watch is over: in the metrics, and with a line in the access log.
     pub(super) fn ended(&self, end: WatchEnd) {
         let (resource, reason, lasted) = (&*self.of.resource, end.as_str(), self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
@@ -100,7 +100,7 @@ impl WatchMetrics {
     }
 }
 
-/// Counts a watch that is held until it is proven what it may be told.
+/// Counts a watch that is held until its state is proven.
 pub(super) struct HeldWatch(Gauge);
 
 impl HeldWatch {
@@ -117,7 +117,7 @@ impl Drop for HeldWatch {
     }
 }
 
-/// A request was answered from the cache.
+/// Counts a request that was answered from the cache.
 pub(super) fn served(verb: &'static str, key: &FeedKey, representation: Representation) {
     let labels = [
         ("verb", verb.to_owned()),
@@ -131,27 +131,27 @@ pub(super) fn forwarded(reason: ForwardReason) {
     counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
 }
 
-/// A request was answered by an error of ours.
+/// Counts a request that was answered by an error of ours.
 pub(super) fn refused(code: u16) {
     counter!("kube_fanout_refused_total", "code" => code.to_string()).increment(1);
 }
 
-/// Records of the audit log, by what became of them.
+/// Counts records of the audit log by what became of them.
 pub(super) fn records(outcome: &'static str, records: usize) {
     counter!("kube_fanout_audit_records_total", "outcome" => outcome).increment(records as u64);
 }
 
-/// Whether the audit log cannot be written.
+/// Says whether the audit log cannot be written.
 pub(super) fn audit_failing(is_failing: bool) {
     gauge!("kube_fanout_audit_failing").set(if is_failing { 1.0 } else { 0.0 });
 }
 
-/// A GET or LIST was answered by an upstream answer that others wait for too.
+/// Counts GETs and LISTs that share an upstream answer.
 pub(super) fn coalesced(requests: usize) {
     counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
 }
 
-/// Names and meanings of what is recorded here; docs/METRICS.md has everybody's.
+/// Describes the metrics of this module; docs/METRICS.md has all of them.
 pub fn describe() {
     describe_gauge!("kube_fanout_watches_open", "watches served from the cache");
     describe_gauge!("kube_fanout_watches_held", "watches that wait for the proof of the state that they begin with");

@@ -1,8 +1,8 @@
-//! How an object from memory goes out to the client that asked for it.
+//! Sends an object from memory to the client that asked for it.
 //!
-//! **Invariant.** What a client asks for and does not take holds no more memory than somebody has counted: an answer
-//! shares its object's bytes, a large one has a place among the LISTs of its user for all of its length, since it may
-//! be the last that keeps them, and each is over in time.
+//! **Invariant.** All memory that is held by answers that are not taken is counted. An answer shares its object's
+//! bytes. A large one has a place among the LISTs of its user for its whole length, since it may be the last that keeps
+//! these bytes. Each answer ends in time.
 
 use bytes::Bytes;
 use http::Response;
@@ -20,7 +20,7 @@ use crate::base::Tasks;
 use crate::listing::gzip;
 use crate::wire::{Encoding, Envelope};
 
-/// Answers of no more than this have no place: a codec may hold back as much for any stream
+/// Answers up to this length have no place: a codec may hold back as much for any stream
 /// (`net::ConnectionLimits::send_buffer_bytes_max`), and most answers are far smaller.
 const FREE_BYTES_MAX: usize = 64 << 10;
 
@@ -29,7 +29,7 @@ const FREE_BYTES_MAX: usize = 64 << 10;
 pub(super) struct ObjectAnswers {
     pub(super) admission: Arc<Admission>,
     pub(super) tasks: Tasks,
-    /// How long an answer may take to be taken.
+    /// How much time a client has to take an answer.
     pub(super) body_max: Duration,
 }
 
@@ -44,9 +44,9 @@ impl ObjectAnswers {
     ) -> Response<ReplyBody> {
         let (context, bytes) = (&visit.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
-            // A task for each would cost more than most of them.
+            // A task for each answer would cost more than most answers.
             context.cut.within(self.body_max, TOO_SLOW);
-            // What is one piece in any case is copied as cheaply as shared.
+            // An answer that is one piece anyway is copied as cheaply as shared.
             let body = if bytes <= PIECE_BYTES_MAX {
                 ReplyBody::full(envelope.object(&body))
             } else {

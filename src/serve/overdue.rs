@@ -1,9 +1,9 @@
-//! Watches whose clients do not read are ended from outside.
+//! Ends watches whose clients do not read, from outside.
 //!
-//! A watch ends itself when it is polled, and a codec polls it when its client has room. One that has none may never be
-//! polled again, and would keep its place, its feed and perhaps a state for ever. So each watch has a [`Watchdog`],
-//! which hears its alarm too: a watch that has not been polled for a while after its alarm has rung is cut if its time
-//! is up, its permission is over or the proxy drains. Nothing is looked at for watches whose alarms do not ring.
+//! A watch ends itself when it is polled, and a codec polls it when its client has room. If the client never has room,
+//! the watch is never polled again, and would keep its place, its feed and perhaps a state for ever. So each watch has
+//! a [`Watchdog`], which its timers wake too. A watch that has not been polled for a while after a timer has fired is
+//! cut if its time is up, its permission has ended or the proxy drains. Watches whose timers do not fire cost nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,12 +19,12 @@ use crate::auth::GrantStatus;
 use crate::base::{Cut, DrainWatch};
 use crate::cache::PinTerms;
 
-/// How long is waited for clients that do not read.
+/// How much time is given to clients that do not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unread {
-    /// For a watch to end by itself once it has to, and for its last bytes to be taken.
+    /// The time for a watch to end by itself once it has to, and for its last bytes to be taken.
     pub grace: Duration,
-    /// For the next of the state that a watch begins with to be taken.
+    /// The time to take the next piece of the state that a watch begins with.
     pub state_idle_max: Duration,
 }
 
@@ -34,7 +34,7 @@ impl Default for Unread {
     }
 }
 
-/// The watches that are to be looked at, and when. Cloning shares.
+/// The watches that must be looked at, and when. Cloning shares.
 #[derive(Debug, Clone)]
 pub(super) struct Overdue(Arc<Shared>);
 
@@ -42,44 +42,44 @@ pub(super) struct Overdue(Arc<Shared>);
 struct Shared {
     unread: Unread,
     started: Instant,
-    /// Of each watch at most one that comes a while after its alarm, one behind its deadline, and one behind its end.
+    /// For each watch at most three: a while after a timer fired, after its deadline, and after its end.
     looks: Mutex<BTreeMap<(Instant, u64), Weak<Watchdog>>>,
     next: AtomicU64,
-    /// There is another first one.
+    /// Notified when there is an earlier first look.
     earlier: Notify,
     is_draining: AtomicBool,
 }
 
-/// Knows whether a watch has heeded its alarm, which wakes it.
+/// Notices when a watch does not react to its timers, which wake it.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     overdue: Overdue,
     cut: Cut,
     deadline: Instant,
     grant: GrantStatus,
-    /// Whom the alarm is for.
+    /// The task of the watch, which is woken.
     task: Mutex<Waker>,
-    /// When the alarm last rang, if the watch has not been polled since: microseconds behind [`Shared::started`], or 0.
+    /// When a timer last fired, if the watch has not been polled since: microseconds after [`Shared::started`], or 0.
     fired: AtomicU64,
-    /// Since then the watch has said its last.
+    /// When the watch put its last frame.
     over: OnceLock<Instant>,
     is_awaited: AtomicBool,
     is_awaited_at_the_end: AtomicBool,
 }
 
-/// What becomes of a watch that has not heeded its alarm.
+/// What happens to a watch that has not reacted to its timers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Cut(&'static str),
-    /// It is looked at again then.
+    /// It is looked at again at that time.
     Later(Instant),
 }
 
-/// All that it depends on.
+/// Everything that the verdict depends on.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     now: Instant,
-    /// Behind the deadline.
+    /// The deadline with the grace.
     last: Instant,
     is_over: bool,
     is_revoked: bool,
@@ -98,12 +98,12 @@ impl Overdue {
         }))
     }
 
-    /// Of a state that a watch is told.
+    /// The terms of a pin on a state that a watch is told.
     pub(super) fn state_terms(&self) -> PinTerms {
         PinTerms { until: None, idle_max: Some(self.0.unread.state_idle_max) }
     }
 
-    /// Looks when it is time; never completes.
+    /// Looks at watches when it is time; never completes.
     pub(super) async fn keep(self, mut drain: DrainWatch) {
         let shared = self.0.clone();
         let hear = async move {
@@ -153,7 +153,7 @@ async fn due(at: Option<Instant>) {
 }
 
 impl Watchdog {
-    /// For a watch that is run by who hears of `cut`.
+    /// Makes the watchdog of a watch that `cut` ends.
     pub(super) fn new(overdue: Overdue, cut: Cut, deadline: Instant, grant: GrantStatus) -> Arc<Self> {
         Arc::new(Self {
             overdue,
@@ -168,7 +168,7 @@ impl Watchdog {
         })
     }
 
-    /// What ends the watch, and why it has ended so.
+    /// The cut, which ends the watch and says why.
     pub(super) fn cut(&self) -> &Cut {
         &self.cut
     }
@@ -177,8 +177,8 @@ impl Watchdog {
         &self.overdue
     }
 
-    /// Whether the alarm has rung since this was last asked. From now on it wakes the task of `cx`; `task` remembers
-    /// which one that is, so that mostly nothing is written.
+    /// Whether a timer has fired since this was last called. From now on timers wake the task of `cx`. `task` remembers
+    /// which task that is, so that mostly nothing is written.
     pub(super) fn has_fired(&self, task: &mut Waker, cx: &Context<'_>) -> bool {
         if !task.will_wake(cx.waker()) {
             task.clone_from(cx.waker());
@@ -187,7 +187,7 @@ impl Watchdog {
         self.fired.load(Ordering::Acquire) != 0 && self.fired.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// The watch has said its last, which its client may take or not.
+    /// Notes that the watch has put its last frame, which its client may take or not.
     pub(super) fn end(self: &Arc<Self>) {
         let now = Instant::now();
         if self.over.set(now).is_ok() {
@@ -201,7 +201,7 @@ impl Watchdog {
         }
     }
 
-    /// When the alarm rang that was not heeded.
+    /// When a timer fired to which the watch has not reacted.
     fn fired(&self) -> Option<Instant> {
         let micros = self.fired.load(Ordering::Acquire);
         (micros != 0).then(|| self.overdue.0.started + Duration::from_micros(micros))
@@ -213,7 +213,7 @@ impl Watchdog {
         let is_over = self.over.get().is_some_and(|over| *over + grace <= now);
         match self.fired() {
             _ if is_over => {}
-            // The look was due to an alarm that has been heeded since.
+            // The look belongs to an earlier timer, to which the watch has reacted since.
             Some(fired) if now < fired + grace => return self.await_look(fired + grace),
             Some(_) => {}
             None => return,
@@ -241,7 +241,7 @@ impl Case {
             () if is_revoked => Verdict::Cut("revoked"),
             () if last <= now => Verdict::Cut("timeout"),
             () if is_draining => Verdict::Cut("drained"),
-            // It is a bookmark that is due.
+            // Only a bookmark is due.
             () => Verdict::Later(last),
         }
     }
@@ -256,7 +256,7 @@ impl Wake for Watchdog {
         let now = Instant::now();
         let micros = now.duration_since(self.overdue.0.started).as_micros();
         let micros = u64::try_from(micros).unwrap_or(u64::MAX);
-        // Before the task is woken: it looks at once.
+        // Stored before the task is woken, for it looks at once.
         self.fired.swap(micros.max(1), Ordering::AcqRel);
         self.task.lock().wake_by_ref();
         self.await_look(now + self.overdue.0.unread.grace);

@@ -13,7 +13,7 @@ use crate::kube::{Query, RequestInfo, ResourceVersion, Verb};
 use crate::upstream::Resource;
 use crate::wire::Representation;
 
-/// A read on its way: the request, and what was understood of it.
+/// A read request, with what was understood of it.
 pub(super) struct ReadRequest {
     pub(super) request: Request<Incoming>,
     pub(super) caller: Caller,
@@ -21,9 +21,9 @@ pub(super) struct ReadRequest {
     pub(super) query: Arc<Query>,
     pub(super) context: ResponseContext,
     pub(super) received: Instant,
-    /// What may be read is asked for, where not all may.
+    /// Whether the caller asks for what it may read, if it may not read all.
     pub(super) readable: bool,
-    /// How often it has been routed again, because the feed that was to answer it ended.
+    /// How many times it was routed again because the feed that was to answer it had ended.
     pub(super) rerouted: u32,
 }
 
@@ -32,7 +32,7 @@ impl ReadRequest {
         turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
     }
 
-    /// Whether the request is for a collection across namespaces, and for what of it may be read.
+    /// Whether the request asks for the readable part of a collection across namespaces.
     pub(super) fn is_for_readable(&self, resource: &Resource) -> bool {
         let across = resource.namespaced && self.info.namespace.is_empty();
         self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)

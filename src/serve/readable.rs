@@ -1,13 +1,13 @@
-//! Who asks for what it may read of a collection across namespaces, where it may not read all of it (docs/READABLE.md).
+//! Requests for the part of a collection across namespaces that the caller may read (docs/READABLE.md).
 
 use http::header::HeaderName;
 use http::{Request, Uri};
 
 use crate::kube::Query;
 
-/// In a request: what may be read is enough. In an answer: whether it is all.
+/// The header that asks for a readable part in a request, and says in an answer whether it is all.
 pub(super) const READABLE: HeaderName = HeaderName::from_static("kube-fanout-readable");
-/// The same in a request, for those who cannot set headers.
+/// The parameter that asks for it, for callers that cannot set headers.
 const PARAMETER: &str = "kubeFanoutReadable";
 
 /// How much of a collection an answer shows.
@@ -26,7 +26,7 @@ impl Extent {
     }
 }
 
-/// Whether a request asks for what may be read. It goes on without what said so: nobody but us knows it.
+/// Whether a request asks for what may be read. The header and the parameter are removed: only we know them.
 pub(super) fn take<B>(request: &mut Request<B>) -> bool {
     let header = request.headers_mut().remove(READABLE);
     let said = header.and_then(|value| value.to_str().ok().map(is_true));
@@ -41,14 +41,14 @@ pub(super) fn take<B>(request: &mut Request<B>) -> bool {
     said.unwrap_or(value)
 }
 
-/// The query without the parameter, and what that says first; `None` if it is not there.
+/// The query without the parameter, and the parameter's first value; `None` if it is not there.
 fn without(raw: &str) -> Option<(String, bool)> {
     let said = raw.split('&').find_map(value)?;
     let rest: Vec<_> = raw.split('&').filter(|pair| value(pair).is_none()).collect();
     Some((rest.join("&"), said))
 }
 
-/// What a pair says, if it is the parameter. Most are not, which shows without decoding them.
+/// The value of a pair, if it is the parameter. Most pairs are not, which shows without decoding them.
 fn value(pair: &str) -> Option<bool> {
     let name = pair.split_once('=').map_or(pair, |(name, _)| name);
     if name != PARAMETER && !name.contains('%') {
@@ -57,7 +57,7 @@ fn value(pair: &str) -> Option<bool> {
     Query::parse(pair).first(PARAMETER).map(is_true)
 }
 
-/// As the API's own parameters: all but these are true.
+/// Reads a value as the API does: everything but these is true.
 fn is_true(value: &str) -> bool {
     value != "0" && !value.eq_ignore_ascii_case("false")
 }

@@ -1,4 +1,4 @@
-//! Reads that the cache answers: from a route to a response.
+//! Answers reads from the cache: from a route to a response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices,
 use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
 
-/// When a watch that found its feed still being filled may try again.
+/// When a watch may try again that found its feed still being filled.
 const SYNC_RETRY_SECONDS: u32 = 1;
 
 const WATCH_RETRY_SECONDS: u32 = 5;
@@ -43,17 +43,17 @@ const TOO_DEAR: &str = "the selectors compare too much for a collection of which
                         once, or for single namespaces";
 const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be proven to be current";
 
-/// A watch that may be opened: permission, a place, and the feed.
+/// A watch that may be opened, with its permission, its place and its feed.
 struct Admitted {
     permit: Permit,
     place: AdmissionPlace,
     source: FeedSource,
     opened: Result<OpenedWatch, TooOld>,
-    /// Those with something to show, of a watch that may not show all.
+    /// For a watch that may not show all: the namespaces with something to show.
     namespaces: Vec<Arc<str>>,
-    /// Of the state that it begins with.
+    /// The chunks of the state that it begins with.
     chunks: Option<Arc<[Chunk]>>,
-    /// What a Table watch begins with.
+    /// The row that a Table watch begins with.
     row: Option<Object>,
 }
 
@@ -134,7 +134,7 @@ impl Reader {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
                 let shown = self.objects.show(visit, envelope, (encoding, body), Sources::stale_seconds(feed)).await;
-                // A refusal is not an answer of the cache.
+                // A refusal is no answer of the cache.
                 if shown.status().is_success() {
                     metrics::served("get", &feed.spec.key, read.representation);
                 }
@@ -203,7 +203,7 @@ impl Reader {
             Err(refused) => {
                 source.refuse(&refused);
                 drop((place, pin, pace));
-                // Refused now and for good, so that this ends.
+                // The representation is refused now and for good, so this recursion ends.
                 return Box::pin(self.list(visit, permit, resource, read)).await;
             }
         };
@@ -226,7 +226,8 @@ impl Reader {
         self.sources.of_present(source).await
     }
 
-    /// Upstream's to answer; but a part of a collection is not: it would deny all of it, and not say why.
+    /// The answer to a read that costs too much: upstream gives it. But upstream would deny a part of a collection
+    /// altogether, and not say why, so that is refused here.
     fn too_dear(visit: &ReadRequest, permit: &Permit) -> Answered {
         if permit.part().is_none() {
             return Err(Unready::Forward(ForwardReason::DearSelector));
@@ -236,14 +237,14 @@ impl Reader {
         Ok(visit.context.status(&refused))
     }
 
-    /// For a scan that costs so much: it waits for its turn if that is more than a little.
+    /// Prepares a scan of this cost. It waits for its turn if the cost is more than a little.
     async fn pace(&self, visit: &ReadRequest, cost: usize) -> Result<ScanPace, Shed> {
         let whose = visit.caller.payer();
         let turn = if cost > cost::SMALL { Some(self.scans.turn(whose.clone()).await?) } else { None };
         Ok(ScanPace::new(turn, (self.scans.clone(), self.slices.clone()), whose))
     }
 
-    /// The namespaces with something to show, when it is known which of them may be shown.
+    /// The namespaces with something to show, once it is known which of them may be shown.
     async fn find_out(
         &self,
         visit: &ReadRequest,
@@ -252,11 +253,11 @@ impl Reader {
         (view, start): (&View, Option<&str>),
         retry_seconds: u32,
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
-        // Those who may see a part of a collection do so across namespaces.
+        // Only reads across namespaces show a part of a collection.
         let pace = self.pace(visit, cost::of_scan(view, true, state)).await;
         let mut pace = pace.map_err(|shed| Box::new(visit.context.status(&too_many(shed, retry_seconds))))?;
         let namespaces = look::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
-        // Nobody waits for upstream's answers but us.
+        // The turn is given back: nobody else should wait for upstream's answers to us.
         drop(pace);
         let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
         asked.map(|()| namespaces).map_err(|refused| Box::new(visit.turned_away(&refused)))
@@ -286,19 +287,19 @@ impl Reader {
         let need = visit.need(&permit, resource, read.representation, resume);
         let source = match self.sources.source(resource, &need).await {
             Ok(source) => source,
-            // A watch that is passed through lasts for an hour: better the apiserver's own words for a cache that is
-            // being filled (R-LIST-5).
+            // A watch that is passed through lasts for an hour. The apiserver's own words for a cache that is being
+            // filled are better (R-LIST-5).
             Err(Unready::Forward(ForwardReason::Syncing)) => return Err(initializing()),
             Err(why) => return Err(why),
         };
         let feed = &source.feed;
-        // kubectl lists, which upstream answers, and ends for good when it cannot go on from there.
+        // If kubectl cannot go on from there it ends for good; its lists, which upstream answers, work.
         if let (Representation::Table(_), Some(resume)) = (read.representation, resume)
             && resume < feed.reader.floor()
         {
             return Err(Unready::Forward(ForwardReason::TooOld));
         }
-        // Before it waits for anything, so that those who wait are as few as those who are served.
+        // Taken before anything is waited for, so that those who wait are no more than those who are served.
         let place = match self.admission.watch(visit.caller.payer().as_ref(), selector_bytes(visit, &read)) {
             Ok(place) => place,
             Err(shed) => return Ok(visit.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
@@ -323,8 +324,8 @@ impl Reader {
         Ok(self.open_watch(visit, admitted, &read, failed).await)
     }
 
-    /// Waits until the feed is as fresh as a watch needs it. What cannot be given in time is said inside of the stream,
-    /// as the apiserver does (R-VERSION-4); a private watch upstream for everybody would be worse than an error.
+    /// Waits until the feed is as fresh as a watch needs it. If that takes too long, the stream says so, as the
+    /// apiserver's does (R-VERSION-4): an error is better than a private watch upstream for everybody.
     async fn fit_to_watch(
         &self,
         feed: &FeedHandle,
@@ -383,13 +384,13 @@ impl Reader {
             Some(Err(response)) => return response,
             None => None,
         };
-        // A message has one frame.
+        // A WebSocket message has one frame.
         admitted.chunks = if websocket { None } else { chunks(&admitted).await };
         metrics::served("watch", &admitted.source.feed.spec.key, read.representation);
         let stale = Sources::stale_seconds(&admitted.source.feed);
         let protocol = protocol(&visit.request, websocket);
         let encoding = read.representation.encoding();
-        // An upgraded connection is the watch's own.
+        // An upgraded connection belongs to the watch alone.
         let cut = if websocket { Cut::default() } else { visit.context.cut.clone() };
         let looks = Looks::new(self.slices.clone(), visit.caller.payer(), read.view.is_dear());
         let session = self.session(admitted, read, failed, (protocol, cut, looks));
@@ -460,15 +461,15 @@ fn open(reader: &CacheReader, read: &WatchRead) -> Result<OpenedWatch, TooOld> {
     }
 }
 
-/// The runs of the state that a watch begins with, if what it shows is made of them.
+/// The chunks of the state that a watch begins with, if its view is made of them.
 async fn chunks(admitted: &Admitted) -> Option<Arc<[Chunk]>> {
     let opened = admitted.opened.as_ref().ok()?;
     let snapshot = opened.snapshot.as_ref().filter(|_| admitted.permit.part().is_none())?;
     if PageChunks::suit(opened.cursor.view()) { Some(snapshot.chunks().await) } else { None }
 }
 
-/// What a watch holds for its selector as long as it is open: as it was written, for the question about its right, and
-/// as it is matched.
+/// The bytes that a watch holds for its selector while it is open: as it was written, to check the right again, and as
+/// it is matched.
 fn selector_bytes(visit: &ReadRequest, read: &WatchRead) -> usize {
     let written = [&visit.info.label_selector, &visit.info.field_selector];
     let written: usize = written.into_iter().flatten().map(String::len).sum();

@@ -1,4 +1,4 @@
-//! Answers that say why there is none, where the request is not passed through.
+//! Refusals: answers to requests that are neither served nor passed through.
 
 use http::header::{HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{Response, StatusCode};
@@ -12,16 +12,16 @@ use crate::kube::{Query, RequestInfo, Status, Verb, check_timeout};
 use crate::listing::Shed;
 use crate::upstream::{set_retry_after, status_from_code};
 
-/// When those may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
+/// When a client may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
 pub(super) const LIST_RETRY_SECONDS: u32 = 1;
-/// What a client is told to wait when we cannot prove anything because upstream is gone.
+/// When a client may try again because upstream is gone and nothing can be proven.
 const RETRY_AFTER_SECONDS: u32 = 1;
 pub(super) fn forbid(context: &ResponseContext, why: &str) -> Response<ReplyBody> {
     metrics::refused(403);
     context.status(&status_from_code(403, why))
 }
 
-/// What somebody is told who gets nothing. A bad `timeout` comes first, whoever sends it (R-ORDER-1).
+/// The answer to a caller that gets nothing. A bad `timeout` comes first, whoever sends it (R-ORDER-1).
 pub(super) fn turned_away(
     context: &ResponseContext,
     user: &str,
@@ -45,7 +45,7 @@ pub(super) fn turned_away(
     response
 }
 
-/// A 503 that is to be tried again.
+/// A 503 that the client should repeat.
 pub(super) fn unavailable(message: &str) -> Status {
     let mut status = Status::service_unavailable(message);
     set_retry_after(&mut status, RETRY_AFTER_SECONDS);

@@ -1,4 +1,4 @@
-//! Responses that are ours: Statuses, objects and heads, with the apiserver's headers.
+//! Responses of our own: Statuses, objects and heads, with the apiserver's headers.
 
 use std::sync::Arc;
 
@@ -22,18 +22,18 @@ pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 pub(super) const SERVED: HeaderName = HeaderName::from_static("kube-fanout-served");
 pub(super) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-seconds");
 
-/// What a request says about how it wants to be answered, kept beside the request.
+/// How a request wants to be answered, kept beside the request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ResponseContext {
     pub(super) accept: Option<String>,
     pub(super) user_agent: Option<String>,
     pub(super) audit_id: Option<HeaderValue>,
-    /// Of this request, where requests are recorded.
+    /// The request's audit record, where requests are recorded.
     pub(super) record: Option<Arc<AuditRecord>>,
-    /// Large answers may be compressed.
+    /// Whether large answers may be compressed.
     pub(super) gzip: bool,
     pub(super) query: Option<Arc<Query>>,
-    /// What is shown of a collection of which not all may be.
+    /// How much of a collection is shown, if it is a readable part.
     pub(super) extent: Option<Extent>,
     /// Ends the request and its answer from outside.
     pub(super) cut: Cut,
@@ -54,7 +54,7 @@ impl ResponseContext {
         }
     }
 
-    /// A Status in the form that the request accepts (R-ACCEPT-5).
+    /// A Status in the encoding that the request accepts (R-ACCEPT-5).
     pub(super) fn status(&self, status: &Status) -> Response<ReplyBody> {
         let accept = self.accept.as_deref();
         let person =
@@ -62,7 +62,7 @@ impl ResponseContext {
         let (content_type, body) = match negotiate(accept, Offers::ERROR).media() {
             Some(MediaType::Protobuf) => (MediaType::Protobuf.as_str(), status.to_protobuf()),
             Some(MediaType::Json) if !person => (MediaType::Json.as_str(), status.to_json()),
-            // YAML errors are not written here: whoever asks for YAML alone is passed through.
+            // YAML errors are not written here: a request for YAML alone is passed through.
             _ => (MediaType::Json.as_str(), status.to_json_indented()),
         };
         let mut response = Response::new(ReplyBody::full(Bytes::from(body)));
@@ -94,12 +94,12 @@ impl ResponseContext {
         response
     }
 
-    /// Whether an answer of so many bytes is compressed.
+    /// Whether an answer of this length is compressed.
     pub(super) fn compresses(&self, bytes: usize) -> bool {
         self.gzip && bytes > gzip::PLAIN_BYTES_MAX
     }
 
-    /// A list, likewise.
+    /// A list from the cache, compressed if it is worth it.
     pub(super) fn list(
         &self,
         encoding: Encoding,
@@ -127,7 +127,7 @@ pub(super) fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> 
     response
 }
 
-/// What Go's server says to a request line that it cannot read, before any of the apiserver's own code.
+/// The answer of Go's server to a request line that it cannot read, before any code of the apiserver's own.
 pub(super) fn malformed(version: Version) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::full(Bytes::from_static(b"400 Bad Request")));
     *response.status_mut() = StatusCode::BAD_REQUEST;

@@ -1,5 +1,5 @@
-//! What a request wants: a pure function from the request and what is known of the resource to a route. The tables in
-//! its tests are its specification.
+//! Routing: a pure function from a request and what is known of its resource to a route. The tables in its tests are
+//! its specification.
 
 #[cfg(test)]
 mod tests;
@@ -31,63 +31,63 @@ pub(super) enum Route {
 /// Why a request goes upstream. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ForwardReason {
-    /// Not about a resource: discovery, health, version, OpenAPI.
+    /// It is not about a resource: discovery, health, version, OpenAPI.
     NonResource,
-    /// Not a read.
+    /// It is no read.
     Verb,
     /// `log`, `exec`, `status`, `scale`, …
     Subresource,
-    /// Spelled in a way that only upstream should interpret.
+    /// It is spelled in a way that only upstream should interpret.
     Spelling,
-    /// The caller asks to be taken for somebody else: whether it may, and what that one may read, upstream decides.
+    /// The caller asks to be taken for somebody else. Upstream decides whether it may, and what that user may read.
     Impersonation,
-    /// Nobody in particular asks: with no rights but those that upstream gives to everybody.
+    /// The caller has no credential, and so only the rights that upstream gives to everybody.
     Anonymous,
     /// The caller's permission is not for the collection that would be read.
     Ungranted,
-    /// Not known from discovery.
+    /// Discovery does not know the resource.
     Unknown,
-    /// Served by another server behind the aggregation layer.
+    /// Another server behind the aggregation layer serves it.
     Aggregated,
-    /// It cannot be watched, so it cannot be cached.
+    /// The resource cannot be watched, so it cannot be cached.
     NotWatchable,
-    /// YAML, CBOR, indented JSON.
+    /// It asks for YAML, CBOR or indented JSON.
     Representation,
-    /// A Table with cells as of now: upstream prints them when it is asked.
+    /// It asks for a Table with cells as of now, which upstream prints when it is asked.
     Table,
-    /// A Table watch from before the history that is held here.
+    /// It is a Table watch from before the history that is held here.
     TooOld,
-    /// It cannot be derived from what is cached.
+    /// The representation cannot be derived from what is cached.
     Underivable,
-    /// No acceptable form: upstream says it in its words.
+    /// No encoding is acceptable: upstream says it in its words.
     NotAcceptable,
-    /// A parameter that changes what is returned and that is not ours to interpret.
+    /// It has a parameter that changes the answer and that we do not interpret.
     Parameter,
-    /// The most recent state of one object.
+    /// It asks for the most recent state of one object.
     ConsistentGet,
-    /// The exact state at a version that is not held here.
+    /// It asks for the exact state at a version that is not held here.
     ExactVersion,
-    /// A continue token of a list that is not held here.
+    /// It has a continue token of a list that is not held here.
     Continue,
     /// No feed runs that could answer a single read.
     NotCached,
     /// The feed was not ready in time.
     Syncing,
-    /// Our identity may not list it.
+    /// Our identity may not list the resource.
     Forbidden,
-    /// It is not among the resources that are held.
+    /// The resource is not among those that are held.
     NotChosen,
-    /// It is of a sensitive kind, which is not held.
+    /// The resource is of a sensitive kind, which is not held.
     Sensitive,
     /// It asks for more of the resource than is held.
     OutOfScope,
-    /// The feed cannot be kept: not served in this form, or not readable.
+    /// The feed cannot be kept: upstream does not serve it in this encoding, or it is not readable.
     Unavailable,
     /// The feed does not fit into the memory that feeds may take.
     OverBudget,
     /// That the cache is current could not be proven in time.
     NoProof,
-    /// What it selects by costs more than is done here for one request, or for one watch with every event.
+    /// Its selector costs more than is spent here for one request, or for one event of a watch.
     DearSelector,
 }
 
@@ -106,7 +106,7 @@ pub(super) struct WatchRead {
     pub(super) view: View,
     pub(super) start: WatchStart,
     pub(super) bookmarks: bool,
-    /// As asked; zero and absent mean the server's choice, a negative one has already passed (R-TIMEOUT-1).
+    /// The timeout as asked; zero and absent mean the server's choice, a negative one has already passed (R-TIMEOUT-1).
     pub(super) timeout_seconds: Option<i64>,
 }
 
@@ -122,7 +122,7 @@ pub(super) struct RouteInput<'a> {
     pub(super) impersonates: bool,
 }
 
-/// Decides. `resource` is what discovery knows under the request's group, version and plural.
+/// Decides the route. `resource` is what discovery knows under the request's group, version and plural.
 pub(super) fn route(asked: &RouteInput<'_>, resource: Option<&Resource>, coverage: &Coverage) -> Route {
     match cacheable(asked, resource).and_then(|resource| Ok((resource, covered(asked, resource, coverage)?))) {
         Ok((resource, scope)) => match read(asked, resource, &scope) {
@@ -161,7 +161,7 @@ fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Resu
     // A Namespace's own request carries its name as its namespace (R-PATH-2).
     let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
     let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
-        // Nor is there a path to watch one object without its namespace.
+        // No path watches one object without its namespace.
         (true, true) => info.verb == Verb::Get || info.watch_via_path && !info.name.is_empty(),
         (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself(info)),
         _ => false,
@@ -186,8 +186,7 @@ fn is_inside_itself(info: &RequestInfo) -> bool {
     info.path.matches("/namespaces/").count() > 1
 }
 
-/// What the read is, or the refusal that upstream would answer. The order of checks is the apiserver's
-/// (R-ORDER-2).
+/// The read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
 fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Status> {
     let RouteInput { info, query, accept, user_agent, .. } = *asked;
     let watch = info.verb == Verb::Watch;
@@ -208,7 +207,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     if representation.encoding() == Encoding::Json && pretty(query, user_agent, accept, offers) {
         return Ok(Route::Forward(ForwardReason::Representation));
     }
-    // Nor are errors written in YAML here.
+    // Errors are not written in YAML here either.
     if negotiate(accept, Offers::ERROR).media() == Some(MediaType::Yaml) {
         return Ok(Route::Forward(ForwardReason::Representation));
     }
@@ -247,7 +246,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some(), pages: resource.pages }))
 }
 
-/// Why a list cannot be had of what is held in `scope`, however fresh that is.
+/// Why a list cannot be answered from what is held in `scope`, however fresh that is.
 fn unheld(
     options: &ListOptions,
     plan: &ListPlan,
@@ -257,11 +256,11 @@ fn unheld(
 ) -> Option<ForwardReason> {
     let single = view.single(resource.namespaced).is_some();
     match (plan.version, &plan.start) {
-        // What has no cache has no whole list that would be cheaper than a page of it.
+        // A resource without a watch cache has no whole list that would be cheaper than a page.
         (VersionMatch::Any, _) if options.limit > 0 && !resource.gvr.has_watch_cache() => {
             Some(ForwardReason::Parameter)
         }
-        // Continuing in the most recent state: only upstream knows what that is without a proof for every page.
+        // A list that continues in the most recent state: only upstream knows that without a proof for every page.
         (VersionMatch::Unset, Some(_)) => Some(ForwardReason::Continue),
         // A list of one name reads one key: it has no second page, and a version beside a limit is not an exact one.
         (_, Some(_)) if single => Some(ForwardReason::Continue),
@@ -276,9 +275,9 @@ fn unheld(
     }
 }
 
-/// What a feed's objects can be written as. Of Tables watches alone, for their cells are as old as the events. A list's
-/// metadata is asked for as a list, and that of one object, or of
-/// each that a watch shows, as one; what other pairs mean is upstream's to say.
+/// The representation of an answer, if it can be written here. Tables are only for watches, for their cells are as old
+/// as the events. A list's metadata is asked for as a list, and that of one object, or of each object of a watch, as
+/// one; upstream says what other pairs mean.
 fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Representation> {
     let encoding = match choice.media()? {
         MediaType::Json => Encoding::Json,
@@ -298,8 +297,9 @@ fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Represen
     }
 }
 
-/// Whether the rows of a Table watch are to be had. Ages and their like are as of when a row was printed: good for what
-/// happens from now on, and not for a state, but that of one object, which upstream can be asked for.
+/// Whether the rows of a Table watch can be had here. Ages and similar cells are as of when a row was printed. That is
+/// right for events from now on, and wrong for a state, except the state of one object, which upstream can be asked
+/// for.
 fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
     match start {
         WatchStart::After(_) => true,
@@ -311,7 +311,7 @@ fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
 fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, Status> {
     let options = GetOptions::decode(asked.query)?;
     let version = match options.version_match() {
-        // Read from upstream's storage, which has other words for it.
+        // It is read from upstream's storage, which has other words for it.
         Err(_) if !resource.gvr.has_watch_cache() => return Ok(Route::Forward(ForwardReason::Parameter)),
         version => version?,
     };

@@ -9,8 +9,8 @@ use super::overdue::Unread;
 pub struct ServeConfig {
     pub consistency: Consistency,
     pub coverage: Coverage,
-    /// Whether what reaches into pods, services and nodes is passed on from a TCP socket that alone says who somebody
-    /// is.
+    /// Whether requests that reach into pods, services and nodes are passed on from a TCP socket where everybody who
+    /// reaches it is the proxy itself.
     pub exec_on_loopback: bool,
     /// How long a request waits for a feed that is being filled.
     pub sync_wait_max: Duration,
@@ -21,13 +21,13 @@ pub struct ServeConfig {
     pub unread: Unread,
 }
 
-/// What a read without a resourceVersion may be answered with.
+/// What a read without a resourceVersion may be answered from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Consistency {
-    /// Only what is proven to contain every write that was complete when the request came.
+    /// From a state that is proven to contain every write that was complete when the request came.
     #[default]
     Strict,
-    /// What a live feed has: milliseconds old as a rule, without proof.
+    /// From a live feed: milliseconds old as a rule, without proof.
     Bounded,
 }
 

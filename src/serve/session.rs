@@ -35,36 +35,36 @@ use crate::wire::{Columns, Object, Refused, Representation};
 
 /// One downstream watch: its place in the feed, its clock, and how it ends. It holds no events of its own.
 ///
-/// Pulled by a sink whenever its client has room; the sink's protocol is none of its business.
+/// A sink pulls it whenever its client has room. It does not know the sink's protocol.
 pub(super) struct WatchSession {
     feed: FeedHandle,
     cursor: Cursor,
     phase: Phase,
     bookmarks: bool,
-    /// Bookmarks are only for versions above this one: what the client was last told, or started from.
+    /// What the client was last told, or started from: bookmarks are only for later versions.
     told: ResourceVersion,
     /// Upstream's bookmarks seen so far.
     seen_bookmarks: u64,
     clock: Clock,
-    /// Polled when its dog says so.
+    /// Polled when the watchdog says that one has fired.
     timers: Pin<Box<WatchTimers>>,
     watchdog: Arc<Watchdog>,
-    /// Whom the dog wakes.
+    /// The task that the watchdog wakes.
     task: Waker,
-    /// What the alarm said last, until it has been heeded.
+    /// The timer that has fired, until the watch has reacted to it.
     fired: Option<Fired>,
-    /// One is due once there is nothing else to say.
+    /// A bookmark is due once there is nothing else to say.
     is_bookmark_due: bool,
-    /// There is nothing to say until its waker is woken.
+    /// There is nothing to say until the waker is woken.
     is_parked: bool,
-    /// The columns of a Table, which the first event carries and no other.
+    /// The columns of a Table, which only the first event carries.
     columns: Option<Columns>,
     metrics: WatchMetrics,
     grant: GrantStatus,
-    /// Of a watch that does not show all namespaces.
+    /// For a watch that does not show all namespaces.
     partial: Option<Box<PartialView>>,
     looks: Looks,
-    /// The end waits for the rest of a transaction, until then.
+    /// The end of the watch waits for the rest of a transaction until this time.
     rest: Option<Pin<Box<Sleep>>>,
     _place: AdmissionPlace,
 }
@@ -74,10 +74,10 @@ pub(super) struct WatchSession {
 enum Phase {
     /// The state as ADDED events.
     Initial(Box<InitialEvents>),
-    /// A state of one object as upstream has just printed it, older than all events.
+    /// The state of one object as upstream has just printed it, older than all events.
     Row(Box<Object>),
     Live,
-    /// A last frame, then the end.
+    /// A last frame, and then the end.
     Last(Bytes, WatchEnd),
     Ended,
 }
@@ -103,12 +103,12 @@ impl WatchSession {
         let columns = is_table.then(|| feed.columns.clone());
         let cursor = cursor.rendered_by(renderer);
         let phase = match snapshot.zip(pin) {
-            // Already over when it begins (R-TIMEOUT-1).
+            // Its time is over when it begins (R-TIMEOUT-1).
             _ if over => {
                 metrics.ended(WatchEnd::Timeout);
                 Phase::Ended
             }
-            // It is told in parts.
+            // The state is told in parts.
             _ if partial.is_some() => Phase::Live,
             Some((snapshot, pin)) => {
                 let initial = InitialEvents::new(snapshot, pin, terms.end_bookmark);
@@ -142,7 +142,7 @@ impl WatchSession {
             rest: None,
             _place: place,
         };
-        // From now on it is heard, whether or not the watch is ever polled.
+        // From now on timers are heard, whether or not the watch is ever polled.
         session.set_timer(session.clock.next());
         if session.is_ended() {
             session.watchdog.end();
@@ -150,7 +150,7 @@ impl WatchSession {
         session
     }
 
-    /// What ends the watch when it is not polled. Held by its sink for as long as what was told is on its way.
+    /// Ends the watch when it is not polled. The sink holds it for as long as what was told is on its way.
     pub(super) fn watchdog(&self) -> &Arc<Watchdog> {
         &self.watchdog
     }
@@ -160,8 +160,8 @@ impl WatchSession {
         matches!(self.phase, Phase::Ended)
     }
 
-    /// Whether there is nothing to say until the waker is woken that it was last polled with. It may be so right after
-    /// frames, too: then it need not be polled to hear that there are no more.
+    /// Whether there is nothing to say until the waker is woken that it was last polled with. This may be so right
+    /// after frames, too: then the watch need not be polled to learn that there are no more.
     pub(super) fn is_parked(&self) -> bool {
         self.is_parked
     }
@@ -195,7 +195,7 @@ impl WatchSession {
                         Ok(put) => frames = put,
                         Err(refused) => self.underivable(&refused),
                     }
-                    // Nothing to say of an empty state; but nobody has asked to be woken yet either.
+                    // An empty state has no frames, but nobody has registered for a wake-up yet either.
                     if batch.is_empty() {
                         continue;
                     }
@@ -221,7 +221,7 @@ impl WatchSession {
                 return Poll::Ready(Some(()));
             }
             if self.looks.are_used_up() {
-                // There is more to look at when others have had their turn.
+                // There is more to look at after others have had their turn.
                 continue;
             }
             let waits = self.fired(cx).is_none() || self.rest.is_some() && self.feed.reader.is_open(self.told);
@@ -232,7 +232,7 @@ impl WatchSession {
         }
     }
 
-    /// Whether there is something in the batch, which is said now: so many frames, or as many as there are pieces.
+    /// Finishes a batch if there is something in it: so many frames, or as many as there are pieces.
     fn says(&mut self, frames: usize, batch: &mut [Bytes]) -> bool {
         let Some(first) = batch.first_mut() else { return false };
         if let Some(headed) = self.columns.as_ref().and_then(|columns| columns.put(first)) {
@@ -246,7 +246,7 @@ impl WatchSession {
         true
     }
 
-    /// Whatever was to come, nothing does once the client may not read it (A4).
+    /// Ends the watch if the client may not read it any more, whatever was to come (A4).
     fn check_grant(&mut self) {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;
@@ -256,7 +256,7 @@ impl WatchSession {
         }
     }
 
-    /// A stretch of the initial state; how many frames it is.
+    /// Puts a portion of the initial state. Returns how many frames it is.
     fn initial(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<usize, Refused>> {
         let Phase::Initial(initial) = &mut self.phase else { return Poll::Ready(Ok(0)) };
         let reader = &self.feed.reader;
@@ -275,7 +275,7 @@ impl WatchSession {
         Poll::Ready(Ok(frames))
     }
 
-    /// Events, or a bookmark that is due, or nothing.
+    /// Puts events, or a bookmark that is due, or nothing.
     fn live(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<(), Refused> {
         loop {
             if self.turn(cx, room, batch)? {
@@ -293,7 +293,7 @@ impl WatchSession {
         self.partial.as_deref().is_none_or(PartialView::is_settled)
     }
 
-    /// What comes or goes with rights. False: there is nothing of the kind.
+    /// Puts what comes or goes with rights. Returns false if there is nothing of the kind.
     fn turn(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<bool, Refused> {
         if let Some(partial) = &mut self.partial {
             partial.notice(cx);
@@ -358,7 +358,7 @@ impl WatchSession {
                     batch.push(self.bookmark(progress.rv)?);
                 }
             }
-            // Its feed is over: the resource is gone, or no longer ours to read. No version was too old.
+            // The feed is over: the resource is gone, or we may not read it any more. No version was too old.
             Pull::Expired { .. } if matches!(self.feed.reader.state(), FeedState::Ended(_)) => {
                 self.phase = Phase::Ended;
                 self.metrics.ended(WatchEnd::FeedEnded);
@@ -368,7 +368,7 @@ impl WatchSession {
                 self.end_with(&status, WatchEnd::Expired);
             }
             Pull::Refused(refused) => return Err(refused),
-            // Neither the next event is to be told yet nor where the watch is.
+            // The next event must wait, and so must a bookmark behind it.
             Pull::Stopped(Stop::AtMark | Stop::Undecided) => {
                 self.bookmark_due();
             }
@@ -381,8 +381,9 @@ impl WatchSession {
         self.feed.reader.bookmark(rv, false, self.cursor.renderer())
     }
 
-    /// An object cannot be written as this client wants it. The watch ends between two events, as watches end every
-    /// now and then: the client goes on from the last version it has seen, and from a feed that has the whole object.
+    /// Ends the watch because an object cannot be written as this client wants it. The watch ends between two events,
+    /// as watches sometimes do. The client goes on from the last version it has seen, and from a feed that has the
+    /// whole object.
     fn underivable(&mut self, refused: &Refused) {
         self.feed.refuse(self.cursor.renderer().representation(), RenderingRefusal::Unrenderable, refused);
         self.phase = Phase::Ended;
@@ -391,10 +392,10 @@ impl WatchSession {
 
     /// Whether the watch ends now: its time is up, or the proxy drains.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
-        // It is revoked after it was disproven, so whoever sees the one sees the other.
+        // A renderer is revoked after it was disproven, so whoever sees the first sees the second.
         let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
-            // What this client holds may be wrong: going on from here would leave it so.
+            // What this client holds may be wrong, and would stay so if it went on from here.
             let status = Status::too_old(self.told.0, self.feed.reader.progress().rv.0);
             self.end_with(&status, WatchEnd::Underivable);
             return true;
@@ -416,7 +417,7 @@ impl WatchSession {
         true
     }
 
-    /// What the alarm has said, if the watch ends by it; it is set again if not.
+    /// Why the watch ends, if a timer says so. If not, the timer is set again.
     fn ended_by_timer(&mut self, cx: &Context<'_>) -> Option<WatchEnd> {
         match self.fired(cx)? {
             Fired::Time if self.clock.is_over(Instant::now()) => Some(WatchEnd::Timeout),
@@ -431,16 +432,16 @@ impl WatchSession {
         }
     }
 
-    /// What the alarm has said that was not heeded yet; it is set.
+    /// The timer that has fired and to which the watch has not reacted yet.
     fn fired(&mut self, cx: &Context<'_>) -> Option<Fired> {
-        // Who is polled has been looked at by nobody else.
+        // Nobody else looks at the timers of a watch that is polled.
         if self.watchdog.has_fired(&mut self.task, cx) && self.fired.is_none() {
             self.fired = self.poll_timers();
         }
         self.fired
     }
 
-    /// What the alarm says; its dog hears it if that is nothing yet.
+    /// Polls the timers, with the watchdog as their waker.
     fn poll_timers(&mut self) -> Option<Fired> {
         let watchdog = Waker::from(self.watchdog.clone());
         match self.timers.as_mut().poll(&mut Context::from_waker(&watchdog)) {
@@ -449,7 +450,7 @@ impl WatchSession {
         }
     }
 
-    /// Sets the alarm. If it rings at once, that is heeded when the watch is polled next, which may be never.
+    /// Sets the timer. If it fires at once, the watch reacts when it is polled next, which may be never.
     fn set_timer(&mut self, at: Instant) {
         self.timers.set_to(at);
         self.fired = self.poll_timers();
@@ -458,7 +459,7 @@ impl WatchSession {
         }
     }
 
-    /// Whether a bookmark is due; if so the next one is scheduled.
+    /// Whether a bookmark is due. If so, the next one is scheduled.
     fn bookmark_due(&mut self) -> bool {
         if !std::mem::take(&mut self.is_bookmark_due) {
             return false;

@@ -1,4 +1,4 @@
-//! From a request to a feed that can answer it: which one, ready, and as fresh as asked.
+//! Finds the feed that can answer a request, and waits until it is ready and as fresh as asked.
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +23,7 @@ use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
 /// What a request needs of a feed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need<'a> {
-    /// Without one there is no feed for anybody.
+    /// The permission: without one, nobody gets a feed.
     pub(super) permit: &'a Permit,
     /// The namespace that the path names.
     pub(super) namespace: Option<&'a str>,
@@ -36,24 +36,24 @@ pub(super) struct Need<'a> {
 /// Why a feed cannot answer.
 #[derive(Debug)]
 pub(super) enum Unready {
-    /// Upstream can.
+    /// Upstream can answer.
     Forward(ForwardReason),
-    /// It ended while it was waited for. Another one may have its place, or nobody: the request is to be routed again.
+    /// The feed ended while it was waited for. Another one may have its place, so the request is routed again.
     Over,
-    /// Nobody can, now.
+    /// Nobody can answer now.
     Refuse(Box<Status>),
 }
 
-/// How long "not older than" is waited for: the apiserver's own limit (R-VERSION-3).
+/// How long a read waits for "not older than": the apiserver's own limit (R-VERSION-3).
 const FRESH_MAX: Duration = Duration::from_secs(3);
-/// How long it is waited for where only an event could tell.
+/// How long it waits where only an event could tell.
 const UNTOLD_MAX: Duration = Duration::from_millis(100);
 
-/// Why a wait for something of a feed was in vain.
+/// Why waiting for a feed was in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InVain {
     Late,
-    /// The feed has ended: what was waited for does not come any more.
+    /// The feed has ended, so what was waited for does not come any more.
     Over,
 }
 
@@ -65,7 +65,8 @@ pub(super) struct FeedSource {
 }
 
 impl FeedSource {
-    /// An object that this source holds cannot be written: from now on the representation comes from elsewhere.
+    /// Refuses the representation for good, because an object of this source cannot be written in it. From now on it
+    /// comes from elsewhere.
     pub(super) fn refuse(&self, refused: &Refused) {
         self.feed.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
     }
@@ -88,8 +89,8 @@ impl Sources {
         Self { feeds, coverage, consistency, sync_wait_max, drain }
     }
 
-    /// A feed that covers the request, has a complete state and can write what is asked for; started and waited for if
-    /// need be.
+    /// A feed that covers the request, has a complete state and can write what is asked for. It is started and waited
+    /// for if need be.
     pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<FeedSource, Unready> {
         if !need.permit.covers(&resource.gvr, resource.namespaced, need.namespace) {
             return Err(Unready::Forward(ForwardReason::Ungranted));
@@ -97,7 +98,7 @@ impl Sources {
         let mut why = Unready::Forward(ForwardReason::Underivable);
         for encoding in encodings(resource, need.representation) {
             match self.source_from(resource, need, *encoding).await {
-                // Not offered in this form, or not derived from it: perhaps in the next.
+                // This encoding is not offered, or cannot be derived from. The next one may do.
                 Err(Unready::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::Underivable))) => {
                     why = Unready::Forward(reason);
                 }
@@ -131,7 +132,7 @@ impl Sources {
         }
     }
 
-    /// A feed of this form that covers the request and has a complete state.
+    /// A feed in this encoding that covers the request and has a complete state.
     async fn ready_feed(
         &self,
         resource: &Resource,
@@ -154,7 +155,7 @@ impl Sources {
         let feed = leased.map_err(|why| Unready::Forward(why.into()))?;
         match feed.reader.synced(self.sync_deadline(need)).await {
             FeedState::Live | FeedState::Stale { .. } => Ok(feed),
-            // Tried once more it would end the same way.
+            // A second try would end the same way.
             FeedState::Ended(end) if end.is_refusal() => Err(Unready::Forward(Unavailable::Ended(end).into())),
             FeedState::Ended(_) => Err(Unready::Over),
             FeedState::Syncing => Err(Unready::Forward(ForwardReason::Syncing)),
@@ -187,7 +188,7 @@ impl Sources {
             if wanted == Representation::verbatim(*encoding) {
                 return Some(FeedSource { renderer: feed.reader.verbatim().clone(), feed });
             }
-            // The next one may have it.
+            // It asks, so that the next read may have it.
             feed.renderings.want(wanted);
             match feed.renderings.mode(wanted) {
                 Some(RenderingMode::Derived(renderer)) => Some(FeedSource { feed, renderer }),
@@ -196,14 +197,15 @@ impl Sources {
         })
     }
 
-    /// Waits until the feed is as fresh as the request asks, at most three seconds and no longer than it runs.
+    /// Waits until the feed is as fresh as the request asks, for three seconds at most and no longer than the feed
+    /// runs.
     pub(super) async fn fresh(
         &self,
         feed: &FeedHandle,
         version: VersionMatch,
         received: Instant,
     ) -> Result<(), Unready> {
-        // Without a cache upstream never says how far a quiet stream has come: the version may well exist.
+        // Without a watch cache upstream never says how far a quiet stream has come: the version may well exist.
         let untold = !feed.spec.key.gvr.has_watch_cache();
         let deadline = Instant::now() + if untold { UNTOLD_MAX } else { FRESH_MAX };
         match version {
@@ -231,7 +233,8 @@ impl Sources {
         }
     }
 
-    /// The same for who is told the feed's version: what came a moment ago is in it.
+    /// Waits like [`fresh`](Self::fresh), for a caller that is told the feed's version: then what came a moment ago is
+    /// included.
     pub(super) async fn fit_to_list(
         &self,
         feed: &FeedHandle,
@@ -264,8 +267,8 @@ impl Sources {
         })
     }
 
-    /// Waits until states of the feed are as the server that it follows writes them. To be called right before a state
-    /// is taken: what was waited for before may have taken longer than an upgrade.
+    /// Waits until states of the feed are as the server that it follows writes them. It must be called right before a
+    /// state is taken: an earlier wait may have taken longer than an upgrade.
     pub(super) async fn of_present(&self, source: &FeedSource) -> Result<(), Unready> {
         let feed = &source.feed;
         let deadline = Instant::now() + self.sync_wait_max;
@@ -273,11 +276,11 @@ impl Sources {
             InVain::Late => Unready::Forward(ForwardReason::Syncing),
             InVain::Over => Unready::Over,
         })?;
-        // It would write new bodies as the old release did.
+        // A revoked renderer would write new bodies as the old release did.
         if source.renderer.is_revoked() { Err(Unready::Over) } else { Ok(()) }
     }
 
-    /// Seconds without upstream's stream, while that lasts.
+    /// For how many seconds the feed has been without upstream's stream.
     pub(super) fn stale_seconds(feed: &FeedHandle) -> Option<u64> {
         match feed.reader.state() {
             FeedState::Stale { since } => Some(since.elapsed().as_secs()),
@@ -296,9 +299,9 @@ async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Fu
     }
 }
 
-/// The forms that a representation can be had from, the best first. Built-in resources are held in protobuf, which is
-/// what the most and the most sensitive clients ask for and from which the others are derived; in JSON only for what
-/// that does not give (R-DERIVE-3). Tables are upstream's own: nobody else knows what it prints.
+/// The encodings that a representation can be derived from, the best first. Built-in resources are held in protobuf,
+/// which most clients ask for and the others can be derived from; they are held in JSON only for what that does not
+/// give (R-DERIVE-3). Tables come from upstream alone, for nobody else knows what it prints.
 fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.encoding, wanted) {
         (_, Representation::Table(_)) => &[Encoding::Table],
@@ -309,14 +312,14 @@ fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding]
     }
 }
 
-/// The scopes of which a feed may answer. The widest serves every request; if our identity may not list the cluster,
-/// perhaps it may the namespace.
+/// The scopes of the feeds that may answer. The widest serves every request. If our identity may not list the cluster,
+/// it may perhaps list the namespace.
 fn scopes(widest: Scope, namespace: Option<&str>) -> impl Iterator<Item = Scope> {
     let narrower = namespace.filter(|_| widest == Scope::Cluster).map(|namespace| Scope::Namespace(namespace.into()));
     std::iter::once(widest).chain(narrower)
 }
 
-/// What the feed for this resource fetches.
+/// The spec of the feed for this resource.
 pub fn spec(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedSpec {
     // Nodes' agents list their own node's objects: the apiserver has an index for that (R-FIELD-5).
     let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");

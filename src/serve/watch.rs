@@ -11,18 +11,18 @@ use crate::base::WakeFlag;
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf, several events a chunk when the client is behind.
 #[derive(Debug)]
 pub(super) struct WatchBody {
-    /// Until it has said its last.
+    /// `None` once it has put its last frame.
     session: Option<WatchSession>,
     /// Cuts what is not taken.
     _watchdog: Arc<Watchdog>,
-    /// Rung by what the session waits for. A codec polls a body whenever it has made room in itself, too.
+    /// Set by what the session waits for. A codec also polls a body whenever it has made room in itself.
     flag: WakeFlag,
     batch: Vec<Bytes>,
-    /// Says that the watch is over when it is dropped.
+    /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
 }
 
-/// Bytes pulled at a time: what one client may make us hold for it.
+/// How many bytes are pulled at a time: one client may make us hold so much for it.
 pub(super) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
@@ -44,7 +44,7 @@ impl WatchBody {
         let mut cx = Context::from_waker(self.flag.waker());
         let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut self.batch);
         if session.is_ended() {
-            // Whatever becomes of what it has said.
+            // The session is over, whatever happens to its last frames.
             self.session = None;
         }
         match polled {
@@ -59,14 +59,14 @@ impl WatchBody {
     }
 }
 
-/// One chunk of several frames. A single frame is shared with every other watch, not copied.
+/// One chunk of several frames. A single frame is not copied but shared with every other watch.
 fn joined(batch: &mut Vec<Bytes>) -> Bytes {
     match batch.as_slice() {
         [_] => batch.pop().unwrap_or_default(),
         frames => {
             let mut chunk = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
             frames.iter().for_each(|frame| chunk.extend_from_slice(frame));
-            // A client that does not take it keeps no events alive.
+            // A client that does not take the chunk keeps no events alive.
             batch.clear();
             chunk.freeze()
         }

@@ -1,15 +1,15 @@
-/// Why a watch is over.
+/// Why a watch has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WatchEnd {
     /// Its time was up.
     Timeout,
     /// Its position left the ring, or its feed started a new history: 410.
     Expired,
-    /// The state it asked for did not come: 504.
+    /// The state that it asked for did not come: 504.
     TooLarge,
-    /// Its feed is over.
+    /// Its feed has ended.
     FeedEnded,
-    /// What it shows can no longer be derived: the client goes on from another feed.
+    /// Its representation can no longer be derived: the client goes on from another feed.
     Underivable,
     /// Its client may not read any more: 403 or 401.
     Revoked,

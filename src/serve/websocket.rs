@@ -25,19 +25,19 @@ use super::watch::BATCH_BYTES;
 use crate::auth::BEARER_PROTOCOL;
 use crate::wire::{Encoding, websocket_payload};
 
-/// Whether the request asks for a WebSocket: as the apiserver detects it, on HTTP/1.1 only.
+/// Whether the request asks for a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
 pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
     upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && asks_for_upgrade(headers)
 }
 
-/// Whether the connection is to become something else.
+/// Whether the request asks to turn the connection into something else.
 pub(super) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     connection.any(|value| value.to_ascii_lowercase().contains("upgrade"))
 }
 
-/// Removes the token from the subprotocols: a credential, which is the caller's own and goes nowhere from here.
+/// Removes the token from the subprotocols: it is the caller's credential and must not leave this proxy.
 pub(super) fn drop_bearer(headers: &mut HeaderMap) {
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let offered: Vec<_> = offered
@@ -53,7 +53,7 @@ pub(super) fn drop_bearer(headers: &mut HeaderMap) {
     }
 }
 
-/// The 101 for a well-formed handshake, or the answer of the apiserver's library for one that is not.
+/// The 101 for a well-formed handshake, or the answer of the apiserver's library for any other.
 pub(super) fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
     let refuse = |code: StatusCode, text: &'static str| {
         let mut response = Response::new(ReplyBody::full(Bytes::from_static(text.as_bytes())));
@@ -73,7 +73,7 @@ pub(super) fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Resp
     if !text(ORIGIN).is_some_and(is_request_uri) {
         return Err(refuse(StatusCode::FORBIDDEN, ""));
     }
-    // The first header only, and its empty items count: as Go reads it.
+    // Only the first header counts, with its empty items: as Go reads it.
     let named = text(SEC_WEBSOCKET_PROTOCOL).map(str::trim).filter(|named| !named.is_empty());
     let protocols: Vec<_> = named
         .into_iter()
@@ -101,7 +101,8 @@ pub(super) fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Resp
     Ok(response)
 }
 
-/// What Go's `url.ParseRequestURI` takes: a path, or a scheme and what belongs to it. `null` is neither; `file://` is.
+/// Whether Go's `url.ParseRequestURI` takes it: a path, or a scheme and what follows it. `null` is neither; `file://`
+/// is.
 fn is_request_uri(text: &str) -> bool {
     if text.bytes().any(|byte| byte.is_ascii_control()) {
         return false;
@@ -128,7 +129,7 @@ fn is_request_uri(text: &str) -> bool {
     port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Longest message a watch client may send; all of them are ignored (R-DOWNSTREAM-10).
+/// The longest message that a client of a watch may send. All of them are ignored (R-DOWNSTREAM-10).
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// How long a client may take to read our close.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
@@ -137,7 +138,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 pub(super) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession) {
     let watchdog = session.watchdog().clone();
     tokio::select! {
-        // Nothing that is not read outlives it.
+        // Bytes that are not read do not outlive the cut.
         () = watchdog.cut().over() => {}
         () = converse(upgrade, encoding, session) => {}
     }
@@ -169,7 +170,7 @@ async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSess
     }
     drop(session);
     let goodbye = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::default() };
-    // TLS has an end of its own, without which the stream could as well have been cut.
+    // TLS has an end of its own. Without it the client could not tell the end from a cut.
     let _ = timeout(CLOSE_MAX, async {
         let _ = socket.close(Some(goodbye)).await;
         let _ = socket.get_mut().shutdown().await;

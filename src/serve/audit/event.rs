@@ -35,7 +35,7 @@ pub(super) struct AuditEvent<'a> {
     pub(super) annotations: BTreeMap<&'static str, &'a str>,
 }
 
-/// When in a request's life an event is.
+/// The moment in a request's life that an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) enum Stage {
     /// A watch begins.
@@ -89,12 +89,12 @@ pub(super) struct AuditOutcome<'a> {
     code: u16,
 }
 
-/// `{}`: of the metadata of a Status, which has none here.
+/// An empty object `{}`, in place of a Status's metadata.
 #[derive(Debug, Serialize)]
 struct Nothing {}
 
 impl<'a> AuditUser<'a> {
-    /// `None`: nobody that is known, or the proxy itself.
+    /// The user of a record; `None` for an unknown user, or the proxy itself.
     pub(super) fn of(user: Option<&'a User>) -> Self {
         let Some(User { name, uid, groups, extra }) = user else {
             return Self { username: "", uid: "", groups: &[], extra: None };
@@ -104,7 +104,7 @@ impl<'a> AuditUser<'a> {
 }
 
 impl<'a> Reference<'a> {
-    /// `None`: the request is about no resource.
+    /// The resource of a record; `None` if the request is about none.
     pub(super) fn of(info: &'a RequestInfo) -> Option<Self> {
         info.is_resource.then_some(Self {
             resource: &info.resource,
@@ -118,7 +118,7 @@ impl<'a> Reference<'a> {
 }
 
 impl<'a> AuditOutcome<'a> {
-    /// `status`: of an error.
+    /// The outcome; `status` is given for an error.
     pub(super) fn of(code: u16, status: Option<&'a Status>) -> Self {
         let metadata = Nothing {};
         let Some(Status { status, message, reason, details, .. }) = status else {
@@ -137,7 +137,7 @@ impl AuditEvent<'_> {
     }
 }
 
-/// `2026-07-23T10:11:12.000013Z`: all six digits, always.
+/// Writes `2026-07-23T10:11:12.000013Z`, always with six digits.
 fn micros<S: Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{at:.6}"))
 }

@@ -7,7 +7,7 @@ use super::line::Line;
 use super::writer::{AuditWriter, Destination};
 use crate::serve::metrics;
 
-/// Takes records, if there is somebody to read them. Cloning shares it.
+/// Takes records, if the log is on. Cloning shares it.
 #[derive(Debug, Clone, Default)]
 pub struct Audit {
     queue: Option<Queue>,
@@ -25,18 +25,18 @@ pub(super) struct Queue {
 #[error("the audit log does not keep up")]
 pub(super) struct Full;
 
-/// Records that wait to be written: a second of many reads.
+/// How many records may wait to be written: a second of many reads.
 pub(super) const RECORDS_MAX: usize = 16_384;
-/// Bytes of them. A request's target alone may have 64 KiB.
+/// How many bytes they may take. A request's target alone may have 64 KiB.
 const BYTES_MAX: usize = 32 << 20;
 
 impl Audit {
-    /// Nothing is recorded.
+    /// A log that records nothing.
     pub fn off() -> Self {
         Self::default()
     }
 
-    /// Opens the log; what is recorded waits until the [`AuditWriter`] runs.
+    /// Opens the log. Records wait until the [`AuditWriter`] runs.
     ///
     /// # Errors
     /// The file cannot be opened for appending.

@@ -13,7 +13,7 @@ use crate::kube::{RequestInfo, Status, User};
 use crate::net::{Peer, PeerAddress};
 use crate::serve::coverage::Sensitive;
 
-/// One request, for the log. A watch that has begun is over when the last clone of its record is dropped.
+/// The record of one request. It records the end of a watch when its last clone is dropped.
 pub(in crate::serve) struct AuditRecord {
     queue: Queue,
     audit_id: HeaderValue,
@@ -27,18 +27,18 @@ pub(in crate::serve) struct AuditRecord {
     begun: OnceLock<Answered>,
 }
 
-/// In a response's extensions: it is not upstream's, whose own log has what upstream has answered.
+/// An extension of our own responses. Upstream's log has those that upstream has answered.
 #[derive(Debug, Clone, Default)]
 pub(in crate::serve) struct Ours {
-    /// Of an error.
+    /// The Status of an error.
     pub(in crate::serve) status: Option<Status>,
-    /// It goes on after it has begun.
+    /// Whether the response goes on after it has begun.
     pub(in crate::serve) is_watch: bool,
-    /// It tells something of what the cache holds.
+    /// Whether it shows something of what the cache holds.
     pub(in crate::serve) is_served: bool,
 }
 
-/// In a response's extensions: what was decided about the caller's rights, and why.
+/// An extension of a response: the decision about the caller's rights, and its reason.
 #[derive(Debug, Clone)]
 pub(in crate::serve) enum Decision {
     Allowed(Arc<str>),
@@ -53,14 +53,14 @@ struct Answered {
     decision: Option<Decision>,
 }
 
-/// What the apiserver keeps of a client's name for itself, and how it says that there was more.
+/// How much of a client's name the apiserver records, and how it marks that there was more.
 const USER_AGENT_MAX: usize = 1024;
 const TRUNCATED: &str = "...TRUNCATED";
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
 
 impl AuditRecord {
-    /// `None`: nothing is recorded.
+    /// Makes the record of a request; `None` if nothing is recorded.
     pub(in crate::serve) fn new(
         audit: &Audit,
         peer: &Peer,
@@ -84,7 +84,7 @@ impl AuditRecord {
         })
     }
 
-    /// Says who it is from.
+    /// Sets the caller.
     pub(in crate::serve) fn put_caller(&mut self, caller: &Caller) {
         self.user = match caller {
             Caller::Ourselves => None,
@@ -94,7 +94,8 @@ impl AuditRecord {
         self.is_ourselves = matches!(caller, Caller::Ourselves);
     }
 
-    /// Records the answer, if it is ours. False: it may not be given, for it cannot be recorded and must be.
+    /// Records the answer, if it is ours. Returns false if the answer must be recorded and cannot be: then it may not
+    /// be given.
     pub(in crate::serve) fn answered<B>(&self, response: &Response<B>) -> bool {
         let Some(Ours { status, is_watch, is_served }) = response.extensions().get::<Ours>() else { return true };
         let decision = response.extensions().get::<Decision>().cloned();
@@ -151,7 +152,7 @@ impl AuditRecord {
 impl Drop for AuditRecord {
     fn drop(&mut self) {
         if let Some(answered) = self.begun.take() {
-            // Whether there is room or not, it is over; that it began has been recorded.
+            // It is over whether or not there is room; its beginning has been recorded.
             let _ = self.put(Stage::ResponseComplete, &answered);
         }
     }
@@ -170,7 +171,7 @@ fn now() -> Timestamp {
     Timestamp::from_microsecond(micros).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// Values of parameters that are named like tokens are nobody's business.
+/// The target without the values of parameters that are named like tokens.
 pub(super) fn without_tokens(target: &str) -> String {
     let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
     let hidden = |pair: &str| {
@@ -185,8 +186,8 @@ pub(super) fn without_tokens(target: &str) -> String {
     format!("{path}?{}", pairs.join("&"))
 }
 
-/// From where the request has come, in the apiserver's order: what proxies say, which any client may say too, and what
-/// is seen.
+/// Where the request has come from, in the apiserver's order: the addresses that proxies name, which any client may
+/// claim too, and the one that is seen.
 pub(super) fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
     let mut ips: Vec<IpAddr> =
@@ -203,7 +204,7 @@ pub(super) fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAdd
     ips
 }
 
-/// Addresses that are believed to be worth keeping.
+/// How many addresses are kept.
 const SOURCES_MAX: usize = 64;
 
 pub(super) fn shortened(user_agent: &str) -> String {

@@ -13,11 +13,12 @@ use crate::serve::metrics;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     Stdout,
-    /// Appended to; made anew with mode 0600 when it is not there any more, as after a rotation by renaming.
+    /// A file that is appended to. It is made anew with mode 0600 when it is not there any more, as after a rotation by
+    /// renaming.
     File(PathBuf),
 }
 
-/// Writes what is recorded, in order. One task, which nobody waits for.
+/// Writes records in order. It is one task, which nobody waits for.
 #[derive(Debug)]
 pub struct AuditWriter {
     lines: mpsc::Receiver<Line>,
@@ -30,9 +31,9 @@ enum Output {
     File { path: PathBuf, file: File },
 }
 
-/// Records written at a time.
+/// How many records are written at a time.
 const BATCH_MAX: usize = 1024;
-/// Between two attempts at an output that takes nothing.
+/// The time between two attempts at an output that takes nothing.
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl AuditWriter {
@@ -53,12 +54,12 @@ impl AuditWriter {
             let mut rest: Vec<u8> = batch.iter().flat_map(|line| &line.text).copied().collect();
             let mut is_failing = false;
             while !rest.is_empty() {
-                // Disks and pipes block.
+                // Writing to disks and pipes blocks.
                 let writing = tokio::task::spawn_blocking(move || {
                     let written = output.write(&mut rest);
                     (output, rest, written)
                 });
-                // The runtime is going away.
+                // The runtime is shutting down.
                 let Ok((returned, left, written)) = writing.await else { return };
                 (output, rest) = (returned, left);
                 let Err(error) = written else { continue };
@@ -79,7 +80,7 @@ impl AuditWriter {
 }
 
 impl Output {
-    /// Writes `lines`, and takes out what has been written.
+    /// Writes `lines`, and removes what has been written.
     fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Self::Stdout(stdout) => {

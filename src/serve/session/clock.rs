@@ -34,17 +34,17 @@ impl Clock {
         self.deadline
     }
 
-    /// The next of them.
+    /// The next of these moments.
     pub(super) fn next(&self) -> Instant {
         self.next_bookmark.min(self.deadline)
     }
 
-    /// When the bookmark before the end is due; watches shorter than that get none.
+    /// When the bookmark before the end is due. Watches that are shorter get none.
     fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
         deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
     }
 
-    /// Whether a bookmark is due; if so the next one is scheduled.
+    /// Whether a bookmark is due. If so, the next one is scheduled.
     pub(super) fn bookmark_due(&mut self, now: Instant) -> bool {
         if now < self.next_bookmark {
             return false;

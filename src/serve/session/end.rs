@@ -9,14 +9,14 @@ use super::{Phase, WatchSession};
 use crate::cache::{Pull, Settling};
 use crate::kube::Status;
 
-/// The end of a watch waits no longer for the rest of a transaction.
+/// How long the end of a watch waits for the rest of a transaction.
 const REST_MAX: Duration = Duration::from_secs(3);
 
 impl WatchSession {
-    /// Whether the client has been told a part of a transaction, and the rest is to be told or may still come: if the
-    /// watch ended here, its client would go on behind all of it.
+    /// Whether the client has been told a part of a transaction, and the rest is still to be told or may still come. If
+    /// the watch ended here, its client would go on behind all of it.
     pub(super) fn is_amid(&mut self, cx: &mut Context<'_>) -> bool {
-        // What a part waits for may not come; its events are sifted, and come again with rights.
+        // A partial view waits for verdicts, which may not come. Its events are sifted, and come again with rights.
         if self.partial.is_none() && self.cursor.is_next_at(self.told) {
             return true;
         }
@@ -32,7 +32,7 @@ impl WatchSession {
         rest.as_mut().poll(cx).is_pending()
     }
 
-    /// Ends the watch with an ERROR event. The version asked for decides nothing any more.
+    /// Ends the watch with an ERROR event. The version that was asked for plays no part any more.
     pub(in super::super) fn end_with(&mut self, status: &Status, end: WatchEnd) {
         if matches!(self.phase, Phase::Ended) {
             return;
@@ -40,11 +40,11 @@ impl WatchSession {
         let envelope = self.cursor.renderer().envelope();
         let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
         self.phase = Phase::Last(frame, end);
-        // It is taken soon, or not at all.
+        // The client takes the frame soon, or not at all.
         self.watchdog.end();
     }
 
-    /// The permission is looked at next, and says why it is over.
+    /// Ends the watch without a frame. If the permission is over, it is looked at next and says why.
     pub(super) fn end_without_a_word(&mut self, end: WatchEnd) {
         if end == WatchEnd::Revoked {
             self.fired = None;
@@ -54,7 +54,7 @@ impl WatchSession {
         self.metrics.ended(end);
     }
 
-    /// A bookmark for a client that is sent away: it resumes here or at another replica without a list.
+    /// The bookmark for a client that is sent away, with which it resumes here or at another replica without a list.
     pub(super) fn last_bookmark(&mut self, end: WatchEnd) -> Option<Bytes> {
         if end != WatchEnd::Drained || !self.bookmarks {
             return None;

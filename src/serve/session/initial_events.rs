@@ -26,7 +26,7 @@ pub(super) struct InitialEvents {
 enum How {
     /// Frame by frame, from the first key not yet sent.
     Frames { next: String },
-    /// In runs of frames that all watches share, from the first piece not yet sent.
+    /// In chunks of frames that all watches share, from the first piece not yet sent.
     Chunks(Box<Chunks>),
 }
 
@@ -35,7 +35,7 @@ struct Chunks {
     writer: ChunkWriter,
     chunks: PageChunks,
     index: usize,
-    /// What the stretch was written as, once it is.
+    /// The bytes of the current chunk, once it is written.
     plain: Option<PlainChunk>,
     piece: usize,
     rest: Rest,
@@ -49,7 +49,7 @@ impl InitialEvents {
         Self { snapshot, pin, end_bookmark, how: How::Frames { next: String::new() } }
     }
 
-    /// In runs, if what the watch sees is made of them.
+    /// Sends the state in chunks, if what the watch sees is made of them.
     pub(super) fn in_chunks(
         self,
         shared: Arc<[Chunk]>,
@@ -68,8 +68,8 @@ impl InitialEvents {
         Self { how, ..self }
     }
 
-    /// Appends about `room` bytes of frames, and one frame or run of them at least, unless no more may be looked at
-    /// before one is found: `looks` is what objects may cost that are not told, and then what is left of it.
+    /// Appends about `room` bytes of frames, and at least one frame or one chunk's piece, unless the looks are used up
+    /// first. `looks` is what may be spent on objects that are not told, and then what is left of it.
     pub(super) fn poll_put(
         &mut self,
         cx: &mut Context<'_>,
@@ -108,7 +108,7 @@ impl Chunks {
                 (self.index, self.piece, self.plain) = (self.index + 1, 0, None);
                 continue;
             };
-            // What is alone in a batch is not copied.
+            // A piece that is alone in a batch is not copied.
             if !batch.is_empty() && bytes + piece.len() > room {
                 return Poll::Ready(Ok((frames, Portion::More)));
             }
@@ -119,7 +119,7 @@ impl Chunks {
             batch.push(piece.clone());
             self.piece += 1;
         }
-        // A bookmark comes behind the last, in a batch of its own if this one is not to be copied.
+        // A bookmark follows the last frame; it gets a batch of its own if this one must not be copied.
         Poll::Ready(Ok((frames, if bytes > room { Portion::More } else { Portion::Last(()) })))
     }
 }

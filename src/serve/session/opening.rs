@@ -17,18 +17,18 @@ pub(in super::super) struct Opening {
     pub(in super::super) feed: FeedHandle,
     pub(in super::super) renderer: Renderer,
     pub(in super::super) opened: OpenedWatch,
-    /// Those with something to show, of a watch that may not show all.
+    /// For a watch that may not show all: the namespaces with something to show.
     pub(in super::super) namespaces: Vec<Arc<str>>,
-    /// Of the state that the watch begins with, for a sink that takes several frames in one.
+    /// The chunks of the state that the watch begins with, for a sink that takes several frames in one.
     pub(in super::super) chunks: Option<Arc<[Chunk]>>,
-    /// A state of one object, as a Table has it.
+    /// The state of one object, as a row of a Table.
     pub(in super::super) row: Option<Object>,
     pub(in super::super) terms: WatchTerms,
     pub(in super::super) drain: DrainWatch,
-    /// How much is looked at in one go.
+    /// The work that may be done in one poll.
     pub(in super::super) looks: Looks,
     pub(in super::super) metrics: WatchMetrics,
-    /// By which it is ended when it is not polled.
+    /// Ends the watch when it is not polled.
     pub(in super::super) cut: Cut,
     pub(in super::super) overdue: Overdue,
 }

@@ -1,8 +1,8 @@
-//! A watch that shows some namespaces of a collection, and others as rights come and go.
+//! The view of a watch that shows only some namespaces of a collection, and more or fewer as rights change.
 //!
-//! **Invariant.** Between two frames, what the client knows of a namespace that it is shown is the state at the watch's
-//! place. So a namespace comes and goes at one place: the watch is read up to a mark, which is a state and the place
-//! behind it, and there the state of what comes is told, and the end of what goes.
+//! **Invariant.** Between two frames, the client knows each namespace that it is shown as it is at the watch's place.
+//! So a namespace comes or goes at one place: the watch is read up to a mark, which is a state and the place behind it.
+//! There the objects of a namespace that comes are told as ADDED, and those of one that goes as DELETED.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::pin::Pin;
@@ -18,17 +18,17 @@ use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::listing::cost;
 use crate::wire::{Object, Refused};
 
-/// Which namespaces a watch shows, and which come or go.
+/// The namespaces that a watch shows, and those that come or go.
 pub(super) struct PartialView {
     readable: Readable,
     places: BTreeMap<Arc<str>, Place>,
     turn: Option<Turn>,
-    /// Verdicts have changed since namespaces were last looked at.
+    /// Whether verdicts have changed since namespaces were last looked at.
     stale: bool,
     changed: Pin<Box<dyn Future<Output = VerdictChanges> + Send>>,
 }
 
-/// Where a namespace stands with the client. One that has none has not come up: there was nothing in it to tell.
+/// Where a namespace stands with the client. A namespace without a place has not come up: it had nothing to tell.
 #[derive(Debug)]
 enum Place {
     Shown,
@@ -39,9 +39,9 @@ enum Place {
 /// A namespace that is not shown any more, of which the client still knows objects.
 #[derive(Debug, Default)]
 struct Leaving {
-    /// Objects that have changed since: the client has been told that they are gone, or has never known them.
+    /// Objects that have changed since: the client was told that they are gone, or never knew them.
     touched: HashSet<ObjectKey>,
-    /// It was being told, and knows only keys before this one.
+    /// If it was still being told: the client knows only keys before this one.
     before: Option<String>,
 }
 
@@ -51,9 +51,9 @@ struct Turn {
     pin: Option<Pinned>,
     coming: VecDeque<Arc<str>>,
     going: Option<VecDeque<Arc<str>>>,
-    /// First key of the next object to be told, in the first namespace that comes or goes.
+    /// The first key of the next object to be told, in the first namespace that comes or goes.
     next: String,
-    /// It is the state that the watch begins with.
+    /// Set if the mark is the state that the watch begins with.
     begins: Option<Begins>,
     /// Frames were put that are older than the mark, or that no other watch is told.
     told_older: bool,
@@ -65,16 +65,16 @@ struct Begins {
     end_bookmark: bool,
 }
 
-/// What becomes of an event.
+/// What happens to an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Told,
-    /// From here on its namespace is shown.
+    /// Its namespace is shown from here on.
     Enters,
     Hidden,
-    /// From here on its namespace is hidden, and the client has to forget what it knows.
+    /// Its namespace is hidden from here on, and the client must forget what it knows of it.
     Leaves,
-    /// What the client knows of the object is taken back.
+    /// The client must forget what it knows of the object.
     TakenBack,
     /// Nobody knows yet; it is asked.
     Undecided,
@@ -84,13 +84,13 @@ enum Fate {
 pub(super) struct TurnEnd {
     /// Version of the mark.
     pub(super) at: ResourceVersion,
-    /// Frames of the turn were older than the mark, so that the client is to be told where the watch is.
+    /// Whether frames of the turn were older than the mark, so that the client must be told where the watch is.
     pub(super) told_older: bool,
 }
 
 impl PartialView {
-    /// What the watch begins with is told by its first turn, which `pin` keeps. `namespaces`: those with something that
-    /// it would see.
+    /// Makes the view of a watch. Its first turn tells the state that it begins with, which `pin` keeps. `namespaces`
+    /// are those with something that the watch would see.
     pub(super) fn new(
         readable: Readable,
         opened: &OpenedWatch,
@@ -108,7 +108,7 @@ impl PartialView {
                 }
                 Some(Verdict::Allowed) => places.insert(namespace, Place::Shown),
                 Some(Verdict::Denied | Verdict::Unclear) => places.insert(namespace, Place::Hidden),
-                // It came up behind the watch's place.
+                // It came up after the watch's place.
                 None => None,
             };
         }
@@ -125,7 +125,7 @@ impl PartialView {
         Self { readable, places, turn, stale: true, changed }
     }
 
-    /// Notices what has become known; whoever polls is woken by what does later.
+    /// Notices verdicts that have changed. Whoever polls is woken by later changes.
     pub(super) fn notice(&mut self, cx: &mut Context<'_>) {
         while let Poll::Ready(verdicts) = self.changed.as_mut().poll(cx) {
             self.changed = Box::pin(verdicts.changed());
@@ -133,7 +133,7 @@ impl PartialView {
         }
     }
 
-    /// Whether namespaces come or go: then the watch is to be read up to a mark, and they are told there.
+    /// Whether namespaces come or go: then the watch must be read up to a mark, where they are told.
     pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> Pinned) -> bool {
         if !std::mem::take(&mut self.stale) {
             return self.turn.is_some();
@@ -161,12 +161,12 @@ impl PartialView {
         self.turn.is_some()
     }
 
-    /// What comes next is not known yet, which is nothing that the client could change by reading.
+    /// Notes that the watch waits for a verdict, so that its client is not blamed for not reading.
     pub(super) fn wait(&self) {
         self.turn.iter().flat_map(|turn| &turn.pin).for_each(Pinned::rests);
     }
 
-    /// Whether nothing is to come or go, as far as is known.
+    /// Whether nothing comes or goes, as far as is known.
     pub(super) fn is_settled(&self) -> bool {
         self.turn.is_none() && !self.stale
     }
@@ -211,13 +211,13 @@ impl PartialView {
         }
         let end = TurnEnd { at, told_older: turn.told_older };
         self.turn = None;
-        // What changed meanwhile has its own turn.
+        // What changed meanwhile gets a turn of its own.
         *stale = true;
         Ok(Portion::Last(end))
     }
 }
 
-/// Where a turn's frames go.
+/// The batch that a turn's frames go to.
 struct Page<'a> {
     cursor: &'a Cursor,
     reader: &'a CacheReader,
@@ -227,8 +227,8 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// The objects of a namespace that the watch would see, as frames, until there is no more room, or no more may be
-    /// looked at: then the key to go on from.
+    /// Puts the objects of a namespace that the watch would see, as frames. If there is no more room, or no more may be
+    /// looked at, it returns the key to go on from.
     fn put(
         &mut self,
         snapshot: &Snapshot,
@@ -377,7 +377,8 @@ fn sift(
     }
 }
 
-/// What a client is told of the first change of an object behind the end of its right: that it is gone, if it knew it.
+/// What a client is told of an object's first change after its right has ended: that the object is gone, if the client
+/// knew it.
 fn taken_back(seen: EventType) -> Sifted {
     if seen == EventType::Added { Sifted::Skip } else { Sifted::TellGone }
 }

@@ -1,4 +1,4 @@
-/// How far something came that is told in portions, each as large as the client has room for.
+/// How far something has come that is told in portions, each as large as the client has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Portion<T = ()> {
     /// More follows.

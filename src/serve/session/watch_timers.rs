@@ -7,20 +7,20 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use crate::auth::GrantStatus;
 use crate::base::{DrainWatch, Draining};
 
-/// All that a watch waits for besides events. A watch has thousands of events for each of these.
+/// Everything that a watch waits for besides events. A watch has thousands of events for each of these.
 pub(super) struct WatchTimers {
     drain: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// Until the watch is over, also one that is no request's any more (WebSocket).
+    /// Held until the watch is over, also for a watch that is no request's any more (WebSocket).
     _held: Draining,
-    /// Of a permission that can end.
+    /// The end of the permission, if it can end.
     revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     timer: Pin<Box<Sleep>>,
 }
 
-/// What was first.
+/// What fired first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fired {
-    /// The moment has come that it was set to.
+    /// The time that was set has come.
     Time,
     /// It is this watch's turn to leave a proxy that goes away.
     Drained,
@@ -38,7 +38,7 @@ impl WatchTimers {
         }
     }
 
-    /// The moment that it waits for now.
+    /// Sets the time that it waits for.
     pub(super) fn set_to(&mut self, at: Instant) {
         self.timer.as_mut().reset(at);
     }
