@@ -7,7 +7,8 @@
 //! ```
 //!
 //! **Invariants.** A state owns what is valid only in it. A list is staged and swapped in whole. A frame that does not
-//! decode is never applied. Nothing here knows of clients: they push back by not pulling, elsewhere.
+//! decode is never applied. Nothing here knows of clients: a slow client is held back elsewhere, where it does not
+//! pull.
 
 mod body_writers;
 mod continuity;

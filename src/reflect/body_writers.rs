@@ -1,4 +1,5 @@
-//! Who wrote the bodies that a feed holds, and whom it follows: whether they write the same (F10).
+//! Which servers wrote the bodies that a feed holds, which server it follows, and whether they write the same bytes
+//! (F10).
 
 use std::sync::Arc;
 
@@ -8,8 +9,8 @@ use crate::feeds::Feed;
 use crate::upstream::{Build, Server};
 use crate::wire::Encoding;
 
-/// What is known of one feed's bodies. The reflector says what it reads from whom; the [`Renewer`](super::renew)
-/// finds out what those are.
+/// The servers behind one feed's bodies. The reflector says which server it reads from; the [`Renewer`](super::renew)
+/// finds out of which release these servers are.
 #[derive(Debug)]
 pub(super) struct BodyWriters {
     feed: Arc<Feed>,
@@ -18,26 +19,26 @@ pub(super) struct BodyWriters {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct By {
-    /// Whoever may have written one of the bodies.
+    /// The servers that may have written one of the bodies.
     bodies: Vec<Server>,
-    /// Who tells what happens, or did last.
+    /// The server whose stream is followed, or was last.
     stream: Option<Server>,
-    /// Moves on with each of the two.
+    /// Counts the changes of the two fields above.
     pub(super) count: u64,
 }
 
-/// Whether those who wrote the bodies and the one who is followed write the same.
+/// Whether the servers that wrote the bodies and the one that is followed write the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Authorship {
     /// All bodies are as the server that is followed writes them.
     Present,
-    /// That is not known yet.
+    /// It is not known yet.
     Open,
-    /// They are not.
+    /// Some bodies are written differently.
     Other,
 }
 
-/// Servers that are told apart: there are a few while a control plane is upgraded.
+/// How many servers are kept apart: there are a few while a control plane is upgraded.
 const SERVERS_MAX: usize = 16;
 
 impl BodyWriters {
@@ -45,7 +46,7 @@ impl BodyWriters {
         Self { feed, by: watch::Sender::default() }
     }
 
-    /// No row of a Table is ever shown as a state, and an event is what it was.
+    /// Whether a feed has to know. No row of a Table is ever shown as a state, and events stay as they were.
     pub(super) fn concerns(feed: &Feed) -> bool {
         feed.spec.key.encoding != Encoding::Table
     }
@@ -54,14 +55,14 @@ impl BodyWriters {
         self.by.subscribe()
     }
 
-    /// All bodies are by these, and no stream is open.
+    /// Notes that these servers wrote all bodies, and no stream is open.
     pub(super) fn listed(&self, servers: Vec<Server>) {
         self.by.send_modify(|by| *by = By { bodies: servers, stream: None, count: by.count + 1 });
         self.weigh(false);
     }
 
-    /// A stream is open: what comes from now on is by this one. No state is shown until it is known whether the others
-    /// write the same.
+    /// Notes that a stream of this server is open. No state is shown until it is known whether the others write the
+    /// same bytes.
     pub(super) fn opened(&self, server: &Server) {
         self.by.send_modify(|by| {
             by.add(server);
@@ -71,12 +72,12 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Whether nothing was read from anybody else since.
+    /// Whether nothing was read from another server since.
     pub(super) fn is_at(&self, count: u64) -> bool {
         self.by.borrow().count == count
     }
 
-    /// What was held was exchanged for what these wrote.
+    /// Notes that all bodies were exchanged for what these servers wrote.
     pub(super) fn renewed(&self, servers: Vec<Server>) {
         self.by.send_modify(|by| {
             by.bodies = servers;
@@ -88,16 +89,16 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Whether whoever is followed is known to be what it is, whatever others at the same address say.
+    /// Whether the release of the server that is followed is certain, whatever others at the same address say.
     pub(super) fn is_certain(&self) -> bool {
         self.by.borrow().stream.as_ref().is_some_and(Server::is_certain)
     }
 
-    /// Whoever answers at the address of the server that is followed says that it is this, again and again.
+    /// Notes that the server at the address of the followed one says, again and again, that it is this build.
     pub(super) fn presume(&self, build: &Build) {
         self.by.send_modify(|by| {
             if let Some(stream) = &by.stream {
-                // What it wrote when it was thought to be another.
+                // The bodies that it wrote while it was thought to be another.
                 let before = stream.known();
                 stream.presume(build);
                 by.bodies.retain(|server| !server.is(stream));
@@ -108,8 +109,9 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Lets states be shown or not, by what is known now. `indulgent`: also if it is not known, for it may never be;
-    /// but where servers have said what they are, one that has just started will, or is given up soon.
+    /// Shows or hides states, by what is known now. With `indulgent` they are shown also if it is not known, for it may
+    /// never be. But where servers have said of which release they are, one that has just started will say so too, or
+    /// is given up soon.
     pub(super) fn weigh(&self, indulgent: bool) -> Authorship {
         if !Self::concerns(&self.feed) {
             return Authorship::Present;
@@ -123,8 +125,8 @@ impl BodyWriters {
         if !may_be_shown {
             self.feed.vintage.set_present(false);
         }
-        // Behind the one and before the other: what is derived of new bodies is derived as of the new release, and of
-        // old ones nothing is while they are shown to nobody.
+        // In this order: new bodies are rendered as of the new release, and old ones not at all while they are shown to
+        // nobody.
         if let Some(minor) = minor {
             self.is_of(minor);
         }
@@ -134,7 +136,7 @@ impl BodyWriters {
         authorship
     }
 
-    /// What was proven of derivations, or refused, was so for another release.
+    /// Sets the release. What was proven of renderings, or refused, was so for another one.
     fn is_of(&self, minor: u32) {
         let was = self.feed.renderings.release();
         if was == Some(minor) {
@@ -152,7 +154,7 @@ impl BodyWriters {
 
 impl By {
     pub(super) fn authorship(&self) -> Authorship {
-        // Of one that does not say what it is nobody can tell when it becomes another.
+        // If a server does not say of which release it is, nobody can tell when it changes.
         let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else { return Authorship::Present };
         let as_it: Vec<_> = self.bodies.iter().map(|server| server.writes_as(stream)).collect();
         if as_it.contains(&Some(false)) {
@@ -164,12 +166,12 @@ impl By {
         }
     }
 
-    /// Whether one of those who wrote the bodies has said what it is.
+    /// Whether one of the servers that wrote the bodies has said of which release it is.
     fn has_been_told(&self) -> bool {
         self.bodies.iter().any(|server| server.build().is_some())
     }
 
-    /// Those of whom it is not known what they are.
+    /// The servers of which the release is not known.
     pub(super) fn unknown(&self) -> Vec<Server> {
         let mut unknown: Vec<Server> = Vec::new();
         for server in self.bodies.iter().chain(&self.stream).filter(|server| !server.is_known()) {

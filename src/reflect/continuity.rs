@@ -1,8 +1,8 @@
-//! Whether upstream still tells the history that a feed holds. Decided here, acted upon by the reflector.
+//! Decides whether upstream still tells the history that a feed holds. The reflector acts on it.
 //!
 //! A storage that was restored from a backup counts its versions up again from an earlier one. As long as it is behind
-//! what we hold, its version shows that. Once it has passed it, versions alone look as they should, and what shows it
-//! is the content: an object at a version that we had been told everything of, and that we do not know.
+//! what we hold, its version shows that. Once it is ahead again, versions alone look as they should. Then the content
+//! shows it: an object that we do not know, at a version of which we had been told everything.
 
 use std::cmp::Ordering;
 
@@ -15,9 +15,9 @@ use crate::wire::{Object, WatchItem};
 pub(super) enum Finding {
     /// Nothing has changed.
     Same,
-    /// What differs may have happened later.
+    /// Some objects differ, which may have happened later.
     Later,
-    /// It cannot have come of what we hold: upstream's history is another one.
+    /// The state cannot follow from what we hold: upstream's history is another one.
     Other,
 }
 
@@ -28,7 +28,7 @@ pub(super) type Placed<'a> = (&'a ObjectKey, ResourceVersion);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reach {
     pub(super) at: ResourceVersion,
-    /// Up to here everything that happened is known: of the version of the newest event more may be on its way.
+    /// Everything up to here that happened is known. Of the version of the newest event, more may be on its way.
     whole: ResourceVersion,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn compare<'a, 'b>(
         if before == after {
             continue;
         }
-        // What is gone went by the listed version at the latest.
+        // A missing object was deleted at the listed version or before.
         if after.unwrap_or(at) <= reach.whole {
             return Finding::Other;
         }
@@ -80,8 +80,8 @@ pub(super) fn places(snapshot: &Snapshot) -> impl Iterator<Item = Placed<'_>> {
     snapshot.iter().map(|object| (&object.key, object.rv))
 }
 
-/// Whether two objects of one key are the same one: by their versions, which a storage that does not go back gives only
-/// once. Bodies are not compared: another release of the apiserver writes the same object in other bytes.
+/// Whether two objects of one key are the same, by their versions: a storage that does not go back gives each version
+/// only once. Bodies are not compared, for another release of the apiserver writes the same object in other bytes.
 pub(super) fn is_same(one: &Object, other: &Object) -> bool {
     one.rv == other.rv
 }
@@ -89,17 +89,17 @@ pub(super) fn is_same(one: &Object, other: &Object) -> bool {
 /// How sure a feed is that upstream's history is the one it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Continuity {
-    /// It has been told of it without a break.
+    /// The history was told without a break.
     #[default]
     Sure,
-    /// The connection was lost. Whatever happened to upstream may have happened then.
+    /// The connection was lost. Upstream's storage may have gone back meanwhile.
     Doubtful,
-    /// The same, and upstream's window does not have our newest change any more.
+    /// The connection was lost, and upstream's window does not have our newest change any more.
     Untold,
 }
 
 impl Continuity {
-    /// The connection is lost, or upstream could not be reached.
+    /// Notes that the connection is lost, or upstream could not be reached.
     pub(super) fn lost(&mut self) {
         if *self == Self::Sure {
             *self = Self::Doubtful;
@@ -110,8 +110,8 @@ impl Continuity {
         self == Self::Sure
     }
 
-    /// The change that upstream is to tell again when its stream is opened: it costs one event, and shows whether the
-    /// history is the same one where a stream from our own version would be silent.
+    /// The change that upstream is to tell again when its stream is opened. That costs one event, and shows whether the
+    /// history is the same; a stream from our own version would be silent.
     pub(super) fn witness(self, cache: &CacheReader) -> Option<Witness> {
         if self == Self::Doubtful { cache.witness() } else { None }
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a feed's upstream, and what follows from it.
+//! The failures of a feed's upstream, and what follows from each.
 
 use crate::cache::FeedEnd;
 use crate::upstream::Error;
@@ -7,7 +7,7 @@ use crate::wire::WireError;
 use super::session::BrokenStream;
 use super::stream::Ended;
 
-/// Why a step did not lead where it should.
+/// Why a step did not reach the state that it should.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
     /// The feed is over.
@@ -21,7 +21,7 @@ pub(super) enum StepFailure {
     Broken(#[from] BrokenStream),
 }
 
-/// An answer that ends the feed, or one to try again after.
+/// The failure for an error: it ends the feed, or the step is tried again.
 pub(super) fn over(error: Error) -> StepFailure {
     match &error {
         Error::Refused(status) => match status.code {
@@ -35,9 +35,9 @@ pub(super) fn over(error: Error) -> StepFailure {
             StepFailure::Over(FeedEnd::NotOffered)
         }
         Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
-        // A torn answer is tried again; one that reads wrong would read wrong again.
+        // A torn answer is tried again. One that cannot be decoded would not decode next time.
         Error::Wire(WireError::Truncated) => StepFailure::Upstream(error),
-        // What is held was printed under other columns, as when the apiserver is of another release now.
+        // What is held was printed under other columns, as when the apiserver has another release now.
         Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
         Error::Wire(wire) => {
             tracing::warn!(error = %wire, "upstream's objects cannot be read");
@@ -47,13 +47,14 @@ pub(super) fn over(error: Error) -> StepFailure {
     }
 }
 
-/// A server that does not know streamed lists says 422 or 400; one that cannot do it now says so by other codes.
+/// Whether a server does not know streamed lists: then it answers 422 or 400. A server that only cannot do it now
+/// answers other codes.
 pub(super) fn refuses_watch_list(error: &Error) -> bool {
     matches!(error.code(), Some(400 | 422))
 }
 
 impl StepFailure {
-    /// A closed set of words for the metric.
+    /// The label of metrics, one of a fixed set.
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Over(_) => "over",
@@ -74,7 +75,7 @@ impl StepFailure {
         }
     }
 
-    /// Whether it says more about the way to upstream than about this feed.
+    /// Whether the failure concerns the way to upstream rather than this feed.
     pub(super) fn is_connection(&self) -> bool {
         matches!(self.word(), "ended" | "silent" | "unreachable" | "broken" | "timeout")
     }

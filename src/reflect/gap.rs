@@ -1,5 +1,5 @@
-//! A gap in a feed's history: how often it was listed over, and how long ago it began. Decided here, acted upon by the
-//! reflector.
+//! Gaps in a feed's history: how often lists were needed for them, and how long ago they began. The reflector acts on
+//! it.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::kube::ResourceVersion;
 
 /// Lists that were needed because upstream had forgotten what follows our version.
 ///
-/// One list closes a gap as a rule, and is asked for at once. Where upstream's window is shorter than a list takes,
-/// what was listed has left the window before the watch behind it begins: then another list of the same kind would meet
-/// the same, and so would the one after it (F4).
+/// As a rule one list closes a gap, and is asked for at once. But if upstream's window is shorter than a list takes,
+/// the listed state has left the window before the watch behind it begins. Then another list of the same kind would
+/// fail in the same way, and so would the next one (F4).
 #[derive(Debug, Default)]
 pub(super) struct Relists {
     last: Option<Relisted>,
@@ -20,16 +20,16 @@ pub(super) struct Relists {
 #[derive(Debug, Clone, Copy)]
 struct Relisted {
     at: Instant,
-    /// Upstream has said nothing since but that this is too old as well.
+    /// Since then upstream has only said that this is too old as well.
     in_vain: bool,
 }
 
 /// How the state is listed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Relist {
-    /// At the start of upstream's window, behind which a gap can be mended; `None`: the current state.
+    /// The start of upstream's window, behind which a gap can be mended; `None` for the current state.
     pub(super) window: Option<ResourceVersion>,
-    /// Not at once, but after a pause that grows.
+    /// Whether to list after a pause that grows, rather than at once.
     pub(super) pauses: bool,
 }
 
@@ -37,7 +37,7 @@ impl Relists {
     /// Two lists within this time are one too many.
     const REST: Duration = Duration::from_secs(10);
 
-    /// What to do about a 410 that names `window`.
+    /// Says what to do about a 410 that names `window`.
     pub(super) fn next(&self, window: Option<ResourceVersion>, now: Instant) -> Relist {
         match self.last {
             None => Relist { window, pauses: false },
@@ -46,12 +46,12 @@ impl Relists {
         }
     }
 
-    /// The state was listed again.
+    /// Notes that the state was listed again.
     pub(super) fn listed(&mut self, now: Instant) {
         self.last = Some(Relisted { at: now, in_vain: true });
     }
 
-    /// Upstream goes on from there.
+    /// Notes that upstream goes on from there.
     pub(super) fn goes_on(&mut self) {
         if let Some(last) = &mut self.last {
             last.in_vain = false;
@@ -61,11 +61,11 @@ impl Relists {
 
 /// The latest instant as of which a feed is known to have held everything.
 ///
-/// It is told by a list of the current state, and by a stream that has caught up: a bookmark says that it has, and from
-/// then on each item is as young as its way to us. It is not told by the state of a version that a client has named,
-/// which may be of any age; nor by the events behind such a state, which are history that is told again, until they
-/// come to what upstream's storage had reached when the feed began; nor by a bookmark that repeats a version, which an
-/// apiserver without its storage sends as well.
+/// A list of the current state tells it. So does a stream that has caught up: a bookmark says that it has, and from
+/// then on each item is as young as its way to us. ¶ These do not tell it: the state of a version that a client has
+/// named, which may be of any age; the events behind such a state, until they reach what upstream's storage had reached
+/// when the feed began; and a bookmark that repeats a version, which an apiserver that has lost its storage sends as
+/// well.
 #[derive(Debug, Default)]
 pub(super) struct Completeness {
     as_of: Option<Instant>,
@@ -76,23 +76,23 @@ pub(super) struct Completeness {
 }
 
 impl Completeness {
-    /// The current state was listed by a question that was sent at `asked`.
+    /// Notes that the current state was listed, by a question that was sent at `asked`.
     pub(super) fn listed(&mut self, asked: Instant) {
         (self.as_of, self.awaited) = (Some(asked), None);
     }
 
-    /// The state of a version was listed of which nobody knows how old it is, but that upstream has come so far.
+    /// Notes that the state of a version was listed whose age nobody knows. `upstream` is how far upstream has come.
     pub(super) fn begins_at(&mut self, at: ResourceVersion, upstream: Option<Position>) {
         (self.as_of, self.awaited) = (None, upstream);
         self.reached(at);
     }
 
-    /// A stream is open; `with_state` if its current state came by it.
+    /// Notes that a stream is open; `with_state` if the current state came with it.
     pub(super) fn opened(&mut self, with_state: bool) {
         self.caught_up = with_state;
     }
 
-    /// An item of the stream came, which moved the feed on from one version to another.
+    /// Notes that an item of the stream moved the feed on from one version to another.
     pub(super) fn came(&mut self, is_bookmark: bool, from: ResourceVersion, to: ResourceVersion, now: Instant) {
         if to <= from {
             return;
@@ -110,14 +110,14 @@ impl Completeness {
         }
     }
 
-    /// How long ago a gap may have begun at most; `None` if nothing tells. `proven`: since when readers know the feed
+    /// How long ago a gap may have begun at most; `None` if nothing tells. `proven` is since when readers know the feed
     /// to be current.
     pub(super) fn age(&self, proven: Option<Instant>, now: Instant) -> Option<Duration> {
         self.as_of.max(proven).map(|as_of| now.duration_since(as_of))
     }
 }
 
-/// X: a version that no write is newer than which was complete at `asked`.
+/// A version, and when it was asked for: no write that was complete at `asked` is newer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position {
     pub(super) asked: Instant,

@@ -1,4 +1,4 @@
-//! The first complete state of a feed, staged and handed over whole.
+//! Fetches complete states of a feed, which are staged and handed over whole.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -15,12 +15,12 @@ use super::failure::refuses_watch_list;
 use super::metrics::FeedMetrics;
 use super::stream::{Ended, WatchStream, ask};
 
-/// A complete state, and the stream that continues it if it came by one.
+/// A complete state, and the stream that continues it, if it came with one.
 #[derive(Debug)]
 pub(super) struct InitialState {
     pub(super) snapshot: Snapshot,
     pub(super) stream: Option<Follow>,
-    /// Who wrote it.
+    /// The servers that wrote it.
     pub(super) servers: Vec<Server>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct InitialState {
 #[derive(Debug)]
 pub(super) struct Follow {
     pub(super) stream: WatchStream,
-    /// How upstream lays out bookmarks, if the state came by the stream itself.
+    /// The layout of upstream's bookmarks, if the stream has shown it.
     pub(super) template: Option<BookmarkTemplate>,
 }
 
@@ -41,12 +41,12 @@ pub(super) enum At {
 }
 
 const PAGE_LIMIT: usize = 500;
-/// What may happen during a list that is made under an open watch.
+/// How many bytes of events may come while a list is made under an open watch.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
-/// How often a LIST starts over because its continue token expired, before it is asked for in one piece.
+/// How many times a LIST in pages starts over because its continue token expired. Then it is made in one piece.
 const PAGED_TRIES_MAX: usize = 2;
 
-/// What it takes to ask upstream about one feed. Cloning shares.
+/// Asks upstream about one feed. Cloning shares.
 #[derive(Clone)]
 pub(super) struct FeedClient {
     pub(super) client: Client,
@@ -100,7 +100,7 @@ impl Lister<'_> {
         }
     }
 
-    /// The current state, by a streamed list where upstream has it. `lists_only`: whether it is known not to.
+    /// The current state, by a streamed list where upstream has it. `lists_only` says whether it is known not to.
     pub(super) async fn current(&self, lists_only: &AtomicBool) -> Result<InitialState, Ended> {
         match self.streamed(lists_only).await? {
             Some(initial) => Ok(initial),
@@ -108,7 +108,8 @@ impl Lister<'_> {
         }
     }
 
-    /// The current state, with a watch behind it that is open already: upstream's window may be as short as it likes.
+    /// The current state, with a watch behind it that is open already: so upstream's window may be as short as it
+    /// likes.
     pub(super) async fn current_and_watch(&self, lists_only: &AtomicBool) -> Result<InitialState, Ended> {
         match self.streamed(lists_only).await? {
             Some(initial) => Ok(initial),
@@ -116,7 +117,7 @@ impl Lister<'_> {
         }
     }
 
-    /// `None`: upstream does not stream lists.
+    /// The current state by a streamed list; `None` if upstream does not stream lists.
     async fn streamed(&self, lists_only: &AtomicBool) -> Result<Option<InitialState>, Ended> {
         if lists_only.load(Ordering::Relaxed) {
             return Ok(None);
@@ -132,13 +133,13 @@ impl Lister<'_> {
         }
     }
 
-    /// X: a version that no write is newer than which was complete when this was asked.
+    /// The version that upstream's storage has reached: no write that was complete when this was asked is newer.
     pub(super) async fn position(&self) -> Result<ResourceVersion, Ended> {
         Ok(self.position_and_bookmark().await?.0)
     }
 
-    /// The same, and how upstream lays out a bookmark of this resource, if it tells. A streamed list of what cannot
-    /// exist is answered by one bookmark; it costs upstream no objects.
+    /// That version, and the layout of this resource's bookmarks if upstream shows it. A streamed list of what cannot
+    /// exist is answered by one bookmark, and costs upstream no objects.
     pub(super) async fn position_and_bookmark(&self) -> Result<(ResourceVersion, Option<BookmarkTemplate>), Ended> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
@@ -164,7 +165,7 @@ impl Lister<'_> {
             }
         }
     }
-    /// Lists in one piece a collection that is expected to be small enough, so that upstream sees one LIST.
+    /// Lists a collection in one piece, because it is expected to be small enough.
     pub(super) async fn list_whole(&self, at: At) -> Result<InitialState, Error> {
         match self.pages(at, None).await {
             Err(Error::TooLarge(_)) => self.list(at).await,
@@ -176,7 +177,7 @@ impl Lister<'_> {
     pub(super) async fn list(&self, at: At) -> Result<InitialState, Error> {
         for _ in 0..PAGED_TRIES_MAX {
             match self.pages(at, Some(PAGE_LIMIT)).await {
-                // The snapshot behind the continue token is gone: start over (R-UPSTREAM-9).
+                // The snapshot behind the continue token is gone, so the list starts over (R-UPSTREAM-9).
                 Err(error) if error.is_expired() && !matches!(at, At::Exact(_)) => {}
                 listed => return listed,
             }
@@ -184,8 +185,8 @@ impl Lister<'_> {
         self.pages(at, None).await
     }
 
-    /// Lists the most recent state while a watch from before it is open and read: where lists are not streamed, this
-    /// is how a list and what follows it meet although upstream forgets faster than it lists.
+    /// Lists the most recent state while a watch from before it is open and read. Where lists are not streamed, this is
+    /// how a list and its events meet although upstream forgets faster than it lists.
     async fn list_under_watch(&self) -> Result<InitialState, Ended> {
         let from = self.position().await?;
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}");
@@ -210,7 +211,7 @@ impl Lister<'_> {
             }
             ahead.push_back(item);
         };
-        // What the list has.
+        // The list has these already.
         ahead.retain(|item| match item {
             WatchItem::Change { object, .. } => object.rv > listed.snapshot.rv,
             WatchItem::Bookmark { rv, .. } => *rv > listed.snapshot.rv,
@@ -249,12 +250,13 @@ impl Lister<'_> {
         }
     }
 
-    /// A page counts beside the objects that are read of it.
+    /// Reads one page, which counts beside the objects that are read from it.
     async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server), Error> {
         let response = ask(self.client, Question::Short, path, self.spec.key.encoding).await?;
         let server = response.body().server().clone();
         let reading = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
-        // While the connection is certainly there. What is not told now is asked again, by whoever needs it.
+        // The server is asked while its connection is certainly there. If it does not say its release now, whoever
+        // needs that asks again.
         let (body, _) = tokio::join!(reading, self.client.meet(&server));
         let body = body?;
         staged.page_is_read().map_err(over_budget)?;

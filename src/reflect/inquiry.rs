@@ -1,8 +1,8 @@
 //! Finds out whether upstream's history is still the one that a feed holds, when there is reason to doubt it.
 //!
 //! An inquiry runs beside the stream, which goes on meanwhile: one server that lags behind must not cost anybody a
-//! watch. It lists the current state once. That is a consistent read, so a version below ours is proof by itself; a
-//! later one is compared with what the feed held when it was asked for.
+//! watch. It lists the current state once. That is a consistent read, so a version below ours is proof by itself. A
+//! later state is compared with what the feed held when the inquiry began.
 
 use std::future::pending;
 use std::time::Duration;
@@ -16,31 +16,33 @@ use super::continuity::{Finding, Reach, compare, places};
 use super::initial_state::{At, FeedClient, InitialState};
 use super::metrics::SideRequest;
 
-/// Why it is asked, in the order of urgency.
+/// The reason for an inquiry, in the order of urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum InquiryReason {
-    /// The stream was lost and is open again, and nothing has told yet that all is as it was: a cheap question first.
+    /// The stream was lost and is open again, and has not shown yet that all is as it was. A cheap question comes
+    /// first.
     Reopened,
-    /// The same, and the storage has come as far as the feed, but the stream does not tell what it was to tell first.
+    /// The stream was opened again, and upstream's storage has come as far as the feed, but the stream does not begin
+    /// with the change that it was to tell first.
     Untold,
-    /// Upstream has given an answer that does not go with what the feed holds.
+    /// Upstream has given an answer that contradicts what the feed holds.
     Doubt,
-    /// Another feed has found that the storage went back.
+    /// Another feed has found that upstream's storage went back.
     Notice,
 }
 
-/// What came of it.
+/// The result of an inquiry.
 #[derive(Debug)]
 pub(super) enum InquiryOutcome {
-    /// The storage has come as far as the feed, whatever its history is.
+    /// Upstream's storage has come as far as the feed, whatever its history is.
     Reached,
     /// Upstream's history is ours.
     Continues,
     /// It is another one, and this is its current state.
     Other(Box<Listed>),
-    /// Nobody can tell any more, and this is the current state.
+    /// Nobody can tell any more. This is the current state.
     Unproven(InquiryReason, Box<Listed>),
-    /// Upstream did not help.
+    /// Upstream did not answer.
     Failed(InquiryReason),
 }
 
@@ -51,20 +53,20 @@ pub(super) struct Listed {
     pub(super) initial: InitialState,
 }
 
-/// The inquiries of one feed, one at a time.
+/// The inquiries of one feed, of which one runs at a time.
 #[derive(Default)]
 pub(super) struct Inquiries {
     due: Option<(Instant, InquiryReason)>,
-    /// In a lock that nobody takes, so that it can be where others only look.
+    /// The inquiry that runs. The lock is never contended; it lets others share a reference to this.
     running: Mutex<Option<BoxFuture<'static, InquiryOutcome>>>,
     pace: Pace,
 }
 
-/// How soon a doubt may be acted upon: an upstream that keeps raising unfounded ones must not be listed again and
+/// Limits how soon a doubt is looked into: an upstream that keeps raising unfounded ones must not be listed again and
 /// again.
 #[derive(Debug, Default)]
 struct Pace {
-    /// When the last one was found to be unfounded, and how many there were in a row.
+    /// When the last doubt was found to be unfounded, and how many there were in a row.
     unfounded: Option<(Instant, u32)>,
 }
 
@@ -76,7 +78,7 @@ impl Pace {
         Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
     }
 
-    /// The first moment at which to ask.
+    /// The earliest moment for the next inquiry.
     fn earliest(&self) -> Option<Instant> {
         self.unfounded.map(|(at, times)| at + Self::rest(times))
     }
@@ -91,27 +93,28 @@ impl Pace {
 const QUESTION_MAX: Duration = Duration::from_secs(5);
 
 impl Inquiries {
-    /// Asks within `from..from + spread`: thousands of feeds may have the same reason at the same moment.
+    /// Schedules an inquiry within `from..from + spread`: thousands of feeds may have the same reason at the same
+    /// moment.
     pub(super) fn ask(&mut self, why: InquiryReason, from: Duration, spread: Duration) {
         let mut when = Instant::now() + from + spread.mul_f64(fastrand::f64());
         if why == InquiryReason::Doubt {
             when = self.pace.earliest().map_or(when, |earliest| earliest.max(when));
         }
-        // What is due already is not put off, and what is asked covers what there is less reason for.
+        // What is due already is not put off, and the more urgent reason covers the other.
         self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
     }
 
-    /// The stream tells that all is as it was: nothing has to be found out any more for having lost it.
+    /// Cancels an inquiry that was due because the stream was lost: the stream has shown that all is as it was.
     pub(super) fn withdraw(&mut self) {
         self.due.take_if(|(_, why)| matches!(why, InquiryReason::Reopened | InquiryReason::Untold));
     }
 
-    /// Another history has begun: nothing that was asked concerns it.
+    /// Cancels everything, because another history has begun.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// The next outcome. Cancel-safe.
+    /// Completes with the next outcome. Cancel-safe.
     pub(super) async fn next(&mut self, upstream: &FeedClient) -> InquiryOutcome {
         loop {
             if let Some(running) = self.running.get_mut() {
@@ -136,7 +139,7 @@ impl Inquiries {
     }
 }
 
-/// Asks upstream for one feed.
+/// Puts the questions of one inquiry to upstream.
 struct Inquirer {
     upstream: FeedClient,
 }
@@ -172,7 +175,7 @@ impl Inquirer {
         };
         let listed = &initial.snapshot;
         let finding = match compare(places(&known), reach, places(listed), listed.rv) {
-            // What came later hides what was before: upstream may still know the state that we had.
+            // Later changes hide the earlier ones, but upstream may still have the state that we had.
             Finding::Later => match self.upstream.lister().list(At::Exact(known.rv)).await {
                 Ok(then) => compare(places(&known), reach, places(&then.snapshot), then.snapshot.rv),
                 Err(_) => Finding::Later,

@@ -1,16 +1,17 @@
-//! What happened while nobody told us: the history between our last event and a list, proven or given up.
+//! Reads back what happened while no stream was open: the history between our last event and a list, proven or given
+//! up.
 //!
 //! An apiserver that restarts forgets its window: a watch from our version is answered with 410 although, most often,
 //! nothing was lost. Ending every downstream watch for that would pass the restart on to the whole fleet. So:
 //!
 //! 1. The 410 names the oldest version that the new window starts from. The state at *that* version is listed, and the
-//!    watch resumes behind it, so that all later history is upstream's own. What is left open is the short gap before.
+//!    watch resumes behind it, so that all later history is upstream's own. Only the short gap before it is left open.
 //! 2. An object whose version is the same on both sides did not change in the gap.
 //! 3. For one that did, the versions in the gap are read back one by one from the store (`resourceVersionMatch=Exact`).
-//! 4. What came out of the gap must have happened in it. An object or a deletion that is not later than where the gap
-//!    began, and that we were not told of, is of another history: upstream's storage went back (F3).
-//! 5. Whatever cannot be proven so, within the limits below, is not made up: the feed starts a new history, and its
-//!    watches end with 410 (F6).
+//! 4. Every change that is found must have happened in the gap. An object or a deletion that is not later than where
+//!    the gap began, and that we were not told of, is of another history: upstream's storage went back (F3).
+//! 5. What cannot be proven so, within the limits below, is not made up: the feed starts a new history, and its watches
+//!    end with 410 (F6).
 //!
 //! What this cannot see is an object that was both created and deleted inside the gap (docs/DIFFERENCES.md).
 
@@ -31,12 +32,12 @@ use super::initial_state::Lister;
 
 /// A gap that is longer than this is not mended: too much may have come and gone in it.
 pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);
-/// Objects that may differ.
+/// How many objects may differ.
 const DIFFERENCES_MAX: usize = 64;
-/// Versions of one object that may lie in the gap.
+/// How many versions of one object may lie in the gap.
 const VERSIONS_MAX: usize = 32;
 
-/// One object that is not the same on both sides of the gap.
+/// An object that is not the same on both sides of the gap.
 #[derive(Debug, Clone)]
 pub(super) struct Difference {
     pub(super) key: ObjectKey,
@@ -72,14 +73,14 @@ pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference
     }
 }
 
-/// What is known of a gap.
+/// The result of mending a gap.
 #[derive(Debug)]
 pub(super) enum Recovered {
-    /// Every change in it, in order.
+    /// Every change in the gap, in order.
     Changes(Vec<Change>),
-    /// It cannot be told within the limits.
+    /// It cannot be found out within the limits.
     Unknown,
-    /// What happened cannot have happened behind what was known before: upstream's history is another one.
+    /// What happened cannot follow from what was known before: upstream's history is another one.
     OtherHistory,
 }
 
@@ -90,9 +91,9 @@ pub(super) struct Historian<'a> {
     pub(super) from: Reach,
 }
 
-/// Why there are no changes of an object.
+/// Why the changes of an object are not known.
 enum Lost {
-    /// It cannot be told.
+    /// They cannot be found out.
     Untold,
     Contradiction,
     Upstream(Error),
@@ -105,7 +106,7 @@ impl From<Error> for Lost {
 }
 
 impl Historian<'_> {
-    /// Every change in the gap that ends at `until`.
+    /// Every change in the gap, which ends at `until`.
     pub(super) async fn recover(&self, differences: &[Difference], until: ResourceVersion) -> Result<Recovered, Error> {
         if differences.len() > DIFFERENCES_MAX {
             return Ok(Recovered::Unknown);
@@ -159,7 +160,7 @@ impl Historian<'_> {
         !self.from.is_whole_at(rv)
     }
 
-    /// The last content of an object that is gone at `until`, and the version at which it went: by bisection.
+    /// The last content of an object that is gone at `until`, and the version of its deletion, found by bisection.
     async fn deletion(
         &self,
         key: &ObjectKey,
@@ -176,7 +177,7 @@ impl Historian<'_> {
                     there = middle;
                     last = Some(object);
                 }
-                // We were told of it at that very version.
+                // We were told that it existed at that very version.
                 None if middle == there => return Err(Lost::Contradiction),
                 None => gone = middle,
             }
@@ -202,8 +203,8 @@ impl Historian<'_> {
     }
 }
 
-/// The oldest version that upstream's window starts from, as its 410 names it: `too old resource version: N (M)`
-/// (R-GONE-1). A hint: without it the list is the most recent one, and less can be proven.
+/// The oldest version of upstream's window, as its 410 names it: `too old resource version: N (M)` (R-GONE-1). It is a
+/// hint: without it the most recent state is listed, and less can be proven.
 pub(super) fn window_start(message: &str) -> Option<ResourceVersion> {
     let (_, rest) = message.split_once("too old resource version: ")?;
     let (_, rest) = rest.split_once('(')?;

@@ -1,4 +1,4 @@
-//! What a feed reports of itself. The numbers are the feed's own, and end with it.
+//! The metrics of a feed. Their numbers are the feed's own, and end with it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use metrics::{counter, describe_counter};
 use crate::feeds::{CountedMetric, FeedCounts, FeedKey};
 use crate::wire::Representation;
 
-/// Names and meanings of what is recorded here. What feeds count is read off them.
+/// Describes the metrics that are recorded here. Counts of feeds are described where they are written.
 pub fn describe() {
     describe_counter!("kube_fanout_representation_checks_total", "comparisons of what is derived with upstream's");
 }
@@ -19,7 +19,7 @@ pub(super) struct FeedMetrics {
     counts: Arc<FeedCounts>,
 }
 
-/// Why upstream is asked for something besides the one stream.
+/// Why upstream is asked for something besides the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SideRequest {
     /// The first state of a feed.
@@ -30,17 +30,17 @@ pub(super) enum SideRequest {
     Renewal,
     /// One object as it was, to mend a gap.
     Past,
-    /// Which version is current.
+    /// The current version.
     Position,
-    /// A small collection's versions, to prove that the cache equals them.
+    /// The versions of a small collection, to prove that the cache equals them.
     Equality,
     /// The history since our version, to prove that the cache has it.
     CatchUp,
-    /// The current state, because upstream's answers do not go with what the feed holds.
+    /// The current state, because an answer of upstream contradicts what the feed holds.
     Doubt,
 }
 
-/// What became of a feed whose history broke off.
+/// What happened to a feed whose history broke off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gap {
     Mended,
@@ -54,7 +54,7 @@ impl FeedMetrics {
         Self { counts }
     }
 
-    /// A change came in a frame of this many bytes.
+    /// Counts a change that came in a frame of this many bytes.
     pub(super) fn received(&self, bytes: usize) {
         FeedCounts::add(&self.counts.events, 1);
         FeedCounts::add(&self.counts.bytes, bytes as u64);
@@ -79,12 +79,12 @@ impl FeedMetrics {
         self.counts.say(CountedMetric { metric, label: "question", value: what.as_str() });
     }
 
-    /// A stream or a list failed; `why` is one of a few words.
+    /// Counts a failure of a stream or a list. `why` is one of a fixed set of words.
     pub(super) fn failed(&self, why: &'static str) {
         self.counts.say(CountedMetric { metric: "kube_fanout_upstream_failures_total", label: "reason", value: why });
     }
 
-    /// The history broke off.
+    /// Counts a break of the history.
     pub(super) fn gap(&self, gap: Gap) {
         let value = match gap {
             Gap::Mended => "mended",
@@ -95,7 +95,7 @@ impl FeedMetrics {
     }
 }
 
-/// What is derived was compared with what upstream writes.
+/// Counts a comparison of a derived object with upstream's own.
 pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &'static str) {
     let labels = [
         ("resource", key.gvr.to_string()),
@@ -105,7 +105,7 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
     counter!("kube_fanout_representation_checks_total", &labels).increment(1);
 }
 
-/// An open upstream watch.
+/// Counts an open upstream watch until it is dropped.
 pub(super) struct OpenStream {
     counts: Arc<FeedCounts>,
 }

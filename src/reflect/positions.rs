@@ -1,4 +1,4 @@
-//! What a prover has asked and been told, and what it still goes after.
+//! The versions that a prover has been told, and those that it still pursues.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::kube::ResourceVersion;
 
 use super::gap::Position;
 
-/// Questions that were answered and are not proven yet, in the order of their asking; their X never falls.
+/// Positions that are not proven yet, in the order in which they were asked for. Their versions never fall.
 ///
 /// All of them are kept, not only the last: under steady demand the cache reaches the older ones while the last one
 /// runs ahead with the cluster's revision.
@@ -22,7 +22,7 @@ impl Positions {
     pub(super) fn extend(&mut self, answer: Option<Position>) {
         let Some(new) = answer else { return };
         match self.0.back_mut() {
-            // A later question with an older answer: the answer before it holds for it too.
+            // A later question got an older answer, so the answer before holds for it too.
             Some(last) if new.at <= last.at => last.asked = new.asked,
             _ => self.0.push_back(new),
         }
@@ -32,13 +32,13 @@ impl Positions {
         self.0.back().copied()
     }
 
-    /// No more is asked for until the cache has reached the first: an answer in place of an earlier one would have
-    /// those who wait for that one run after an ever higher version.
+    /// Whether no more is asked until the cache has reached the first position. If a later answer took the place of an
+    /// earlier one, those who wait for that would pursue an ever higher version.
     pub(super) fn is_full(&self) -> bool {
         self.0.len() >= Self::MAX
     }
 
-    /// Forgets what nobody waits for any more and what the cache has reached; the instant that is proven by that.
+    /// Forgets what nobody waits for any more and what the cache has reached. Returns the instant that this proves.
     pub(super) fn settle(&mut self, reached: ResourceVersion, is_awaited: bool, now: Instant) -> Option<Instant> {
         let mut proven = None;
         while let Some(first) = self.0.front() {
@@ -57,7 +57,7 @@ impl Positions {
     }
 }
 
-/// A version that readers wait for, and how often it was gone after: it may lie in the future for ever.
+/// A version that readers wait for, and how many times it was pursued: it may lie in the future for ever.
 #[derive(Debug, Default)]
 pub(super) struct Chase {
     target: ResourceVersion,
@@ -73,8 +73,8 @@ impl Chase {
         }
     }
 
-    /// Whether to try (once more); counts the try. What cannot be reached is given up, so that it does not hide what
-    /// others will want later.
+    /// Counts a try, and says whether to make it. A version that cannot be reached is given up, so that it does not
+    /// hide what others want later.
     pub(super) fn goes_on(&mut self, feed: &Feed) -> bool {
         if feed.reader.progress().rv >= self.target {
             return false;

@@ -5,8 +5,8 @@
 //!
 //! 1. **Position.** A streamed list of what cannot exist is answered by one bookmark: X, a version that no
 //!    completed write is newer than. It costs upstream no objects.
-//! 2. Our own stream reaches X by itself within milliseconds if the resource is busy. Otherwise nothing may have
-//!    happened to it at all, and that has to be proven:
+//! 2. Our own stream reaches X by itself within milliseconds if the resource is busy. If it is not, perhaps nothing has
+//!    happened to it at all, which has to be proven:
 //! 3. **Equality**, when the collection is small or was not listed for a while: its versions, listed once, equal those
 //!    of the cache.
 //! 4. **Catching up**, when it is large: a watch from our own version yields what we lack, or a bookmark that says that
@@ -37,7 +37,7 @@ use super::positions::{Chase, Positions};
 use super::side_findings::{Proof, SideFinding};
 use super::stream::{Ended, WatchStream};
 
-/// Answers the demand for currency of one feed.
+/// Proves one feed current, for readers that demand it.
 pub(super) struct Prover {
     upstream: FeedClient,
     words: mpsc::Sender<SideFinding>,
@@ -46,28 +46,28 @@ pub(super) struct Prover {
     unproven: Failures,
 }
 
-/// How long our own stream is given to reach X before a proof is asked for.
+/// How long our own stream is given to reach the position before a proof is asked for.
 const STREAM_HEAD_START: Duration = Duration::from_millis(20);
-/// Collections up to this size are proven by equality whenever it is needed: it costs upstream less than a LIST page.
+/// Collections up to this size are proven by equality whenever needed: that costs upstream less than a page of a LIST.
 const EQUALITY_OBJECTS_MAX: usize = 500;
-/// Larger ones are too, if that was long enough ago: a catch-up takes a second or two, and a rare question should not.
+/// Larger collections are proven by equality too, if the last time was long enough ago: a catch-up takes a second or
+/// two, which a rare question should not.
 const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
-/// How long ago, for each object: listing metadata costs upstream some 13 µs an object (R-DERIVE-4), so this
-/// spends little more than one percent of one of its cores.
+/// How long ago that must be, for each object. Listing metadata costs upstream some 13 µs an object (R-DERIVE-4), so
+/// this takes little more than one percent of one of its cores.
 const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
 const CATCH_UP_SECONDS: u64 = 3;
 /// A question that is not answered within this time is asked again.
 const QUESTION_MAX: Duration = Duration::from_secs(5);
 /// A proof that takes longer helps nobody.
 const PROOF_MAX: Duration = Duration::from_secs(10);
-/// What a catch-up may gather: more is for a relist.
+/// How much a catch-up may gather. For more, a relist is the way.
 const CATCH_UP_BYTES_MAX: usize = 64 << 20;
-/// After a question failed; longer after each that fails in a row.
+/// The wait after a question failed; longer after each that fails in a row.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Failures in a row. Those who ask for a proof may be many, and so may be the proxies that ask a server that is
-/// overwhelmed.
+/// Counts failures in a row. Many readers may ask for a proof, and many proxies may ask a server that is overwhelmed.
 #[derive(Debug, Default)]
 struct Failures(AtomicU32);
 
@@ -76,7 +76,7 @@ impl Failures {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Waits, twice as long as the last time, and not as long as others do.
+    /// Waits, twice as long as the last time, with jitter.
     async fn rest(&self) {
         let doublings = self.0.fetch_add(1, Ordering::Relaxed).min(8);
         let wait = RETRY.saturating_mul(1 << doublings).min(RETRY_MAX);
@@ -109,7 +109,7 @@ impl Prover {
         let (mut asks, mut proves, mut chases) = (false, false, false);
         let mut history = self.upstream.feed.reader.history();
         loop {
-            // What was asked of another history, and not answered yet, says nothing of this one.
+            // An answer that was asked of another history says nothing of this one.
             if std::mem::replace(&mut history, self.upstream.feed.reader.history()) != history {
                 positions = Positions::default();
                 (question, proof) = (None.into(), None.into());
@@ -159,7 +159,7 @@ impl Prover {
         }
     }
 
-    /// Whether somebody waits whom neither a proof nor the last question covers.
+    /// Whether somebody waits who is covered neither by a proof nor by the last question.
     fn unasked(&self, wanted: Option<Instant>, last: Option<Position>) -> bool {
         wanted.is_some_and(|wanted| {
             self.upstream.feed.freshness.is_awaited()
@@ -179,7 +179,7 @@ impl Prover {
         }
     }
 
-    /// Learns X.
+    /// Asks for the version that upstream's storage has reached.
     async fn position(&self) -> Option<Position> {
         let (asked, progress) = (Instant::now(), self.upstream.feed.reader.progress().rv);
         self.upstream.metrics.asked(SideRequest::Position);
@@ -188,7 +188,8 @@ impl Prover {
                 self.unanswered.succeeded();
                 return Some(Position { asked, at });
             }
-            // Not older than what we have seen, unless one server lags or the storage went back: that proves nothing.
+            // It is not older than what we have seen, unless one server lags or the storage went back. Such an answer
+            // proves nothing.
             Ok(Ok(at)) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %at, %progress, "upstream is behind our cache");
                 self.doubt();
@@ -202,7 +203,7 @@ impl Prover {
         None
     }
 
-    /// Proves that the cache is current as of the position's question; the instant of that question if so.
+    /// Proves that the cache is current as of the position's question. Returns the instant of that question.
     async fn prove(&self, position: Position) -> Option<Instant> {
         if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(position.at)).await.is_ok() {
             return Some(position.asked);
@@ -211,13 +212,14 @@ impl Prover {
     }
 
     async fn prove_by_asking(&self) -> Option<Instant> {
-        // What is held is no version's state while more of its newest one may come: the stream behind it tells.
+        // While more of the newest version may come, what is held is no version's state. The stream behind it tells
+        // then.
         let proven = if self.upstream.feed.reader.is_whole() && self.affords_equality() {
             self.by_equality().await
         } else if self.live() {
             self.by_catching_up().await.map(|()| None)
         } else {
-            // What catching up finds is of use only to a reflector that is watching.
+            // The result of a catch-up is only of use to a reflector that is watching.
             tokio::time::sleep(RETRY).await;
             Ok(None)
         };
@@ -258,7 +260,7 @@ impl Prover {
         affords
     }
 
-    /// The versions of a small collection, listed once; proven when the cache has the same, now or soon.
+    /// Lists the versions of a small collection. The cache is proven when it has the same, now or soon.
     async fn by_equality(&self) -> Result<Option<Instant>, Ended> {
         self.upstream.metrics.asked(SideRequest::Equality);
         let (asked, before) = (Instant::now(), self.upstream.feed.reader.snapshot());
@@ -296,13 +298,14 @@ impl Prover {
         }
     }
 
-    /// Tells the reflector that upstream's answer does not go with what the feed holds. It decides; whoever asks rests.
+    /// Tells the reflector that an answer of upstream contradicts what the feed holds. The reflector decides; the
+    /// prover rests.
     fn doubt(&self) {
-        // One that waits to be heard is as good.
+        // If one waits to be heard already, that will do.
         let _ = self.words.try_send(SideFinding::Doubt { history: self.upstream.feed.reader.history() });
     }
 
-    /// Current versions, as metadata only where upstream can.
+    /// The current versions, as metadata only where upstream can.
     async fn list(&self, query: &str) -> Result<(ResourceVersion, BTreeMap<ObjectKey, ResourceVersion>), Error> {
         const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                                 application/json";
@@ -310,7 +313,7 @@ impl Prover {
         let response = self.upstream.client.open(Question::Short, &path, METADATA).await?;
         let encoding = crate::upstream::encoding_of(&response).unwrap_or(Encoding::Json);
         let body = self.upstream.client.read(response).await?;
-        // Metadata as protobuf is laid out alike for every resource; JSON is the resource's own.
+        // Metadata in protobuf has one layout for every resource; JSON has the resource's own.
         let reader = match encoding {
             Encoding::Protobuf => ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::default()),
             Encoding::Json | Encoding::Table => {
@@ -322,7 +325,7 @@ impl Prover {
         Ok((page.resource_version, versions))
     }
 
-    /// A watch from our own version until upstream says how far it goes; what it yields is handed to the reflector.
+    /// Watches from our own version until upstream says how far it goes. The events are handed to the reflector.
     async fn by_catching_up(&self) -> Result<(), Ended> {
         self.upstream.metrics.asked(SideRequest::CatchUp);
         let spec = &self.upstream.feed.spec;
@@ -347,16 +350,16 @@ impl Prover {
                 }
             }
         };
-        // If the reflector is not watching now, the proof is worth nothing to it.
+        // If the reflector is not watching now, it has no use for the proof.
         if self.words.try_send(SideFinding::Proof(Proof { history, changes, until })).is_ok() {
-            // A moment for it to be taken in, or the same would be asked again.
+            // The reflector gets a moment to apply it, or the same would be asked again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }
         Ok(())
     }
 }
 
-/// Whether the feed, which has come to a listed version, still holds what was not there then.
+/// Whether the feed, which has reached a listed version, still holds an object that the list did not have.
 fn outlived(now: &Snapshot, reach: Reach, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
     reach.is_whole_at(at) && places(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
 }

@@ -1,8 +1,9 @@
-//! Proves that what is derived of a feed's objects is what upstream writes of them (R-DERIVE-11).
+//! Proves that objects of a feed are derived exactly as upstream writes them (R-DERIVE-11).
 //!
-//! At first need every object is derived once, and some are compared with upstream's own bytes at the same version;
-//! from then on one is, every minute. A difference, or an object that cannot be derived, ends the derivation for the
-//! whole resource: readers get that representation from upstream, by a feed of its own or passed through.
+//! At first need every object is derived once, and some are compared with upstream's own bytes at the same version.
+//! From then on one object is compared every minute. A difference, or an object that cannot be derived, ends the
+//! derivation for the whole resource: readers get that representation from upstream, by a feed of its own or passed
+//! through.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use super::initial_state::FeedClient;
 use super::metrics;
 use super::side_findings::SideFinding;
 
-/// Qualifies and watches over the representations of one feed.
+/// Qualifies the representations of one feed, and keeps comparing them.
 pub(super) struct Qualifier {
     pub(super) upstream: FeedClient,
     pub(super) feeds: Feeds,
@@ -32,43 +33,43 @@ pub(super) struct Qualifier {
     pub(super) written: Arc<BodyWriters>,
 }
 
-/// What is known of the derivations so far.
+/// What the qualifier knows so far.
 #[derive(Debug, Default)]
 struct Known {
-    /// Another release than before that upstream said it was, the last time it was asked.
+    /// A release other than before, if upstream named one when it was last asked.
     other: Option<Build>,
     /// The release that objects were compared with, and how many.
     release: Option<u32>,
     compared: usize,
 }
 
-/// What came of a comparison with upstream.
+/// The result of a comparison with upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Equal,
     Different,
-    /// It cannot be derived.
+    /// An object cannot be derived.
     Refused,
     /// Upstream did not answer.
     Unanswered,
-    /// It no longer has that state.
+    /// Upstream no longer has that state.
     Forgotten,
-    /// Upstream does not write it either.
+    /// Upstream does not offer this representation either.
     NotOffered,
 }
 
-/// Objects that are compared before a derivation is used.
+/// How many objects are compared before a derivation is used.
 const QUALIFYING_OBJECTS: usize = 20;
-/// Between two samples.
+/// The time between two samples.
 const SAMPLE_EVERY: Duration = Duration::from_secs(60);
-/// The same, until as many objects were compared as qualify: there may not have been that many. And until it is clear
-/// which release upstream is of.
+/// The time between two samples until as many objects were compared as qualify, for there may not have been so many;
+/// and until it is clear which release upstream runs.
 const SAMPLE_SOON: Duration = Duration::from_secs(5);
-/// After a question failed.
+/// The wait after a question failed.
 const RETRY: Duration = Duration::from_millis(500);
-/// Objects that are derived before others get their turn.
+/// How many objects are derived before other tasks run.
 const DERIVED_AT_A_TIME: usize = 64;
-/// Objects of a second feed that are looked at in one go.
+/// How many objects of a second feed are compared in one go.
 const SHADOWED_MAX: usize = 1_000;
 
 impl Qualifier {
@@ -90,7 +91,8 @@ impl Qualifier {
             let derives = !self.upstream.feed.renderings.derived().is_empty();
             let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other.is_some();
             let wait = if soon { SAMPLE_SOON } else { SAMPLE_EVERY };
-            // Of what is refused nothing is compared, but upstream may become one of which it is not.
+            // Nothing is compared for a refused representation, but upstream may change to a release where it is not
+            // refused.
             let decided = !self.upstream.feed.renderings.all().is_empty();
             tokio::select! {
                 _ = changes.changed() => {}
@@ -99,7 +101,7 @@ impl Qualifier {
         }
     }
 
-    /// Completes when the feed has a state to derive from, and one release wrote all of it.
+    /// Completes when the feed has a state to derive from, and servers of one release wrote all of it.
     async fn complete(&self) {
         self.present().await;
         let mut state = self.upstream.feed.reader.watch_state();
@@ -108,7 +110,7 @@ impl Qualifier {
         }
     }
 
-    /// Completes when one release wrote all of the state. It is asked for by those who wait for a verdict.
+    /// Completes when servers of one release wrote all of the state, which those who wait for a verdict need.
     async fn present(&self) {
         let (vintage, mut changes) = (&self.upstream.feed.vintage, self.upstream.feed.renderings.changes());
         loop {
@@ -122,7 +124,7 @@ impl Qualifier {
         }
     }
 
-    /// Decides about one representation; false if upstream did not help, and it is to be tried again.
+    /// Decides about one representation. Returns false if upstream did not answer, and it must be tried again.
     async fn qualify(&self, wanted: Representation, known: &mut Known) -> bool {
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
@@ -147,7 +149,7 @@ impl Qualifier {
             return true;
         };
         if wanted == Representation::Table(Include::None) {
-            // Cells as they came: nothing is derived that could differ.
+            // Cells stay as they came: nothing is derived that could differ.
             self.upstream.feed.renderings.qualify(renderer);
             return true;
         }
@@ -160,7 +162,8 @@ impl Qualifier {
         let (key, first) = (&self.upstream.feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
         let then = key.url(&format!("{first}&{}", exact(snapshot.rv)));
         let verdict = match self.compare(&renderer, &then, &objects).await {
-            // Compacted: nothing has happened here for long, or nothing was told. Then the most recent state may do.
+            // The state was compacted: nothing has happened here for long, or no bookmark came. Then the most recent
+            // state may do.
             Verdict::Forgotten => match self.compare(&renderer, &key.url(&first), &objects).await {
                 Verdict::Different => Verdict::Unanswered,
                 verdict => verdict,
@@ -184,7 +187,7 @@ impl Qualifier {
         true
     }
 
-    /// Derives each object once, so that none is found later, with half a list sent, that cannot be.
+    /// Derives each object once, so that none is found later, with half a list sent, that cannot be derived.
     async fn derive_all(&self, snapshot: &Snapshot, renderer: &Renderer) -> Result<(), Refused> {
         for (index, object) in snapshot.iter().enumerate() {
             self.upstream.feed.reader.body(object, renderer)?;
@@ -195,12 +198,12 @@ impl Qualifier {
         Ok(())
     }
 
-    /// Compares one object of each derivation, picked at random; and asks whether upstream is still what it was.
+    /// Compares one object of each derivation, picked at random, and asks whether upstream's release is still the same.
     async fn sample(&self, known: &mut Known) {
         if self.upstream.feed.readers() == 0 {
             return;
         }
-        // One that may be another is not compared with.
+        // If the release may be another, nothing is compared.
         let Ok(Some(_)) = self.release(known).await else { return };
         self.shadow();
         let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
@@ -210,7 +213,7 @@ impl Qualifier {
                 continue;
             }
             let Some(object) = snapshot.iter().nth(fastrand::usize(..snapshot.len())) else { continue };
-            // The list of one object, as it is at that version.
+            // A list of one object, as it is at that version.
             let path = self.upstream.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
             let verdict = self.compare(&renderer, &path, &[object]).await;
             match self.confirmed(verdict, &[object], snapshot.rv).await {
@@ -226,12 +229,12 @@ impl Qualifier {
         }
     }
 
-    /// The minor of upstream's release; `None` while it may be another than the one that what is known was found with.
+    /// The minor of upstream's release; `None` while it may be another than the one for which derivations were
+    /// qualified.
     ///
-    /// Who tells what happens is asked when its connection is met, and what that says is followed at once
-    /// ([`BodyWriters`]). Behind one address there may be others while they are upgraded, and balancers that do not
-    /// keep to connections: where it could not be asked by its own, it is taken for another when whoever answers has
-    /// said so twice in a row.
+    /// The server of the stream is asked by its own connection, and its answer counts at once ([`BodyWriters`]). If it
+    /// cannot be asked so, other servers may answer at its address, while they are upgraded or behind load balancers.
+    /// Then two answers in a row must name the other release.
     async fn release(&self, known: &mut Known) -> Result<Option<u32>, Error> {
         let build = self.upstream.client.build().await?;
         let was = self.upstream.feed.renderings.release();
@@ -247,7 +250,7 @@ impl Qualifier {
         Ok(self.upstream.feed.vintage.is_present().then_some(build.minor))
     }
 
-    /// While both forms are held, each object that both have is compared: it costs upstream nothing.
+    /// While a second feed holds the other encoding, compares each object that both have: this costs upstream nothing.
     fn shadow(&self) {
         let json = Representation::Object(Encoding::Json);
         let (ours, wanted) = (&self.upstream.feed.spec.key, (Encoding::Protobuf, Encoding::Json));
@@ -294,8 +297,8 @@ impl Qualifier {
         verdict
     }
 
-    /// A difference is one of the derivation only if upstream still has the objects that are derived from: its storage
-    /// may have gone back, and then it is the feed that is to start anew (F3).
+    /// Checks a difference again. It is one of the derivation only if upstream still has the objects that are derived:
+    /// its storage may have gone back, and then the feed has to start anew (F3).
     async fn confirmed(&self, verdict: Verdict, objects: &[&Arc<Object>], at: ResourceVersion) -> Verdict {
         if verdict != Verdict::Different {
             return verdict;
@@ -308,7 +311,7 @@ impl Qualifier {
                     let _ = self.words.try_send(SideFinding::Doubt { history });
                     return Verdict::Unanswered;
                 }
-                // It was compared with another state, or there is nothing to tell it by.
+                // It was compared with another state, or that cannot be told any more.
                 Err(error) if error.is_expired() => return verdict,
                 Err(_) => return Verdict::Unanswered,
             }
@@ -335,7 +338,7 @@ impl Qualifier {
             objects.iter().map(|object| self.upstream.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
         let representation = renderer.representation();
         Ok(match representation {
-            // Cells rot.
+            // Cells are as of when they were printed.
             Representation::Table(_) => same_rows(&bodies, theirs),
             _ => same_items(representation.encoding(), &list_of(renderer, &bodies), theirs),
         })
@@ -366,7 +369,7 @@ fn list_of(renderer: &Renderer, bodies: &[Bytes]) -> Vec<u8> {
     list
 }
 
-/// Never what differs: it may be a Secret.
+/// The reason that is logged. It never has the content, which may be a Secret's.
 const DIFFERENT: &str = "upstream writes an object otherwise";
 
 fn exact(rv: ResourceVersion) -> String {

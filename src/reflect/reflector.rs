@@ -24,23 +24,23 @@ use super::metrics::SideRequest;
 use super::side_findings::{Begun, Rewinds, SideFinding};
 use super::stream::{Ended, WatchStream};
 
-/// Keeps one feed in step with upstream; the only writer of its cache.
+/// Keeps one feed in step with upstream. It is the only writer of its cache.
 pub(super) struct Reflector {
     means: Means,
     writer: CacheWriter,
-    /// History that a proof read beside our own stream, and what it found to be wrong with ours.
+    /// Findings of those beside the stream: history that a proof has read, and doubts about ours.
     words: mpsc::Receiver<SideFinding>,
-    /// What feeds of the same upstream find.
+    /// Notices of other feeds of the same upstream.
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
-    /// Failures to read what comes after one version: a poisoned stream must not be retried for ever.
+    /// A version, and how many times what follows it could not be read: a poisoned stream must not be retried for ever.
     unreadable: (ResourceVersion, u32),
     last_sign: Instant,
-    /// The stream that was lost last had been open for a while.
+    /// Whether the stream that was lost last had been open for a while.
     had_lived: bool,
     /// Since when upstream has refused a feed that it had served.
     refused_since: Option<Instant>,
-    /// A pause of this row of failures was cut short because upstream answered somebody.
+    /// Whether a pause in this row of failures was cut short because upstream answered another feed.
     woken_early: bool,
     relists: Relists,
     complete: Completeness,
@@ -48,11 +48,11 @@ pub(super) struct Reflector {
     inquiries: Inquiries,
     /// How the history began that the feed holds.
     begun: Begun,
-    /// It is given up, because upstream's is another one.
+    /// Whether the history is given up because upstream's is another one.
     rewinding: bool,
 }
 
-/// What a reflector works with.
+/// The parts that a reflector works with.
 pub(super) struct Means {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
@@ -65,24 +65,24 @@ pub(super) struct Means {
 enum State {
     /// Nothing is known.
     Empty,
-    /// Complete up to `at`; no stream is open. A lost socket lands here.
+    /// Complete up to `at`; no stream is open. A lost connection leads here.
     Listed { at: ResourceVersion },
-    /// Complete up to `at`, and the stream that goes on from there. `witness`: what it is to tell first, if it was
-    /// opened from in front of that.
+    /// Complete up to `at`, and the stream that goes on from there. `witness` is the change that the stream is to tell
+    /// first, if it was opened from in front of it.
     Watching { at: ResourceVersion, stream: WatchStream, witness: Option<Witness> },
-    /// Complete up to `at`, but upstream no longer has what follows. A 410 lands here. `window`: where upstream's own
+    /// Complete up to `at`, but upstream no longer has what follows. A 410 leads here. `window` is where upstream's own
     /// history begins, if that state is to be listed rather than the current one.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
 }
 
-/// Streams that could not be read from one version before the feed is listed anew.
+/// How many streams from one version may be unreadable before the feed is listed anew.
 const UNREADABLE_MAX: u32 = 3;
 
-/// How long a refusal of a feed that had been served is taken for a passing one.
+/// How long a feed that had been served waits for a refusal to pass.
 const REFUSED_MAX: Duration = Duration::from_secs(20);
 /// How long clients that come back after a restart are gathered before the oldest one decides.
 const RESUME_GATHER: Duration = Duration::from_millis(300);
-/// How long a feed that begins where a client was waits to hear how far upstream is, and how its bookmarks look.
+/// How long a feed that begins at a client's version waits to learn how far upstream is, and how its bookmarks look.
 const POSITION_MAX: Duration = Duration::from_secs(1);
 /// A stream that was open for so long had been accepted in earnest.
 const LIVED: Duration = Duration::from_secs(5);
@@ -129,7 +129,7 @@ impl Reflector {
         }
     }
 
-    /// Whether a refusal is waited out: an apiserver that has just started denies what its caches do not know yet, and
+    /// Whether a refusal is waited out. An apiserver that has just started denies what its caches do not know yet, and
     /// that must not end a feed that was allowed a minute ago (R-UPSTREAM-5 bounds it).
     fn bears(&mut self, end: FeedEnd, state: &State) -> bool {
         let may_pass = matches!(end, FeedEnd::Forbidden | FeedEnd::Gone) && !matches!(state, State::Empty);
@@ -141,7 +141,7 @@ impl Reflector {
         self.writer.set_state(FeedState::Ended(end));
     }
 
-    /// The next state, and what went wrong on the way if something did.
+    /// Takes a step to the next state. Also returns what went wrong on the way.
     async fn step(&mut self, state: State) -> (State, Option<StepFailure>) {
         match state {
             State::Empty => match self.initial().await {
@@ -152,7 +152,7 @@ impl Reflector {
                 Ok((stream, witness)) => {
                     self.complete.opened(false);
                     self.means.written.opened(stream.server());
-                    // Upstream's stream is open again; on a quiet resource its first word may be a minute away.
+                    // Upstream's stream is open again. On a quiet resource the first item may be a minute away.
                     self.writer.set_state(FeedState::Live);
                     (State::Watching { at, stream, witness }, None)
                 }
@@ -168,7 +168,7 @@ impl Reflector {
             }
             State::Expired { at, window } => match self.relist(at, window).await {
                 Ok(next) => (next, None),
-                // Compacted in the meantime: the most recent state will do.
+                // The state was compacted in the meantime, so the most recent one will do.
                 Err(StepFailure::Upstream(error)) if error.is_expired() && window.is_some() => {
                     (State::Expired { at, window: None }, None)
                 }
@@ -177,12 +177,12 @@ impl Reflector {
         }
     }
 
-    /// The state that the oldest of the waiting clients wants to go on from, if upstream still has it: a restart of the
-    /// proxy then costs none of them a list.
+    /// Starts with the state behind which the oldest of the waiting clients wants to go on, if upstream still has it:
+    /// then a restart of the proxy costs none of them a list.
     async fn resumed(&mut self) -> Option<State> {
         self.means.upstream.feed.oldest_resume()?;
-        // Only a first state may be an old one: what has been served is not to be seen older again (L6),
-        // and versions of a history that is given up mean nothing in the next.
+        // Only a first state may be an old one. A feed that has been served must not be seen older again (L6), and
+        // versions of a history that was given up mean nothing in the next.
         if self.means.upstream.feed.reader.progress().rv > ResourceVersion::default() {
             return None;
         }
@@ -207,8 +207,8 @@ impl Reflector {
         Some(State::Listed { at })
     }
 
-    /// How far upstream has come, and how bookmarks look, which such a list does not tell: upstream's own would come
-    /// within a minute.
+    /// How far upstream has come, and the layout of its bookmarks. Such a list does not tell either, and upstream's own
+    /// bookmark would come within a minute.
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
         self.means.upstream.metrics.asked(SideRequest::Position);
@@ -235,7 +235,7 @@ impl Reflector {
         Ok(self.starts_with(initial, asked))
     }
 
-    /// A history begins with the current state.
+    /// Begins a history with the current state.
     fn starts_with(&mut self, initial: InitialState, asked: Instant) -> State {
         let InitialState { snapshot, stream, servers } = initial;
         let at = snapshot.rv;
@@ -247,12 +247,12 @@ impl Reflector {
         self.begins(asked, self.rewinding);
         self.signed_of_life();
         let next = self.behind(at, stream);
-        // Last: requests that wait for the feed are let in by it.
+        // Set last: it lets in the requests that wait for the feed.
         self.writer.set_state(FeedState::Live);
         next
     }
 
-    /// What is known of the history before does not concern this one.
+    /// Forgets what concerns the history before.
     fn begins(&mut self, asked: Instant, rewound: bool) {
         self.begun = Begun { asked, rewound };
         self.continuity = Continuity::Sure;
@@ -260,7 +260,7 @@ impl Reflector {
         self.rewinding = false;
     }
 
-    /// Where a list leads: to the watch that came with it, if one did.
+    /// The state behind a list: watching, if a stream came with the list.
     fn behind(&mut self, at: ResourceVersion, stream: Option<Follow>) -> State {
         let Some(Follow { stream, template }) = stream else { return State::Listed { at } };
         self.complete.opened(template.is_some());
@@ -282,27 +282,27 @@ impl Reflector {
         self.backoff.succeeded(self.last_sign);
     }
 
-    /// Waits; if upstream could not be reached, only until it answers somebody else, and a moment more.
+    /// Waits. If upstream could not be reached, the wait ends a moment after it has answered another feed.
     async fn pause(&mut self, wait: Duration, failure: &StepFailure) {
         let back = async {
             if !failure.is_connection() || self.woken_early {
                 std::future::pending::<()>().await;
             }
             self.means.upstream.client.answers().await;
-            // Not all feeds in the same instant.
+            // Feeds do not all go on in the same instant.
             sleep(RESUME_SPREAD.mul_f64(fastrand::f64())).await;
         };
-        // Once in a row of failures, or feeds that fail together would keep waking each other.
+        // Cut short only once in a row of failures, or feeds that fail together would keep waking each other.
         self.woken_early = tokio::select! {
             () = sleep(wait) => self.woken_early,
             () = back => true,
         };
     }
 
-    /// How long to wait after a failure; may send a stream that cannot be read back to the start.
+    /// How long to wait after a failure. It may lead a stream that cannot be read back to the start.
     fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
         self.means.upstream.metrics.failed(failure.word());
-        // A stream that never tells how far it has come is silent whenever nothing happens.
+        // A stream without bookmarks is silent whenever nothing happens.
         if failure.word() != "silent" || self.means.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.lost();
         }
@@ -320,7 +320,7 @@ impl Reflector {
                 *state = State::Empty;
             }
         }
-        // A stream that had lived is resumed at once: most often only the connection is gone.
+        // A stream that had lived is resumed at once: mostly only the connection is gone.
         if std::mem::take(&mut self.had_lived) && failure.is_connection() {
             return RESUME_SPREAD.mul_f64(fastrand::f64());
         }

@@ -1,9 +1,9 @@
-//! Bodies that a server of another release wrote are exchanged for what the present one writes.
+//! Exchanges bodies that a server of another release wrote for those that the present one writes.
 //!
-//! A resume needs no list, so that a feed may outlive the release of its bodies. A server does not change what it runs
-//! while a connection to it lives: it is asked once for each connection, and never otherwise. Where the answer is
-//! another than that of who wrote the bodies, the current state is listed, and what is the same object at the same
-//! version takes the place of what is held. What is of another version the stream tells.
+//! A resume needs no list, so a feed may outlive the release of its bodies. A server does not change its release while
+//! a connection to it lives, so it is asked once for each connection, and never otherwise. If its release is not the
+//! one that wrote the bodies, the current state is listed. Each object that is held at the same version gets the new
+//! body. Objects of other versions come by the stream.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use super::metrics::SideRequest;
 use super::side_findings::{Renewal, SideFinding};
 use super::stream::Ended;
 
-/// Feeds of one proxy are listed for that one after the other.
+/// Lets the feeds of one proxy list one after the other.
 pub(super) type Turns = Arc<Mutex<()>>;
 
-/// Keeps one feed's bodies as upstream writes them.
+/// Keeps the bodies of one feed as upstream writes them.
 pub(super) struct Renewer {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
@@ -32,10 +32,10 @@ pub(super) struct Renewer {
     pub(super) words: mpsc::Sender<SideFinding>,
 }
 
-/// How soon bodies are renewed.
+/// Limits how soon bodies are renewed.
 ///
-/// Thousands of proxies see the same upgrade, and so do all feeds of one. Nobody needs new bodies but who asks for a
-/// state: whoever does is not kept waiting, unless the servers behind one address take turns.
+/// Thousands of proxies see the same upgrade, and so do all feeds of a proxy. New bodies are only needed for states.
+/// Whoever asks for a state does not wait for the pause, unless the servers behind one address take turns.
 #[derive(Debug, Default)]
 struct Pace {
     last: Option<Instant>,
@@ -45,7 +45,7 @@ struct Pace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Pause {
     longest: Duration,
-    /// It is over when somebody needs a state.
+    /// Whether the pause is over when somebody needs a state.
     may_be_cut: bool,
 }
 
@@ -59,7 +59,7 @@ impl Pace {
         let rested = self.last.is_none_or(|last| now.duration_since(last) >= Self::REST);
         self.doublings = if rested { 0 } else { (self.doublings + 1).min(16) };
         let longest = Self::SPREAD.saturating_mul(1 << self.doublings).min(Self::SPREAD_MAX);
-        // Once more at once: an upgrade may go on where it began.
+        // A second one at once is allowed, for an upgrade may go back to where it began.
         Pause { longest, may_be_cut: self.doublings <= 1 }
     }
 
@@ -89,7 +89,7 @@ impl Renewer {
         }
     }
 
-    /// Finds out who wrote what is held and who is followed, and renews if those are not the same.
+    /// Finds out which releases wrote the bodies and which is followed, and renews if they differ.
     async fn settle(&self, by: &By, pace: &mut Pace) {
         let mut retries = Backoff::default();
         loop {
@@ -100,7 +100,7 @@ impl Renewer {
             if unknown.is_empty() {
                 break;
             }
-            // One that does not answer now may never do.
+            // A server that does not answer now may never do so.
             self.written.weigh(true);
             if !by.unknown().is_empty() {
                 sleep(retries.failed(Instant::now())).await;
@@ -134,8 +134,8 @@ impl Renewer {
         }
     }
 
-    /// Lists, and has what is written otherwise exchanged. The reflector takes it while a stream is open; if that is
-    /// lost, all begins again with the next one.
+    /// Lists, and has the bodies exchanged that are written differently. The reflector does that while a stream is
+    /// open; if the stream is lost, all begins again with the next one.
     async fn renew(&self, count: u64) -> Result<(), Ended> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());

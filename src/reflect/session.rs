@@ -1,4 +1,4 @@
-//! Items of an open stream, applied to the cache.
+//! Applies the items of an open stream to the cache.
 
 use crate::cache::{Applied, CacheWriter, Change, OutOfOrder};
 use crate::kube::{ResourceVersion, Status};
@@ -10,9 +10,9 @@ use super::metrics::FeedMetrics;
 /// What an item of the stream means for the feed.
 #[derive(Debug)]
 pub(super) enum StreamStep {
-    /// Applied, up to this version.
+    /// It was applied, and the feed is at this version.
     At(ResourceVersion),
-    /// Known already.
+    /// It was known already.
     Skipped,
     /// Upstream refuses to go on.
     Refused(Box<Status>),
@@ -57,7 +57,7 @@ pub(super) fn apply(
     }
 }
 
-/// An ERROR event as the Status that it carries.
+/// The Status that an ERROR event carries.
 pub(super) fn status_of(event: &ErrorEvent) -> Status {
     let code = u16::try_from(event.code).unwrap_or(500);
     let mut status = status_from_code(code, &event.message);

@@ -1,4 +1,4 @@
-//! What the parts of a feed tell its reflector, and what feeds of one upstream tell each other.
+//! Messages from the parts of a feed to its reflector, and between the feeds of one upstream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::cache::Change;
 use crate::kube::ResourceVersion;
 use crate::wire::Object;
 
-/// What those beside a reflector have found out.
+/// A finding of those that work beside a reflector.
 #[derive(Debug)]
 pub(super) enum SideFinding {
     Proof(Proof),
-    /// What is held is written otherwise now.
+    /// Objects are written differently now.
     Renewal(Renewal),
-    /// Upstream has answered in a way that does not go with what the feed holds in this history.
+    /// An answer of upstream contradicts what the feed holds in this history.
     Doubt {
         history: u64,
     },
@@ -25,23 +25,23 @@ pub(super) enum SideFinding {
 /// Changes after our version, in order and without a gap, up to `until`.
 #[derive(Debug)]
 pub(super) struct Proof {
-    /// The history of the feed that they belong to.
+    /// The number of the feed's history that they belong to.
     pub(super) history: u64,
     pub(super) changes: Vec<Change>,
     pub(super) until: ResourceVersion,
 }
 
-/// Objects that are written otherwise now.
+/// Objects that are written differently now.
 #[derive(Debug)]
 pub(super) struct Renewal {
     pub(super) objects: Vec<Arc<Object>>,
-    /// As of when they are to be exchanged: [`By::count`](super::body_writers::By::count).
+    /// The exchange is for this state of the servers: [`By::count`](super::body_writers::By::count).
     pub(super) count: u64,
-    /// Is told that they were.
+    /// Notified when they were exchanged.
     pub(super) done: oneshot::Sender<()>,
 }
 
-/// When a feed last found out, by itself, that upstream's storage had gone back: all feeds of one upstream look then.
+/// When a feed last found out, by itself, that upstream's storage had gone back. All feeds of that upstream look then.
 #[derive(Debug, Default)]
 pub(super) struct Rewinds(watch::Sender<Option<Instant>>);
 
@@ -49,7 +49,7 @@ pub(super) struct Rewinds(watch::Sender<Option<Instant>>);
 const SAME_INCIDENT: Duration = Duration::from_secs(60);
 
 impl Rewinds {
-    /// Tells the others, unless somebody has just done so.
+    /// Tells the other feeds, unless one has just done so.
     pub(super) fn announce(&self, now: Instant) {
         self.0.send_if_modified(|last| {
             let is_news = last.is_none_or(|last| now.duration_since(last) >= SAME_INCIDENT);
@@ -60,7 +60,7 @@ impl Rewinds {
         });
     }
 
-    /// From now on.
+    /// Follows later announcements.
     pub(super) fn follow(&self) -> watch::Receiver<Option<Instant>> {
         let mut following = self.0.subscribe();
         following.mark_unchanged();
@@ -68,17 +68,17 @@ impl Rewinds {
     }
 }
 
-/// How the history that a feed holds began.
+/// How a feed's present history began.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Begun {
     /// When the question was sent whose answer it begins with.
     pub(super) asked: Instant,
-    /// It took the place of one that upstream knew nothing of any more.
+    /// Whether it took the place of a history that upstream knew nothing of any more.
     pub(super) rewound: bool,
 }
 
 impl Begun {
-    /// Whether what another feed found out at `found` may concern this one.
+    /// Whether what another feed found at `found` may concern this one.
     pub(super) fn is_concerned(self, found: Instant) -> bool {
         let same_incident = self.rewound && found.duration_since(self.asked) < SAME_INCIDENT;
         self.asked < found && !same_incident

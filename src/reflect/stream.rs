@@ -13,9 +13,9 @@ use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem
 pub(super) struct WatchStream {
     body: ResponseBody,
     splitter: FrameSplitter,
-    /// What was read of it before it was handed on.
+    /// Items that were read before the stream was handed on.
     ahead: VecDeque<WatchItem>,
-    /// When the last item came. Kept here, for whoever reads may be interrupted at any time.
+    /// When the last item came. It is kept here because a read may be interrupted at any time.
     last_item: Instant,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Ended {
 
 /// The apiserver sends a bookmark every minute; one and a half without any sign is a dead connection.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
-/// Largest frame that is read: an object of etcd's limit many times over (R-UPSTREAM-7).
+/// The largest frame that is read: many times etcd's limit for an object (R-UPSTREAM-7).
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 impl WatchStream {
@@ -49,17 +49,17 @@ impl WatchStream {
         })
     }
 
-    /// Who tells it.
+    /// The server at the other end.
     pub(super) fn server(&self) -> &Server {
         self.body.server()
     }
 
-    /// The same stream, which tells these first: they came by it already.
+    /// The same stream with items in front of it that have come already.
     pub(super) fn behind(self, ahead: VecDeque<WatchItem>) -> Self {
         Self { ahead, ..self }
     }
 
-    /// The next item. Cancel-safe: what has been read stays in the splitter.
+    /// The next item. Cancel-safe: bytes that were read stay in the splitter.
     pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<WatchItem, Ended> {
         let deadline = self.last_item + SILENCE_MAX;
         loop {
@@ -75,7 +75,7 @@ impl WatchStream {
                     }
                 }
                 None => {
-                    // A torn last frame is discarded, and the watch resumes in front of it.
+                    // A torn last frame is discarded, and the watch resumes before it.
                     self.splitter.finish().map_err(Error::Wire)?;
                     return Err(Ended::Clean);
                 }

@@ -22,9 +22,9 @@ use super::side_findings::Rewinds;
 /// When feeds are stopped, and how soon a broken one is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReflectConfig {
-    /// A feed that nobody has read for so long is stopped.
+    /// How long nobody may read a feed before it is stopped.
     pub idle_max: Duration,
-    /// Between attempts at upstream.
+    /// The waits between attempts at upstream.
     pub retry: Waits,
 }
 
@@ -34,7 +34,7 @@ impl Default for ReflectConfig {
     }
 }
 
-/// Starts a reflector for every demanded feed and takes it away when it is over or idle.
+/// Runs a reflector for every demanded feed, and stops it when the feed is over or idle.
 #[derive(Debug)]
 pub struct Supervisor {
     client: Client,
@@ -46,7 +46,7 @@ pub struct Supervisor {
     turns: Turns,
 }
 
-/// How often idleness is looked at.
+/// How often feeds are checked for idleness.
 const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 impl Supervisor {
@@ -55,7 +55,7 @@ impl Supervisor {
         Self { client, feeds, config, tasks, lists_only, rewinds, turns }
     }
 
-    /// Serves demands until there can be no more.
+    /// Serves demands until no more can come.
     pub async fn run(self, mut demands: mpsc::Receiver<Demand>) {
         while let Some(demand) = demands.recv().await {
             self.start(demand);
@@ -106,14 +106,14 @@ impl Supervisor {
             };
             tracing::info!(feed = %key, reason = leaving.end.as_str(), "feed ended");
             let end = leaving.end;
-            // First out of the registry, so that whoever is woken by the end finds no trace of it.
+            // It leaves the registry first, so that whoever is woken by the end finds no trace of it.
             drop(leaving);
             reflector.end(end);
         });
     }
 }
 
-/// Takes a feed out of the registry, also when its task is cancelled or panics.
+/// Takes a feed out of the registry when dropped: also if its task is cancelled or panics.
 struct Leaving<'a> {
     feeds: &'a Feeds,
     feed: &'a Arc<Feed>,

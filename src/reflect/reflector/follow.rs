@@ -1,4 +1,4 @@
-//! How a stream is opened and followed, and what is found out beside it.
+//! Opens and follows a stream, and acts on what is found out beside it.
 
 use std::time::Duration;
 
@@ -16,21 +16,22 @@ use crate::reflect::stream::{Ended, WatchStream};
 use crate::upstream::Error;
 use crate::wire::{WatchItem, WireError};
 
-/// A stream that is over sooner, and without a word, was not meant to be one.
+/// A clean end that comes sooner, without an item, was no watch in earnest.
 const SHORT: Duration = Duration::from_secs(1);
-/// What a stream is to tell first comes at once. Where it does not, upstream is asked how far it is.
+/// The change that a stream is to tell first comes within this time. If not, upstream is asked how far it is.
 const TOLD_AGAIN_MAX: Duration = Duration::from_secs(1);
 const TOLD_AGAIN_SPREAD: Duration = Duration::from_secs(2);
-/// Feeds of which a stream can tell nothing again ask within this time: all of a fleet may have lost theirs together.
+/// Feeds whose stream can tell no change again ask within this time: a whole fleet may have lost its streams together.
 const REOPENED_SPREAD: Duration = Duration::from_secs(10);
-/// The same, where there is a sign that something is wrong.
+/// Feeds with a sign that something is wrong ask within this time.
 const DOUBT_SPREAD: Duration = Duration::from_secs(1);
 const NOTICE_SPREAD: Duration = Duration::from_secs(3);
-/// After a question that upstream did not answer.
+/// The wait after a question that upstream did not answer.
 const AGAIN: Duration = Duration::from_secs(10);
 
 impl Reflector {
-    /// Opens a stream that goes on from `at`. With a witness it begins in front of that, with what is known already.
+    /// Opens a stream that goes on from `at`. With a witness it starts before that, with a change that is known
+    /// already.
     pub(super) async fn resume(
         &self,
         at: ResourceVersion,
@@ -39,7 +40,8 @@ impl Reflector {
         let witness = self.continuity.witness(&self.means.upstream.feed.reader);
         let from = match &witness {
             Some(witness) => witness.before(),
-            // The stream may have broken between two events of one version. What came is known again.
+            // The stream may have broken between two events of one version. Those that came are recognised when they
+            // come again.
             None if self.means.upstream.feed.reader.is_open(at) => self.means.upstream.feed.reader.progress().rv,
             None => at,
         };
@@ -50,7 +52,8 @@ impl Reflector {
         }
     }
 
-    /// Upstream has forgotten the change that it was to tell again; what follows our own version it may still have.
+    /// Notes that upstream has forgotten the change that it was to tell again. It may still have what follows our own
+    /// version.
     pub(super) fn untold(&mut self, at: ResourceVersion) -> State {
         self.continuity = Continuity::Untold;
         State::Listed { at }
@@ -70,7 +73,7 @@ impl Reflector {
         } else if !self.continuity.is_sure() {
             self.inquiries.ask(InquiryReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
-        // Silence says something only of a stream that has spoken.
+        // Silence only means something once the stream has spoken.
         let mut silence = None;
         loop {
             let item = tokio::select! {
@@ -134,7 +137,7 @@ impl Reflector {
         }
     }
 
-    /// What an item of the stream leads to: a version, or the end of the stream.
+    /// Takes in an item of the stream. It leads to a version, or to the end of the stream.
     pub(super) fn take_in(
         &mut self,
         item: Result<WatchItem, Ended>,
@@ -149,8 +152,8 @@ impl Reflector {
             Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
             Err(ended) => return Err(listed(ended.into())),
         };
-        // By its own growth, which shows before the next event is applied. By that of others a feed is found to have
-        // outgrown the memory while it waits: whoever runs this hears of it.
+        // Its own growth shows before the next event is applied. If others grow, it is found to have outgrown the
+        // memory while it waits, and whoever runs this is told.
         if self.writer.is_outgrown() {
             return Err(listed(StepFailure::Over(FeedEnd::OverBudget)));
         }
@@ -167,7 +170,7 @@ impl Reflector {
                 let error = Error::Refused(status);
                 Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) })
             }
-            // It contradicts the history: what we hold may be wrong, so nothing of it is kept.
+            // The item contradicts the history: what we hold may be wrong, so nothing of it is kept.
             Err(BrokenStream::OutOfOrder(error)) => {
                 let feed = &self.means.upstream.feed.spec.key;
                 tracing::error!(%feed, %error, "upstream contradicts itself; listing anew");
@@ -178,7 +181,7 @@ impl Reflector {
         }
     }
 
-    /// What those beside it have to say; how far that takes the feed.
+    /// Takes in a finding of those beside the stream. Returns how far the feed is then.
     pub(super) async fn heard(&mut self, word: SideFinding) -> Result<ResourceVersion, BrokenStream> {
         match word {
             SideFinding::Proof(proof) => self.adopt(proof),
@@ -209,7 +212,7 @@ impl Reflector {
                 self.give_up(at, "its current state cannot have come of what was told before");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
-            // The storage did go back, and whether this feed is concerned nobody can tell.
+            // The storage went back, and nobody can tell whether this feed is concerned.
             InquiryOutcome::Unproven(InquiryReason::Notice, listed) => {
                 self.give_up(at, "the storage went back, and what happened to this resource cannot be told");
                 Some(self.starts_with(listed.initial, listed.asked))
@@ -222,17 +225,17 @@ impl Reflector {
         }
     }
 
-    /// Upstream goes on with the history that we hold.
+    /// Notes that upstream goes on with the history that we hold.
     fn is_sure(&mut self) {
         self.continuity = Continuity::Sure;
         self.inquiries.withdraw();
     }
 
-    /// A stream that ended cleanly is resumed at once, unless it was over as soon as it had begun and had brought
-    /// nothing: then upstream is turning us away (R-UPSTREAM-4, R-CLIENT-4).
+    /// Says whether a clean end is a failure. As a rule a stream that ended cleanly is resumed at once. But if it was
+    /// over as soon as it had begun and had brought nothing, upstream is turning us away (R-UPSTREAM-4, R-CLIENT-4).
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<StepFailure> {
         tracing::debug!(feed = %self.means.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
-        // Upstream ends the watches of a definition that it has just heard of: what it told us was by the old one.
+        // Upstream ends the watches of a definition that it has just replaced: what it told us was by the old one.
         if self.means.upstream.feed.is_settling() {
             return Some(StepFailure::Over(FeedEnd::Outdated));
         }
@@ -240,7 +243,7 @@ impl Reflector {
         in_vain.then(|| Ended::Clean.into())
     }
 
-    /// Takes in what a proof has read beside our own stream; that stream's copies will be duplicates.
+    /// Takes in what a proof has read beside our own stream. The stream's copies will be duplicates.
     fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, BrokenStream> {
         if proof.history != self.means.upstream.feed.reader.history() {
             return Ok(ResourceVersion::default());

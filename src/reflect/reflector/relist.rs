@@ -1,4 +1,4 @@
-//! Lists that close a gap, and the end of a history that upstream knows nothing of.
+//! Lists again to close a gap, and gives up a history that upstream does not know.
 
 use tokio::time::Instant;
 
@@ -14,29 +14,29 @@ use crate::reflect::metrics::{Gap, SideRequest};
 use crate::reflect::session::BrokenStream;
 use crate::upstream::Error;
 
-/// A feed that holds up to so much is listed again in one request; the answer is read whole.
+/// A feed of up to this size is listed again in one request, whose answer is read whole.
 const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 
 impl Reflector {
-    /// Upstream says 410: what to list, and whether to pause before that.
+    /// Says what to list after a 410, and whether to pause before.
     pub(super) fn expired(&self, at: ResourceVersion, error: Error) -> (State, Option<StepFailure>) {
         let window = match &error {
             Error::Refused(status) => mend::window_start(&status.message).filter(|window| *window >= at),
             _ => None,
         };
-        // What cannot be mended needs no state that is older than the current one.
+        // If the gap cannot be mended, the current state is as good as an older one.
         let window = window.filter(|_| self.may_be_mended());
         let Relist { window, pauses } = self.relists.next(window, Instant::now());
         (State::Expired { at, window }, pauses.then(|| error.into()))
     }
 
-    /// Whether a gap is young enough. One of which nobody knows how old it is may hide anything.
+    /// Whether a gap is young enough to be mended. If nobody knows how old it is, it may hide anything.
     fn may_be_mended(&self) -> bool {
         let proven = self.means.upstream.feed.freshness.proven();
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
     }
 
-    /// Upstream has forgotten what follows `at`: one list, and the gap mended if it can be proven.
+    /// Closes the gap behind `at`, which upstream has forgotten: with one list, and mended if that can be proven.
     pub(super) async fn relist(
         &mut self,
         at: ResourceVersion,
@@ -84,7 +84,7 @@ impl Reflector {
         Ok(self.behind(until, stream))
     }
 
-    /// What happened up to `list`, if that can be proven.
+    /// Recovers what happened up to `list`, if that can be proven.
     async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, StepFailure> {
         let known = self.means.upstream.feed.reader.snapshot();
         let reach = Reach::of(&self.means.upstream.feed.reader, known.rv);
@@ -102,9 +102,9 @@ impl Reflector {
         let historian = Historian { lister: self.lister(), from: reach };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
-            // Upstream is away: tried again when it is back.
+            // Upstream is away, so this is tried again when it is back.
             Err(error @ (Error::Unreachable(_) | Error::Broken(_) | Error::Timeout(_))) => Err(error.into()),
-            // Compacted, or not to be read in this way: nobody can tell any more.
+            // The history was compacted, or cannot be read in this way: nobody can tell any more.
             Err(error) => {
                 tracing::info!(feed = %self.means.upstream.feed.spec.key, %error, "the gap cannot be read back");
                 Ok(Recovered::Unknown)
@@ -112,7 +112,7 @@ impl Reflector {
         }
     }
 
-    /// Applies what happened up to `until`, if it is known; says whether it is.
+    /// Applies what happened up to `until`, if it is known. Returns whether it is.
     fn mend(&mut self, recovered: Recovered, until: ResourceVersion) -> Result<bool, StepFailure> {
         let Recovered::Changes(changes) = recovered else { return Ok(false) };
         for change in changes {
@@ -122,8 +122,8 @@ impl Reflector {
         Ok(true)
     }
 
-    /// Upstream's storage went back: what the feed holds has not happened. Nothing of it is served from here on, and
-    /// the watches end when the restored state takes its place (F3).
+    /// Gives up the feed's history because upstream's storage went back: what the feed holds has not happened. Nothing
+    /// of it is served from here on, and the watches end when the restored state takes its place (F3).
     pub(super) fn give_up(&mut self, at: ResourceVersion, evidence: &'static str) {
         if std::mem::replace(&mut self.rewinding, true) {
             return;
