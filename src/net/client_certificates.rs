@@ -6,24 +6,24 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme};
 
-/// Go's `RequestClientCert`: a certificate is asked for and not required, its key must be proven, its issuer is
-/// accepted whoever it is. What is refused is a chain that would be dear to look at.
+/// A verifier like Go's `RequestClientCert`: a certificate is asked for and not required, its key must be proven, and
+/// any issuer is accepted. Only a chain that would be dear to look at is refused.
 ///
-/// Tokens may come by the same port, so a client without a certificate is welcome; and what is trusted may change while
-/// a connection lives, so a handshake would be the wrong moment to decide.
+/// Tokens may come by the same port, so a client without a certificate is welcome. Which authorities are trusted may
+/// change while a connection lives, so the handshake would be the wrong moment to decide.
 #[derive(Debug)]
 pub(super) struct AnyIssuer {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-/// Certificates of a chain, the client's own included. Whoever looks for a path from the client's to an authority may
-/// have to try them in every order, and the steps of that grow as permutations do: 64 of five certificates, 0.1 ms, but
-/// 200,000 and a third of a second of nine. Clients have two or three.
+/// The most certificates in a chain, the client's own included. A search for a path from the client's certificate to an
+/// authority may have to try them in every order, and its steps grow as permutations do: 64 for five certificates, 0.1
+/// ms, but 200,000 and a third of a second for nine. Clients have two or three.
 pub const CERTIFICATES_MAX: usize = 5;
-/// Bytes of a chain, which is held for as long as its connection lives.
+/// The most bytes of a chain, which is held for as long as its connection lives.
 pub(super) const CHAIN_BYTES_MAX: usize = 32 << 10;
 
-/// More than anybody needs to show, and dear to look at.
+/// The chain is longer than anybody needs, and dear to look at.
 #[derive(Debug, thiserror::Error)]
 #[error("a chain of {certificates} certificates and {bytes} bytes")]
 struct TooLong {
@@ -43,7 +43,7 @@ impl ClientCertVerifier for AnyIssuer {
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // No hints: a client shows whatever it has.
+        // No hints are sent: a client shows whatever it has.
         &[]
     }
 

@@ -15,47 +15,47 @@ pub struct Connection(Arc<Shared>);
 
 struct Shared {
     state: AtomicU8,
-    /// The connection's own task waits for its state, and nobody else.
+    /// Only the connection's own task waits for its state.
     changed: Notify,
     born: Instant,
-    /// Requests whose answers the codec does not have whole yet.
+    /// How many requests have an answer that the codec does not have whole yet.
     running: AtomicU32,
-    /// When there was nothing under way last, in milliseconds after `born`.
+    /// When something was last under way, in milliseconds after `born`.
     idle_since: AtomicU64,
     has_asked: AtomicBool,
-    /// It is known to be one of HTTP/2.
+    /// Whether it is known to be an HTTP/2 connection.
     is_multiplexed: AtomicBool,
-    /// Requests that came when none was taken any more.
+    /// How many requests came when no more were taken.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// How far a connection is on its way to the end. It only goes on.
+/// How far a connection is on its way to the end. It only advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ConnectionState {
     Open,
-    /// It is to end behind what runs on it, by its age, by idleness or in a drain. Requests that were sent before its
+    /// It ends after what runs on it, because of its age, idleness or a drain. Requests that were sent before its
     /// client knew are answered.
     Leaving,
-    /// The same, but no further request is taken.
+    /// It ends after what runs on it, and no further request is taken.
     Closing,
     /// It ends now.
     Cut,
 }
 
-/// A request that is under way, until it is dropped.
+/// Counts a request that is under way, until it is dropped.
 #[derive(Debug)]
 pub(super) struct RequestUnderWay(Connection);
 
 impl Connection {
-    /// Ends the connection after what runs on it: GOAWAY, or `Connection: close` with the answer that is on its way.
-    /// What else comes on it is refused as not having been looked at, so that it may be sent again on another one.
+    /// Ends the connection after what runs on it: with GOAWAY, or `Connection: close` on the answer that is on its way.
+    /// Other requests on it are refused as not looked at, so that they may be sent again on another connection.
     pub fn close(&self) {
         self.advance(ConnectionState::Closing);
     }
 
-    /// What somebody above keeps with the connection: one value of one type, made when it is first asked for. A value
-    /// of a second type is not kept, but made each time.
+    /// Keeps a value for the layers above: one value of one type, made when it is first asked for. A value of a second
+    /// type is not kept, but made each time.
     pub fn keep<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> Arc<T> {
         let kept = self.0.kept.get_or_init(|| Arc::new(make())).clone();
         kept.downcast().unwrap_or_else(|_| Arc::new(make()))
@@ -70,14 +70,14 @@ impl Connection {
         self.0.state.load(Ordering::SeqCst) >= state as u8
     }
 
-    /// Completes when the connection has come to that state; for one waiter at a time.
+    /// Completes when the connection has reached that state. It is for one waiter at a time.
     pub(super) async fn reached(&self, state: ConnectionState) {
         while !self.is(state) {
             self.0.changed.notified().await;
         }
     }
 
-    /// A request has come; none, if no more are taken. More than `late_max` of those end the connection.
+    /// Notes that a request has come; `None` if no more are taken. More than `late_max` of those end the connection.
     pub(super) fn request(&self, late_max: u32) -> Option<RequestUnderWay> {
         if self.is(ConnectionState::Closing) {
             if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {
@@ -99,7 +99,7 @@ impl Connection {
         self.0.born
     }
 
-    /// A request of HTTP/2 has come on it.
+    /// Notes that a request of HTTP/2 has come on it.
     pub(super) fn found_multiplexed(&self) {
         self.0.is_multiplexed.store(true, Ordering::Relaxed);
     }
@@ -108,7 +108,7 @@ impl Connection {
         self.0.is_multiplexed.load(Ordering::Relaxed)
     }
 
-    /// Since when nothing has been under way, if nothing is.
+    /// Since when nothing has been under way; `None` if something is.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         if self.0.running.load(Ordering::SeqCst) > 0 {
             return None;
@@ -125,7 +125,7 @@ impl Connection {
             if due <= now {
                 return;
             }
-            // Nobody says when a request comes, or is over.
+            // Nothing notifies when a request comes or is over, so this looks again.
             sleep_until(due.min(now + first.min(next))).await;
         }
     }
@@ -152,7 +152,7 @@ impl Default for Shared {
 }
 
 impl fmt::Debug for Shared {
-    /// Not what is kept: it may be about credentials.
+    /// The kept value is not shown: it may be about credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("state", &self.state).finish_non_exhaustive()
     }
@@ -161,7 +161,7 @@ impl fmt::Debug for Shared {
 impl Drop for RequestUnderWay {
     fn drop(&mut self) {
         let shared = &self.0.0;
-        // First the time: who finds nothing running reads it.
+        // The time is set first: whoever finds nothing running reads it.
         let now = u64::try_from(shared.born.elapsed().as_millis()).unwrap_or(u64::MAX);
         shared.idle_since.fetch_max(now, Ordering::SeqCst);
         shared.running.fetch_sub(1, Ordering::SeqCst);

@@ -9,50 +9,51 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::wake_set::{WakePart, WakeSet};
 
-/// A byte stream that can be corked: what is written then is gathered, whatever the writer flushes, and goes out in a
-/// few large writes when the cork is drawn. A codec of HTTP/2 writes and flushes frame by frame, and each write to a
-/// TLS stream is a record and a system call of its own.
+/// A byte stream that can be corked. Then writes are gathered, whatever the writer flushes, and go out in a few large
+/// writes when the cork is drawn. A codec of HTTP/2 writes and flushes frame by frame, and each write to a TLS stream
+/// is a record and a system call of its own.
 ///
-/// Cloned to be held by the codec and by who draws the cork. Nobody waits for the lock: both are one task.
+/// The codec has one clone, and whoever draws the cork another. Nobody waits for the lock: both are in one task.
 #[derive(Debug)]
 pub(super) struct Corked<I>(Arc<Mutex<Line<I>>>);
 
 #[derive(Debug)]
 struct Line<I> {
     io: I,
-    /// Written by the codec, not by us. An idle stream keeps no buffer.
+    /// The gathered bytes, which the codec has written. An idle stream keeps no buffer.
     held: Vec<u8>,
-    /// How much of `held` is out.
+    /// How many bytes of `held` have been written out.
     sent: usize,
     is_corked: bool,
-    board: Arc<WakeSet>,
-    /// Who reads is the codec, and not what the connection becomes after it.
+    wake_set: Arc<WakeSet>,
+    /// Whether the codec reads, rather than what the connection becomes after it.
     codec: Waker,
-    /// How it is told that there is something to read.
+    /// The waker that says that there is something to read.
     reader: Waker,
 }
 
-/// Bytes gathered at most: four full TLS records, and what rustls takes at a time.
+/// How many bytes are gathered at most: four full TLS records, which rustls takes at a time.
 const HELD_BYTES_MAX: usize = 64 << 10;
 
 thread_local! {
-    /// What all connections of a thread gather in, one after the other: it stays in the processor's cache.
+    /// The buffer in which all connections of a thread gather, one after the other. So it stays in the processor's
+    /// cache.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 impl<I> Corked<I> {
-    pub(super) fn new(io: I, board: Arc<WakeSet>) -> Self {
-        let (codec, reader) = (board.waker(WakePart::Codec), board.waker(WakePart::Reader));
-        Self(Arc::new(Mutex::new(Line { io, held: Vec::new(), sent: 0, is_corked: false, board, codec, reader })))
+    pub(super) fn new(io: I, wake_set: Arc<WakeSet>) -> Self {
+        let (codec, reader) = (wake_set.waker(WakePart::Codec), wake_set.waker(WakePart::Reader));
+        Self(Arc::new(Mutex::new(Line { io, held: Vec::new(), sent: 0, is_corked: false, wake_set, codec, reader })))
     }
 
-    /// Where those come who are woken, and what the codec has to be polled with.
-    pub(super) fn board(&self) -> (Arc<WakeSet>, Waker) {
+    /// The set of what was woken, and the waker to poll the codec with.
+    pub(super) fn wake_set(&self) -> (Arc<WakeSet>, Waker) {
         let line = self.0.lock();
-        (line.board.clone(), line.codec.clone())
+        (line.wake_set.clone(), line.codec.clone())
     }
 
-    /// From now on what is written is gathered. Whoever corks has to [draw](Self::poll_draw) the cork before it waits.
+    /// Starts to gather what is written. Whoever corks must [draw](Self::poll_draw) the cork before it waits.
     pub(super) fn cork(&self) {
         self.0.lock().is_corked = true;
     }
@@ -65,7 +66,8 @@ impl<I> Clone for Corked<I> {
 }
 
 impl<I: AsyncWrite + Unpin> Corked<I> {
-    /// Lets out what was gathered. Pending: the peer does not read, and the rest goes out with later writes or flushes.
+    /// Writes out what was gathered. If it is pending, the peer does not read, and the rest goes out with later writes
+    /// or flushes.
     pub(super) fn poll_draw(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut line = self.0.lock();
         line.is_corked = false;
@@ -94,7 +96,7 @@ impl<I: AsyncWrite + Unpin> Line<I> {
         Poll::Ready(Ok(taken))
     }
 
-    /// Writes what is held.
+    /// Writes out what is held.
     fn poll_let_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.held.len() {
             let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.held[self.sent..]))?;
@@ -111,7 +113,7 @@ impl<I: AsyncWrite + Unpin> Line<I> {
         Poll::Ready(Ok(()))
     }
 
-    /// Leaves the buffer to others, and keeps what the peer has not taken.
+    /// Gives the buffer back, and keeps only what the peer has not taken.
     fn give_spare(&mut self) {
         let rest = self.held[self.sent..].to_vec();
         let mut spare = std::mem::replace(&mut self.held, rest);
@@ -136,14 +138,14 @@ impl<I: AsyncRead + Unpin> Line<I> {
         if !cx.waker().will_wake(&self.codec) {
             return Pin::new(&mut self.io).poll_read(cx, buf);
         }
-        // A codec reads whenever it is polled, and that is whenever something is to be written.
-        if !self.board.take(WakePart::Reader) {
+        // A codec reads whenever it is polled, and it is polled whenever something is to be written.
+        if !self.wake_set.take(WakePart::Reader) {
             return Poll::Pending;
         }
         let read = Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), buf);
         if read.is_ready() {
-            // There may be more.
-            self.board.put(WakePart::Reader);
+            // There may be more to read.
+            self.wake_set.put(WakePart::Reader);
         }
         read
     }
@@ -175,7 +177,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Corked<I> {
                         break;
                     }
                 }
-                // What was taken is taken.
+                // Some bytes were taken, so the call succeeds.
                 _ if written > 0 => break,
                 refused => return refused,
             }
@@ -183,7 +185,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Corked<I> {
         Poll::Ready(Ok(written))
     }
 
-    /// So that a codec shows us its frames instead of copying them together.
+    /// Says yes, so that a codec gives us its frames instead of copying them together.
     fn is_write_vectored(&self) -> bool {
         true
     }

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use super::PeerAddress;
 
-/// Where connections come from, as far as one sender can have many of them: an IPv4 address, the /64 of an IPv6
-/// address, which is what one machine is given, or this machine's unix sockets.
+/// The source of a connection, of which one sender may have many: an IPv4 address, the /64 of an IPv6 address, which is
+/// what one machine is given, or this machine's unix sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum ConnectionSource {
     V4(Ipv4Addr),
@@ -15,7 +15,7 @@ pub(super) enum ConnectionSource {
     Unix,
 }
 
-/// A connection with nothing under way: no request yet, or an answer that was the last so far.
+/// A connection with nothing under way: it has had no request yet, or its last answer is complete.
 #[derive(Debug)]
 pub(super) struct Silent<C> {
     pub(super) connection: C,
@@ -23,13 +23,14 @@ pub(super) struct Silent<C> {
     pub(super) since: Instant,
 }
 
-/// In which order silent connections make room: from the source that has most of them, the one that has been silent for
-/// longest. So none keeps more places by silence than the others do, and a source with few of them keeps those.
+/// The order in which silent connections make room: from the source that has most of them, the one that has been silent
+/// for longest. So no source keeps more places by silence than the others do, and a source with few connections keeps
+/// them.
 #[derive(Debug)]
 pub(super) struct Crowd<C> {
     queues: HashMap<ConnectionSource, VecDeque<Silent<C>>>,
-    /// The first is the source with most; of equals the one that has the oldest. An entry that does not fit its queue
-    /// any more has a newer one beside it.
+    /// Sources, the one with most connections first, and of equals the one that has the oldest. An entry that does not
+    /// fit its queue any more has a newer one beside it.
     order: BinaryHeap<Rank>,
 }
 
@@ -60,7 +61,7 @@ impl<C> Crowd<C> {
         Self { queues, order }
     }
 
-    /// One more, which has been silent for less long than the others.
+    /// Adds one that has been silent for less long than the others.
     pub(super) fn add(&mut self, silent: Silent<C>) {
         let source = silent.source;
         let queue = self.queues.entry(source).or_default();
@@ -68,7 +69,7 @@ impl<C> Crowd<C> {
         self.order.extend(rank(source, queue));
     }
 
-    /// Who is to go next, if there is anybody left.
+    /// Takes the one that goes next.
     pub(super) fn next(&mut self) -> Option<Silent<C>> {
         loop {
             let best = self.order.pop()?;

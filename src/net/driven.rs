@@ -15,8 +15,8 @@ use super::cork::Corked;
 use super::wake_set::{StreamWaker, WakePart, WakeSet};
 use crate::base::Cut;
 
-/// A connection and the streams on it, run as one task: an event that concerns a hundred streams wakes one task, and
-/// what they have to say of it goes out in a few large writes.
+/// A connection and its streams, run as one task: an event that concerns a hundred streams wakes one task, and what
+/// they write goes out in a few large writes.
 ///
 /// `C` is the connection's own future: a codec that reads and writes the other end of `I`, and hands its streams to
 /// [`Streams`].
@@ -25,23 +25,23 @@ pub(super) struct Driven<'a, C, I> {
     io: Corked<I>,
     started: Streams,
     running: Slab<Running>,
-    board: Arc<WakeSet>,
-    /// How the codec is woken.
+    wake_set: Arc<WakeSet>,
+    /// The waker of the codec.
     codec: Waker,
-    /// An empty list, to be exchanged for that of the streams that were woken.
+    /// An empty list, which is exchanged for that of the streams that were woken.
     spare: Vec<usize>,
-    /// The next look at those whose time is limited, while there are any.
+    /// The next look at streams with limited time, while there are any.
     look: Option<Pin<Box<Sleep>>>,
 }
 
-/// Where a codec puts the streams that it starts.
+/// The place where a codec puts the streams that it starts.
 #[derive(Clone, Default)]
 pub(super) struct Streams(Arc<Mutex<Started>>);
 
 #[derive(Default)]
 struct Started {
     streams: Vec<(Stream, Cut)>,
-    /// Of the stream that is started next.
+    /// The cut of the stream that is started next.
     next: Option<Cut>,
 }
 
@@ -49,28 +49,28 @@ type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Running {
     future: Stream,
-    bell: Arc<StreamWaker>,
-    /// The bell as the stream holds it.
+    flag: Arc<StreamWaker>,
+    /// The waker that the stream is polled with.
     waker: Waker,
     cut: Cut,
-    /// It ends then, if it runs for so long.
+    /// The time at which it ends, and why, if it runs for so long.
     until: Option<(Instant, &'static str)>,
 }
 
-/// What was first.
+/// Which of two futures was first.
 pub(super) enum First<T, O> {
-    /// The connection is over.
+    /// The connection ended.
     Ended(T),
     Aside(O),
 }
 
-/// Turns that streams and connection take before other tasks get theirs.
+/// How many turns streams and connection take before other tasks run.
 const TURNS_MAX: usize = 16;
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     fn execute(&self, stream: F) {
-        // A budget is for a task, and this one has many streams: with a share of one budget the last of them would be
-        // polled for nothing. Each polls little at a time.
+        // A budget is for a task, and this one has many streams: the last of them would get nothing of a shared budget.
+        // Each polls little at a time.
         let mut started = self.0.lock();
         let cut = started.next.take().unwrap_or_default();
         started.streams.push((Box::pin(unconstrained(stream)), cut));
@@ -78,8 +78,8 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
 }
 
 impl Streams {
-    /// What ends the stream that the codec is about to start: it is dropped, and so its codec resets it. A codec starts
-    /// one for each request, right after it has handed it over.
+    /// The cut of the stream that the codec is about to start: it drops the stream, and so the codec resets it. A codec
+    /// starts one stream for each request, right after it has handed the request over.
     pub(super) fn next_cut(&self) -> Cut {
         let cut = Cut::default();
         self.0.lock().next = Some(cut.clone());
@@ -93,26 +93,26 @@ where
     I: AsyncWrite + Unpin,
 {
     pub(super) fn new(connection: Pin<&'a mut C>, io: Corked<I>, started: Streams) -> Self {
-        let (board, codec) = io.board();
-        Self { connection, io, started, running: Slab::new(), board, codec, spare: Vec::new(), look: None }
+        let (wake_set, codec) = io.wake_set();
+        Self { connection, io, started, running: Slab::new(), wake_set, codec, spare: Vec::new(), look: None }
     }
 
     pub(super) fn connection(&mut self) -> Pin<&mut C> {
-        // What is done to it may give it something to do.
-        self.board.put(WakePart::Codec);
+        // What is done to the codec may give it something to do.
+        self.wake_set.put(WakePart::Codec);
         self.connection.as_mut()
     }
 
-    /// Runs it until it is over, or until `aside` is.
+    /// Runs the connection until it is over, or until `aside` is.
     pub(super) async fn until<O>(&mut self, mut aside: Pin<&mut impl Future<Output = O>>) -> First<T, O> {
-        let waker = self.board.waker(WakePart::Aside);
-        // It may not be the first of them.
-        self.board.put(WakePart::Aside);
+        let waker = self.wake_set.waker(WakePart::Aside);
+        // `aside` may not have been polled yet, so it is polled at once.
+        self.wake_set.put(WakePart::Aside);
         poll_fn(|cx| {
             if let Poll::Ready(ended) = Pin::new(&mut *self).poll(cx) {
                 return Poll::Ready(First::Ended(ended));
             }
-            if !self.board.take(WakePart::Aside) {
+            if !self.wake_set.take(WakePart::Aside) {
                 return Poll::Pending;
             }
             aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
@@ -123,10 +123,10 @@ where
     fn poll_all(&mut self) -> Poll<T> {
         for _ in 0..TURNS_MAX {
             let mut woken = take(&mut self.spare);
-            self.board.take_streams(&mut woken);
+            self.wake_set.take_streams(&mut woken);
             woken.drain(..).for_each(|stream| self.poll_stream(stream));
             self.spare = woken;
-            if self.board.take(WakePart::Codec) {
+            if self.wake_set.take(WakePart::Codec) {
                 let ended = self.connection.as_mut().poll(&mut Context::from_waker(&self.codec));
                 if ended.is_ready() {
                     return ended;
@@ -134,7 +134,7 @@ where
                 let started = take(&mut self.started.0.lock().streams);
                 started.into_iter().for_each(|(stream, cut)| self.add(stream, cut));
             }
-            if self.board.is_quiet() {
+            if self.wake_set.is_quiet() {
                 break;
             }
         }
@@ -143,23 +143,23 @@ where
 
     fn add(&mut self, future: Stream, cut: Cut) {
         let place = self.running.vacant_entry();
-        let bell = Arc::new(StreamWaker::new(self.board.clone(), place.key()));
-        let waker = Waker::from(bell.clone());
+        let flag = Arc::new(StreamWaker::new(self.wake_set.clone(), place.key()));
+        let waker = Waker::from(flag.clone());
         waker.wake_by_ref();
-        // Once: it has the same waker for as long as it runs. If it is cut already, it is looked at in any case.
+        // Registered once, for the waker stays the same. A stream that is cut already is looked at in any case.
         let _ = cut.poll_cut(&Context::from_waker(&waker));
-        place.insert(Running { future, bell, waker, cut, until: None });
+        place.insert(Running { future, flag, waker, cut, until: None });
     }
 
     fn poll_stream(&mut self, stream: usize) {
-        // Whoever rings for one that is over may mean one that has taken its place, which is then polled for nothing.
-        let Some(Running { future, bell, waker, cut, until }) = self.running.get_mut(stream) else { return };
-        bell.answer();
+        // The wake-up may be for a stream that is over. If another has taken its place, that one is polled for nothing.
+        let Some(Running { future, flag, waker, cut, until }) = self.running.get_mut(stream) else { return };
+        flag.unmark();
         if cut.is_cut() || future.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
             self.running.remove(stream);
             return;
         }
-        // Most have gone out at once, and need no timer.
+        // Most streams end at once, and need no timer.
         if until.is_none()
             && let Some((max, why)) = cut.limit()
         {
@@ -169,7 +169,8 @@ where
         }
     }
 
-    /// Ends the streams whose time is up. One timer is for all of them, and there is none while there are none.
+    /// Ends the streams whose time is up. One timer serves all of them, and there is none while there are no such
+    /// streams.
     fn look(&mut self, cx: &mut Context<'_>) {
         while self.look.as_mut().is_some_and(|look| look.as_mut().poll(cx).is_ready()) {
             let (now, mut next) = (Instant::now(), None::<Instant>);
@@ -194,18 +195,17 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let this = self.get_mut();
-        this.board.begin_look(cx);
+        this.wake_set.begin_polling(cx);
         this.io.cork();
         this.look(cx);
         let ended = this.poll_all();
-        // One that was found to be slow has armed it.
+        // A stream that was found to be slow has armed it.
         this.look(cx);
-        // Where the peer does not read, the rest goes out when it does. An error is for the codec, which meets it when
-        // it next reads or writes. Of a connection that has ended the stream may go on as another protocol's, which
-        // then flushes it.
+        // If the peer does not read, the rest goes out when it does. The codec meets an error when it next reads or
+        // writes. After the end the stream may go on with another protocol, which then flushes it.
         let _ = this.io.poll_draw(&mut Context::from_waker(&this.codec));
-        this.board.end_look();
-        if ended.is_pending() && !this.board.is_quiet() {
+        this.wake_set.end_polling();
+        if ended.is_pending() && !this.wake_set.is_quiet() {
             cx.waker().wake_by_ref();
         }
         ended

@@ -6,31 +6,31 @@ use tokio::time::{Instant, sleep};
 
 use super::crowd::ConnectionSource;
 
-/// Handshakes that failed lately, by where they came from. Each costs a signature, and whoever sends what is refused in
-/// it can do so again at once: so a source with many of them waits a moment before its next one.
+/// Handshakes that failed lately, by source. Each costs a signature, and whoever sends what is refused can do so again
+/// at once. So a source with many failures waits a moment before its next handshake.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     of: Mutex<HashMap<ConnectionSource, Level>>,
 }
 
-/// A bucket that leaks: what is in it, and as of when.
+/// A leaky bucket: its level, and as of when.
 #[derive(Debug, Clone, Copy)]
 struct Level {
     failures: f64,
     at: Instant,
 }
 
-/// Failures that cost nothing more: a fleet whose certificates have ended all at once is no attack.
+/// How many failures have no effect: a fleet whose certificates have all expired at once is no attack.
 const FREE_MAX: f64 = 50.0;
-/// So many are forgotten in a second.
+/// How many failures are forgotten in a second.
 const FORGOTTEN_PER_SECOND: f64 = 10.0;
-/// How long a source with more of them waits.
+/// How long a source with too many failures waits.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Sources that are remembered. Beyond it all are forgotten: that helps nobody who has one address.
+/// How many sources are remembered. Beyond that all are forgotten, which does not help a sender with one address.
 const SOURCES_MAX: usize = 4_096;
 
 impl Failures {
-    /// A handshake has failed.
+    /// Notes that a handshake has failed.
     pub(super) fn note(&self, source: ConnectionSource) {
         let now = Instant::now();
         let mut of = self.of.lock();

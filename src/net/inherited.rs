@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use super::listener::Beside;
 use super::{Address, Listener, system};
 
-/// Sockets that our parent listens on, and has given us (`sd_listen_fds(3)`): whoever connects while no process of ours
+/// Sockets that our parent listens on and has given us (`sd_listen_fds(3)`). Whoever connects while no process of ours
 /// runs waits in their queues.
 #[derive(Debug, Default)]
 pub struct Inherited {
@@ -23,8 +23,8 @@ enum Socket {
 }
 
 impl Inherited {
-    /// Those that `LISTEN_FDS` and `LISTEN_PID` tell of. Both are removed, so that our children do not take them for
-    /// theirs; no other thread may run yet.
+    /// Takes the sockets that `LISTEN_FDS` and `LISTEN_PID` describe. Both are removed, so that our children do not
+    /// take them for theirs; no other thread may run yet.
     ///
     /// # Errors
     /// One of them is no listening socket.
@@ -34,14 +34,14 @@ impl Inherited {
             match given.take_unix_listener(number) {
                 Ok(Some(listener)) => inherited.add_unix(listener)?,
                 Ok(None) => {}
-                // It is none of those, then.
+                // It is no unix socket, then.
                 Err(_) => given.take_tcp_listener(number)?.map_or(Ok(()), |listener| inherited.add_tcp(listener))?,
             }
         }
         Ok(inherited)
     }
 
-    /// Takes over a socket of this process.
+    /// Adds a socket of this process.
     pub fn add_tcp(&mut self, listener: StdTcpListener) -> io::Result<()> {
         let address = Address::Tcp(listener.local_addr()?);
         check(&address, &SockRef::from(&listener))?;
@@ -58,7 +58,7 @@ impl Inherited {
         Ok(())
     }
 
-    /// The one that is bound to this address, if there is one.
+    /// Takes the socket that is bound to this address, if there is one.
     pub fn take(&mut self, address: &Address) -> io::Result<Option<Listener>> {
         let Some(at) = self.sockets.iter().position(|(bound, _)| bound == address) else { return Ok(None) };
         let (_, socket) = self.sockets.swap_remove(at);
@@ -70,7 +70,7 @@ impl Inherited {
         listener.map(Some)
     }
 
-    /// One that nobody has taken.
+    /// A socket that nobody has taken.
     pub fn left(&self) -> Option<&Address> {
         self.sockets.first().map(|(address, _)| address)
     }

@@ -1,13 +1,13 @@
-//! What only Linux does with a socket.
+//! Socket functions that only Linux has.
 
 use std::io;
 
 use socket2::{SockFilter, SockRef};
 use tokio::net::TcpListener;
 
-/// Drops packets that ask for a new connection, as if they had been lost: they come again a second later, and to one
-/// of the peers, once this socket is closed. Whoever it had accepted by then would be reset otherwise, for the kernel
-/// gives a port's newcomers to all of its sockets until they are.
+/// Drops packets that ask for a new connection, as if they had been lost. They come again a second later, and then to
+/// one of the peers, once this socket is closed. Without this, the kernel would give some of the port's new connections
+/// to this socket until it is closed, and then reset them.
 pub(super) fn let_nobody_begin(listener: &TcpListener) -> io::Result<()> {
     // A classic BPF program on the TCP header: `tcp[13] & (SYN | ACK) == SYN` is dropped.
     const LOAD_BYTE: u16 = 0x30;
@@ -26,7 +26,7 @@ pub(super) fn let_nobody_begin(listener: &TcpListener) -> io::Result<()> {
     ])
 }
 
-/// Whether somebody listens on it.
+/// Whether a socket is listening.
 pub(super) fn listens(socket: &SockRef<'_>) -> io::Result<bool> {
     socket.is_listener()
 }

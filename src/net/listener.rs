@@ -28,20 +28,20 @@ enum Bound {
     Unix {
         listener: UnixListener,
         path: PathBuf,
-        /// We have made the file, and it is there.
+        /// Whether we have made the socket file, and it is still there.
         is_made: bool,
-        /// Users that may connect; others are turned away whatever the file's permissions have become.
+        /// The users that may connect. Others are turned away whatever the file's permissions have become.
         only_uids: Vec<u32>,
     },
 }
 
-/// Who else may listen where we do, which is what becomes of those who wait to be accepted when we do not any more.
+/// Who else listens at our address. This decides what happens to connections in the queue when we stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beside {
     Nobody,
     /// Processes of the same user, on sockets of their own (`SO_REUSEPORT`).
     Peers,
-    /// Whoever has the same socket, and so the same queue: our parent, and those that it gives it to.
+    /// Processes that have the same socket, and so the same queue: our parent, and those that it gives the socket to.
     Parent,
 }
 
@@ -52,20 +52,20 @@ pub(super) enum Stream {
     Unix(UnixStream),
 }
 
-/// Between two probes of a silent peer.
+/// The time between two probes of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// Connections that wait to be accepted.
+/// How many connections may wait to be accepted.
 const BACKLOG_MAX: i32 = 1024;
-/// Connections that are still accepted from the queue of a listener that ends.
+/// How many connections are still accepted from the queue of a listener that ends.
 const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
-/// How long those that were about to connect have for it when the port is given over: some round trips.
+/// How long connections that had begun have to complete when the port is given over: some round trips.
 const HANDSHAKES_MAX: Duration = Duration::from_millis(200);
 
 const ROOT: u32 = 0;
 
 impl Listener {
-    /// Binds; a socket file that a dead process left behind is replaced, one that answers is not. A unix socket is for
-    /// our own user and for root.
+    /// Binds an address. A socket file that a dead process left behind is replaced, one that answers is not. A unix
+    /// socket is for our own user and for root.
     pub async fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => Ok(Self::of_tcp(TcpListener::bind(address).await?, Beside::Nobody)),
@@ -73,7 +73,8 @@ impl Listener {
         }
     }
 
-    /// The same, beside others who do so too: each has some of those who connect. Unix sockets cannot be shared so.
+    /// Binds an address beside other processes that do the same: each gets some of the connections. Unix sockets cannot
+    /// be shared so.
     pub async fn bind_beside_peers(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(tcp) => {
@@ -94,7 +95,7 @@ impl Listener {
         Ok(Self { socket: Bound::Unix { listener, path, is_made, only_uids }, beside })
     }
 
-    /// The same for these users instead; a TCP listener cannot know them.
+    /// Lets these users connect instead. A TCP listener cannot know them.
     #[must_use]
     pub fn for_uids(mut self, uids: Vec<u32>) -> Self {
         if let Bound::Unix { only_uids, .. } = &mut self.socket {
@@ -126,8 +127,8 @@ impl Listener {
         }
     }
 
-    /// Ends it, and loses nobody who waits to be accepted: they are handed to `take`, or left to whoever has the same
-    /// socket.
+    /// Ends the listener without losing connections in its queue: they are handed to `take`, or left to whoever has the
+    /// same socket.
     pub(super) async fn end(mut self, mut take: impl FnMut((Stream, PeerAddress))) {
         match self.beside {
             Beside::Parent => return,
@@ -153,7 +154,7 @@ impl Listener {
         }
     }
 
-    /// One that waits to be accepted; `None` if it may not be.
+    /// Accepts a connection from the queue; `None` if its user may not connect.
     fn accept_queued(&self) -> io::Result<Option<(Stream, PeerAddress)>> {
         match &self.socket {
             Bound::Tcp(listener) => {
@@ -170,7 +171,7 @@ impl Listener {
         }
     }
 
-    /// Once: another process may listen there afterwards.
+    /// Removes the socket file, once: another process may listen there afterwards.
     fn remove_path(&mut self) {
         if let Bound::Unix { path, is_made, .. } = &mut self.socket
             && std::mem::take(is_made)
@@ -204,9 +205,9 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> 
     None
 }
 
-/// Binds a port that other processes of the same user may have bound so too, or may bind later.
+/// Binds a port that other processes of the same user may have bound in the same way, or may bind later.
 pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> {
-    // Its descriptor is for this process alone, on every system.
+    // The descriptor is not inherited by children, on every system.
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
@@ -216,7 +217,7 @@ pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> 
     Ok(socket.into())
 }
 
-/// Binds a socket file that nobody but our user may open: whoever may acts with our identity. It is never there with
+/// Binds a socket file that nobody but our user may open: whoever opens it acts with our identity. The file never has
 /// other permissions, so it is made under another name first.
 pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     remove_stale(path)?;
@@ -231,7 +232,7 @@ pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     Ok(listener)
 }
 
-/// Whom the kernel takes us for when we connect to somebody.
+/// The user that the kernel takes us for when we connect.
 fn own_uid() -> io::Result<u32> {
     let (one, _other) = UnixStream::pair()?;
     Ok(one.peer_cred()?.uid())

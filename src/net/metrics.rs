@@ -1,27 +1,27 @@
-//! What listeners report of their connections.
+//! The metrics of listeners and their connections.
 
 use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 
-/// Names and meanings of what is recorded here.
+/// Describes the metrics of this module.
 pub fn describe() {
     describe_gauge!("kube_fanout_connections_open", "connections of clients");
     describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
 }
 
-/// Why a connection came to nothing.
+/// Why a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionFailure {
-    /// The TLS handshake went wrong: no version, certificate or signature that both accept.
+    /// The TLS handshake failed: no version, certificate or signature that both accept.
     Handshake,
-    /// It took too long.
+    /// The TLS handshake took too long.
     HandshakeTimeout,
     /// No request came in time.
     Silent,
-    /// Nothing was under way on it, and another one needed its place.
+    /// Nothing was under way on it, and another connection needed its place.
     Displaced,
     /// Its caller was not known, and went on asking.
     Insistent,
-    /// A user of this machine whom the unix socket is not for.
+    /// The unix socket is not for this user of the machine.
     ForeignUid,
 }
 

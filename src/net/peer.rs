@@ -7,23 +7,23 @@ use super::Connection;
 
 use crate::base::Cut;
 
-/// Who is at the other end of a connection, as far as the connection tells.
+/// The other end of a connection, as far as the connection tells.
 #[derive(Debug, Clone)]
 pub struct Peer {
     pub address: PeerAddress,
-    /// What a TLS client has shown of itself, its own certificate first. It has the key; who issued the certificate,
-    /// for how long and for what, nobody has checked.
+    /// The certificates that a TLS client has shown, its own first. The client has the key. Nobody has checked who
+    /// issued the certificate, for how long and for what.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     pub connection: Connection,
     /// Ends this request and its answer at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
     pub cut: Cut,
 }
 
-/// Where a peer is.
+/// The address of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerAddress {
     Tcp(SocketAddr),
-    /// On this machine, as the kernel says.
+    /// A process on this machine, as the kernel says.
     Unix {
         uid: Option<u32>,
     },

@@ -12,8 +12,8 @@ use super::connection::ConnectionState;
 use super::crowd::{ConnectionSource, Crowd, Silent};
 use super::metrics::ConnectionFailure;
 
-/// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
-/// comes; while something is under way on all of them, who comes waits.
+/// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each new
+/// one. If something is under way on all of them, new connections wait.
 #[derive(Debug)]
 pub(super) struct Places {
     connections_max: usize,
@@ -33,30 +33,30 @@ pub(super) struct ConnectionPlace {
 #[derive(Debug)]
 struct Taken {
     here: Slab<(Connection, ConnectionSource)>,
-    /// Closed to make room, and not gone yet.
+    /// How many were closed to make room, and are not gone yet.
     leaving: usize,
-    /// Who is silent, as of the last look.
+    /// The silent connections, as of the last look.
     crowd: Crowd<(usize, Connection)>,
     looked: Option<Instant>,
 }
 
-/// Of each four descriptors that the process may have, those that are for the connections of one listener. The others
-/// are for upstream, for files and for whoever asks how we are.
+/// How many out of four descriptors of the process are for connections of one listener. The others are for upstream,
+/// for files and for health checks.
 const DESCRIPTORS_OF_4: usize = 3;
-/// Connections that are closed at a time where there are no descriptors.
+/// How many connections are closed at a time when there are no descriptors left.
 const ROOM: usize = 16;
-/// Connections that are beyond the limit because they were told to go and have not gone yet. They have descriptors:
-/// there is one of so many for them.
+/// How many connections there may be beyond the limit because they were told to go and have not gone yet. One in so
+/// many of the descriptors is for them.
 const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
-/// Between two looks at all connections of a listener that is full, of which none is known to be silent: a look at
-/// 20,000 takes a millisecond or two.
+/// The time between two looks at all connections of a full listener while none is known to be silent: a look at 20,000
+/// takes a millisecond or two.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// How long a look is good for where some are.
+/// How long a look is good for where some are silent.
 const LOOK_GOOD_FOR: Duration = Duration::from_secs(1);
 
 impl Places {
-    /// As many as that, but no more than the process has descriptors for.
+    /// As many places as that, but no more than the process has descriptors for.
     pub(super) fn within_descriptors(connections_max: usize) -> Arc<Self> {
         let descriptors = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
         let (places_max, leaving_max) = within(descriptors.unwrap_or(usize::MAX));
@@ -71,7 +71,7 @@ impl Places {
         Arc::new(Self { connections_max, leaving_max, taken: Mutex::new(taken), freed: Notify::new() })
     }
 
-    /// A place for a connection, as soon as there is one.
+    /// Takes a place for a connection, as soon as there is one.
     pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionPlace {
         loop {
             if let Some(at) = self.try_enter(connection, source) {
@@ -79,15 +79,15 @@ impl Places {
             }
             tokio::select! {
                 () = self.freed.notified() => {}
-                // Nobody says when the last request of a connection is over.
+                // Nothing notifies when the last request of a connection is over, so this looks again.
                 () = sleep(LOOK_EVERY) => {}
             }
         }
     }
 
-    /// Closes some that are silent, because the process has no descriptors left, and waits a little until one is gone.
-    /// Whether one is. Those that are about to go anyway are waited for first: however often this is asked meanwhile,
-    /// who has just come, and has not been looked at, does not go with them.
+    /// Closes some silent connections because the process has no descriptors left, and waits a little until one is
+    /// gone. Returns whether one is. Connections that are about to go anyway are waited for first. So however often
+    /// this is called meanwhile, a new connection that has not been looked at is not closed.
     pub(super) async fn make_room(&self) -> bool {
         let leaving = {
             let mut taken = self.taken.lock();
@@ -107,7 +107,7 @@ impl Places {
             taken.displace()?;
         }
         let at = taken.here.insert((connection.clone(), source));
-        // As long as a look is good, whoever comes is known as well: or those who came last would go first.
+        // As long as a look is good, new connections are added to it, or the newest would go first.
         if let Some(since) = connection.idle_since().filter(|_| is_full || taken.has_looked(LOOK_GOOD_FOR)) {
             taken.crowd.add(Silent { connection: (at, connection.clone()), source, since });
         }
@@ -115,14 +115,14 @@ impl Places {
     }
 }
 
-/// Connections that there may be with so many descriptors, and those beyond that which have not gone yet.
+/// How many connections there may be with so many descriptors, and how many beyond that which have not gone yet.
 fn within(descriptors: usize) -> (usize, usize) {
     let leaving_max = (descriptors / DESCRIPTORS_PER_LEAVING).clamp(1, LEAVING_MAX);
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
 impl Taken {
-    /// Closes one that is silent, if any is.
+    /// Closes a silent connection, if there is one.
     fn displace(&mut self) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
         let gone = self.next().or_else(|| {
@@ -134,7 +134,7 @@ impl Taken {
         Some(())
     }
 
-    /// Tells the next one to go that has been silent ever since the last look.
+    /// Tells the next connection to go that has been silent ever since the last look.
     fn next(&mut self) -> Option<usize> {
         while let Some(Silent { connection: (at, connection), since, .. }) = self.crowd.next() {
             let is_here = self.here.get(at).is_some_and(|(here, _)| here.is_same_as(&connection));
@@ -151,7 +151,7 @@ impl Taken {
         self.looked.is_some_and(|looked| looked.elapsed() < lately)
     }
 
-    /// Looks who is silent, unless that was done lately.
+    /// Looks for silent connections, unless that was done lately.
     fn look(&mut self, every: Duration) {
         if self.has_looked(every) {
             return;

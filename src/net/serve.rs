@@ -29,27 +29,27 @@ use super::wake_set::WakeSet;
 use super::{Connection, Listener, Peer, PeerAddress, Tls};
 use crate::base::{Cut, DrainWatch, Tasks, UnderWay};
 
-/// What one connection may take (R-LIMIT-1).
+/// The limits of one connection (R-LIMIT-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionLimits {
     pub connections_max: usize,
     pub handshake_max: Duration,
-    /// Until the first request has come: apiservers close idle connections after as long.
+    /// The time until the first request has come: apiservers close idle connections after as long.
     pub first_request_max: Duration,
-    /// Between an answer and the next request of a connection that has nothing else under way, as apiservers have it.
-    /// HTTP/1 has less: there the next head is to be complete within `header_max`.
+    /// The time from an answer to the next request, if nothing else is under way, as apiservers have it. HTTP/1 has
+    /// less: there the next head must be complete within `header_max`.
     pub idle_max: Duration,
-    /// Until the request head is complete.
+    /// The time until a request head is complete.
     pub header_max: Duration,
     pub header_bytes_max: u32,
-    /// Streams of one HTTP/2 connection.
+    /// How many streams one HTTP/2 connection may have.
     pub streams_max: u32,
-    /// Bytes that one HTTP/2 stream may hold back for a client that does not read.
+    /// How many bytes one HTTP/2 stream may hold back for a client that does not read.
     pub send_buffer_bytes_max: usize,
-    /// A connection is ended gracefully at this age, give or take a tenth, so that its client comes back with today's
-    /// certificates, and to another replica perhaps. What runs on it is not cut. Zero: never.
+    /// The age at which a connection is ended gracefully, give or take a tenth, so that its client comes back with
+    /// today's certificates, and perhaps to another replica. What runs on it is not cut. Zero means never.
     pub connection_age_max: Duration,
-    /// Ping an HTTP/2 client after so long without a sign; it is gone if it does not answer for as long again.
+    /// How long an HTTP/2 client may be silent before it is pinged. It is gone if it does not answer for as long again.
     pub ping_after: Duration,
 }
 
@@ -70,19 +70,20 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// After an accept error that is not the peer's fault (no descriptors left): long enough for some to be given back.
+/// The pause after an accept error that is not the peer's fault (no descriptors left): long enough for some to be given
+/// back.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Of the age at which a connection is ended, in both directions.
+/// The jitter of the age at which a connection is ended, in both directions.
 const AGE_JITTER: f64 = 0.1;
 
-/// In a drain: how long one that has come may take for its first request once everything closes.
+/// How long a connection that came in a drain may take for its first request once everything closes.
 const NEWCOMER_MAX: Duration = Duration::from_millis(500);
-/// Between two looks whether it has.
+/// The time between two looks whether the request has come.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Accepts connections and serves requests on them. When a drain starts, the connections that there are hear of it one
-/// by one, and those that come are served as well; the listener ends last, and connections then finish what they do.
+/// Accepts connections and serves requests on them. When a drain starts, open connections are told one by one, and new
+/// ones are served as well. The listener ends last, and connections then finish what they do.
 pub async fn serve<S, F, B>(
     listener: Listener,
     tls: Option<Tls>,
@@ -137,7 +138,7 @@ pub async fn serve<S, F, B>(
     listener
         .end(|(stream, address)| {
             let this = Connection::default();
-            // Nobody is waited for any more.
+            // No connection is waited for any more.
             if let Some(place) = places.enter(&this, ConnectionSource::of(address)).now_or_never() {
                 begin(stream, address, this, place);
             }
@@ -145,7 +146,7 @@ pub async fn serve<S, F, B>(
         .await;
 }
 
-/// Of this process, or of the whole machine.
+/// Whether the process, or the whole machine, has no descriptors left.
 fn has_no_descriptor(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
@@ -159,7 +160,7 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-/// A connection is not to go on.
+/// The reason for which a connection must not go on.
 #[derive(Debug, thiserror::Error)]
 enum Over {
     #[error("no request came")]
@@ -171,8 +172,8 @@ enum Over {
 /// Any object fits in: etcd takes 1.5 MiB.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
 
-/// The body of an answer. Its request is under way until the codec has all of it, or could have it at once, because its
-/// size is known and small: a codec takes nothing where the client has no window. While its client does not read the
+/// The body of an answer. Its request is under way until the codec has all of it, or could have it at once because its
+/// size is known and small: a codec takes nothing where the client has no window. While the client does not read the
 /// rest, its connection is idle like any other, and makes room for others.
 #[derive(Debug)]
 struct Answered<B> {
@@ -243,7 +244,7 @@ where
     let started = streams.clone();
     let is_late = drain.has_started();
     if is_late {
-        // Served, and asked to come by another one each time: there may be somebody else by then.
+        // It is served, and asked to use another connection each time: there may be another process by then.
         this.advance(ConnectionState::Leaving);
     }
     let leaving = (!is_late).then(|| drain.clone());
@@ -256,12 +257,12 @@ where
                 peer.connection.found_multiplexed();
             }
             let running = (running, leaving.as_ref().map(DrainWatch::under_way));
-            // On the heap, so that it is gone once there is an answer: what a codec keeps for a stream is as large as
-            // the largest that it ever held, and a watch lasts for hours.
+            // Boxed, so that it is gone once there is an answer: what a codec keeps for a stream is as large as the
+            // largest future that it ever held, and a watch lasts for hours.
             (Box::pin(handle(peer, request)), running)
         });
         async move {
-            // Its sender may ask again elsewhere: nobody has looked at it (RFC 9113 §8.7). HTTP/1 just ends.
+            // The client may send it again elsewhere: nobody has looked at it (RFC 9113 §8.7). HTTP/1 just ends.
             let (answer, running) = answer.ok_or_else(|| h2::Error::from(h2::Reason::REFUSED_STREAM))?;
             let mut answer = answer.await;
             if is_last || this.is(ConnectionState::Leaving) {
@@ -274,7 +275,7 @@ where
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(io.clone()), service);
     tokio::pin!(connection);
     let mut driven = Driven::new(connection, io, streams);
-    // On the heap: it is looked at once.
+    // Boxed, for it is looked at once.
     match driven.until(Box::pin(ending(&this, &cut, drain, is_late, limits)).as_mut()).await {
         First::Ended(ended) => return ended,
         First::Aside(over) => over?,
@@ -288,7 +289,7 @@ where
     }
 }
 
-/// Completes when a connection is to end behind what runs on it, or not to go on.
+/// Completes when a connection must end after what runs on it, or at once.
 async fn ending(
     this: &Connection,
     cut: &Cut,
@@ -307,8 +308,8 @@ async fn ending(
     }
 }
 
-/// Completes when a connection is to go in a drain. One that was there before is told at a moment of its own: by
-/// GOAWAY, or, as HTTP/1 has no way to say so without losing what is on its way, with the next answer on it.
+/// Completes when a connection is to go in a drain. A connection that was there before is told at a moment of its own:
+/// by GOAWAY, or in HTTP/1 with its next answer, for HTTP/1 has no other way that loses nothing.
 async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
     if !is_late {
         drain.my_notice().await;
@@ -319,16 +320,16 @@ async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
     }
     drain.closing().await;
     while !this.has_asked() && this.born().elapsed() < NEWCOMER_MAX {
-        // Nobody says when a request comes.
+        // Nothing notifies when a request comes, so this looks again.
         sleep(LOOK_EVERY).await;
     }
 }
 
-/// Completes when a connection that is to end is not to go on: it is told so by itself or by what runs on it, or
-/// nothing has run on it for long, and its client does not take what is left.
+/// Completes when a connection that is ending must end at once: it was told so, or nothing has run on it for long and
+/// its client does not take what is left.
 async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimits) {
     let silence = async {
-        // From the goodbye on: what came before it may be the reason for it.
+        // The time counts from the goodbye: what came before it may be the reason for it.
         sleep(limits.idle_max).await;
         this.silent_for(limits.idle_max, limits.idle_max).await;
     };
@@ -339,8 +340,8 @@ async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimits) {
     }
 }
 
-/// Completes when a connection has been silent for too long. The codecs have limits of their own, but only from the
-/// moment they know which of them it is, and that of HTTP/2 none while its client answers pings.
+/// Completes when a connection has been silent for too long. The codecs have limits of their own, but only once they
+/// know which protocol it is, and HTTP/2's has none while its client answers pings.
 async fn silence(this: &Connection, limits: &ConnectionLimits) -> Result<(), Over> {
     this.silent_for(limits.first_request_max, limits.idle_max).await;
     if this.has_asked() {
@@ -358,9 +359,9 @@ async fn old_age(age_max: Duration) {
     sleep(age_max.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fastrand::f64())).await;
 }
 
-/// Whether the bytes behind a request may be meant as something else than the next one: a body, by a `Content-Length`
-/// that stood beside its `Transfer-Encoding` and that the codec has dropped (RFC 9112 §6.3), or a protocol that it
-/// wanted to change to.
+/// Whether the bytes after a request may be meant as something else than the next one: as a body, by a `Content-Length`
+/// beside a `Transfer-Encoding` that the codec has dropped (RFC 9112 §6.3), or as a protocol that it wanted to change
+/// to.
 fn is_last(headers: &HeaderMap) -> bool {
     headers.contains_key(TRANSFER_ENCODING) || headers.contains_key(UPGRADE)
 }

@@ -17,7 +17,7 @@ use crate::base::{LoadError, Reloaded};
 #[derive(Clone)]
 pub struct Tls {
     config: Reloaded<ServerConfig>,
-    /// The certificate that clients are to trust, when we made it.
+    /// The certificate that clients must trust, if we made it.
     self_signed_pem: Option<String>,
 }
 
@@ -25,9 +25,8 @@ pub struct Tls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientCertificates {
     Ignored,
-    /// A client may show one, and must then prove that it has the key. Whoever issued it is accepted: that is for every
-    /// request to decide, by what is trusted then (R-AUTHN-1). Nothing is resumed, so each connection proves
-    /// it anew.
+    /// A client may show a certificate, and must then prove that it has the key. Any issuer is accepted: each request
+    /// decides by what is trusted then (R-AUTHN-1). No session is resumed, so each connection proves it anew.
     Requested,
 }
 
@@ -42,7 +41,7 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// From PEM files: a certificate chain and its key. They are read again by [`keep_up`](Self::keep_up).
+    /// Reads PEM files: a certificate chain and its key. [`keep_up`](Self::keep_up) reads them again.
     pub fn from_files(certificate: &Path, key: &Path, clients: ClientCertificates) -> Result<Self, TlsError> {
         let paths = [certificate.to_owned(), key.to_owned()];
         let read = {
@@ -56,7 +55,7 @@ impl Tls {
         Ok(Self { config, self_signed_pem: None })
     }
 
-    /// A certificate of our own for these names and addresses, made anew at every start.
+    /// Makes a certificate of our own for these names and addresses, anew at every start.
     pub fn self_signed(names: Vec<String>, clients: ClientCertificates) -> Result<Self, TlsError> {
         let made = rcgen::generate_simple_self_signed(names)?;
         let self_signed_pem = Some(made.cert.pem());
@@ -70,7 +69,7 @@ impl Tls {
         self.self_signed_pem.as_deref()
     }
 
-    /// Reads the files again whenever they change; to be spawned once.
+    /// Reads the files again whenever they change. It is spawned once.
     pub async fn keep_up(self, every: Duration) {
         self.config.keep_up(every).await;
     }

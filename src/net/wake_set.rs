@@ -6,64 +6,65 @@ use std::task::{Context, Wake, Waker};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-/// The parts of a connection that have been woken; all of them are one task. Each is polled when it was, and not
-/// whenever the task is: a connection with a watch has far more to say than to read, and what nobody looks at stays out
-/// of the way of other connections.
+/// The parts of a connection that have been woken; all of them are one task. A part is polled when it was woken, and
+/// not whenever the task is: a connection with a watch has far more to write than to read, and a part that nobody polls
+/// does not slow the others down.
 #[derive(Debug, Default)]
 pub(super) struct WakeSet {
     task: AtomicWaker,
-    /// While the task looks at the board it need not be woken: codec and streams wake each other all the time.
-    is_looked_at: AtomicBool,
+    /// Whether the task is polling its parts: then it need not be woken. Codec and streams wake each other all the
+    /// time.
+    is_polling: AtomicBool,
     codec: AtomicBool,
     reader: AtomicBool,
     aside: AtomicBool,
     streams: Mutex<Vec<usize>>,
 }
 
-/// Who is on the board besides the streams.
+/// A part of a connection, besides its streams.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WakePart {
     Codec,
-    /// The codec again, but there is something to read.
+    /// The codec, because there is something to read.
     Reader,
-    /// What the connection waits for besides its work.
+    /// Something that the connection waits for besides its work.
     Aside,
 }
 
-/// Wakes a part.
-struct Caller {
-    board: Arc<WakeSet>,
+/// A waker for one part.
+struct PartWaker {
+    wake_set: Arc<WakeSet>,
     part: WakePart,
 }
 
-/// Wakes one stream.
+/// A waker for one stream.
 #[derive(Debug)]
 pub(super) struct StreamWaker {
-    board: Arc<WakeSet>,
+    wake_set: Arc<WakeSet>,
     stream: usize,
-    /// It is on the board.
-    rung: AtomicBool,
+    /// Whether the stream is in the set.
+    is_marked: AtomicBool,
 }
 
 impl WakeSet {
-    /// Nobody has been polled yet, so all have been woken.
+    /// A set with all parts, for none has been polled yet.
     pub(super) fn shared() -> Arc<Self> {
-        let board = Arc::new(Self::default());
-        [WakePart::Codec, WakePart::Reader, WakePart::Aside].into_iter().for_each(|part| board.put(part));
-        board
+        let wake_set = Arc::new(Self::default());
+        [WakePart::Codec, WakePart::Reader, WakePart::Aside].into_iter().for_each(|part| wake_set.put(part));
+        wake_set
     }
 
     pub(super) fn waker(self: &Arc<Self>, part: WakePart) -> Waker {
-        Arc::new(Caller { board: self.clone(), part }).into()
+        Arc::new(PartWaker { wake_set: self.clone(), part }).into()
     }
 
-    /// To be polled without having been woken.
+    /// Adds a part without waking the task.
     pub(super) fn put(&self, part: WakePart) {
-        // Not a store: who takes it sees what all have done who put it here.
+        // A swap and not a store: whoever takes the part sees what all who added it have done.
         self.flag(part).swap(true, Ordering::SeqCst);
     }
 
-    /// Whether the part has been woken since this was last asked.
+    /// Removes the part. Returns whether it was in the set.
     pub(super) fn take(&self, part: WakePart) -> bool {
         let flag = self.flag(part);
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
@@ -74,14 +75,14 @@ impl WakeSet {
         swap(empty, &mut *self.streams.lock());
     }
 
-    /// From now on who is woken only comes on the board; `cx` is woken once the look is over.
-    pub(super) fn begin_look(&self, cx: &Context<'_>) {
+    /// Begins a round of polls. From now on a wake-up only adds to the set, and `cx` is woken once the round is over.
+    pub(super) fn begin_polling(&self, cx: &Context<'_>) {
         self.task.register(cx.waker());
-        self.is_looked_at.store(true, Ordering::SeqCst);
+        self.is_polling.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn end_look(&self) {
-        self.is_looked_at.store(false, Ordering::SeqCst);
+    pub(super) fn end_polling(&self) {
+        self.is_polling.store(false, Ordering::SeqCst);
     }
 
     /// Whether neither the codec nor a stream has been woken.
@@ -90,7 +91,7 @@ impl WakeSet {
     }
 
     fn wake_task(&self) {
-        if !self.is_looked_at.load(Ordering::SeqCst) {
+        if !self.is_polling.load(Ordering::SeqCst) {
             self.task.wake();
         }
     }
@@ -105,28 +106,28 @@ impl WakeSet {
 }
 
 impl StreamWaker {
-    pub(super) fn new(board: Arc<WakeSet>, stream: usize) -> Self {
-        Self { board, stream, rung: AtomicBool::new(false) }
+    pub(super) fn new(wake_set: Arc<WakeSet>, stream: usize) -> Self {
+        Self { wake_set, stream, is_marked: AtomicBool::new(false) }
     }
 
-    /// The stream is polled now; it comes on the board again when it is woken from here on.
-    pub(super) fn answer(&self) {
-        // Not a store: the poll sees what those have done who found it rung.
-        self.rung.swap(false, Ordering::SeqCst);
+    /// Removes the stream from the set, for it is polled now. It is added again when it is woken from here on.
+    pub(super) fn unmark(&self) {
+        // A swap and not a store: the poll sees what those have done who found the stream in the set.
+        self.is_marked.swap(false, Ordering::SeqCst);
     }
 }
 
-impl Wake for Caller {
+impl Wake for PartWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.board.put(self.part);
+        self.wake_set.put(self.part);
         if matches!(self.part, WakePart::Reader) {
-            self.board.put(WakePart::Codec);
+            self.wake_set.put(WakePart::Codec);
         }
-        self.board.wake_task();
+        self.wake_set.wake_task();
     }
 }
 
@@ -136,9 +137,9 @@ impl Wake for StreamWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.rung.swap(true, Ordering::SeqCst) {
-            self.board.streams.lock().push(self.stream);
-            self.board.wake_task();
+        if !self.is_marked.swap(true, Ordering::SeqCst) {
+            self.wake_set.streams.lock().push(self.stream);
+            self.wake_set.wake_task();
         }
     }
 }

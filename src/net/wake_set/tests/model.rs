@@ -38,9 +38,9 @@ enum Part {
 struct State {
     /// The executor will run the task.
     is_woken: bool,
-    is_looked_at: bool,
+    is_polling: bool,
     /// The stream is said to be on the set.
-    is_rung: bool,
+    is_marked: bool,
     /// It is.
     is_listed: bool,
     codec: bool,
@@ -73,8 +73,8 @@ enum Task {
 
 const BEGUN: State = State {
     is_woken: true,
-    is_looked_at: false,
-    is_rung: false,
+    is_polling: false,
+    is_marked: false,
     is_listed: false,
     codec: true,
     happened: [0; 2],
@@ -92,7 +92,7 @@ impl State {
         self.task = match self.task {
             Task::Sleep if !self.is_woken => return false,
             Task::Sleep => {
-                (self.is_woken, self.is_looked_at, self.turn) = (false, true, 0);
+                (self.is_woken, self.is_polling, self.turn) = (false, true, 0);
                 Task::TakeStreams
             }
             Task::TakeStreams => {
@@ -123,7 +123,7 @@ impl State {
             Task::IsQuiet if self.is_quiet() || self.turn == TURNS => Task::EndLook,
             Task::IsQuiet => Task::TakeStreams,
             Task::EndLook => {
-                self.is_looked_at = false;
+                self.is_polling = false;
                 // Without the rule it goes by what it has seen before.
                 if !keeps(Rule::LookAgain) {
                     self.is_woken |= self.turn == TURNS;
@@ -139,7 +139,7 @@ impl State {
     }
 
     fn step_of_stream(&mut self, answers: bool) {
-        if answers { self.is_rung = false } else { self.poll(Part::Stream) }
+        if answers { self.is_marked = false } else { self.poll(Part::Stream) }
     }
 
     fn poll(&mut self, part: Part) {
@@ -159,14 +159,14 @@ impl State {
         self.wakers[number] += 1;
         match (self.wakers[number], part) {
             (1, _) => self.happened[part as usize] += 1,
-            (2, _) => self.saw[number] = !comes_first && self.is_looked_at,
+            (2, _) => self.saw[number] = !comes_first && self.is_polling,
             (3, Part::Codec) => self.codec = true,
             // Somebody else comes on the set for it, and wakes.
-            (3, Part::Stream) if self.is_rung => self.wakers[number] = DONE,
-            (3, Part::Stream) => self.is_rung = true,
+            (3, Part::Stream) if self.is_marked => self.wakers[number] = DONE,
+            (3, Part::Stream) => self.is_marked = true,
             (4, Part::Codec) => {}
             (4, Part::Stream) => self.is_listed = true,
-            _ => self.is_woken |= !(if comes_first { self.is_looked_at } else { self.saw[number] }),
+            _ => self.is_woken |= !(if comes_first { self.is_polling } else { self.saw[number] }),
         }
         true
     }
