@@ -1,4 +1,10 @@
 //! Sockets, TLS and HTTP connections. Knows no Kubernetes.
+//!
+//! In a drain, requests that come on new connections are served, for there may be no other process that would: refusing
+//! them would cost leaders their leases. Each answer of HTTP/1.1 then says `Connection: close`. HTTP/2 gets its GOAWAY
+//! only when everything closes: at once, it would have clients come back for ever. No process knows whether it has a
+//! successor, and none has to. On a socket that a parent keeps, a connection that is not accepted waits for the next
+//! process; beside peers (`reusePort`), newcomers are held off while the queue is emptied.
 
 mod address;
 mod client_certificates;

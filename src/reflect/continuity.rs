@@ -3,6 +3,17 @@
 //! A storage that was restored from a backup counts its versions up again from an earlier one. As long as it is behind
 //! what we hold, its version shows that. Once it is ahead again, versions alone look as they should. Then the content
 //! shows it: an object that we do not know, at a version of which we had been told everything.
+//!
+//! Three signs raise a doubt:
+//!
+//! 1. **The newest change is not told again.** A stream that was lost is opened again right before our newest change,
+//!    and begins with that one event if upstream has the same history. If it is silent for a second, upstream is asked
+//!    how far it is, and if that is far enough, what it holds. Where upstream's window begins later (410), the stream
+//!    begins at our own version, and the position is asked once, spread over ten seconds.
+//! 2. **A version below ours** in a consistent answer: a position, a list or a relist.
+//! 3. **A list that cannot follow from what we hold**: it has an object that is not later than our version and that we
+//!    do not know so, or differs at the very same version. Proofs by equality, gaps before they are mended, and every
+//!    version that is read back are checked for that.
 
 use std::cmp::Ordering;
 

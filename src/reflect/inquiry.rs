@@ -3,6 +3,10 @@
 //! An inquiry runs beside the stream, which goes on meanwhile: one server that lags behind must not cost anybody a
 //! watch. It lists the current state once. That is a consistent read, so a version below ours is proof by itself. A
 //! later state is compared with what the feed held when the inquiry began.
+//!
+//! A doubt that is unfounded has no effect, and the next one waits: ten seconds, then twice as long each time. If it is
+//! founded, the feed gives its history up: nothing is served until the restored state is there, and watches end with
+//! 410. The other feeds of the upstream list as well, within three seconds, and go on if nothing of theirs differs.
 
 use std::future::pending;
 use std::time::Duration;

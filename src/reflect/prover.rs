@@ -1,5 +1,5 @@
-//! Proves that a feed is current, for readers that may not be given an older state (ARCHITECTURE.md, "How currency is
-//! proven").
+//! Proves that a feed is current, for readers that may not be given an older state (ARCHITECTURE.md, "How it is
+//! done").
 //!
 //! One question upstream serves every reader that came before it was sent:
 //!
@@ -11,6 +11,13 @@
 //!    of the cache.
 //! 4. **Catching up**, when it is large: a watch from our own version yields what we lack, or a bookmark that says that
 //!    there is nothing. It starts where we are, so it is the same history whichever server answers.
+//!
+//! One question and one proof are under way at a time. Positions are kept until they are proven, not only the last one:
+//! under steady demand the cache reaches the older ones while the last runs ahead with the cluster's revision. A chase
+//! does the same catching up for "not older than N", when N was seen elsewhere and our stream is behind; a version from
+//! the future is given up after three tries.
+//!
+//! No other stream's bookmark is ever proof, for it may be another server's. Nothing is asked when nobody waits.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

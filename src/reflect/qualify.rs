@@ -4,6 +4,10 @@
 //! From then on one object is compared every minute. A difference, or an object that cannot be derived, ends the
 //! derivation for the whole resource: readers get that representation from upstream, by a feed of its own or passed
 //! through.
+//!
+//! Open watches of a representation that is refused end between two events. Their clients go on from the last version
+//! that they saw, in a feed that starts where the oldest of them was. The log says which field could not be derived.
+//! When the server that is followed has another release, everything starts over, with renewed bodies.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -4,6 +4,11 @@
 //! a connection to it lives, so it is asked once for each connection, and never otherwise. If its release is not the
 //! one that wrote the bodies, the current state is listed. Each object that is held at the same version gets the new
 //! body. Objects of other versions come by the stream.
+//!
+//! Most upgrades need none of this: a list that mends a gap comes from the new server, and its bodies take the place of
+//! those that are held. Otherwise there is a minute's jitter, and one feed lists at a time; a state that somebody waits
+//! for is renewed at once. The writer exchanges bodies in steps. Chunks get other names, snapshots for paging clients
+//! go, and states are shown again when the version is whole that was open meanwhile.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,3 +1,11 @@
+//! Pools of connections upstream. There are four kinds of traffic, which never share a connection:
+//!
+//! - our **watches**, and our **short** requests, over HTTP/2, with at most 80 streams a connection, below the
+//!   apiserver's 100;
+//! - **streams** of others (followed logs, passed-through watches) over HTTP/1.1, one a connection, so that one that is
+//!   not read stalls only itself;
+//! - **tunnels** (exec, port-forward) likewise, on connections that are used once.
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -94,8 +94,8 @@ pub struct ListPage {
 }
 
 impl ObjectReader {
-    /// A reader of `encoding`, which extracts what `fields` names besides key, version and labels. `shape` matters to JSON
-    /// only.
+    /// A reader of `encoding`, which extracts what `fields` names besides key, version and labels. `shape` matters to
+    /// JSON alone.
     pub fn new(encoding: Encoding, shape: JsonLayout, fields: Arc<FieldTable>) -> Self {
         let paths = match encoding {
             Encoding::Json => Paths::Json(JsonPaths::new(&fields)),

@@ -5,6 +5,17 @@
 //! then the cells, then the object itself. So one body serves every event that tells of the row, and a
 //! [`Renderer`](super::Renderer) puts what a client wants to see of the object in its place. The columns are the same
 //! for all rows; they are taken out when they come and put back for each client's first event.
+//!
+//! Only upstream knows what it prints of an object: its printers are code, and forks of it patch them. So a Table is an
+//! encoding of a feed of its own, asked for with `includeObject=Object`. Key, version, labels and fields are read from
+//! the object inside, and store, ring, lanes, resume, mending and proofs are those of every feed. A thousand `kubectl
+//! get --watch` cost upstream one watch, and the feed holds rows and objects of the whole collection.
+//!
+//! Cells are as of when they were printed, AGE for example. That is right for a live event and wrong for a state, so no
+//! row of the store is ever sent as a state. LISTs and GETs pass through. A watch of one object that begins with its
+//! state has that listed upstream and goes on from the feed behind the list's version; any other watch with a state
+//! passes through, and so does a watch from before the feed's history, for kubectl would end rather than list again.
+//! Other columns than before mean other cells: the feed ends, as it does when a definition changes.
 
 use std::borrow::Cow;
 use std::ops::Range;
