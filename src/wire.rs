@@ -8,7 +8,7 @@
 //! answer and every watch event; only a prefix and a suffix of at most ~100 bytes differ. So a body is held once, and
 //! nothing here ever re-encodes an object:
 //!
-//! | form, shape | [`Object::body`] | LIST item | watch object and GET |
+//! | encoding, shape | [`Object::body`] | LIST item | watch object and GET |
 //! |---|---|---|---|
 //! | JSON, built-in | from `"metadata":` to the final `}` | `{` body | `{"kind":"K","apiVersion":"V",` body |
 //! | JSON, custom | the whole object, keys sorted | body | body |

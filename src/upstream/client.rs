@@ -177,7 +177,7 @@ impl Client {
         Err(Error::Refused(Box::new(read_status(&head, &body))))
     }
 
-    /// A GET of ours, read whole: its form by Content-Type, and the body.
+    /// A GET of ours, read whole: its encoding by Content-Type, and the body.
     pub async fn fetch(&self, path_and_query: &str, accept: &str) -> Result<(Option<Encoding>, Bytes), Error> {
         let response = self.open(Question::Short, path_and_query, accept).await?;
         let encoding = encoding_of(&response);
@@ -276,7 +276,7 @@ const STATUS_BYTES_MAX: usize = 1 << 20;
 /// Time between two pieces of an answer that is read whole.
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The form that the response says it is in.
+/// The encoding that the response says it is in.
 pub(crate) fn encoding_of<B>(response: &Response<B>) -> Option<Encoding> {
     let content_type = response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
     Encoding::from_content_type(content_type)

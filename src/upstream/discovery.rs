@@ -50,7 +50,7 @@ impl Resource {
     }
 }
 
-/// Who serves a resource: decides its forms, the layout of its JSON and whether it may be cached.
+/// Who serves a resource: decides its encodings, the layout of its JSON and whether it may be cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResourceOrigin {
     /// The apiserver's own types: JSON in declaration order, and protobuf.

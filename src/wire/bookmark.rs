@@ -36,10 +36,10 @@ struct Hole {
 }
 
 impl BookmarkTemplate {
-    /// From a BOOKMARK's object, of the envelope's form and shape. It may or may not carry the annotation.
+    /// From a BOOKMARK's object, of the envelope's encoding and shape. It may or may not carry the annotation.
     ///
     /// # Errors
-    /// Those of reading, if `object` is not of the envelope's form and shape.
+    /// Those of reading, if `object` is not of the envelope's encoding and shape.
     pub fn from_object(envelope: &Envelope, object: &Object) -> Result<Self, WireError> {
         let holes = |end| match envelope.encoding() {
             Encoding::Json => Hole::in_json(envelope.shape(), object.body(), end),

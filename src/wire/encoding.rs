@@ -56,7 +56,7 @@ impl Encoding {
     }
 
     /// The encoding of an *upstream* answer, from its `Content-Type`. Parameters are ignored, except that `as=`, which
-    /// upstream puts on discovery only, is no form of a resource. `None` for every other media type.
+    /// upstream puts on discovery only, is no encoding of a resource. `None` for every other media type.
     pub fn from_content_type(value: &str) -> Option<Self> {
         let mut parts = value.split(';').map(str::trim);
         let media_type = parts.next()?;

@@ -6,7 +6,7 @@ use super::protobuf::{self, field_len, put_field, put_header};
 use super::{Encoding, JsonLayout, ListFrame, ListMeta, table};
 use crate::kube::EventType;
 
-/// How a feed's bodies become frames: its form, its shape and its kind's `TypeMeta`.
+/// How a feed's bodies become frames: its encoding, its shape and its kind's `TypeMeta`.
 ///
 /// Cloning is cheap. Everything it writes is what the apiserver writes around the same body (R-JSON-3, R-PROTO-1),
 /// in one allocation of exact size.
@@ -66,8 +66,8 @@ impl Envelope {
         &self.parts.kind
     }
 
-    /// A whole HTTP watch frame around `body` (the normal form of this envelope's form and shape): a JSON line with its
-    /// newline, or a 4-byte big-endian length and a `WatchEvent` message. A body of 4 GiB does not fit, and no
+    /// A whole HTTP watch frame around `body` (the normal form of this envelope's encoding and shape): a JSON line with
+    /// its newline, or a 4-byte big-endian length and a `WatchEvent` message. A body of 4 GiB does not fit, and no
     /// [`Object`](super::Object) has one.
     pub fn frame(&self, event_type: EventType, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.frame_len(event_type, body.len()));
@@ -153,7 +153,7 @@ impl Envelope {
     }
 
     /// An ERROR event around a Status that is encoded already: `status_json` without a final newline, `status_proto` as
-    /// a whole document (`k8s\0` and Unknown). Only the one of this envelope's form is used.
+    /// a whole document (`k8s\0` and Unknown). Only the one of this envelope's encoding is used.
     pub fn error_frame(&self, status_json: &[u8], status_proto: &[u8]) -> Bytes {
         let event_type = EventType::Error;
         let mut out = BytesMut::new();

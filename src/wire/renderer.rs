@@ -47,7 +47,7 @@ enum Means {
 }
 
 impl Renderer {
-    /// Bodies of `feed`'s form as they are.
+    /// Bodies of `feed`'s encoding as they are.
     pub fn verbatim(feed: &Envelope) -> Self {
         let representation = Representation::verbatim(feed.encoding());
         Self { representation, envelope: feed.clone(), means: Means::Verbatim, release: 0, verdict: Arc::default() }

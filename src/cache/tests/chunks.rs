@@ -1,4 +1,4 @@
-//! Where runs end: a matter of the objects in them, so that what they were written as is found again.
+//! Where a chunk ends depends on its objects alone, so that the bytes it was written as are found again.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -54,11 +54,11 @@ fn they_have_every_object_once_and_end_with_their_namespace() {
 }
 
 #[test]
-fn a_change_touches_one_run() {
+fn a_change_touches_one_chunk() {
     let (_, before) = chunks(pods(&["a"], 600));
     for changed in [0, 1, 299, 598, 599] {
         let mut objects = pods(&["a"], 600);
-        // As long as before: where a run ends is a matter of lengths.
+        // As long as before: where a chunk ends is a matter of lengths.
         objects[changed] = pod("a", &format!("p{changed:04}"), 20_000, BYTES);
         let (_, after) = chunks(objects);
         assert_eq!(before.len(), after.len());
@@ -66,7 +66,7 @@ fn a_change_touches_one_run() {
     }
 }
 
-/// A run that is full ends where its bytes say, but those behind the next end of its own are as they were.
+/// A chunk that is full ends where its bytes say, but those behind the next end of its own are as they were.
 #[test]
 fn an_object_that_comes_goes_or_grows_touches_few() {
     let (_, before) = chunks(pods(&["a"], 1_000));
@@ -79,13 +79,13 @@ fn an_object_that_comes_goes_or_grows_touches_few() {
         let (_, after) = chunks(objects);
         let (before, after) = (names(&before), names(&after));
         let (new, over) = (after.difference(&before).count(), before.difference(&after).count());
-        // An object that was a run of its own takes it along, and none is new.
-        assert!((1..=10).contains(&new.max(over)), "{new} of {} runs are new, {over} are over", after.len());
+        // An object that was a chunk of its own takes it along, and none is new.
+        assert!((1..=10).contains(&new.max(over)), "{new} of {} chunks are new, {over} are over", after.len());
     }
 }
 
 #[test]
-fn an_object_that_is_larger_than_a_run_is_one() {
+fn an_object_that_is_larger_than_a_chunk_is_one() {
     let large = |name: &str| pod("a", name, 1, Chunk::BYTES_MAX * 2);
     let (_, chunks) = chunks([large("p"), large("q"), large("r")]);
     assert_eq!(chunks.iter().map(|chunk| chunk.lengths().items).collect::<Vec<_>>(), [1, 1, 1]);

@@ -1,4 +1,4 @@
-//! What is made of runs is made once, and not kept for ever.
+//! Values are made once, and not kept for ever.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn format(chunk: u128) -> ChunkFormat {
     ChunkFormat { chunk, representation: Representation::Object(Encoding::Json), release: 36, part: ChunkPart::Items }
 }
 
-/// What is on the shelf, or is put there: its name, which takes so many bytes.
+/// The value that is kept or made: its name, which takes so many bytes.
 fn get(flight: &SingleFlight<u128>, chunk: u128, bytes: usize) -> Poll<u128> {
     let made = flight.poll_get_or_make(format(chunk), &Context::from_waker(Waker::noop()), || Ok((chunk, bytes)));
     made.map(|made: Result<u128, Infallible>| made.unwrap_or_else(|never| match never {}))

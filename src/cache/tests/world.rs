@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    /// What holds at every moment: bells, lanes, sizes.
+    /// Checks what holds at every moment: wake-ups, lanes, sizes.
     fn check(&self) {
         for follower in self.followers.iter().flatten() {
             assert_eq!(follower.wakes.woken(), follower.woken, "wake-ups of {:?}", follower.want);

@@ -199,7 +199,7 @@ async fn a_list_is_its_objects_one_after_the_other() {
     }
 }
 
-/// Ten lists at once, and ten compressed ones, have each run from the same memory.
+/// Ten lists at once, and ten compressed ones, have each chunk from the same memory.
 #[tokio::test]
 async fn lists_share_what_they_are_made_of() {
     let objects: Vec<_> = (0..200).map(|name| padded("a", name, 7, 5_000)).collect();

@@ -1,4 +1,4 @@
-//! The table: how the API's types are laid out in both forms, one [`Facts`] per minor of Kubernetes.
+//! The table: how the API's types are laid out in both encodings, one [`Facts`] per minor of Kubernetes.
 //!
 //! `facts/facts.txt` is generated from the published Go modules by `make facts` (tests/facts), because no other source
 //! has all of it: the `.proto` files know neither omitempty nor the order of the JSON, and not always its names
@@ -45,7 +45,7 @@ pub(super) struct Message {
     by_number: Vec<u8>,
 }
 
-/// One field in both forms.
+/// One field in both encodings.
 pub(super) struct FieldFact {
     /// `,"name":`
     key: Box<[u8]>,

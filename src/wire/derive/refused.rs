@@ -1,6 +1,7 @@
 use crate::wire::WireError;
 
-/// A body that cannot be written in another form, with the field that is in the way. Nothing of it has been written.
+/// A body that cannot be written in another encoding, with the field that is in the way. Nothing of it has been
+/// written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: {why}", if path.is_empty() { "the object" } else { "" }, path)]
 pub struct Refused {

@@ -1,4 +1,4 @@
-//! Objects written by hand in both forms, as the apiserver would, without the code under test.
+//! Objects written by hand in both encodings, as the apiserver would, without the code under test.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::kube::{FieldKind, FieldRule, FieldTable};
 use crate::wire::{Encoding, JsonLayout, ListPage, ObjectReader, WatchItem};
 
-/// Every form and shape that a feed can have.
+/// Every encoding and shape that a feed can have.
 pub(super) const FEEDS: [(Encoding, JsonLayout); 3] = [
     (Encoding::Json, JsonLayout::BuiltIn),
     (Encoding::Json, JsonLayout::Custom),

@@ -1,4 +1,4 @@
-//! Which form answers, and which representations are upstream's to make (R-ACCEPT-1, R-ACCEPT-4, R-CLIENT-5).
+//! Which encoding answers, and which representations are upstream's to make (R-ACCEPT-1, R-ACCEPT-4, R-CLIENT-5).
 
 use super::fixture::get;
 use crate::kube::MetaVersion;

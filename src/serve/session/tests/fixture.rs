@@ -139,8 +139,8 @@ impl Stage {
         self.permitted(Permit::Part(readable.clone()), opened, (None, renderer), terms)
     }
 
-    /// A watch whose sink takes runs of frames.
-    pub(super) fn watch_in_runs(&self, view: View, terms: WatchTerms) -> Client {
+    /// A watch whose sink takes chunks of frames.
+    pub(super) fn watch_in_chunks(&self, view: View, terms: WatchTerms) -> Client {
         let opened = self.reader.open(Start::Current, view).expect("current");
         let chunks =
             opened.snapshot.as_ref().expect("asked for").chunks().now_or_never().expect("few enough for one go");

@@ -167,15 +167,15 @@ async fn runs_of_frames_are_shared() {
     for (view, end_bookmark) in [(View::everything(), true), (in_namespace(), true), (in_namespace(), false)] {
         let terms = || WatchTerms { end_bookmark, ..TERMS };
         let frames = all(&mut stage.watch_current(view.clone(), terms()));
-        let one = all(&mut stage.watch_in_runs(view.clone(), terms()));
-        let other = all(&mut stage.watch_in_runs(view, terms()));
+        let one = all(&mut stage.watch_in_chunks(view.clone(), terms()));
+        let other = all(&mut stage.watch_in_chunks(view, terms()));
         assert_eq!(one.concat(), frames.concat());
         assert!(one.len() < 10 && one[0].as_ptr() == other[0].as_ptr());
     }
     // What a selector picks is nobody else's, and what comes later comes as ever.
-    let mut picked = stage.watch_in_runs(app_x(), WATCH_LIST);
+    let mut picked = stage.watch_in_chunks(app_x(), WATCH_LIST);
     assert_eq!(all(&mut picked).len(), 301);
-    let mut client = stage.watch_in_runs(View::everything(), WATCH_LIST);
+    let mut client = stage.watch_in_chunks(View::everything(), WATCH_LIST);
     all(&mut client);
     stage.put("p", "x", 11);
     assert_eq!(client.told(), ["ADDED p 11"]);

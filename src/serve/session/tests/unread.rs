@@ -54,7 +54,7 @@ async fn a_state_of_which_nothing_is_taken_for_a_minute_is_given_up_and_slowness
     let readable = Readable::told(&[("a", Verdict::Allowed)]);
     let stuck = [
         stage.watch_current(View::everything(), WATCH_LIST),
-        stage.watch_in_runs(View::everything(), WATCH_LIST),
+        stage.watch_in_chunks(View::everything(), WATCH_LIST),
         stage.watch_current(app_x(), WATCH_LIST),
         stage.watch_part(&readable, Start::Current, View::everything(), WATCH_LIST),
     ];

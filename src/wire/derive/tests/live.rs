@@ -1,5 +1,5 @@
 //! What a real kube-apiserver has answered, if `KUBE_CAPTURE` names a directory that tests/facts/capture.py has filled:
-//! every resource in both forms at one resource version.
+//! every resource in both encodings at one resource version.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -68,7 +68,7 @@ impl Capture {
         Transcoder::for_server(MINOR, &self.api_version, &self.kind).filter(|_| self.protobuf)
     }
 
-    /// The whole LIST, and each of its items' metadata from both forms.
+    /// The whole LIST, and each of its items' metadata from both encodings.
     fn lists(&self, judge: &mut impl FnMut(&'static str, &Path, &[u8], &[u8]), refusals: &mut Vec<String>) {
         let Some(transcoder) = self.transcoder() else { return };
         let (json, document) = (self.read(".json"), self.read(".pb"));
@@ -189,7 +189,7 @@ fn partial_list(
     Ok(got)
 }
 
-/// The two forms' bookmarks are of two requests: all but the version is compared.
+/// The two encodings' bookmarks are of two requests: all but the version is compared.
 fn compare_frames(
     judge: &mut impl FnMut(&'static str, &Path, &[u8], &[u8]),
     name: &Path,
