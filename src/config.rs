@@ -49,7 +49,8 @@ pub struct Serve {
     pub auth: AuthMode,
     pub delegated: DelegatedKeys,
     pub allowed_hosts: Vec<String>,
-    /// Of web pages that may send requests where they are not told from the proxy's own or its callers'.
+    /// The origins of web pages that may send requests where such requests cannot be told from the proxy's own or its
+    /// callers'.
     pub allowed_origins: Vec<PageOrigin>,
     pub preload: Vec<String>,
     pub serve: serve::ServeConfig,

@@ -13,6 +13,8 @@ mod files;
 mod imports;
 #[path = "tidy/names.rs"]
 mod names;
+#[path = "tidy/prose.rs"]
+mod prose;
 #[path = "tidy/source.rs"]
 mod source;
 #[path = "tidy/systems.rs"]

@@ -51,7 +51,7 @@ const WORDS: [(&str, &str); 3] = [
     ("kube_fanout_history_gaps_total", "gaps in upstream's history, by how they were closed"),
 ];
 
-/// Of the memory of all feeds: its budget, what is held of it, and what had to go.
+/// The metrics of the memory of all feeds: its budget, what is held of it, and what had to go.
 const MEMORY: [(&str, &str); 3] = [
     ("kube_fanout_memory_budget_bytes", "what all feeds may hold together"),
     ("kube_fanout_memory_held_bytes", "what all feeds hold, by kind"),

@@ -41,7 +41,7 @@ struct Standing {
     user: Mutex<Arc<User>>,
     /// For the words of a refusal.
     info: RequestInfo,
-    /// Of a watch that may show some namespaces: it stands on them, and not on the whole.
+    /// For a watch that may show some namespaces: the lease is for them, and not for the whole.
     verdicts: Option<Arc<NamespaceVerdicts>>,
     doubt: Mutex<Option<Doubt>>,
     doubted: Notify,
@@ -398,7 +398,7 @@ impl Drop for Unsure<'_> {
     }
 }
 
-/// So long ago; now, if the clock does not go back that far.
+/// The moment that long ago; now, if the clock does not go back that far.
 fn lately(slack: Duration) -> Instant {
     let now = Instant::now();
     now.checked_sub(slack).unwrap_or(now)

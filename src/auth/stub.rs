@@ -44,7 +44,7 @@ pub(super) struct AskedQuestion {
 }
 
 impl Stub {
-    /// From now on the token is nobody's.
+    /// Takes the token away: it is nobody's from now on.
     pub(super) fn take(&self, token: &str) {
         self.rules.lock().unknown.insert(token.to_owned());
     }

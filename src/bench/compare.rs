@@ -111,7 +111,7 @@ fn ratio(of: &Figures, over: &Figures) -> Figures {
     figures
 }
 
-/// Of an even number, the middle between the two in the middle.
+/// The median; for an even number, the middle between the two in the middle.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -72,7 +72,7 @@ impl Fleet {
         self.shared.cut.send_replace(());
     }
 
-    /// From here on, what is written is timed until it arrives.
+    /// Starts to time what is written until it arrives.
     pub fn open_window(&self) {
         self.shared.tally.window.open(now_ns());
     }

@@ -51,7 +51,7 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Those of whoever reads as fast as it can.
+    /// The limits of whoever reads as fast as it can.
     pub(super) fn of(plan: &Plan) -> Self {
         Self { stream: plan.stream_window_kib << 10, connection: plan.connection_window_kib << 10, socket: None }
     }

@@ -54,7 +54,7 @@ pub struct Plan {
     /// Seconds that the last deliveries, or an opening, may take.
     pub patience: f64,
     pub storm: Option<Storm>,
-    /// Of a storm of LISTs or GETs, in all; 0 is as many as the time allows.
+    /// How many requests a storm of LISTs or GETs has in all; 0 is as many as the time allows.
     pub requests: usize,
     /// Requests under way on each connection at the same time.
     pub in_flight: usize,

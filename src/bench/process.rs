@@ -28,7 +28,7 @@ pub(super) enum Costs {
 pub(super) struct Sample {
     pub(super) cpu: Option<Duration>,
     pub(super) resident_bytes: Option<u64>,
-    /// Of memory that is shared with others, only its share.
+    /// The memory of the process; of memory that is shared with others, only its share.
     pub(super) proportional_bytes: Option<u64>,
     pub(super) peak_bytes: Option<u64>,
 }

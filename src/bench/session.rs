@@ -324,7 +324,7 @@ fn put_faults(figures: &mut Figures, fleet: &Fleet, written: &WriteCounts<'_>) {
     figures.put("broken", counts.broken as f64);
 }
 
-/// Of our own writes alone: others may write too.
+/// Counts our own writes alone, for others may write too.
 fn balance(fleet: &Fleet, written: &WriteCounts<'_>) -> (u64, u64) {
     fleet.balance(|kind, nth| written.expected(kind, nth), |seen| &seen.ours)
 }

@@ -22,7 +22,7 @@ pub struct WatchCounts {
     pub deliveries: u64,
     /// Objects in initial sets and LISTs of informers.
     pub initial: u64,
-    /// Of bodies.
+    /// The bytes of bodies.
     pub bytes: u64,
     pub bookmarks: u64,
     /// Connections that were made.
@@ -101,7 +101,7 @@ pub(super) struct Tally {
 pub(super) struct SeenByWatch {
     /// Events after the initial set, bookmarks excluded.
     pub(super) events: AtomicU64,
-    /// Those of them that were written by this process since the fleet is there.
+    /// How many of them were written by this process since the fleet is there.
     pub(super) ours: AtomicU64,
     /// Events of a version that was not above the last one.
     pub(super) repeated: AtomicU64,

@@ -17,7 +17,7 @@ use super::target::Ask;
 use super::words::WatchBeginning;
 use crate::base::now_ns;
 
-/// Of a LIST, what its version is looked for in.
+/// How much of a LIST is searched for its version.
 const LIST_HEAD_BYTES: usize = 1024;
 /// Longer than any run, so that no server ends a watch on its own account.
 const TIMEOUT_SECONDS: u64 = 3600;

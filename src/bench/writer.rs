@@ -179,7 +179,7 @@ impl Writing {
 struct Bodies {
     with: WriteWith,
     patch: Template,
-    /// Of PUTs: by object, read once.
+    /// The objects for PUTs, each read once.
     whole: HashMap<usize, Template>,
 }
 

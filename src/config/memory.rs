@@ -27,10 +27,10 @@ pub(super) struct Room {
 const BUDGET_SHARE: u64 = 2;
 const BUDGET_BYTES_MIN: usize = 16 << 20;
 const BUDGET_BYTES_MAX: usize = 8 << 30;
-/// Of each four bytes of the budget, those that may be charged. The fourth is for what an allocator takes besides where
-/// small objects change all the time: two thirds on top of what is charged were measured, and a tenth of large ones.
+/// How many of each four bytes of the budget may be charged. The fourth is for what an allocator takes besides where
+/// small objects change all the time: two thirds on top of what is charged were measured, and a tenth for large ones.
 const CHARGED_OF_4: usize = 3;
-/// Of LISTs on their way, which are part of that other half.
+/// The share of LISTs that are being sent, which is part of that other half.
 const LISTS_SHARE: u64 = 8;
 const LISTS_BYTES_MIN: usize = 16 << 20;
 const LISTS_BYTES_MAX: usize = 1 << 30;
@@ -90,7 +90,7 @@ impl fmt::Display for Room {
 }
 
 impl Room {
-    /// Of this process, on this machine; not known where the system has no way to tell.
+    /// The memory limit of this process, on this machine; not known where the system has no way to tell.
     pub(super) fn of_this_process() -> Option<Self> {
         #[cfg(target_os = "linux")]
         let room = linux::room(|path| std::fs::read_to_string(path).ok());

@@ -14,7 +14,7 @@ use super::pods::{Pod, nth};
 use super::shared::DemoState;
 use super::store::{ObjectStore, WriteDecision};
 
-/// Of a hundred events, this many change the status of a pod; the rest is half creations and half deletions.
+/// How many of a hundred events change the status of a pod; the rest is half creations and half deletions.
 const UPDATES_PERCENT: u32 = 70;
 const CREATES_PERCENT: u32 = 15;
 const TICK: Duration = Duration::from_millis(5);

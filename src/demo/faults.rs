@@ -325,8 +325,8 @@ impl Faults {
         self.shared.store.forget_window();
     }
 
-    /// From now on it is a server of release `1.minor`, which writes all objects otherwise: with an annotation
-    /// `release`. Their versions stay, and nobody is told.
+    /// Turns this into a server of release `1.minor`, which writes all objects otherwise: with an annotation `release`.
+    /// Their versions stay, and nobody is told.
     pub fn upgrade(&self, minor: u32) {
         self.shared.store.rewrite(|meta| {
             meta.annotations.insert("release".into(), format!("1.{minor}"));

@@ -1,4 +1,5 @@
-//! As much protobuf as `kubectl create` writes: its typed client sends simple objects that way, whatever it reads back.
+//! Protobuf, as much of it as `kubectl create` writes: its typed client sends simple objects that way, whatever it
+//! reads back.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -33,11 +33,11 @@ struct Rules {
 const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const OURSELVES: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-/// Whom everybody is who asks.
+/// The user that every caller is.
 const ASKER: &str = "demo";
 
 impl ReviewAnswers {
-    /// From now on the token is the user's.
+    /// Gives the token to the user.
     pub fn give(&self, token: &str, user: &str) {
         self.rules.lock().holders.insert(token.to_owned(), user.to_owned());
     }

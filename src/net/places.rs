@@ -56,7 +56,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 const LOOK_GOOD_FOR: Duration = Duration::from_secs(1);
 
 impl Places {
-    /// As many places as that, but no more than the process has descriptors for.
+    /// Makes as many places as that, but no more than the process has descriptors for.
     pub(super) fn within_descriptors(connections_max: usize) -> Arc<Self> {
         let descriptors = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
         let (places_max, leaving_max) = within(descriptors.unwrap_or(usize::MAX));

@@ -76,7 +76,7 @@ pub(super) struct AdmissionPlace {
 
 /// What a LIST is charged at most: a run that HTTP/2 has taken and not sent, and one behind that.
 const LIST_BYTES_MAX: usize = 256 << 10;
-/// Of how many places one is for users who have no more than a few.
+/// One out of so many places is for users who have no more than a few.
 const RESERVE: usize = 8;
 /// What a few are, of places that are taken one by one.
 const FEW: usize = 4;

@@ -38,8 +38,8 @@ struct Pools {
 /// runs on its connections goes on.
 const CREDENTIALS_MAX: u64 = 20_000;
 const IDLE_MAX: Duration = Duration::from_secs(90);
-/// Of them those of one user. It has as many tokens as it asks for, and a token several spellings: what more of them
-/// ask goes on connections that are not kept.
+/// How many of them may be of one user. It has as many tokens as it asks for, and a token several spellings: requests
+/// with more of them go on connections that are not kept.
 const CREDENTIALS_OF_A_USER_MAX: usize = 256;
 /// Connections for streams that one credential keeps for the next one.
 const IDLE_STREAMS_MAX: usize = 4;

@@ -37,7 +37,8 @@ pub struct Resource {
     pub fields_unknown: bool,
     /// What upstream reads the pages of its lists from.
     pub pages: PageStore,
-    /// Of a custom resource's definition: objects that were read under another one may read differently now.
+    /// The edition of a custom resource's definition: objects that were read under another one may read differently
+    /// now.
     pub edition: Option<Arc<str>>,
 }
 

@@ -18,7 +18,7 @@ use super::Build;
 #[derive(Debug, Clone)]
 pub struct Server {
     peer: Arc<UpstreamPeer>,
-    /// Of the connections that it was met on.
+    /// How many connections it was met on.
     pub(super) streams: Arc<AtomicU32>,
     /// It can be asked while it answers something else.
     multiplexes: bool,

@@ -18,7 +18,8 @@ use crate::kube::{Access, AccessTarget, ResourceTarget, User};
 pub struct TokenVerdict {
     /// `None`: it is nobody's.
     pub user: Option<User>,
-    /// Those of the audiences asked for that the token is meant for. Empty from authenticators that know no audiences.
+    /// The audiences that were asked for and that the token is meant for. Empty from authenticators that know no
+    /// audiences.
     pub audiences: Vec<String>,
 }
 
@@ -56,7 +57,7 @@ impl Client {
         Ok(AccessVerdict { allowed, reason: status.reason.unwrap_or_default() })
     }
 
-    /// Whom upstream takes us for.
+    /// The user that upstream takes us for.
     pub async fn who_am_i(&self) -> Result<User, Error> {
         let answered: SelfSubjectReview = self.create(SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let info = answered.status.and_then(|status| status.user_info);

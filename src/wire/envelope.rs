@@ -56,12 +56,12 @@ impl Envelope {
         self.parts.shape
     }
 
-    /// Of the objects and of their list: `apps/v1`.
+    /// The group and version of the objects and of their list: `apps/v1`.
     pub fn api_version(&self) -> &str {
         &self.parts.api_version
     }
 
-    /// Of one object: `Deployment`.
+    /// The kind of one object: `Deployment`.
     pub fn kind(&self) -> &str {
         &self.parts.kind
     }

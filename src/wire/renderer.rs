@@ -16,7 +16,7 @@ use crate::kube::{EventType, MetaVersion};
 #[derive(Clone)]
 pub struct Renderer {
     representation: Representation,
-    /// Of what is written.
+    /// The envelope of what is written.
     envelope: Envelope,
     means: Means,
     /// The minor of the release that it writes for; 0 where that does not matter.

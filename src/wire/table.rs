@@ -59,7 +59,7 @@ pub(super) struct OneRow<'a> {
     pub(super) found: ObjectParts<'a>,
     /// In the normal form.
     pub(super) body: Range<usize>,
-    /// Of the object, in the body.
+    /// Where the object begins in the body.
     pub(super) object_at: usize,
 }
 

@@ -12,7 +12,7 @@ use crate::bed::{self, Ask, Http, Plan, eventually};
 const POLICY: &str =
     "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
 
-/// Of one request, without what is its own.
+/// The records of one request, without what differs between requests.
 async fn records(log: &Path, id: &str, stages: usize) -> Vec<Value> {
     let mut found = eventually(&format!("the records of {id}"), async || {
         let text = fs::read_to_string(log).ok()?;

@@ -79,7 +79,7 @@ async fn everybody_gets_what_the_apiserver_gives_them_and_nothing_else() {
     assert!(reports.is_empty(), "{} differences:\n{shown}", reports.len());
 }
 
-/// So many questions under rules of their own; what was answered otherwise.
+/// Asks so many questions under rules of their own, and returns those that were answered otherwise.
 async fn round<P: Deref<Target = Plane>>(pair: &Pair<P>, world: &World, seed: u64, count: u64) -> Vec<String> {
     let (round, mut random, started) = (format!("s{seed}"), Rng::with_seed(seed), Instant::now());
     let cast = Cast::assemble(&pair.bed, &mut random, &round).await;

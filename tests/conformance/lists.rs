@@ -79,8 +79,8 @@ async fn row_12_pages_are_of_one_version_and_tokens_are_good_on_both_sides() {
     }
 }
 
-/// Of the same page at the same version, in one namespace and in all, of built-in and of custom resources: those that
-/// upstream reads from its watch cache, and events, which it reads from etcd.
+/// Compares tokens of the same page at the same version, in one namespace and in all, of built-in and of custom
+/// resources: those that upstream reads from its watch cache, and events, which it reads from etcd.
 #[tokio::test]
 async fn tokens_are_the_apiservers_to_the_byte() {
     let Some(pair) = Pair::new().await else { return };

@@ -216,7 +216,7 @@ async fn a_field_planted_elsewhere_before_the_start_refuses_json_and_not_metadat
     assert_eq!(modes, [("derived", 0), ("unrenderable", 1)].into());
 }
 
-/// Of events upstream has no cache, so nothing tells how far a quiet stream is, and that state is compacted after a
+/// Upstream has no cache of events, so nothing tells how far a quiet stream is, and that state is compacted after a
 /// while: there is nothing of its version to compare with.
 #[tokio::test]
 async fn json_is_qualified_on_a_resource_that_is_quiet_for_longer_than_history_lasts() {
@@ -274,7 +274,7 @@ async fn a_server_that_does_not_say_its_release_is_served_all_the_same() {
     assert_eq!(mode(&proxy, "configmaps.v1", "not_comparable").await, 1);
 }
 
-/// Behind one address, while it is upgraded: the old server says what it is, and the new one writes the objects.
+/// Two servers share an address while it is upgraded: the old one says what it is, and the new one writes the objects.
 #[tokio::test]
 async fn what_was_refused_for_one_release_is_tried_again_for_the_next() {
     let Some(bed) = bed::beside_others().await else { return };

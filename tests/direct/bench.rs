@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::direct::{self, App, Dir};
 use crate::process::run;
 
-/// So small that it is over soon, and large enough that something happens.
+/// A plan so small that it is over soon, and large enough that something happens.
 fn small() -> Value {
     json!({
         "watches": 12, "objects": 6, "spread": 3, "object-bytes": 1500,

@@ -30,7 +30,7 @@ struct Load {
 }
 
 const WORKERS: u32 = 4;
-/// Of each worker.
+/// How many requests each worker sends.
 const REQUESTS_MAX: u32 = 5_000;
 
 impl Load {

@@ -172,7 +172,7 @@ async fn a_server_that_comes_back_as_it_was_is_not_listed() {
     assert!(open.iter().all(Watch::is_open));
 }
 
-/// Behind one address, old and new in turn: each time that a stream is lost it may be the other one's.
+/// Old and new take turns behind one address: each time that a stream is lost it may be the other one's.
 #[tokio::test]
 async fn servers_that_take_turns_are_not_listed_again_and_again() {
     let up = demo::upstream().pods(20).seed(65).run().await;

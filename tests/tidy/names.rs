@@ -26,7 +26,7 @@ fn public_types<'a>(files: impl IntoIterator<Item = &'a File>) -> BTreeMap<Strin
     found
 }
 
-/// Behind `pub`, `pub(crate)` or `pub(in path)`.
+/// The place after `pub`, `pub(crate)` or `pub(in path)`.
 fn after_visibility(source: &Source, at: usize) -> usize {
     if !source.reads(at + 1, &["("]) {
         return at + 1;

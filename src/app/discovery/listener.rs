@@ -24,7 +24,7 @@ pub(super) struct ChangeListener {
 /// What a listener tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum News {
-    /// From now on every change is told. What came before is not known.
+    /// Every change is told from now on. What came before is not known.
     Listening,
     Changed,
     /// Changes may go unheard: there is no feed, or upstream's stream is lost.

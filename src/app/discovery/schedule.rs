@@ -48,11 +48,11 @@ const PERIOD: Duration = Duration::from_secs(30);
 const PERIOD_WHEN_TOLD: Duration = Duration::from_secs(5 * 60);
 /// Where only what the apiserver itself serves is held. An unknown resource is asked about when somebody wants it.
 const PERIOD_OF_BUILT_INS: Duration = Duration::from_secs(60 * 60);
-/// So much of that period may be left out.
+/// This part of the period may be left out.
 const EARLIER: f64 = 0.2;
 
 impl Schedule {
-    /// Behind a first question.
+    /// Makes the schedule after a first question.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
         Self { asked, answered, unasked: None, changed: None, told: ChangesHeard::Part, part: 1.0 }
     }

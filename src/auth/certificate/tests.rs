@@ -233,8 +233,8 @@ fn what_an_authority_is_for_is_kept_as_go_keeps_it() {
     }
 }
 
-/// As many certificates of one name as a connection takes, each of which may be the issuer of any other, and of an
-/// authority by its name: every order of them is tried.
+/// The chain has as many certificates of one name as a connection takes. Each may be the issuer of any other, and of an
+/// authority by its name, so every order of them is tried.
 #[test]
 fn the_dearest_chain_costs_one_signature_for_each_of_its_certificates() {
     let root = Authority::new("x");

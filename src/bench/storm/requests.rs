@@ -17,7 +17,7 @@ use super::super::target::{Ask, Target};
 use super::super::words::{Storm, WatchProtocol};
 use crate::base::Tasks;
 
-/// Of answers that are only counted.
+/// How much is kept of answers that are only counted.
 const KEPT_BYTES: usize = 0;
 
 /// What all the callers share.

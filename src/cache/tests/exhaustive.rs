@@ -116,7 +116,7 @@ struct Bounds {
     events: usize,
     rings: &'static [usize],
     readers: [(Want, Begin); 2],
-    /// Of each reader: one to open, the others to pull a frame.
+    /// The moves of each reader: one to open, the others to pull a frame.
     moves: [usize; 2],
 }
 

@@ -233,7 +233,7 @@ fn a_reader_behind_the_beginning_of_its_lane_loses_nothing() {
     }
 }
 
-/// Of what has left the ring, only what was in the lane is missed.
+/// A reader misses only those events that were in its lane, whatever else has left the ring.
 #[test]
 fn a_reader_behind_the_beginning_of_its_lane_expires_with_its_own_events_only() {
     let (mut writer, reader) = listed(ring(8), 10, &[]);

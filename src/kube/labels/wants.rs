@@ -15,7 +15,7 @@ pub(super) struct LabelWants {
     needed: usize,
     /// They contradict each other.
     impossible: bool,
-    /// Of the largest set.
+    /// The number of values of the largest set.
     values: usize,
     /// Bytes of the longest text.
     text: usize,

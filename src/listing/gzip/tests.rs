@@ -18,7 +18,7 @@ fn random(len: usize) -> Vec<u8> {
     std::iter::repeat_with(|| fastrand::u8(..)).take(len).collect()
 }
 
-/// Of 64 characters, as base64 has.
+/// Random text of 64 characters, as base64 has.
 fn base64(len: usize) -> Vec<u8> {
     std::iter::repeat_with(|| b'0' + fastrand::u8(..64)).take(len).collect()
 }

@@ -208,7 +208,7 @@ fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(
     Ok(())
 }
 
-/// Of `2006-01-02T15:04:05Z`, the only form that the apiserver prints.
+/// The seconds since 1970 of `2006-01-02T15:04:05Z`, the only form that the apiserver prints.
 fn unix_seconds(text: &str) -> Result<i64, RefusalReason> {
     let error = RefusalReason::Value("not a time as the apiserver prints it");
     let part = |at: usize, end: usize| {

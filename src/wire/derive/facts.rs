@@ -118,7 +118,7 @@ pub(super) enum Absent {
 }
 
 impl Facts {
-    /// Of the release `1.minor`, if the table has it.
+    /// The facts of release `1.minor`, if the table has it.
     pub(super) fn of(minor: u32) -> Option<&'static Self> {
         static TABLES: [OnceLock<Facts>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
         let minors = Self::minors();
@@ -126,7 +126,7 @@ impl Facts {
         minors.contains(&minor).then(|| table.get_or_init(|| parse::facts(TEXT, minor)))
     }
 
-    /// Of the newest release in the table.
+    /// The facts of the newest release in the table.
     pub(super) fn newest() -> &'static Self {
         Self::of(*Self::minors().end()).expect("the table has its own minors")
     }

@@ -134,7 +134,7 @@ pub(super) fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), RefusalReaso
     if slot.replace(value).is_some() { Err(REPEATED) } else { Ok(()) }
 }
 
-/// Of a field that `message`'s type has not, or has with another wire type.
+/// The reason for a field that `message`'s type has not, or has with another wire type.
 pub(super) fn unknown(field: RawField<'_>) -> RefusalReason {
     RefusalReason::UnknownField(field.number)
 }

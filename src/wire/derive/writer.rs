@@ -21,7 +21,7 @@ pub(super) struct BodyWriter<'f, 'b, 'o> {
     depth: u32,
     /// The fields found in the messages that are open, innermost last: one buffer for all of them.
     found: Vec<Found<'b>>,
-    /// Of a field that was refused: from it outwards.
+    /// The path of a field that was refused, from the field outwards.
     path: Vec<&'static str>,
     /// The object is its type's zero value: what is not there was never made.
     pub(super) of_zero_value: bool,

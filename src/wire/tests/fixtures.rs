@@ -24,7 +24,7 @@ pub(super) struct Pod {
     pub(super) node: &'static str,
     pub(super) host_network: bool,
     pub(super) ips: Vec<&'static str>,
-    /// Of an annotation: what makes an object large.
+    /// The length of an annotation that makes the object large.
     pub(super) padding: usize,
 }
 

@@ -153,7 +153,7 @@ async fn accounts(plane: &Plane, round: &str) -> Vec<Member> {
     members
 }
 
-/// Those whom the apiserver knows of old, and those whom it does not know.
+/// Members that the apiserver has known all along, and some that it does not know.
 fn strangers(plane: &Plane, authority: &Authority, round: &str) -> Vec<Member> {
     let foreign = Authority::foreign(plane);
     let user = format!("{round}-master");

@@ -31,7 +31,7 @@ pub struct Hint<'a> {
 pub struct Policy<'a> {
     /// Paths of collections and what is to be created there, in order.
     pub objects: Vec<(String, Value)>,
-    /// Of each caller.
+    /// The hints for each caller.
     pub hints: Vec<Vec<Hint<'a>>>,
 }
 

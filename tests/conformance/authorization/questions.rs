@@ -191,7 +191,7 @@ impl<'a> Questions<'a> {
         Probe { method: "GET", path, query, headers, body: String::new(), over }
     }
 
-    /// Whom the apiserver takes the caller for: every group, uid and extra of it.
+    /// Asks whom the apiserver takes the caller for: every group, uid and extra of it.
     fn review(&mut self) -> Probe {
         let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}).to_string();
         let json = || "application/json".to_owned();

@@ -83,7 +83,7 @@ impl Planter {
         self.kubeconfig.clone()
     }
 
-    /// From now on.
+    /// Starts to plant.
     pub fn plant(&self) {
         self.plants.store(EVERYTHING, Ordering::SeqCst);
     }
@@ -96,7 +96,7 @@ impl Planter {
     /// No release at all.
     pub const UNKNOWN: u32 = u32::MAX;
 
-    /// From now on it says that it is of release `1.minor`; the truth, if that is 0.
+    /// Says from now on that it is of release `1.minor`; the truth, if that is 0.
     pub fn say_release(&self, minor: u32) {
         self.minor.store(minor, Ordering::SeqCst);
     }

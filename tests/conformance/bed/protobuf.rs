@@ -1,4 +1,4 @@
-//! As much of protobuf as it takes to compare: fields by number. Written for these tests, see [`super::frames`].
+//! Protobuf, as much of it as it takes to compare: fields by number. Written for these tests, see [`super::frames`].
 
 /// A field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -117,7 +117,7 @@ impl Came {
         Self { answer, messages: None }
     }
 
-    /// Of a request that never came to upstream: what has been there was classified.
+    /// Whether it refuses a request that never came to upstream: one that did was classified.
     fn is_refusal(&self) -> bool {
         let classified = |name: &http::HeaderName| name.as_str().starts_with("x-kubernetes-pf-");
         !self.answer.status.is_success() && !self.answer.headers.keys().any(classified)

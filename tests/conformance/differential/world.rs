@@ -37,7 +37,7 @@ pub struct World {
     pub versions: Vec<u64>,
 }
 
-/// Of which the second's name begins with the first's.
+/// The namespaces; the second's name begins with the first's.
 pub const NAMESPACES: [&str; 2] = ["world", "world-a"];
 /// Configmaps that make a list longer than what is compressed, in a namespace of their own.
 const BULK: (&str, usize) = ("world-bulk", 40);

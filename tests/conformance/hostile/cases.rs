@@ -3,7 +3,7 @@ use fastrand::Rng;
 use super::{framing, heads, streams, targets};
 use crate::bed::{Account, Authority, Identity, Plane};
 
-/// Those who send hostile requests. None of them may do anything that matters.
+/// The senders of hostile requests. None of them may do anything that matters.
 pub struct Cast {
     pub callers: Vec<Identity>,
     /// Tokens of others, which a caller has got hold of somehow.

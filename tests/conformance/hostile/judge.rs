@@ -11,7 +11,7 @@ type Name = (String, BTreeSet<String>);
 
 /// Knows who everybody is, and what is wrong.
 pub struct Judge {
-    /// Of each caller; nobody, if upstream does not know them.
+    /// The name of each caller; `None` if upstream does not know it.
     own: Vec<Option<Name>>,
     pub wrong: Vec<String>,
 }

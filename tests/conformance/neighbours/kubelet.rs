@@ -22,7 +22,7 @@ use crate::bed::{Http, Plane};
 /// A node whose pods say the same line for ever, as fast as it is read: what `logs -f` follows.
 pub struct Kubelet {
     said: Arc<AtomicU64>,
-    /// Of its only pod.
+    /// The log of its only pod.
     pub log: String,
     server: JoinHandle<()>,
 }

@@ -43,7 +43,7 @@ impl Town {
         self.good.iter().map(|identity| self.proxy.client_of(identity)).collect()
     }
 
-    /// So many watches of the good ones, half of them on the cache.
+    /// Opens so many watches of the good ones, half of them on the cache.
     pub async fn watches(&self, count: usize) -> Vec<Watch> {
         let clients: Vec<_> = (0..count.div_ceil(40)).flat_map(|_| self.clients()).collect();
         let open = (0..count).map(async |at| {

@@ -19,7 +19,7 @@ enum Rule {
 }
 
 const RULES: [Rule; 4] = [Rule::LookAgain, Rule::AnswerFirst, Rule::ComeFirst, Rule::TakeFirst];
-/// Whom each of the others wakes.
+/// The part that each of the others wakes.
 const WAKERS: [Part; 3] = [Part::Stream, Part::Stream, Part::Codec];
 /// Turns that the task takes in one look. The code takes more, and this is enough for the last one to matter.
 const TURNS: u8 = 2;
@@ -51,7 +51,7 @@ struct State {
     turn: u8,
     /// Steps that each has taken.
     wakers: [u8; WAKERS.len()],
-    /// Of one that looks at the task too early: what it saw.
+    /// What a waker saw that looked at the task too early.
     saw: [bool; WAKERS.len()],
 }
 

@@ -53,7 +53,7 @@ impl Ask {
         Self { impersonates: true, ..self }
     }
 
-    /// Of a proxy that holds only what is said there.
+    /// Asks a proxy that holds only what `coverage` says.
     pub(super) fn covered_by(self, coverage: &Coverage) -> Self {
         Self { coverage: coverage.clone(), ..self }
     }

@@ -46,7 +46,7 @@ const LABELS: [&str; 22] = [
     "app=x\u{e9}",
 ];
 
-/// Of any resource, whether it has them or not.
+/// Fields of any resource, whether it has them or not.
 const FIELDS: [&str; 44] = [
     "metadata.name=p1",
     "metadata.name==p1",
@@ -175,7 +175,7 @@ impl Grammar<'_> {
         terms.join(",")
     }
 
-    /// Of the resource's own fields.
+    /// A selector by the resource's own fields.
     fn careful_fields(&mut self, resource: &Served, own: &str) -> String {
         let more: &[&str] = match resource.name.as_str() {
             "pods" => &FIELDS[8..22],
