@@ -29,18 +29,18 @@ impl FirstRows {
     /// # Errors Upstream does not answer as expected: then the request passes through.
     pub(super) async fn of_watch(
         &self,
-        visit: &ReadRequest,
+        request: &ReadRequest,
         resource: &Resource,
         read: &mut WatchRead,
     ) -> Result<Option<Object>, ForwardReason> {
         if !matches!((read.representation, read.start), (Representation::Table(_), WatchStart::State { .. })) {
             return Ok(None);
         }
-        let namespace = if resource.namespaced { visit.info.namespace.as_str() } else { "" };
-        let path = list_path(visit.request.uri().path(), namespace, &visit.query, &resource.gvr)
+        let namespace = if resource.namespaced { request.info.namespace.as_str() } else { "" };
+        let path = list_path(request.http.uri().path(), namespace, &request.query, &resource.gvr)
             .ok_or(ForwardReason::Table)?;
         let ListPage { resource_version, continue_token, items, .. } =
-            self.rows(visit.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
+            self.rows(request.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
                 tracing::debug!(%error, "the state of a Table watch could not be listed");
                 ForwardReason::Table
             })?;

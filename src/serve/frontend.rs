@@ -111,8 +111,9 @@ impl Frontend {
         let response = match (info, caller) {
             _ if forbidden.is_some() => forbid(&context, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => {
-                let visit = ReadRequest { request, caller, info, query, context, received, readable, rerouted: 0 };
-                self.dispatch(visit).await
+                let request =
+                    ReadRequest { http: request, caller, info, query, context, received, readable, rerouted: 0 };
+                self.dispatch(request).await
             }
             // Upstream has its own words for a path that means nothing, and has them for everybody.
             (Err(RequestInfoError::NoResource(_)), caller) => {
@@ -201,47 +202,47 @@ impl Frontend {
         forbidden.then(|| NO_WAY_IN.to_owned())
     }
 
-    async fn dispatch(&self, mut visit: ReadRequest) -> Response<ReplyBody> {
-        let resource = self.resource(&visit.caller, &visit.info).await;
+    async fn dispatch(&self, mut request: ReadRequest) -> Response<ReplyBody> {
+        let resource = self.resource(&request.caller, &request.info).await;
         let asked = RouteInput {
-            method: visit.request.method(),
-            info: &visit.info,
-            query: &visit.query,
-            accept: visit.context.accept.as_deref(),
-            user_agent: visit.context.user_agent.as_deref(),
-            impersonates: visit.request.headers().keys().any(is_impersonation),
+            method: request.http.method(),
+            info: &request.info,
+            query: &request.query,
+            accept: request.context.accept.as_deref(),
+            user_agent: request.context.user_agent.as_deref(),
+            impersonates: request.http.headers().keys().any(is_impersonation),
         };
         let route = route(&asked, resource.as_deref(), &self.coverage);
         let Some(resource) = resource else {
             return match route {
-                Route::Forward(reason) => self.pass(visit, reason).await,
-                _ => self.pass(visit, ForwardReason::Unknown).await,
+                Route::Forward(reason) => self.pass(request, reason).await,
+                _ => self.pass(request, ForwardReason::Unknown).await,
             };
         };
         let route = match route {
-            Route::Forward(reason) => return self.pass(visit, reason).await,
-            _ if !self.gate.serves(&visit.caller) => return self.pass(visit, ForwardReason::Anonymous).await,
+            Route::Forward(reason) => return self.pass(request, reason).await,
+            _ if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
             route => route,
         };
         // Who may not read learns nothing of what else is wrong with the request.
-        let permit = match self.permit(&mut visit, &resource).await {
+        let permit = match self.permit(&mut request, &resource).await {
             Ok(permit) => permit,
-            Err(refused) => return visit.turned_away(&refused),
+            Err(refused) => return request.turned_away(&refused),
         };
         let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
         let answered = match route {
             Route::Forward(reason) => Err(Unready::Forward(reason)),
             Route::Refuse(status) => Err(Unready::Refuse(status)),
-            Route::Get(read) => self.reader.get(&visit, &permit, &resource, read).await,
-            Route::List(read) => self.reader.list(&visit, &permit, &resource, read).await,
+            Route::Get(read) => self.reader.get(&request, &permit, &resource, read).await,
+            Route::List(read) => self.reader.list(&request, &permit, &resource, read).await,
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
                 Err(Unready::Forward(ForwardReason::Table))
             }
-            Route::Watch(read) => self.reader.watch(&mut visit, permit, &resource, read).await,
+            Route::Watch(read) => self.reader.watch(&mut request, permit, &resource, read).await,
         };
         let mut response = match answered {
             Ok(response) => response,
-            Err(why) => self.unready(visit, why).await,
+            Err(why) => self.unready(request, why).await,
         };
         // One that was routed again has the decision of the last time.
         if let (Some(decision), None) = (decision, response.extensions().get::<Decision>()) {
@@ -250,12 +251,12 @@ impl Frontend {
         response
     }
 
-    async fn permit(&self, visit: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {
-        if !visit.is_for_readable(resource) {
-            return self.gate.grant(&visit.caller, &visit.info).await.map(Permit::Whole);
+    async fn permit(&self, request: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {
+        if !request.is_for_readable(resource) {
+            return self.gate.grant(&request.caller, &request.info).await.map(Permit::Whole);
         }
-        let permit = self.gate.readable(&visit.caller, &visit.info).await?;
-        visit.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
+        let permit = self.gate.readable(&request.caller, &request.info).await?;
+        request.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
         Ok(permit)
     }
 
@@ -281,32 +282,32 @@ impl Frontend {
         self.catalog.find(&gvr)
     }
 
-    async fn pass(&self, visit: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {
-        let ReadRequest { request, caller, info, query, context, .. } = visit;
+    async fn pass(&self, request: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {
+        let ReadRequest { http: request, caller, info, query, context, .. } = request;
         // Apart, so that those which are answered here have no room for it.
         Box::pin(self.forwarding.forward(request, &caller, Some(&info), &query, &context, reason)).await
     }
 
     /// What could not be answered from a feed: routed again, passed through, or refused.
-    async fn unready(&self, mut visit: ReadRequest, why: Unready) -> Response<ReplyBody> {
+    async fn unready(&self, mut request: ReadRequest, why: Unready) -> Response<ReplyBody> {
         match why {
-            Unready::Over if visit.rerouted < REROUTES_MAX => {
-                visit.rerouted += 1;
-                Box::pin(self.dispatch(visit)).await
+            Unready::Over if request.rerouted < REROUTES_MAX => {
+                request.rerouted += 1;
+                Box::pin(self.dispatch(request)).await
             }
-            Unready::Over => self.pass(visit, ForwardReason::Unavailable).await,
+            Unready::Over => self.pass(request, ForwardReason::Unavailable).await,
             // Upstream would deny what it cannot show in part.
             Unready::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
-                if visit.context.extent == Some(Extent::Some) =>
+                if request.context.extent == Some(Extent::Some) =>
             {
                 let why = "what may be read of this collection cannot be told yet";
                 metrics::refused(503);
-                visit.context.status(&unavailable(why))
+                request.context.status(&unavailable(why))
             }
-            Unready::Forward(reason) => self.pass(visit, reason).await,
+            Unready::Forward(reason) => self.pass(request, reason).await,
             Unready::Refuse(status) => {
                 metrics::refused(status.http_code());
-                visit.context.status(&status)
+                request.context.status(&status)
             }
         }
     }

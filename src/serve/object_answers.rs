@@ -37,12 +37,12 @@ impl ObjectAnswers {
     /// The answer around an object's body, compressed if that is asked for and worth it.
     pub(super) async fn show(
         &self,
-        visit: &ReadRequest,
+        request: &ReadRequest,
         envelope: &Envelope,
         (encoding, body): (Encoding, Bytes),
         stale_seconds: Option<u64>,
     ) -> Response<ReplyBody> {
-        let (context, bytes) = (&visit.context, envelope.object_len(body.len()));
+        let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
             // A task for each answer would cost more than most answers.
             context.cut.within(self.body_max, TOO_SLOW);
@@ -54,7 +54,7 @@ impl ObjectAnswers {
             };
             return context.served(encoding, false, stale_seconds, body);
         }
-        let place = match self.admission.whole(visit.caller.payer().as_ref(), bytes) {
+        let place = match self.admission.whole(request.caller.payer().as_ref(), bytes) {
             Ok(place) => place.into(),
             Err(shed) => return context.status(&too_many(shed, LIST_RETRY_SECONDS)),
         };

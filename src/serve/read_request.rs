@@ -15,7 +15,7 @@ use crate::wire::Representation;
 
 /// A read request, with what was understood of it.
 pub(super) struct ReadRequest {
-    pub(super) request: Request<Incoming>,
+    pub(super) http: Request<Incoming>,
     pub(super) caller: Caller,
     pub(super) info: RequestInfo,
     pub(super) query: Arc<Query>,

@@ -105,7 +105,7 @@ impl Reader {
 
     pub(super) async fn get(
         &self,
-        visit: &ReadRequest,
+        request: &ReadRequest,
         permit: &Permit,
         resource: &Resource,
         read: GetRead,
@@ -118,7 +118,7 @@ impl Reader {
             return Err(Unready::Forward(ForwardReason::NotCached));
         };
         let feed = &source.feed;
-        self.sources.fresh(feed, read.version, visit.received).await?;
+        self.sources.fresh(feed, read.version, request.received).await?;
         self.sources.of_present(&source).await?;
         // An object is told with its own version, and no other.
         let Some(current) = feed.reader.applied() else {
@@ -126,14 +126,14 @@ impl Reader {
         };
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &feed.spec.key, read.representation);
-            let mut response = visit.context.status(&Status::not_found(&resource.gvr, read.key.name()));
+            let mut response = request.context.status(&Status::not_found(&resource.gvr, read.key.name()));
             put_served(response.headers_mut(), Sources::stale_seconds(feed));
             return Ok(response);
         };
         match feed.reader.body(&object, &source.renderer) {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
-                let shown = self.objects.show(visit, envelope, (encoding, body), Sources::stale_seconds(feed)).await;
+                let shown = self.objects.show(request, envelope, (encoding, body), Sources::stale_seconds(feed)).await;
                 // A refusal is no answer of the cache.
                 if shown.status().is_success() {
                     metrics::served("get", &feed.spec.key, read.representation);
@@ -149,7 +149,7 @@ impl Reader {
 
     pub(super) async fn list(
         &self,
-        visit: &ReadRequest,
+        request: &ReadRequest,
         permit: &Permit,
         resource: &Resource,
         read: ListRead,
@@ -157,20 +157,20 @@ impl Reader {
         if !permit.names(read.view.name()) {
             return Err(Unready::Forward(ForwardReason::Ungranted));
         }
-        let source = match self.sources.source(resource, &visit.need(permit, resource, read.representation, None)).await
-        {
-            Ok(source) => source,
-            Err(why) => return Err(why),
-        };
+        let source =
+            match self.sources.source(resource, &request.need(permit, resource, read.representation, None)).await {
+                Ok(source) => source,
+                Err(why) => return Err(why),
+            };
         let feed = &source.feed;
         let Some(cost) = cost::of_list(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
-            return Self::too_dear(visit, permit);
+            return Self::too_dear(request, permit);
         };
-        self.fit_to_show(&source, &read, visit.received).await?;
+        self.fit_to_show(&source, &read, request.received).await?;
         let snapshot = match read.plan.version {
             VersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
-                None if permit.part().is_some() => return Ok(visit.context.status(&Status::too_old_list())),
+                None if permit.part().is_some() => return Ok(request.context.status(&Status::too_old_list())),
                 None => return Err(Unready::Forward(ForwardReason::Continue)),
             },
             VersionMatch::Exact(rv) => match feed.reader.snapshot_at(rv) {
@@ -182,21 +182,21 @@ impl Reader {
                 None => return Err(Unready::Over),
             },
         };
-        let pin = feed.pin(&snapshot, visit.context.cut.clone(), List::terms(self.body_max));
+        let pin = feed.pin(&snapshot, request.context.cut.clone(), List::terms(self.body_max));
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
-            if let Err(refusal) = self.find_out(visit, part, &snapshot, from, LIST_RETRY_SECONDS).await {
+            if let Err(refusal) = self.find_out(request, part, &snapshot, from, LIST_RETRY_SECONDS).await {
                 return Ok(*refusal);
             }
         }
-        let mut pace = match self.pace(visit, cost).await {
+        let mut pace = match self.pace(request, cost).await {
             Ok(pace) => pace,
-            Err(shed) => return Ok(visit.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
+            Err(shed) => return Ok(request.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
         };
         let page = page::page(permit, feed, &snapshot, &read, &mut pace).await;
-        let place = match self.admission.list(visit.caller.payer().as_ref(), page.bytes()) {
+        let place = match self.admission.list(request.caller.payer().as_ref(), page.bytes()) {
             Ok(place) => place,
-            Err(shed) => return Ok(visit.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
+            Err(shed) => return Ok(request.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
         };
         let body = match page.written_by(&source.renderer, &mut pace).await {
             Ok(body) => body,
@@ -204,13 +204,13 @@ impl Reader {
                 source.refuse(&refused);
                 drop((place, pin, pace));
                 // The representation is refused now and for good, so this recursion ends.
-                return Box::pin(self.list(visit, permit, resource, read)).await;
+                return Box::pin(self.list(request, permit, resource, read)).await;
             }
         };
         drop(pace);
         metrics::served("list", &feed.spec.key, read.representation);
         let (encoding, stale) = (read.representation.encoding(), Sources::stale_seconds(feed));
-        Ok(visit.context.list(encoding, stale, body, |it| List::new(it, place, pin)))
+        Ok(request.context.list(encoding, stale, body, |it| List::new(it, place, pin)))
     }
 
     /// Waits until the state can be shown that a list asks for.
@@ -228,18 +228,18 @@ impl Reader {
 
     /// The answer to a read that costs too much: upstream gives it. But upstream would deny a part of a collection
     /// altogether, and not say why, so that is refused here.
-    fn too_dear(visit: &ReadRequest, permit: &Permit) -> Answered {
+    fn too_dear(request: &ReadRequest, permit: &Permit) -> Answered {
         if permit.part().is_none() {
             return Err(Unready::Forward(ForwardReason::DearSelector));
         }
         let refused = Status::bad_request(TOO_DEAR);
         metrics::refused(refused.http_code());
-        Ok(visit.context.status(&refused))
+        Ok(request.context.status(&refused))
     }
 
     /// Prepares a scan of this cost. It waits for its turn if the cost is more than a little.
-    async fn pace(&self, visit: &ReadRequest, cost: usize) -> Result<ScanPace, Shed> {
-        let whose = visit.caller.payer();
+    async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, Shed> {
+        let whose = request.caller.payer();
         let turn = if cost > cost::SMALL { Some(self.scans.turn(whose.clone()).await?) } else { None };
         Ok(ScanPace::new(turn, (self.scans.clone(), self.slices.clone()), whose))
     }
@@ -247,25 +247,25 @@ impl Reader {
     /// The namespaces with something to show, once it is known which of them may be shown.
     async fn find_out(
         &self,
-        visit: &ReadRequest,
+        request: &ReadRequest,
         part: &Readable,
         state: &Snapshot,
         (view, start): (&View, Option<&str>),
         retry_seconds: u32,
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
         // Only reads across namespaces show a part of a collection.
-        let pace = self.pace(visit, cost::of_scan(view, true, state)).await;
-        let mut pace = pace.map_err(|shed| Box::new(visit.context.status(&too_many(shed, retry_seconds))))?;
+        let pace = self.pace(request, cost::of_scan(view, true, state)).await;
+        let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
         let namespaces = look::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
         // The turn is given back: nobody else should wait for upstream's answers to us.
         drop(pace);
         let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
-        asked.map(|()| namespaces).map_err(|refused| Box::new(visit.turned_away(&refused)))
+        asked.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
     }
 
     pub(super) async fn watch(
         &self,
-        visit: &mut ReadRequest,
+        request: &mut ReadRequest,
         permit: Permit,
         resource: &Resource,
         mut read: WatchRead,
@@ -274,9 +274,9 @@ impl Reader {
             return Err(Unready::Forward(ForwardReason::Ungranted));
         }
         if !cost::is_for_watch(read.view.selector()) {
-            return Self::too_dear(visit, &permit);
+            return Self::too_dear(request, &permit);
         }
-        let row = match self.first_rows.of_watch(visit, resource, &mut read).await {
+        let row = match self.first_rows.of_watch(request, resource, &mut read).await {
             Ok(row) => row,
             Err(reason) => return Err(Unready::Forward(reason)),
         };
@@ -284,7 +284,7 @@ impl Reader {
             WatchStart::After(rv) => Some(rv),
             _ => None,
         };
-        let need = visit.need(&permit, resource, read.representation, resume);
+        let need = request.need(&permit, resource, read.representation, resume);
         let source = match self.sources.source(resource, &need).await {
             Ok(source) => source,
             // A watch that is passed through lasts for an hour. The apiserver's own words for a cache that is being
@@ -300,11 +300,11 @@ impl Reader {
             return Err(Unready::Forward(ForwardReason::TooOld));
         }
         // Taken before anything is waited for, so that those who wait are no more than those who are served.
-        let place = match self.admission.watch(visit.caller.payer().as_ref(), selector_bytes(visit, &read)) {
+        let place = match self.admission.watch(request.caller.payer().as_ref(), selector_bytes(request, &read)) {
             Ok(place) => place,
-            Err(shed) => return Ok(visit.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
+            Err(shed) => return Ok(request.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
         };
-        let failed = match self.fit_to_watch(feed, &read, visit.received).await {
+        let failed = match self.fit_to_watch(feed, &read, request.received).await {
             Ok(failed) => failed,
             Err(why) => return Err(why),
         };
@@ -316,12 +316,12 @@ impl Reader {
             }
         }
         let opened = open(&source.feed.reader, &read);
-        let namespaces = match self.begins_with(visit, &permit, &opened).await {
+        let namespaces = match self.begins_with(request, &permit, &opened).await {
             Ok(namespaces) => namespaces,
             Err(refusal) => return Ok(*refusal),
         };
         let admitted = Admitted { permit, place, source, opened, namespaces, chunks: None, row };
-        Ok(self.open_watch(visit, admitted, &read, failed).await)
+        Ok(self.open_watch(request, admitted, &read, failed).await)
     }
 
     /// Waits until the feed is as fresh as a watch needs it. If that takes too long, the stream says so, as the
@@ -362,24 +362,24 @@ impl Reader {
     /// The namespaces that a watch may begin with, if it may not show all.
     async fn begins_with(
         &self,
-        visit: &ReadRequest,
+        request: &ReadRequest,
         permit: &Permit,
         opened: &Result<OpenedWatch, TooOld>,
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
         let (Ok(opened), Some(part)) = (opened, permit.part()) else { return Ok(Vec::new()) };
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
-        self.find_out(visit, part, &state, (opened.cursor.view(), None), WATCH_RETRY_SECONDS).await
+        self.find_out(request, part, &state, (opened.cursor.view(), None), WATCH_RETRY_SECONDS).await
     }
 
     async fn open_watch(
         &self,
-        visit: &mut ReadRequest,
+        request: &mut ReadRequest,
         mut admitted: Admitted,
         read: &WatchRead,
         failed: Option<Status>,
     ) -> Response<ReplyBody> {
-        let websocket = websocket::is_upgrade(visit.request.headers());
-        let upgrade = match websocket.then(|| websocket::handshake(visit.request.headers())) {
+        let websocket = websocket::is_upgrade(request.http.headers());
+        let upgrade = match websocket.then(|| websocket::handshake(request.http.headers())) {
             Some(Ok(response)) => Some(response),
             Some(Err(response)) => return response,
             None => None,
@@ -388,19 +388,19 @@ impl Reader {
         admitted.chunks = if websocket { None } else { chunks(&admitted).await };
         metrics::served("watch", &admitted.source.feed.spec.key, read.representation);
         let stale = Sources::stale_seconds(&admitted.source.feed);
-        let protocol = protocol(&visit.request, websocket);
+        let protocol = protocol(&request.http, websocket);
         let encoding = read.representation.encoding();
         // An upgraded connection belongs to the watch alone.
-        let cut = if websocket { Cut::default() } else { visit.context.cut.clone() };
-        let looks = Looks::new(self.slices.clone(), visit.caller.payer(), read.view.is_dear());
+        let cut = if websocket { Cut::default() } else { request.context.cut.clone() };
+        let looks = Looks::new(self.slices.clone(), request.caller.payer(), read.view.is_dear());
         let session = self.session(admitted, read, failed, (protocol, cut, looks));
         let Some(mut response) = upgrade else {
-            let body = ReplyBody::watch(session, visit.context.record.clone());
-            return visit.context.served(encoding, true, stale, body);
+            let body = ReplyBody::watch(session, request.context.record.clone());
+            return request.context.served(encoding, true, stale, body);
         };
         response.extensions_mut().insert(Ours { is_served: true, is_watch: true, ..Ours::default() });
-        let running = websocket::run(hyper::upgrade::on(&mut visit.request), encoding, session);
-        let record = visit.context.record.clone();
+        let running = websocket::run(hyper::upgrade::on(&mut request.http), encoding, session);
+        let record = request.context.record.clone();
         self.tasks.spawn("websocket", async move {
             running.await;
             drop(record);
@@ -470,8 +470,8 @@ async fn chunks(admitted: &Admitted) -> Option<Arc<[Chunk]>> {
 
 /// The bytes that a watch holds for its selector while it is open: as it was written, to check the right again, and as
 /// it is matched.
-fn selector_bytes(visit: &ReadRequest, read: &WatchRead) -> usize {
-    let written = [&visit.info.label_selector, &visit.info.field_selector];
+fn selector_bytes(request: &ReadRequest, read: &WatchRead) -> usize {
+    let written = [&request.info.label_selector, &request.info.field_selector];
     let written: usize = written.into_iter().flatten().map(String::len).sum();
     written + read.view.selector().held_bytes()
 }
