@@ -70,7 +70,7 @@ fn decode(c: &mut Criterion) {
         assert_eq!(pods.reader.list(&page).expect("a page").items.len(), 500);
         group.throughput(Throughput::Bytes(page.len() as u64));
         group.bench_function(BenchmarkId::new("page of 500", encoding), |b| {
-            b.iter(|| pods.reader.list(black_box(&page)))
+            b.iter(|| pods.reader.list(black_box(&page)));
         });
     }
     group.finish();

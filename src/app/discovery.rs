@@ -1,8 +1,8 @@
-//! Knowing what upstream serves: asked once, and again when something says that it has changed.
+//! Keeps the catalog of what upstream serves: asked once, and again when something says that it has changed.
 //!
-//! It reads two feeds like any client, of CustomResourceDefinitions and of APIServices. What happens there makes it ask
-//! (`schedule` says when, a pure function); where they cannot be read, it asks every 30 seconds. Feeds that the answer
-//! contradicts are retired: their watches end cleanly, as the apiserver ends them.
+//! It reads two feeds like any client, of `CustomResourceDefinitions` and of `APIServices`. What happens there makes it
+//! ask (`schedule` says when, a pure function); where they cannot be read, it asks every 30 seconds. Feeds that the
+//! answer contradicts are retired: their watches end cleanly, as the apiserver ends them.
 
 mod listener;
 mod schedule;

@@ -27,11 +27,11 @@ enum How {
     /// Frame by frame, from the first key not yet sent.
     Frames { next: String },
     /// In chunks of frames that all watches share, from the first piece not yet sent.
-    Chunks(Box<Chunks>),
+    Chunks(Box<SharedFrames>),
 }
 
 #[derive(Debug)]
-struct Chunks {
+struct SharedFrames {
     writer: ChunkWriter,
     chunks: PageChunks,
     index: usize,
@@ -63,8 +63,14 @@ impl InitialEvents {
         let mut chunks = PageChunks::new(self.snapshot.clone(), shared);
         chunks.put_chunks(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
         let writer = ChunkWriter::added(reader.clone(), cursor.renderer().clone());
-        let how =
-            How::Chunks(Box::new(Chunks { writer, chunks, index: 0, plain: None, piece: 0, rest: Rest::default() }));
+        let how = How::Chunks(Box::new(SharedFrames {
+            writer,
+            chunks,
+            index: 0,
+            plain: None,
+            piece: 0,
+            rest: Rest::default(),
+        }));
         Self { how, ..self }
     }
 
@@ -87,7 +93,7 @@ impl InitialEvents {
     }
 }
 
-impl Chunks {
+impl SharedFrames {
     fn poll_put(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<Put, Refused>> {
         let (mut frames, mut bytes) = (0, 0);
         ready!(self.rest.poll(cx));
