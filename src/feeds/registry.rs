@@ -15,14 +15,14 @@ use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryU
 use crate::kube::ResourceVersion;
 use crate::wire::Representation;
 
-/// Somebody wants a feed: its writer goes to whoever runs reflectors.
+/// A request for a feed that does not run: its writer, for whoever runs reflectors.
 #[derive(Debug)]
 pub struct Demand {
     pub feed: Arc<Feed>,
     pub writer: CacheWriter,
 }
 
-/// The feeds there are. Cloning shares.
+/// The registry of feeds. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Feeds {
     shared: Arc<Shared>,
@@ -33,11 +33,11 @@ struct Shared {
     config: CacheConfig,
     budget: Arc<Budget>,
     feeds: Mutex<HashMap<FeedKey, Arc<Feed>>>,
-    /// Feeds that ended for a reason that will not go away at once.
+    /// Feeds that ended for a reason that lasts.
     refused: Mutex<Refusals>,
-    /// How other representations are had: refusals outlive the feed that they were found by.
+    /// How other representations are obtained, for each feed: refusals outlive the feed that found them.
     renderings: Mutex<HashMap<FeedKey, Renderings>>,
-    /// When feeds were retired, for as long as what takes their place has not settled.
+    /// When feeds were retired, for as long as the feeds in their place have not settled.
     outdated: Mutex<HashMap<FeedKey, Instant>>,
     counts: Mutex<Ledger>,
     demand: mpsc::Sender<Demand>,
@@ -46,17 +46,17 @@ struct Shared {
 /// Why there is no such feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unavailable {
-    /// It was tried a short while ago and ended so.
+    /// It was tried a short while ago and ended for this reason.
     Ended(FeedEnd),
     /// There are [`FEEDS_MAX`] feeds already.
     TooMany,
 }
 
-/// How long an apiserver may take to answer by a definition that we have read from another one.
+/// How long an apiserver may still answer by an older definition than the one that we have read from another server.
 const SETTLING: Duration = Duration::from_secs(10);
 
 impl Feeds {
-    /// The registry, and the demands that a supervisor serves.
+    /// Makes the registry, and the channel of demands that a supervisor serves.
     pub fn new(config: CacheConfig) -> (Self, mpsc::Receiver<Demand>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
         let budget = Budget::new(config.memory_bytes_max, Pins::default());
@@ -73,8 +73,8 @@ impl Feeds {
         (Self { shared: Arc::new(shared) }, demands)
     }
 
-    /// The feed for `spec`, started if there is none. `resume` is the version behind which the caller wants to go on: a
-    /// feed that is only starting may take it into account.
+    /// The feed for `spec`. It is started if it does not run. `resume` is the version behind which the caller wants to
+    /// go on: a feed that is only starting may take it into account.
     pub fn handle(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<FeedHandle, Unavailable> {
         let mut feeds = self.shared.feeds.lock();
         if let Some(feed) = feeds.get(&spec.key)
@@ -84,7 +84,7 @@ impl Feeds {
                 feed.note_resume(resume);
                 return Ok(FeedHandle::new(feed.clone()));
             }
-            // The resource's definition has changed; what was read of its objects no longer fits.
+            // The resource's definition has changed: the objects that were read no longer fit it.
             self.outdate(feed);
             feeds.remove(&spec.key);
         }
@@ -118,7 +118,7 @@ impl Feeds {
         (!matches!(feed.reader.state(), FeedState::Ended(_))).then(|| FeedHandle::new(feed))
     }
 
-    /// Why a representation of this feed's objects is not derived, whether the feed runs or not.
+    /// Why a representation of this feed's objects is not derived, whether or not the feed runs.
     pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<RenderingRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
             RenderingMode::Refused(reason) => Some(reason),
@@ -126,7 +126,7 @@ impl Feeds {
         }
     }
 
-    /// For a feed that begins.
+    /// The renderings for a feed that begins.
     fn renderings_of(&self, key: &FeedKey, running: &HashMap<FeedKey, Arc<Feed>>) -> Renderings {
         let mut all = self.shared.renderings.lock();
         if all.len() >= FEEDS_MAX {
@@ -137,7 +137,7 @@ impl Feeds {
         renderings
     }
 
-    /// The states that are kept for those who are being told them, of all feeds.
+    /// The pins on states of all feeds.
     pub fn pins(&self) -> &Pins {
         self.shared.budget.pins()
     }
@@ -149,16 +149,16 @@ impl Feeds {
         all
     }
 
-    /// What all feeds hold together, and may hold.
+    /// The memory that all feeds hold, and may hold.
     pub fn memory(&self) -> MemoryUse {
         self.shared.budget.memory()
     }
 
-    /// Forgets a feed that ended; one that was refused is not tried again for a while.
+    /// Removes a feed that has ended. If it was refused, it is not tried again for a while.
     pub fn ended(&self, feed: &Arc<Feed>, end: FeedEnd) {
         let key = &feed.spec.key;
         let mut feeds = self.shared.feeds.lock();
-        // Another may have taken its place.
+        // Another feed may have taken its place.
         if feeds.get(key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
             feeds.remove(key);
         }
@@ -170,7 +170,7 @@ impl Feeds {
         self.close(key, &feeds);
     }
 
-    /// Nothing is left of a feed that is over but refusals, and what it counted for a while.
+    /// Forgets what belongs to a feed that is over, except refusals, and its counts for a while.
     fn close(&self, key: &FeedKey, running: &HashMap<FeedKey, Arc<Feed>>) {
         self.shared.counts.lock().close(key, self.shared.config.counts_age_max);
         if !running.contains_key(key) {
@@ -178,13 +178,13 @@ impl Feeds {
         }
     }
 
-    /// What has been counted of every feed, and of those that ended a while ago at most, in the order of their keys.
+    /// The counts of every feed, and of feeds that ended lately, in the order of their keys.
     pub fn counts(&self) -> Vec<(FeedKey, Arc<FeedCounts>)> {
         self.shared.counts.lock().all(self.shared.config.counts_age_max)
     }
 
-    /// Takes a feed out of the registry if nobody has read it for so long; says whether it did. Nobody can lease it
-    /// between the look and the removal.
+    /// Removes a feed if nobody has read it for `idle_max`. Returns whether it did. Nobody can get a handle between the
+    /// look and the removal.
     pub fn end_if_idle(&self, feed: &Arc<Feed>, idle_max: Duration) -> bool {
         let mut feeds = self.shared.feeds.lock();
         let idle = feed.idle_for() >= idle_max;
@@ -194,7 +194,7 @@ impl Feeds {
         idle
     }
 
-    /// Ends a feed that no longer fits its resource. Its watches end with it; whoever asks next starts another one.
+    /// Ends a feed that no longer fits its resource. Its watches end with it, and whoever asks next starts another one.
     pub fn retire(&self, feed: &Arc<Feed>) {
         let mut feeds = self.shared.feeds.lock();
         self.outdate(feed);
@@ -203,18 +203,18 @@ impl Feeds {
         }
     }
 
-    /// Forgets refusals: what is served has changed. What does not fit into the memory, or may not be read, is not
-    /// concerned.
+    /// Forgets refusals, because upstream serves other resources now. Those of feeds that do not fit into the memory,
+    /// or that may not be read, stay.
     pub fn forget_refusals(&self) {
         self.shared.refused.lock().forget();
     }
 
-    /// Forgets which resources upstream did not know: it may have learned of them.
+    /// Forgets which resources upstream did not know, because it may have learned of them.
     pub fn forget_gone(&self) {
         self.shared.refused.lock().forget_gone();
     }
 
-    /// What our identity may not read is tried again soon: that may have changed.
+    /// Notes that our rights may have changed: feeds that may not be read are tried again soon.
     pub fn rights_changed(&self) {
         self.shared.refused.lock().rights_changed(self.shared.config.refused);
     }
@@ -227,7 +227,7 @@ impl Feeds {
     }
 }
 
-/// How far the other feeds of a resource are that are live.
+/// The latest version that a live feed of the resource has reached.
 fn shown(key: &FeedKey, feeds: &HashMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
     others.map(|feed| feed.reader.progress().rv).max().unwrap_or_default()

@@ -6,24 +6,24 @@ use crate::base::Shares;
 use crate::kube::Payer;
 use crate::listing::Shed;
 
-/// How much may be under way at once. Beyond it a request is refused at once: nothing queues.
+/// How much may be under way at once. Requests beyond a limit are refused at once: nothing queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdmissionLimits {
-    /// Watches served from the cache; in all, and of one user.
+    /// How many watches are served from the cache, in all and for one user.
     pub watches_max: usize,
     pub watches_per_caller_max: usize,
-    /// Bytes of answers on their way out: each LIST is charged its length, a quarter MiB at most, and large objects and
-    /// shared answers of upstream all of theirs; one user has half of them.
+    /// How many bytes of answers may be on their way. Each LIST is charged its length, a quarter MiB at most; large
+    /// objects and shared answers of upstream are charged their whole length. One user has half of this.
     pub lists_bytes_max: usize,
-    /// Requests that are passed through and answered within seconds; in all, and of one user.
+    /// How many requests are passed through that are answered within seconds, in all and for one user.
     pub forwards_max: usize,
     pub forwards_per_caller_max: usize,
-    /// Passed-through streams and tunnels; in all, and of one user.
+    /// How many streams and tunnels are passed through, in all and for one user.
     pub streams_max: usize,
     pub streams_per_caller_max: usize,
-    /// Reads that are passed through because their feed is not ready.
+    /// How many reads are passed through because their feed is not ready.
     pub unready_forwards_max: usize,
-    /// Requests of nobody in particular that are passed through.
+    /// How many requests without a credential are passed through.
     pub anonymous_forwards_max: usize,
 }
 
@@ -47,7 +47,7 @@ impl Default for AdmissionLimits {
 #[derive(Debug)]
 pub(super) struct Admission {
     watches: Room,
-    /// Places of a KiB.
+    /// Places of a KiB each.
     lists: Room,
     forwards: Room,
     streams: Room,
@@ -62,25 +62,25 @@ struct Room {
     all: Arc<Semaphore>,
     each: Shares<Payer>,
     each_max: usize,
-    /// The last places, which are for those who have no more than a few.
+    /// The last places, which are for users who have no more than a few.
     reserve: usize,
     few: usize,
 }
 
-/// A place, or several; given back on drop.
+/// A place, or several. They are given back on drop.
 #[derive(Debug)]
 pub(super) struct AdmissionPlace {
     _all: OwnedSemaphorePermit,
     _own: Option<OwnedSemaphorePermit>,
 }
 
-/// What a LIST is charged at most: a run that HTTP/2 has taken and not sent, and one behind that.
+/// The most that a LIST is charged: a chunk that HTTP/2 has taken and not sent, and the one behind it.
 const LIST_BYTES_MAX: usize = 256 << 10;
 /// One out of so many places is for users who have no more than a few.
 const RESERVE: usize = 8;
-/// What a few are, of places that are taken one by one.
+/// How many places are a few, where places are taken one by one.
 const FEW: usize = 4;
-/// What a watch may hold for its selector in the place that every watch has: beyond it each is another one.
+/// How much a watch may hold for its selector in its own place. Beyond that each so many bytes take another place.
 const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 
 impl Admission {
@@ -96,19 +96,19 @@ impl Admission {
         }
     }
 
-    /// A place for a watch, and more of them for a selector of so many bytes. `payer`: whose share it is of; `None`
-    /// where all are one.
+    /// Takes a place for a watch, and more of them for a long selector. `payer` is the user whose share it takes;
+    /// `None` where all callers are one.
     pub(super) fn watch(&self, payer: Option<&Payer>, selector_bytes: usize) -> Result<AdmissionPlace, Shed> {
         self.watches.take_many(payer, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
     }
 
-    /// A place for a LIST of so many bytes.
+    /// Takes a place for a LIST of so many bytes.
     pub(super) fn list(&self, payer: Option<&Payer>, bytes: usize) -> Result<AdmissionPlace, Shed> {
         self.lists.take_many(payer, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
     }
 
-    /// A place among the LISTs for one answer that is all there: it may be the last that keeps its bytes, so it is
-    /// charged all of them.
+    /// Takes a place among the LISTs for a complete answer. It may be the last that keeps its bytes, so it is charged
+    /// all of them.
     pub(super) fn whole(&self, payer: Option<&Payer>, bytes: usize) -> Result<AdmissionPlace, Shed> {
         self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| Shed("large answers"))
     }
@@ -131,7 +131,7 @@ impl Admission {
 }
 
 impl Room {
-    /// `few`: so many places, or fewer, anybody may have as long as there are any.
+    /// Anybody may have up to `few` places as long as there are any.
     fn new(what: &'static str, places: usize, each: usize, few: usize) -> Self {
         let all = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
         Self { what, all, each: Shares::new(each), reserve: places / RESERVE, each_max: each, few }
