@@ -18,7 +18,7 @@ use crate::base::Ready;
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
 
-/// What the admin pages show.
+/// The content of the admin pages.
 #[derive(Clone)]
 pub struct AdminPages {
     pub ready: Ready,
@@ -54,7 +54,7 @@ impl AdminPages {
         refusal
     }
 
-    /// The same for a port that web pages may reach for.
+    /// Answers like [`answer`](Self::answer), on a port that web pages may try to reach.
     pub fn answer_guarded<B>(&self, browsers: &BrowserGuard, request: &Request<B>) -> AdminAnswer {
         match browsers.check(request.uri(), request.headers()) {
             Ok(()) => self.answer(request),

@@ -50,7 +50,7 @@ pub struct Bound {
     tasks: Tasks,
     drain: (DrainTrigger, DrainWatch),
     ready: Ready,
-    /// What is written of the others until they are gone.
+    /// The tasks that write audit records. They stop after the others.
     records: Tasks,
     config: Serve,
 }
@@ -85,7 +85,7 @@ impl Bound {
         Self::bind_with(config, Inherited::default())
     }
 
-    /// The same, with sockets that are bound already in place of new ones for their addresses.
+    /// Binds like [`bind`](Self::bind), with sockets that are bound already in place of new ones for their addresses.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -303,7 +303,7 @@ fn say_memory(config: &Serve) {
     }
 }
 
-/// What everybody counts.
+/// Describes the metrics of all modules.
 fn describe() {
     serve::describe();
     auth::describe();

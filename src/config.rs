@@ -1,4 +1,4 @@
-//! What operators say: the file, the flags and the environment, checked into what the application runs with.
+//! The configuration: the file, the flags and the environment, checked into what the application runs with.
 //!
 //! **Invariants.** The only module that knows key names. All problems are found before anything is bound, and all are
 //! reported at once. Unknown keys are errors.

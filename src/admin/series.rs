@@ -1,4 +1,4 @@
-//! What there is to tell of feeds, read off them when it is asked for.
+//! The metrics of feeds, read from them when they are scraped.
 //!
 //! Feeds are named by what callers ask for, namespaces above all, and a registry of metrics never forgets a name. So
 //! nothing of them is in one: their series begin and end with them.
@@ -14,7 +14,7 @@ use crate::feeds::{Feed, FeedCounts, FeedKey, Feeds, RenderingMode, RenderingRef
 /// A gauge of a feed: its name, what it means, and where it is read.
 type Of<T> = (&'static str, &'static str, fn(&T) -> f64);
 
-/// What is known of a running feed at one moment.
+/// The numbers of a running feed at one moment.
 struct Reading {
     labels: String,
     state: FeedState,

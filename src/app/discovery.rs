@@ -109,7 +109,7 @@ impl DiscoveryLoop {
         true
     }
 
-    /// What will be heard of changes, behind the last question.
+    /// How changes are heard from now on, after the last question.
     fn told(&self, is_answered: bool, heard: &[Option<News>]) -> ChangesHeard {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();

@@ -1,4 +1,4 @@
-//! Who callers are, and with whose rights their requests go on: out of files, into `auth` and `upstream`.
+//! Reads from files who callers are and with whose rights their requests go on, for `auth` and `upstream`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::base::{Reloaded, Tasks};
 use crate::config::Serve;
 use crate::upstream::{Client, CredentialSource, Forwarder};
 
-/// Who decides about callers.
+/// The gate, which decides about callers.
 pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gate, StartError> {
     if config.auth == AuthMode::None {
         return Ok(Gate::open());
@@ -33,7 +33,7 @@ pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gat
     Ok(Gate::delegated(delegated.auth.clone(), parts))
 }
 
-/// Who passes requests on.
+/// The forwarder, which passes requests on.
 pub(super) fn forwarder(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Forwarder, StartError> {
     let connect = |path: &PathBuf| Client::connect(&CredentialSource::File(path.clone()));
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;

@@ -25,7 +25,7 @@ struct Listener {
     again: Duration,
 }
 
-/// What all listeners know together.
+/// The state that all listeners share.
 struct Heard {
     gate: Gate,
     policy: Mutex<Policy>,

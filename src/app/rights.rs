@@ -1,9 +1,9 @@
-//! What our own identity is asked to read of the whole cluster, and when what it was refused is asked for again.
+//! The rights of our own identity, and when reads that it was refused are tried again.
 
 use crate::feeds::Feeds;
 use crate::upstream::{Catalog, Client};
 
-/// Whoever has been refused something, to be told when that may be different now.
+/// Tells everything that was refused something when that may be different now.
 #[derive(Debug, Clone)]
 pub(super) struct Rights {
     pub(super) catalog: Catalog,

@@ -6,7 +6,7 @@ mod linux;
 use std::fmt;
 use std::path::PathBuf;
 
-/// What feeds may hold together, and why so much.
+/// How much feeds may hold together, and why so much.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimit {
     budget_bytes: usize,
@@ -15,7 +15,7 @@ pub struct MemoryLimit {
     room: Option<Room>,
 }
 
-/// What this process may use before it is killed, or the machine swaps.
+/// How much this process may use before it is killed, or the machine swaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Room {
     bytes: u64,
@@ -46,17 +46,17 @@ impl MemoryLimit {
         self.budget_bytes
     }
 
-    /// What may be charged to it, so that the resident memory stays near the budget.
+    /// How much may be charged, so that the resident memory stays near the budget.
     pub(super) fn charged_bytes(&self) -> usize {
         self.budget_bytes / 4 * CHARGED_OF_4
     }
 
-    /// What LISTs on their way may hold together where nobody has said it.
+    /// How much LISTs that are being sent may hold together, where nobody has configured it.
     pub(super) fn lists_bytes(&self) -> usize {
         share(self.room.as_ref(), LISTS_SHARE, LISTS_BYTES_MIN, LISTS_BYTES_MAX)
     }
 
-    /// What is wrong with it, if it is more than there is.
+    /// A warning, if the limit is more than there is.
     pub fn warning(&self) -> Option<String> {
         let room = self.room.as_ref().filter(|room| self.budget_bytes as u64 > room.bytes)?;
         let budget = self.budget_bytes >> 20;

@@ -73,7 +73,7 @@ impl MetaVersion {
     }
 }
 
-/// What an endpoint can write.
+/// The media types that an endpoint can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Offers {
     /// Protobuf without conversion. Custom resources have none.
@@ -107,7 +107,7 @@ impl Offers {
     }
 }
 
-/// What the apiserver would write.
+/// The media type and representation that the apiserver would write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Choice {
     /// The object itself.

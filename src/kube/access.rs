@@ -51,7 +51,7 @@ impl Access {
         Self { verb, target: AccessTarget::Resource(Box::new(target)) }
     }
 
-    /// The same in one namespace, and of all that is else alike.
+    /// The same access in one namespace.
     #[must_use]
     pub fn within(&self, namespace: &str) -> Self {
         let mut access = self.clone();

@@ -82,7 +82,7 @@ impl FieldSelector {
 #[derive(Debug, Clone, Default)]
 pub struct FieldMatcher {
     conditions: Arc<[Condition]>,
-    /// The same, as they are matched.
+    /// The conditions as they are matched.
     wants: FieldWants,
     /// Places of the first conditions that ask for a name and for a namespace.
     name: Option<usize>,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default)]
 pub struct LabelSelector {
     requirements: Arc<[Requirement]>,
-    /// The same, as it is matched.
+    /// The requirements as they are matched.
     wants: LabelWants,
 }
 
@@ -132,7 +132,7 @@ pub struct Requirement {
 /// Sorted and unique.
 type Values = Arc<[Box<str>]>;
 
-/// What an allocation costs besides what is asked for.
+/// The cost of an allocation besides the bytes that are asked for.
 const ALLOCATION_BYTES: usize = 16;
 
 impl Requirement {

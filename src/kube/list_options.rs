@@ -76,7 +76,7 @@ impl ListOptions {
         self.validate_for(as_watch, true)
     }
 
-    /// The same for a server whose gate `WatchList` may be off.
+    /// Validates like [`validate`](Self::validate), for a server whose gate `WatchList` may be off.
     ///
     /// # Errors
     /// 422 with all problems at once.

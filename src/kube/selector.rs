@@ -21,7 +21,7 @@ impl Selector {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// What it asks for contradicts itself: no object matches, and none need be looked at.
+    /// Whether it contradicts itself: then no object matches, and none need be looked at.
     pub fn is_impossible(&self) -> bool {
         self.labels.is_impossible() || self.fields.is_impossible()
     }
@@ -31,7 +31,7 @@ impl Selector {
         self.fields.comparisons() + self.labels.comparisons(labels)
     }
 
-    /// The same for any object.
+    /// The most comparisons that any object can cost.
     pub fn comparisons_at_most(&self) -> usize {
         self.fields.comparisons() + self.labels.comparisons(self.labels.keys())
     }

@@ -51,7 +51,7 @@ pub struct StatusMetadata {
     pub remaining_item_count: Option<i64>,
 }
 
-/// What a [`Status`] is about.
+/// The details of a [`Status`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct StatusDetails {
@@ -102,7 +102,7 @@ impl Status {
         json
     }
 
-    /// The same without the newline, to stand inside a watch event.
+    /// The JSON without the newline, for use inside a watch event.
     pub fn to_event_json(&self) -> Vec<u8> {
         finished(serde_json::to_string(self))
     }

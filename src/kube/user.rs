@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-/// Who a request is from: what authentication yields and authorization judges.
+/// The user that a request is from: what authentication yields and authorization judges.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct User {
     pub name: String,

@@ -36,10 +36,10 @@ struct Hole {
 }
 
 impl BookmarkTemplate {
-    /// From a BOOKMARK's object, of the envelope's encoding and shape. It may or may not carry the annotation.
+    /// Makes a template from a BOOKMARK's object, of the envelope's encoding and shape. It may or may not carry the
+    /// annotation.
     ///
-    /// # Errors
-    /// Those of reading, if `object` is not of the envelope's encoding and shape.
+    /// # Errors The object cannot be read: it is not of the envelope's encoding and shape.
     pub fn from_object(envelope: &Envelope, object: &Object) -> Result<Self, WireError> {
         let holes = |end| match envelope.encoding() {
             Encoding::Json => Hole::in_json(envelope.shape(), object.body(), end),
@@ -261,8 +261,8 @@ const AFTER_ANNOTATIONS: [&str; 4] = ["ownerReferences", "finalizers", "clusterN
 /// The end of an object, from its metadata on.
 const MINIMAL_METADATA: &str = r#""metadata":{"resourceVersion":"1"}}"#;
 
-/// The same with what Go always writes of an `ObjectMeta`: name, `generateName`, namespace, `selfLink`, uid,
-/// resourceVersion, generation and an empty `creationTimestamp`.
+/// The bookmark with everything that Go always writes of an `ObjectMeta`: name, `generateName`, namespace, `selfLink`,
+/// uid, resourceVersion, generation and an empty `creationTimestamp`.
 const MINIMAL_PROTOBUF: [u8; 19] =
     [0x0a, 17, 0x0a, 0, 0x12, 0, 0x1a, 0, 0x22, 0, 0x2a, 0, 0x32, 1, b'1', 0x38, 0, 0x42, 0];
 

@@ -17,7 +17,7 @@ pub fn same_items(encoding: Encoding, ours: &[u8], theirs: &[u8]) -> bool {
     }
 }
 
-/// What is before the metadata, and what is after.
+/// The bytes before the metadata, and those after it.
 fn without_json_metadata(document: &[u8]) -> Option<[&[u8]; 2]> {
     let at = memmem::find(document, br#","metadata":{"#)?;
     // Neither a version, nor a token in base64, nor a number has a quotation mark in it.

@@ -21,7 +21,7 @@ pub enum JsonLayout {
 }
 
 impl Encoding {
-    /// What its bytes are encoded in: a Table is JSON.
+    /// The encoding of its bytes: a Table is JSON.
     #[must_use]
     pub fn byte_encoding(self) -> Self {
         match self {

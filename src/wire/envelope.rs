@@ -36,7 +36,7 @@ impl Envelope {
         Self { parts: Arc::new(Parts { encoding, shape, api_version, kind, list_kind, object_head }) }
     }
 
-    /// The same, but for lists of another kind name: a CRD may choose its `listKind`, and upstream's LIST says it.
+    /// An envelope for lists of another kind name: a CRD may choose its `listKind`, and upstream's LIST says it.
     #[must_use]
     pub fn with_list_kind(self, list_kind: &str) -> Self {
         let Parts { encoding, shape, ref api_version, ref kind, list_kind: _, ref object_head } = *self.parts;
@@ -46,7 +46,7 @@ impl Envelope {
         }
     }
 
-    /// What it writes, and the bodies it takes.
+    /// The encoding that it writes, and that bodies have.
     pub fn encoding(&self) -> Encoding {
         self.parts.encoding
     }

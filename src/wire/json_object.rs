@@ -14,7 +14,7 @@ use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldSlots, NodeId, PathTrie};
 use crate::kube::{Attributes, FieldTable, ObjectKey, ResourceVersion};
 
-/// What to read from the objects of one feed.
+/// The paths that are read from the objects of one feed.
 pub(super) struct JsonPaths {
     trie: PathTrie<Box<str>>,
     metadata: NodeId,
@@ -22,7 +22,7 @@ pub(super) struct JsonPaths {
     fields: Vec<FieldSlots>,
 }
 
-/// What one pass has found; texts are borrowed from the document unless they have escapes.
+/// The parts that one pass has found. Texts are borrowed from the document unless they have escapes.
 pub(super) struct ObjectParts<'de> {
     document: &'de str,
     texts: Vec<Option<Cow<'de, str>>>,

@@ -133,7 +133,7 @@ impl ListFrame {
         }
     }
 
-    /// What comes before the first of `items` items whose [`item_len`](Self::item_len)s sum up to `items_len`.
+    /// The bytes before the first of `items` items whose [`item_len`](Self::item_len)s sum up to `items_len`.
     pub fn head(&self, items: usize, items_len: usize) -> Bytes {
         let Layout::Protobuf { list_meta } = &self.layout else { return self.head.clone() };
         debug_assert!(items > 0 || items_len == 0);
@@ -164,7 +164,7 @@ impl ListFrame {
         }
     }
 
-    /// What comes after the last item.
+    /// The bytes after the last item.
     pub fn tail(&self) -> Bytes {
         self.tail.clone()
     }
@@ -181,7 +181,7 @@ impl ListFrame {
     }
 }
 
-/// What comes before the metadata of each item in a JSON list of `PartialObjectMetadata`.
+/// The bytes before the metadata of each item in a JSON list of `PartialObjectMetadata`.
 const METADATA_V1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#;
 const METADATA_V1BETA1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1beta1","#;
 

@@ -29,7 +29,7 @@ pub struct Object {
     json: Mutex<Option<Box<Bytes>>>,
 }
 
-/// What an object takes besides what is in it: its count of references, the allocator's part of four allocations, and
+/// The memory of an object besides its content: its count of references, the allocator's part of four allocations, and
 /// its slot in the map that it is held in, whose nodes are half full in the worst case.
 const OVERHEAD_BYTES: usize = 16 + 16 + 4 * 16 + 64;
 
@@ -42,7 +42,7 @@ pub(super) struct RvSpan {
     pub(super) len: u8,
 }
 
-/// What a reader has found in one body.
+/// The values that a reader has found in one body.
 pub(super) struct Reading {
     pub(super) key: ObjectKey,
     pub(super) rv: ResourceVersion,
@@ -51,12 +51,12 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// What the object is going to take besides its body.
+    /// The memory that the object will take besides its body.
     pub(super) fn beside_bytes(&self) -> usize {
         beside(&self.key, &self.attributes)
     }
 
-    /// The same, of a body in which what was read begins `by` bytes further in.
+    /// The same reading for a body in which everything begins `by` bytes further in.
     pub(super) fn moved(self, by: usize) -> Result<Self, WireError> {
         let offset = u32::try_from(by).ok().and_then(|by| self.rv_at.offset.checked_add(by));
         let offset = offset.ok_or(WireError::BadResourceVersion)?;
@@ -77,7 +77,7 @@ impl Object {
         Self { key, rv, attributes, body, rv_at, encoding, held, written: AtomicU8::new(0), json: Mutex::new(None) }
     }
 
-    /// What a reader that charges what it reads charges for it, with the allocation behind its body.
+    /// The bytes that a reader charges for the object, with the allocation behind its body.
     pub fn charged_bytes(&self) -> usize {
         self.held as usize + Account::KEPT_BYTES + beside(&self.key, &self.attributes)
     }

@@ -98,7 +98,7 @@ impl FieldSlots {
         table.fields.iter().map(|f| Self::new(f.kind, trie, f.json.iter().map(|path| path.iter().map(step)))).collect()
     }
 
-    /// The same by field numbers.
+    /// Adds paths by field numbers.
     pub(super) fn protobuf(trie: &mut PathTrie<u32>, table: &FieldTable) -> Vec<Self> {
         table.fields.iter().map(|f| Self::new(f.kind, trie, f.proto.iter().map(|path| path.iter().copied()))).collect()
     }

@@ -10,7 +10,7 @@ use super::path_trie::{FieldSlots, NodeId, PathTrie};
 use super::protobuf::{self, Fields, Value, map_entry};
 use crate::kube::{Attributes, FieldKind, FieldTable, ObjectKey, ResourceVersion};
 
-/// What to read from the objects of one feed.
+/// The paths that are read from the objects of one feed.
 pub(super) struct ProtoPaths {
     trie: PathTrie<u32>,
     fields: Vec<FieldSlots>,

@@ -24,7 +24,7 @@ pub struct ObjectReader {
     fields: Arc<FieldTable>,
     paths: Paths,
     expected: Option<TypeMeta>,
-    /// What it reads is charged here.
+    /// The account for everything that is read.
     account: Option<Arc<Account>>,
 }
 

@@ -25,7 +25,7 @@ pub struct Renderer {
     verdict: Arc<Verdict>,
 }
 
-/// What came of it.
+/// The verdict on a derivation.
 #[derive(Default)]
 struct Verdict {
     revoked: AtomicBool,
@@ -86,12 +86,12 @@ impl Renderer {
         Some(Self { representation, envelope, means, release: minor, verdict: Arc::default() })
     }
 
-    /// What it writes.
+    /// The representation that it writes.
     pub fn representation(&self) -> Representation {
         self.representation
     }
 
-    /// What goes around what it writes.
+    /// The envelope of its bodies.
     pub fn envelope(&self) -> &Envelope {
         &self.envelope
     }
@@ -101,12 +101,13 @@ impl Renderer {
         matches!(self.means, Means::Verbatim)
     }
 
-    /// What one release is written as says nothing of another: whoever keeps what was written keeps this with it.
+    /// The release whose bodies it writes. Whoever keeps a body keeps this with it, for it says nothing of another
+    /// release.
     pub fn release(&self) -> u32 {
         self.release
     }
 
-    /// Nobody is to use it, or a clone of it, any longer.
+    /// Revokes it and all its clones: nobody is to use them any longer.
     pub fn revoke(&self) {
         self.verdict.revoked.store(true, Ordering::Release);
     }

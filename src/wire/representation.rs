@@ -3,7 +3,7 @@ use std::fmt;
 use super::Encoding;
 use crate::kube::MetaVersion;
 
-/// What an answer's objects are written as, and how.
+/// The representation of an answer's objects.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Representation {
     /// The objects themselves.
@@ -14,7 +14,7 @@ pub enum Representation {
     Table(Include),
 }
 
-/// What a Table's rows carry of their objects: the `includeObject` of a request.
+/// The part of its object that a row of a Table carries: the `includeObject` of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Include {
     None,
@@ -39,7 +39,7 @@ impl Representation {
     /// How many of them one feed's objects can be written in at most.
     pub const PLACES: usize = 6;
 
-    /// What a feed of this form has as it came.
+    /// The representation of bodies as they come in a feed of this encoding.
     pub fn verbatim(encoding: Encoding) -> Self {
         match encoding {
             Encoding::Json | Encoding::Protobuf => Self::Object(encoding),
@@ -120,7 +120,7 @@ impl Include {
     }
 }
 
-/// What asks for a Table, of a list or of one object.
+/// The `Accept` header that asks for a Table, of a list or of one object.
 pub const TABLE_ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use super::json_document::{self, PageMetadata, utf8};
 use super::json_object::{JsonPaths, ObjectParts, json_found};
 use crate::kube::EventType;
 
-/// What upstream says of a Table's columns, once it has said it. Cloning shares.
+/// The columns of a Table, once upstream has sent them. Cloning shares.
 #[derive(Debug, Clone, Default)]
 pub struct Columns {
     known: Arc<OnceLock<Box<str>>>,
@@ -138,7 +138,7 @@ pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<Rows<'a>, Wir
     Ok(Rows { metadata, rows: rows.unwrap_or_default().into_iter().map(RawValue::get).collect() })
 }
 
-/// What is in a list's row, where in its body the object is, and the body.
+/// The parts of a list's row, the place of the object in its body, and the body.
 pub(super) fn listed_row<'a>(row: &'a str, paths: &JsonPaths) -> Result<(ObjectParts<'a>, usize, Bytes), WireError> {
     if memchr(b'\n', row.as_bytes()).is_some() {
         return Err(WireError::Layout("a row is spread over several lines"));

@@ -21,7 +21,7 @@ pub(super) struct ChangeListener {
     pub(super) again: Duration,
 }
 
-/// What a listener tells.
+/// The messages of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum News {
     /// Every change is told from now on. What came before is not known.
@@ -31,7 +31,7 @@ pub(super) enum News {
     Deaf,
 }
 
-/// What is pulled is not kept.
+/// How much is pulled at once; it is not kept.
 const ROOM: usize = 1 << 20;
 
 impl ChangeListener {

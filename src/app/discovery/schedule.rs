@@ -21,7 +21,7 @@ pub(super) struct Schedule {
     part: f64,
 }
 
-/// What will be heard of changes, behind a question.
+/// How changes are heard after a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangesHeard {
     All,
@@ -34,12 +34,12 @@ pub(super) enum ChangesHeard {
     },
 }
 
-/// From the first change to the question: changes come in groups.
+/// The time from the first change to the question: changes come in groups.
 const SOON: Duration = Duration::from_millis(100);
-/// From the last change to the questions that make sure.
+/// The times from the last change to the questions that make sure.
 const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
-/// From an answer to the next question, however many changes there are: at least so much, and so many times as long as
-/// the answer took.
+/// The least time from an answer to the next question, however many changes there are; it is also so many times as long
+/// as the answer took.
 const SPACING: Duration = Duration::from_millis(200);
 const SPACING_TIMES: u32 = 4;
 /// Where nothing tells of changes.
@@ -69,7 +69,7 @@ impl Schedule {
         self.part = 1.0 - EARLIER * fastrand::f64();
     }
 
-    /// What will be heard of changes.
+    /// Sets how changes are heard.
     pub(super) fn rely(&mut self, told: ChangesHeard) {
         self.told = told;
     }

@@ -68,7 +68,7 @@ impl FieldWants {
 }
 
 impl Want {
-    /// `None`: they contradict each other.
+    /// Joins conditions on one field; `None` if they contradict each other.
     fn of(is: &BTreeSet<&str>, not: &BTreeSet<&str>) -> Option<Self> {
         let mut is = is.iter();
         match (is.next(), is.next()) {

@@ -21,7 +21,7 @@ pub(super) struct LabelWants {
     text: usize,
 }
 
-/// What is asked of one label.
+/// The requirement on one label.
 #[derive(Debug, Clone)]
 enum Want {
     Absent,
@@ -96,7 +96,7 @@ impl LabelWants {
 }
 
 impl Want {
-    /// `None`: they contradict each other.
+    /// Joins requirements on one label; `None` if they contradict each other.
     fn of(requirements: &[Requirement]) -> Option<Self> {
         let (mut absent, mut present) = (false, false);
         let (mut one_of, mut not) = (None::<Values>, BTreeSet::new());

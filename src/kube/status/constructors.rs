@@ -103,7 +103,7 @@ impl Status {
         Self::failure(504, "Timeout", message).with_details(details)
     }
 
-    /// The same for a list at an exact version, which storage answers at once and without advice (R-LIST-5).
+    /// A 504 for a list at an exact version, which storage answers at once and without advice (R-LIST-5).
     pub fn too_large_exact(requested: u64, current: u64) -> Self {
         let mut status = Self::too_large(requested, current);
         if let Some(details) = &mut status.details {
@@ -207,7 +207,7 @@ impl Status {
         Self::forbidden_access(user, &Access::of(request), reason)
     }
 
-    /// The same of what no request is, but a part of one.
+    /// A 403 for an access that is part of a request.
     pub fn forbidden_access(user: &str, access: &Access, reason: &str) -> Self {
         let denied = escape_html(&denied(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
@@ -272,7 +272,7 @@ fn about(gvr: &Gvr, name: &str) -> StatusDetails {
     }
 }
 
-/// Who may not do what, where.
+/// The sentence that says who may not do what, where.
 fn denied(user: &str, access: &Access) -> String {
     let (user, verb) = (quote(user), &access.verb);
     let of = match &access.target {

@@ -59,7 +59,7 @@ pub(super) struct FieldFact {
     pub(super) element_head: &'static [u8],
 }
 
-/// What one value is.
+/// The kind of one value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ValueKind {
     Bool,
@@ -105,7 +105,7 @@ pub(super) enum Omit {
     ZeroTime,
 }
 
-/// What the JSON of a field is that is not on the wire.
+/// The JSON of a field that is not on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Absent {
     /// omitempty; or a singular field, which the server's encoder always writes: the server has no such field.

@@ -16,7 +16,7 @@ pub struct MetadataRenderer {
     annotations: Annotations,
 }
 
-/// What upstream's conversion does to the annotations of one version's objects.
+/// The change that upstream's conversion makes to the annotations of one version's objects.
 #[derive(Clone, Copy)]
 struct Annotations {
     /// In the object and not in its metadata.

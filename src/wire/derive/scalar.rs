@@ -149,7 +149,7 @@ fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, RefusalReason> {
     Ok(bytes)
 }
 
-/// `metav1.Timestamp`: what both kinds of time are on the wire.
+/// `metav1.Timestamp`, which both kinds of time are on the wire.
 struct Timestamp {
     seconds: i64,
     nanoseconds: u64,

@@ -43,8 +43,8 @@ impl Transcoder {
         put_body(self.facts, self.message, body, false, out)
     }
 
-    /// The same of a bookmark, which is the zero value of its type but for its metadata: where it has no list there is
-    /// none, also in kinds that keep an empty one apart.
+    /// Writes the JSON of a bookmark, which is the zero value of its type except for its metadata: where it has no list
+    /// there is none, also in kinds that keep an empty one apart.
     pub fn bookmark_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         put_body(self.facts, self.message, body, true, out)
     }

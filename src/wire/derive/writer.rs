@@ -50,7 +50,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Self { facts, out, start, limit, depth: 0, found, path: Vec::new(), of_zero_value: false }
     }
 
-    /// From the innermost field outwards, where it stopped.
+    /// The path of the field where it stopped, from the innermost field outwards.
     pub(super) fn path(&self) -> &[&'static str] {
         &self.path
     }

@@ -13,7 +13,7 @@ pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
     minors
 }
 
-/// What the text says of one minor.
+/// Reads the facts of one minor from the text.
 pub(super) fn facts(text: &'static str, minor: u32) -> Facts {
     let ids = message_ids(text);
     let mut kinds = Vec::new();
