@@ -169,7 +169,7 @@ pub(super) struct DelegatedSection {
     pub(super) outage_grace: RightsPeriod,
     /// Different accesses of one user that upstream is asked about; beyond it 429
     pub(super) accesses_per_second_per_user: Number<1, 100_000>,
-    /// So many of them at once
+    /// How many different accesses of one user at once
     pub(super) accesses_burst_per_user: Number<1, 100_000>,
     /// Different accesses of all requests together that upstream is asked about; requests beyond that wait for two
     /// seconds at most, then 429
@@ -179,7 +179,7 @@ pub(super) struct DelegatedSection {
     pub(super) reviews_per_second: Number<1, 100_000>,
     /// Unknown tokens of one client address; beyond it 429
     pub(super) reviews_per_second_per_source: Number<1, 100_000>,
-    /// So many of them at once
+    /// How many unknown tokens of one client address at once
     pub(super) reviews_burst_per_source: Number<1, 100_000>,
     /// Questions about tokens, and as many about accesses, by which the rights behind open watches are asked about
     /// again; half as many of one user's. Where a change of RBAC touches more open decisions than can be asked
@@ -249,7 +249,7 @@ pub(super) struct LimitsSection {
     /// Watches served from the cache; one whose selectors hold more than 2 KiB counts as another one for every 2
     /// KiB (selectors of 16 KiB: some ten to two hundred)
     pub(super) watches: Number<1, 10_000_000>,
-    /// Of them those of one user
+    /// Watches of one user
     pub(super) watches_per_caller: Number<1, 10_000_000>,
     /// What answers that are on their way out may hold together: LISTs from memory, of which each is charged its
     /// length, a quarter MiB at most; GETs from memory above 64 KiB, and upstream's answers that identical requests
@@ -259,11 +259,11 @@ pub(super) struct LimitsSection {
     /// Passed-through requests that are no stream: each is over within a minute or two, whether or not its client
     /// reads and writes
     pub(super) forwards: Number<1, 1_000_000>,
-    /// Of them those of one user
+    /// Passed-through requests of one user
     pub(super) forwards_per_caller: Number<1, 1_000_000>,
     /// Passed-through watches, logs, tunnels and what is behind `proxy`; each has an upstream connection of its own
     pub(super) streams: Number<1, 1_000_000>,
-    /// Of them those of one user
+    /// Passed-through streams of one user
     pub(super) streams_per_caller: Number<1, 1_000_000>,
     /// Reads that pass through because their feed was not filled in time: a cold proxy must not become a thousand
     /// watches
