@@ -6,7 +6,7 @@
 //! ```
 //!
 //! **Invariants.** Of an object that may not be shown nothing is compared. A body holds the piece that it is at. What
-//! looks at many objects does so in turns ([`Scans`]) or slices ([`Slices`]), and nobody waits for a turn in a poll.
+//! looks at many objects does so in turns (`Scans`) or slices (`Slices`), and nobody waits for a turn in a poll.
 
 mod chunk_writer;
 pub(crate) mod cost;

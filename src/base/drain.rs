@@ -8,7 +8,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 /// Starts a drain and knows when it is over.
 ///
 /// A drain has two parts. While what was under way at its start **leaves**, each at a moment of its own, whoever comes
-/// is still served: there may be nobody else who would. Then everything **closes**, which takes [`CLOSING_MAX`] at
+/// is still served: there may be nobody else who would. Then everything **closes**, which takes `CLOSING_MAX` at
 /// most, for that is how long nobody answers. Whoever has a [`DrainWatch`] keeps the process alive until the deadline
 /// (ztunnel's drain).
 #[derive(Debug)]

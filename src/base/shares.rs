@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 /// Places of which each holder has so many: a semaphore for everybody who has some, or waits for one.
 ///
 /// Shares that nobody uses are forgotten by and by; what is remembered is at most twice what is in use, or
-/// [`KEPT_MAX`].
+/// `KEPT_MAX`.
 #[derive(Debug)]
 pub struct Shares<K> {
     places: usize,
