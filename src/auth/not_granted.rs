@@ -84,3 +84,30 @@ impl NotGranted {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::Status;
+
+    #[test]
+    fn only_a_refusal_of_the_question_itself_is_upstreams_no_to_us() {
+        let refused = |code| Error::Refused(Box::new(Status { code, ..Status::default() }));
+        for (error, expected) in [
+            (refused(401), "disowned"),
+            (refused(403), "disowned"),
+            (refused(404), "unavailable"),
+            (refused(429), "unavailable"),
+            (refused(500), "unavailable"),
+            (Error::Unreachable("nobody listens".into()), "unavailable"),
+            (Error::Timeout(DISOWNED_GRACE), "unavailable"),
+            (Error::Credentials("/a/path".to_owned()), "unavailable"),
+            (Error::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
+        ] {
+            let why = NotGranted::unanswered(&error, "who you are");
+            assert_eq!(why.as_str(), expected, "{error}");
+            // What went wrong is for our log, and not for callers.
+            assert!(!why.to_string().contains(&error.to_string()), "{why}");
+        }
+    }
+}

@@ -38,7 +38,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(90);
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 impl WatchStream {
-    /// Opens a watch. The answer must be in `form`: anything else is [`Error::Form`].
+    /// Opens a watch. The answer must be in `form`: anything else is
+    /// [`Error::OtherRepresentation`].
     pub(super) async fn open(client: &Client, path_and_query: &str, form: Encoding) -> Result<Self, Error> {
         let response = ask(client, Question::Watch, path_and_query, form).await?;
         Ok(Self {
@@ -95,7 +96,8 @@ impl WatchStream {
     }
 }
 
-/// Asks for something in a feed's form. The answer is in that form's encoding: anything else is [`Error::Form`].
+/// Asks for something in a feed's form. The answer is in that form's encoding: anything else is
+/// [`Error::OtherRepresentation`].
 pub(super) async fn ask(
     client: &Client,
     question: Question,
@@ -112,7 +114,7 @@ pub(super) async fn ask(
     };
     let answered = crate::upstream::form_of(&response);
     if answered != Some(form.encoding()) {
-        return Err(Error::Form(format!("asked for {}, got {answered:?}", form.as_str())));
+        return Err(Error::OtherRepresentation { asked: form.as_str().to_owned(), answered });
     }
     Ok(response)
 }

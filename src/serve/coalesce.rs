@@ -24,8 +24,15 @@ pub(super) struct SharedAnswer {
     pub(super) place: Arc<AdmissionPlace>,
 }
 
-/// Why there is none; the text of a 502 or 503.
-pub(super) type SharedFailure = Arc<Error>;
+/// Why there is none to share.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unshared {
+    /// It is too large to be read whole, or its user has no room for it.
+    #[error("the answer is too large to be shared")]
+    TooLarge,
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
 
 /// Identical questions, asked once for all who came before the asking.
 ///
@@ -39,7 +46,9 @@ pub(super) struct Coalesced {
 /// A shared answer, read whole, takes no longer; those who wait are told so.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-type Askers = Vec<oneshot::Sender<Result<SharedAnswer, SharedFailure>>>;
+/// What all who ask together get.
+type Outcome = Result<SharedAnswer, Arc<Unshared>>;
+type Askers = Vec<oneshot::Sender<Outcome>>;
 type Waiting = HashMap<Key, Askers>;
 
 /// Everything about a request that decides its answer.
@@ -54,14 +63,14 @@ pub(super) struct Key {
 }
 
 /// Asks upstream, each time that it is called.
-type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedAnswer, Error>> + Send>> + Send + Sync>;
+type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedAnswer, Unshared>> + Send>> + Send + Sync>;
 
 impl Coalesced {
     /// The answer to `key`, asked by `ask` for this request or for all that wait with it.
     ///
     /// Who is alone asks by itself: most are, and a task in between costs more than the question. If it goes away,
     /// those who have come meanwhile are asked for nevertheless.
-    pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Result<SharedAnswer, SharedFailure>> {
+    pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Outcome> {
         let turn = match self.waiting.lock().entry(key.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Askers::new());
@@ -129,11 +138,11 @@ impl Drop for Next {
 }
 
 /// Asked once, for so many.
-async fn question(ask: &Ask, askers: usize) -> Result<SharedAnswer, SharedFailure> {
+async fn question(ask: &Ask, askers: usize) -> Outcome {
     super::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
         Ok(answer) => answer.map_err(Arc::new),
-        Err(_) => Err(Arc::new(Error::Timeout(ANSWER_MAX))),
+        Err(_) => Err(Arc::new(Error::Timeout(ANSWER_MAX).into())),
     }
 }
 

@@ -1,5 +1,8 @@
 //! Pass-through: everything that the cache does not answer, streaming in both directions.
 
+#[cfg(test)]
+mod tests;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::TokioIo;
@@ -19,7 +23,7 @@ use super::audit::Ours;
 use super::body::ReplyBody;
 use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, Whole};
-use super::coalesce::{Coalesced, Key, SharedAnswer};
+use super::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
 use super::metrics;
 use super::refusals::unavailable;
 use super::response_context::{AUDIT_ID, ResponseContext};
@@ -185,11 +189,11 @@ impl Forwarding {
         place: AdmissionPlace,
     ) -> Shared {
         let place = Arc::new(place);
-        let path_and_query = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
         let key = Key {
             behalf: behalf.clone(),
-            path_and_query: path_and_query.clone(),
+            path_and_query: path.as_str().to_owned(),
             accept: context.accept.clone(),
             accept_encoding: encoding.map(str::to_owned),
             user_agent: context.user_agent.clone(),
@@ -201,7 +205,7 @@ impl Forwarding {
         let (client, forwarder, admission) = (self.client.clone(), self.forwarder.clone(), self.admission.clone());
         let held = place.clone();
         let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let question = (path_and_query.clone(), headers.clone());
+            let question = (path.clone(), headers.clone());
             let asking = ask(client.clone(), forwarder.clone(), behalf.clone(), question);
             let (held, admission, payer) = (held.clone(), admission.clone(), payer.clone());
             Box::pin(async move {
@@ -211,7 +215,6 @@ impl Forwarding {
             })
         };
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
-            Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
             Some(Ok(SharedAnswer { status, headers, body, place: room })) => {
                 let end = (self.body_max, &self.tasks, context.cut.clone());
                 let mut response = Response::new(ReplyBody::whole(Whole::of(body, vec![place, room]), end));
@@ -224,7 +227,10 @@ impl Forwarding {
                 }
                 response
             }
-            Some(Err(error)) => context.status(&unreachable(&error)),
+            Some(Err(why)) => match &*why {
+                Unshared::TooLarge => return Shared::TooLarge(place),
+                Unshared::Failed(error) => context.status(&unreachable(error)),
+            },
             None => context.status(&Status::shutting_down()),
         };
         Shared::answered(response)
@@ -376,15 +382,19 @@ async fn ask(
     client: Client,
     forwarder: Arc<Forwarder>,
     behalf: ActingAs,
-    (path_and_query, headers): (String, HeaderMap),
-) -> Result<Response<Bytes>, Error> {
+    (path, headers): (PathAndQuery, HeaderMap),
+) -> Result<Response<Bytes>, Unshared> {
     let body: UpstreamBody = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut request = Request::new(body);
-    *request.uri_mut() = path_and_query.parse().map_err(|error| Error::Form(format!("{error}")))?;
+    *request.uri_mut() = Uri::from(path);
     *request.headers_mut() = headers;
     let response = forwarder.forward(&behalf, ForwardPool::Short, request).await?;
     let (status, mut headers) = (response.status(), response.headers().clone());
-    let mut whole = Response::new(client.read_at_most(response, SHARED_BYTES_MAX).await?);
+    let mut whole = match client.read_at_most(response, SHARED_BYTES_MAX).await {
+        Ok(body) => Response::new(body),
+        Err(Error::TooLarge(_)) => return Err(Unshared::TooLarge),
+        Err(error) => return Err(error.into()),
+    };
     headers.remove(CONTENT_LENGTH);
     (*whole.status_mut(), *whole.headers_mut()) = (status, headers);
     Ok(whole)
@@ -392,9 +402,9 @@ async fn ask(
 
 /// The answer with a place for its bytes, which all who share it hold together: none of them need take it before its
 /// time is over.
-fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<SharedAnswer, Error> {
+fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<SharedAnswer, Unshared> {
     let (head, body) = answer.into_parts();
-    let place = admission.whole(payer, body.len()).map_err(|_| Error::TooLarge(body.len()))?;
+    let place = admission.whole(payer, body.len()).map_err(|Shed(_)| Unshared::TooLarge)?;
     Ok(SharedAnswer { status: head.status, headers: head.headers, body, place: place.into() })
 }
 
@@ -431,9 +441,16 @@ fn unreachable(error: &Error) -> Status {
         Error::Refused(status) => Status::clone(status),
         Error::Timeout(_) => status_from_code(504, &error.for_callers()),
         Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.for_callers()),
-        Error::Broken(_) | Error::Form(_) | Error::TooLarge(_) | Error::OverBudget | Error::Wire(_) => {
-            status_from_code(502, &error.for_callers())
-        }
+        Error::Broken(_) | Error::Unaskable(_) => status_from_code(502, &error.for_callers()),
+        // Of what is read here: what is passed on is not looked at.
+        Error::OtherDocument(_)
+        | Error::OtherRepresentation { .. }
+        | Error::NotInitial(_)
+        | Error::EndlessPages
+        | Error::HiddenDefinitions
+        | Error::TooLarge(_)
+        | Error::OverBudget
+        | Error::Wire(_) => status_from_code(502, &error.for_callers()),
     }
 }
 

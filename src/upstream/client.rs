@@ -156,7 +156,7 @@ impl Client {
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
             .header(super::HOPS, self.instance())
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
-            .map_err(|error| Error::Form(error.to_string()))?;
+            .map_err(|error| Error::Unaskable(error.to_string()))?;
         let link = self.shared.links.current();
         put_all(request.headers_mut(), link.credentials.headers().await?);
         Ok((request, link))
@@ -257,13 +257,13 @@ impl Client {
 
     fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
         let joined = format!("{}{path_and_query}", self.prefix());
-        self.at(joined.parse().map_err(|error| Error::Form(format!("{joined}: {error}")))?)
+        self.at(joined.parse().map_err(|error| Error::Unaskable(format!("{joined}: {error}")))?)
     }
 
     fn at(&self, path_and_query: PathAndQuery) -> Result<Uri, Error> {
         let mut parts = self.shared.base.clone().into_parts();
         parts.path_and_query = Some(path_and_query);
-        Uri::from_parts(parts).map_err(|error| Error::Form(error.to_string()))
+        Uri::from_parts(parts).map_err(|error| Error::Unaskable(error.to_string()))
     }
 
     /// What the paths of upstream's API begin with there.

@@ -52,7 +52,11 @@ fn every_reason_is_documented() {
     let rows: Names = table.lines().filter_map(first_cell).collect();
     assert_same("a ForwardReason of src/serve/route.rs", &reasons, "in the table of docs/METRICS.md", &rows);
     let words: Names = in_backticks(&metrics).collect();
-    for (file, of) in [("src/serve/watch_end.rs", "WatchEnd"), ("src/reflect/metrics.rs", "SideRequest")] {
+    for (file, of) in [
+        ("src/serve/watch_end.rs", "WatchEnd"),
+        ("src/reflect/metrics.rs", "SideRequest"),
+        ("src/reflect/failure.rs", "FailureKind"),
+    ] {
         let labels = labels(file, of);
         assert!(!labels.is_empty(), "the labels of {of} were not found");
         let missing: Vec<_> = labels.difference(&words).cloned().collect();
