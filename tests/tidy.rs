@@ -15,6 +15,8 @@ mod imports;
 mod names;
 #[path = "tidy/source.rs"]
 mod source;
+#[path = "tidy/statuses.rs"]
+mod statuses;
 #[path = "tidy/systems.rs"]
 mod systems;
 

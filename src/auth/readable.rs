@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::grant_lease::GrantLease;
 use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
-use super::{Grant, NotGranted};
-use crate::kube::{Access, Gvr, Status};
+use super::{Grant, NotGranted, Revoked};
+use crate::kube::{Access, Gvr};
 
 /// Permission for a collection: for what one request asks for, or for some namespaces of it.
 #[derive(Debug, Clone)]
@@ -90,7 +90,7 @@ impl Permit {
 
 impl GrantStatus {
     /// Why it is over, once it is: nothing may be sent any more but this.
-    pub fn revoked(&self) -> Option<&Status> {
+    pub fn revoked(&self) -> Option<&Revoked> {
         self.0.as_ref()?.revoked()
     }
 

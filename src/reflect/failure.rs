@@ -62,6 +62,7 @@ pub(super) fn over(error: Error) -> StepFailure {
         | Error::Broken(_)
         | Error::Timeout(_)
         | Error::Credentials(_)
+        | Error::Unsendable(_)
         | Error::OtherDocument(_)
         | Error::HiddenDefinitions
         | Error::TooLarge(_) => StepFailure::Upstream(error),
@@ -107,7 +108,7 @@ impl FailureKind {
             Error::Broken(_) => Self::Broken,
             Error::Timeout(_) => Self::Timeout,
             Error::Credentials(_) => Self::Credentials,
-            Error::Refused(_) => Self::Refused,
+            Error::Refused(_) | Error::Unsendable(_) => Self::Refused,
             Error::OverBudget => Self::OverBudget,
             Error::Unaskable(_)
             | Error::OtherDocument(_)

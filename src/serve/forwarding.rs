@@ -25,7 +25,7 @@ use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, Whole};
 use super::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
 use super::metrics;
-use super::refusals::unavailable;
+use super::refusals::{not_granted, unavailable};
 use super::response_context::{AUDIT_ID, ResponseContext};
 use super::route::ForwardReason;
 use super::websocket;
@@ -33,9 +33,7 @@ use crate::auth::{Caller, Gate, Impersonation};
 use crate::base::{Cut, DrainWatch, Tasks};
 use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
 use crate::listing::Shed;
-use crate::upstream::{
-    ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody, status_from_code,
-};
+use crate::upstream::{ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
 
 /// What came of asking together.
 enum Shared {
@@ -258,7 +256,7 @@ impl Forwarding {
         };
         if response.status().is_redirection() {
             // Clients follow it with their credentials, and some with those of the tunnel (R-THREAT-9).
-            return context.status(&status_from_code(502, REDIRECTED));
+            return context.status(&Status::from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return self.passed(response, true, Arc::new(place), context);
@@ -295,7 +293,7 @@ impl Forwarding {
             return Ok(behalf);
         };
         let user = self.gate.impersonation(caller, &impersonation, info).await;
-        let user = user.map_err(|impeded| impeded.status(caller.name()))?;
+        let user = user.map_err(|impeded| not_granted(&impeded.refused, caller.name(), &impeded.access))?;
         Ok(ActingAs::User(Arc::new(user)))
     }
 
@@ -439,24 +437,26 @@ fn is_spdy(headers: &HeaderMap) -> bool {
 fn unreachable(error: &Error) -> Status {
     match error {
         Error::Refused(status) => Status::clone(status),
-        Error::Timeout(_) => status_from_code(504, &error.for_callers()),
+        Error::Unsendable(_) => Status::from_code(403, &error.for_callers()),
+        Error::Timeout(_) => Status::from_code(504, &error.for_callers()),
         Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.for_callers()),
-        Error::Broken(_) | Error::Unaskable(_) => status_from_code(502, &error.for_callers()),
-        // Of what is read here: what is passed on is not looked at.
-        Error::OtherDocument(_)
+        // Most of these are of what is read here: what is passed on is not looked at.
+        Error::Broken(_)
+        | Error::Unaskable(_)
+        | Error::OtherDocument(_)
         | Error::OtherRepresentation { .. }
         | Error::NotInitial(_)
         | Error::EndlessPages
         | Error::HiddenDefinitions
         | Error::TooLarge(_)
         | Error::OverBudget
-        | Error::Wire(_) => status_from_code(502, &error.for_callers()),
+        | Error::Wire(_) => Status::from_code(502, &error.for_callers()),
     }
 }
 
 /// The same of a write that may have happened. Without `Retry-After`: clients take that for leave to send it again.
 fn unknown(error: &Error) -> Status {
-    status_from_code(502, &error.for_callers())
+    Status::from_code(502, &error.for_callers())
 }
 
 fn too_many(shed: Shed) -> Status {
@@ -464,5 +464,5 @@ fn too_many(shed: Shed) -> Status {
 }
 
 fn loop_detected() -> Status {
-    status_from_code(508, "this proxy is its own upstream: the request has passed it already")
+    Status::from_code(508, "this proxy is its own upstream: the request has passed it already")
 }

@@ -23,6 +23,7 @@ use self::watch_timers::{Call, WatchTimers};
 use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
+use super::refusals::revoked;
 use super::watch_end::WatchEnd;
 use crate::auth::GrantStatus;
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, SiftStep, Snapshot};
@@ -249,7 +250,7 @@ impl WatchSession {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;
         }
-        if let Some(status) = self.standing.revoked().cloned() {
+        if let Some(status) = self.standing.revoked().map(revoked) {
             self.end_with(&status, WatchEnd::Revoked);
         }
     }

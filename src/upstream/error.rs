@@ -19,6 +19,9 @@ pub enum Error {
     /// An answer other than success.
     #[error("upstream answered {}: {}", .0.code, .0.message)]
     Refused(Box<Status>),
+    /// A request that cannot go on with its caller's rights: nothing was sent.
+    #[error(transparent)]
+    Unsendable(#[from] Unsendable),
     /// A question that cannot be put as a request: nothing was sent.
     #[error("upstream cannot be asked: {0}")]
     Unaskable(String),
@@ -46,6 +49,18 @@ pub enum Error {
     /// An answer that does not decode.
     #[error("upstream's answer does not decode: {0}")]
     Wire(#[from] WireError),
+}
+
+/// Why a request cannot go on with its caller's rights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unsendable {
+    /// Our credentials are an impersonation, and the request asks for another.
+    #[error("this proxy impersonates already, and impersonation does not nest")]
+    Nested,
+    #[error("this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)")]
+    NoImpersonator,
+    #[error("the user has a name or a group that no header can carry")]
+    UnencodableUser,
 }
 
 impl Error {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::kube::{EventType, ObjectKey, ResourceVersion, Status};
+use crate::upstream::Unsendable;
 use crate::wire::Encoding;
 
 fn refused(code: i32) -> Error {
@@ -50,6 +51,7 @@ async fn a_feed_is_over_only_for_what_waiting_does_not_cure() {
         (Error::Wire(WireError::WrongForm), Some(FeedEnd::Unreadable)),
         (Error::Wire(WireError::BadResourceVersion), Some(FeedEnd::Unreadable)),
         // What no feed asks for.
+        (Error::Unsendable(Unsendable::Nested), None),
         (Error::OtherDocument("/version".to_owned()), None),
         (Error::HiddenDefinitions, None),
     ] {
@@ -67,6 +69,7 @@ async fn each_failure_is_of_one_kind() {
         (Error::Timeout(Duration::from_secs(1)), Kind::Timeout),
         (Error::Credentials("expired".to_owned()), Kind::Credentials),
         (refused(503), Kind::Refused),
+        (Error::Unsendable(Unsendable::Nested), Kind::Refused),
         (Error::OverBudget, Kind::OverBudget),
         (Error::TooLarge(1), Kind::Unreadable),
         (Error::Wire(WireError::Truncated), Kind::Unreadable),

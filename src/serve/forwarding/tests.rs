@@ -3,6 +3,7 @@
 use super::*;
 use crate::kube::EventType;
 use crate::serve::admission::AdmissionLimits;
+use crate::upstream::Unsendable;
 use crate::wire::WireError;
 
 /// Code, reason, when to try again, and the words.
@@ -10,73 +11,62 @@ fn told(status: &Status) -> (i32, &str, Option<u32>, &str) {
     (status.code, &status.reason, status.retry_after_seconds(), &status.message)
 }
 
-#[tokio::test]
-async fn each_failure_of_upstream_has_its_status() {
-    let broken = Error::Broken(Error::broken_off().await);
-    let broken_off = broken.to_string();
-    let other_representation = Error::OtherRepresentation { asked: "json".to_owned(), answered: None };
-    for (error, code, reason, retry, message) in [
-        (
-            Error::Unreachable("refused".into()),
-            503,
-            "ServiceUnavailable",
-            Some(1),
-            "upstream cannot be reached: refused",
-        ),
-        (
-            Error::Credentials("/a/path".to_owned()),
-            503,
-            "ServiceUnavailable",
-            Some(1),
-            "the proxy's own credentials for upstream cannot be used now",
-        ),
-        (Error::Timeout(PATIENCE), 504, "Timeout", None, "upstream did not answer within 5s"),
-        (broken, 502, "Unknown", None, broken_off.as_str()),
-        (
-            Error::Unaskable("a b: invalid uri character".to_owned()),
-            502,
-            "Unknown",
-            None,
-            "upstream cannot be asked: a b: invalid uri character",
-        ),
-        // Of what is read here.
-        (
-            Error::OtherDocument("/version".to_owned()),
-            502,
-            "Unknown",
-            None,
-            "upstream answered /version with another document",
-        ),
-        (
-            other_representation,
-            502,
-            "Unknown",
-            None,
-            "upstream answered in another representation: asked for json, got None",
-        ),
-        (
-            Error::NotInitial(EventType::Deleted),
-            502,
-            "Unknown",
-            None,
-            "upstream tells DELETED among the initial events",
-        ),
-        (Error::EndlessPages, 502, "Unknown", None, "the pages of upstream's LIST do not end"),
-        (Error::HiddenDefinitions, 502, "Unknown", None, "definitions of custom resources may not be read any more"),
-        (Error::TooLarge(7), 502, "Unknown", None, "upstream's answer is larger than 7 bytes"),
-        (Error::OverBudget, 502, "Unknown", None, "the memory that feeds may take is used up"),
-        (
-            Error::Wire(WireError::NoMetadata),
-            502,
-            "Unknown",
-            None,
-            "upstream's answer does not decode: the object has no metadata",
-        ),
-    ] {
-        assert_eq!(told(&unreachable(&error)), (code, reason, retry, message));
+/// Each with its code and words; only of a 503 is it said when to try again.
+fn assert_told(failures: Vec<(Error, i32, &str)>) {
+    for (error, code, message) in failures {
+        let reason = match code {
+            403 => "Forbidden",
+            503 => "ServiceUnavailable",
+            504 => "Timeout",
+            _ => "Unknown",
+        };
+        assert_eq!(told(&unreachable(&error)), (code, reason, (code == 503).then_some(1), message));
         // Of a write that may have happened nobody is told to try again.
         assert_eq!(told(&unknown(&error)), (502, "Unknown", None, message));
     }
+}
+
+#[tokio::test]
+async fn where_upstream_fails_its_side_is_named() {
+    let broken = Error::Broken(Error::broken_off().await);
+    let broken_off = broken.to_string();
+    assert_told(vec![
+        (Error::Unreachable("refused".into()), 503, "upstream cannot be reached: refused"),
+        (Error::Timeout(PATIENCE), 504, "upstream did not answer within 5s"),
+        (broken, 502, &broken_off),
+        // Its reason is for the log.
+        (Error::Credentials("/a/path".to_owned()), 503, "the proxy's own credentials for upstream cannot be used now"),
+    ]);
+}
+
+#[test]
+fn what_cannot_be_sent_is_no_failure_of_upstream() {
+    let no_impersonator =
+        "this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)";
+    let nested = "this proxy impersonates already, and impersonation does not nest";
+    let unencodable = "the user has a name or a group that no header can carry";
+    assert_told(vec![
+        (Error::Unsendable(Unsendable::Nested), 403, nested),
+        (Error::Unsendable(Unsendable::NoImpersonator), 403, no_impersonator),
+        (Error::Unsendable(Unsendable::UnencodableUser), 403, unencodable),
+        (Error::Unaskable("a b: no".to_owned()), 502, "upstream cannot be asked: a b: no"),
+    ]);
+}
+
+#[test]
+fn what_is_found_in_answers_that_are_read_is_a_bad_gateway() {
+    let version = Error::OtherDocument("/version".to_owned());
+    let representation = Error::OtherRepresentation { asked: "json".to_owned(), answered: None };
+    assert_told(vec![
+        (version, 502, "upstream answered /version with another document"),
+        (representation, 502, "upstream answered in another representation: asked for json, got None"),
+        (Error::NotInitial(EventType::Deleted), 502, "upstream tells DELETED among the initial events"),
+        (Error::EndlessPages, 502, "the pages of upstream's LIST do not end"),
+        (Error::HiddenDefinitions, 502, "definitions of custom resources may not be read any more"),
+        (Error::TooLarge(7), 502, "upstream's answer is larger than 7 bytes"),
+        (Error::OverBudget, 502, "the memory that feeds may take is used up"),
+        (Error::Wire(WireError::NoMetadata), 502, "upstream's answer does not decode: the object has no metadata"),
+    ]);
 }
 
 #[test]
