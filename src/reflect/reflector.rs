@@ -197,6 +197,7 @@ impl Reflector {
         }
         let (feed, objects) = (&self.means.upstream.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
+        self.means.written.takes_in(&servers);
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
         self.means.upstream.feed.currency.forget();
@@ -239,6 +240,7 @@ impl Reflector {
     fn starts_with(&mut self, initial: InitialState, asked: Instant) -> State {
         let InitialState { snapshot, stream, servers } = initial;
         let at = snapshot.rv;
+        self.means.written.takes_in(&servers);
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
         self.means.upstream.feed.currency.forget();

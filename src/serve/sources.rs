@@ -174,7 +174,8 @@ impl Sources {
         let widest = self.coverage.scope(resource).ok()?;
         let running = |form: Encoding| {
             let mut scopes = scopes(widest.clone(), namespace);
-            let found = scopes.find_map(|scope| self.feeds.find(&key(resource, scope, form)));
+            let found =
+                scopes.find_map(|scope| self.feeds.find(&key(resource, scope, form), resource.edition.as_ref()));
             found.filter(|lease| lease.reader.state() != FeedState::Syncing)
         };
         forms(resource, wanted).iter().find_map(|form| {
