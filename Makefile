@@ -17,7 +17,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: check
-check: fmt-check clippy tidy machete deny ## Format, lints, house rules, dependencies (`make tools` installs the last two)
+check: fmt-check clippy tidy doc machete deny ## Format, lints, house rules, documentation, dependencies (see `make tools`)
 
 .PHONY: fmt
 fmt: ## Format the Rust sources

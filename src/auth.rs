@@ -57,7 +57,7 @@ pub use hosts::Hosts;
 pub use impersonation::{Impeded, Impersonation, NobodyNamed};
 pub use metrics::describe;
 pub use namespace_verdicts::Verdict;
-pub use not_granted::NotGranted;
+pub use not_granted::{NotGranted, Revoked};
 pub use policy::{Policy, PolicyChange, PolicyKind};
 pub use readable::{GrantStatus, Permit, Readable, VerdictChanges};
 pub use separation::{AuthorityRole, Mixed, Separation};

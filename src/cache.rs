@@ -79,7 +79,10 @@ pub struct CacheConfig {
     pub window_events_max: usize,
     /// Age of the oldest event.
     pub window_age_max: Duration,
-    /// How many snapshots are kept for clients that page through a LIST.
+    /// Events that a narrow lane holds: what its readers fall behind by while they do not stall. It bounds what a lane
+    /// costs, for an event may be in as many lanes as there are selectors that match it.
+    pub lane_events_max: usize,
+    /// Snapshots held for clients that are paging through a LIST.
     pub held_snapshots_max: usize,
     /// How long such a snapshot is kept after its first page was read.
     pub held_snapshot_age_max: Duration,
@@ -98,6 +101,7 @@ impl Default for CacheConfig {
             window_bytes_max: 256 << 20,
             window_events_max: 102_400,
             window_age_max: Duration::from_secs(15 * 60),
+            lane_events_max: 256,
             held_snapshots_max: 64,
             held_snapshot_age_max: Duration::from_secs(5 * 60),
             refused: Waits::REFUSED,

@@ -19,7 +19,6 @@ mod link;
 mod memory;
 mod peer;
 mod pool;
-mod refusal;
 mod release;
 mod review;
 mod secrecy;
@@ -30,14 +29,13 @@ pub(crate) use client::encoding_of;
 pub use client::{Client, Question};
 pub use credentials::{CredentialError, CredentialSource};
 pub use discovery::{Catalog, Documents, Insistence, Resource, ResourceOrigin};
-pub use error::Error;
+pub use error::{Error, Unsendable};
 pub use forward::{Forwarder, strip_hop_by_hop};
 pub use forward_pool::ForwardPool;
 pub use identity_headers::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
 pub use peer::Server;
 pub use pool::{ResponseBody, UpstreamBody};
-pub use refusal::{set_retry_after, status_from_code};
 pub use review::{AccessVerdict, TokenVerdict};
 
 /// Largest body that is read whole: one page of a LIST, a discovery document, a Status.

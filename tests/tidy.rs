@@ -17,6 +17,8 @@ mod names;
 mod prose;
 #[path = "tidy/source.rs"]
 mod source;
+#[path = "tidy/statuses.rs"]
+mod statuses;
 #[path = "tidy/systems.rs"]
 mod systems;
 
@@ -142,6 +144,21 @@ fn unwrap_is_for_tests() {
         shipped.map(|at| (source.tokens[at].line, "expect(\"<invariant>\"), or return the error".to_owned())).collect()
     });
     assert_none("unwrap() outside of tests", &violations);
+}
+
+/// What is shipped is what is tested: a test gives its own limits and clocks to the code, which does not ask for them.
+#[test]
+fn the_code_does_not_ask_whether_it_is_tested() {
+    let violations = in_rust(|file, source| {
+        if !file.name.starts_with("src/") {
+            return Vec::new();
+        }
+        let asks: [&[&str]; 2] = [&["cfg", "!", "(", "test"], &["cfg", "(", "not", "(", "test"]];
+        let at = (0..source.tokens.len()).filter(|at| asks.iter().any(|words| source.reads(*at, words)));
+        let shipped = at.filter(|at| !source.tokens[*at].test);
+        shipped.map(|at| (source.tokens[at].line, "make it a value that tests give".to_owned())).collect()
+    });
+    assert_none("product code that is another one in tests", &violations);
 }
 
 #[test]

@@ -303,7 +303,6 @@ impl Shared {
                 user: known.user.clone(),
                 until: known.until,
                 access: access.clone(),
-                info: info.clone(),
                 verdicts,
             };
             let terms = LeaseTerms { period: self.config.recheck, grace: self.config.outage_grace };

@@ -16,16 +16,16 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::authenticator::{Authenticator, Identity, Trusted};
 use super::credential::Credential;
 use super::namespace_verdicts::NamespaceVerdicts;
-use super::{Affected, NotGranted, access_reviewer, metrics, now, token_reviewer};
+use super::{Affected, NotGranted, Revoked, access_reviewer, metrics, now, token_reviewer};
 use crate::base::Tasks;
-use crate::kube::{Access, Payer, RequestInfo, Status, User};
+use crate::kube::{Access, Payer, User};
 use crate::upstream::CredentialId;
 
 /// What an open watch stands on.
 #[derive(Debug)]
 pub(super) struct GrantLease {
     /// Why it is over.
-    revoked: OnceLock<Box<Status>>,
+    revoked: OnceLock<Box<Revoked>>,
     over: CancellationToken,
     shared: Arc<Standing>,
     _keeper: DropGuard,
@@ -39,8 +39,6 @@ struct Standing {
     access: Arc<Access>,
     /// As last seen: groups may change while a watch is open.
     user: Mutex<Arc<User>>,
-    /// For the words of a refusal.
-    info: RequestInfo,
     /// For a watch that may show some namespaces: the lease is for them, and not for the whole.
     verdicts: Option<Arc<NamespaceVerdicts>>,
     doubt: Mutex<Option<Doubt>>,
@@ -100,7 +98,6 @@ pub(super) struct Claim {
     /// When the credential ends, if that is known.
     pub(super) until: Option<SystemTime>,
     pub(super) access: Arc<Access>,
-    pub(super) info: RequestInfo,
     pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
 }
 
@@ -131,9 +128,9 @@ impl Leases {
         if let Some(lease) = held.get(&key).and_then(Weak::upgrade).filter(|lease| lease.revoked.get().is_none()) {
             return lease;
         }
-        let Claim { id, credential, user, until, access, info, verdicts } = claim;
+        let Claim { id, credential, user, until, access, verdicts } = claim;
         let (user, doubt, doubted) = (Mutex::new(user), Mutex::default(), Notify::new());
-        let standing = Arc::new(Standing { id, credential, access, user, info, verdicts, doubt, doubted });
+        let standing = Arc::new(Standing { id, credential, access, user, verdicts, doubt, doubted });
         let ended = CancellationToken::new();
         let lease = Arc::new(GrantLease {
             revoked: OnceLock::new(),
@@ -208,7 +205,7 @@ impl Leases {
 
 impl GrantLease {
     /// Why the watch must end, once it must. One atomic load.
-    pub(super) fn revoked(&self) -> Option<&Status> {
+    pub(super) fn revoked(&self) -> Option<&Revoked> {
         self.revoked.get().map(AsRef::as_ref)
     }
 
@@ -225,11 +222,12 @@ impl GrantLease {
     /// Ends it, because the caller may not what it would come to.
     pub(super) fn refuse(&self, why: &NotGranted) {
         metrics::revoked(why.as_str());
-        self.revoke(why.status(&self.shared.user.lock().name, &self.shared.info));
+        self.revoke(why.clone());
     }
 
-    fn revoke(&self, status: Status) {
-        let _ = self.revoked.set(Box::new(status));
+    fn revoke(&self, why: NotGranted) {
+        let (user, access) = (self.shared.user.lock().clone(), self.shared.access.clone());
+        let _ = self.revoked.set(Box::new(Revoked { user, access, why }));
         self.over.cancel();
     }
 }
@@ -373,9 +371,7 @@ impl Drop for Keeper {
     /// A lease without a keeper would be good for ever, so it ends with it, whatever ended the keeper.
     fn drop(&mut self) {
         if let Some(lease) = self.lease.upgrade().filter(|lease| lease.revoked().is_none()) {
-            let why = NotGranted::Unavailable("nobody asks any more whether this is allowed".to_owned());
-            let status = why.status(&self.standing.user.lock().name, &self.standing.info);
-            lease.revoke(status);
+            lease.revoke(NotGranted::Unavailable("nobody asks any more whether this is allowed".to_owned()));
         }
     }
 }

@@ -1,32 +1,40 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::kube::{Access, RequestInfo, Status};
-use crate::upstream::{Error, set_retry_after};
+use crate::kube::{Access, User};
+use crate::upstream::Error;
 
-/// Why a caller gets nothing.
+/// Why somebody gets nothing. What clients are told of it is the business of `serve`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotGranted {
-    /// The credential was not accepted, or there is none: 401.
+    /// The credential is nobody's, or there is none.
     #[error("unauthenticated")]
     Unauthenticated,
-    /// Upstream denied it, in the authorizer's words, which may be empty: 403.
+    /// In the authorizer's words, which may be none.
     #[error("denied: {0}")]
     Denied(Arc<str>),
-    /// It cannot be found out now: 503, and never a yes.
+    /// Whether it may be cannot be found out now, which is never a yes.
     #[error("{0}")]
     Unavailable(String),
-    /// Upstream does not let us ask: 503, and soon the end of everything that depends on an answer.
+    /// Upstream does not let us ask: soon the end of everything that stands on an answer.
     #[error("upstream does not let this proxy ask about its callers")]
     Disowned,
-    /// There are too many questions about one user, or about unknown callers: 429.
+    /// Too many questions about one user, or about callers that nobody knows.
     #[error("too many questions about who you are or what you may; try again")]
     TooMany { retry_after_seconds: u32 },
 }
 
-/// When a caller may try again whose rights could not be found out.
-const RETRY_AFTER_SECONDS: u32 = 1;
-/// How long watches go on once upstream refuses our questions.
+/// A permission that is over.
+#[derive(Debug, Clone)]
+pub struct Revoked {
+    /// Whose it was, as last seen.
+    pub user: Arc<User>,
+    /// What it was for.
+    pub access: Arc<Access>,
+    pub why: NotGranted,
+}
+
+/// How long watches go on once upstream refuses us the questions.
 const DISOWNED_GRACE: Duration = Duration::from_secs(30);
 
 impl NotGranted {
@@ -64,23 +72,31 @@ impl NotGranted {
     pub(super) fn grace(&self, outage: Duration) -> Duration {
         if *self == Self::Disowned { outage.min(DISOWNED_GRACE) } else { outage }
     }
+}
 
-    /// The Status in the apiserver's words (R-STATUS-3, R-AUTHZ-3).
-    pub fn status(&self, user: &str, info: &RequestInfo) -> Status {
-        self.status_of(user, &Access::of(info))
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::Status;
 
-    /// The Status for an access that need not be a request.
-    pub(super) fn status_of(&self, user: &str, access: &Access) -> Status {
-        match self {
-            Self::Unauthenticated => Status::unauthorized(),
-            Self::Denied(reason) => Status::forbidden_access(user, access, reason),
-            Self::Unavailable(_) | Self::Disowned => {
-                let mut status = Status::service_unavailable(self.to_string());
-                set_retry_after(&mut status, RETRY_AFTER_SECONDS);
-                status
-            }
-            Self::TooMany { retry_after_seconds } => Status::too_many_requests(self.to_string(), *retry_after_seconds),
+    #[test]
+    fn only_a_refusal_of_the_question_itself_is_upstreams_no_to_us() {
+        let refused = |code| Error::Refused(Box::new(Status { code, ..Status::default() }));
+        for (error, expected) in [
+            (refused(401), "disowned"),
+            (refused(403), "disowned"),
+            (refused(404), "unavailable"),
+            (refused(429), "unavailable"),
+            (refused(500), "unavailable"),
+            (Error::Unreachable("nobody listens".into()), "unavailable"),
+            (Error::Timeout(DISOWNED_GRACE), "unavailable"),
+            (Error::Credentials("/a/path".to_owned()), "unavailable"),
+            (Error::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
+        ] {
+            let why = NotGranted::unanswered(&error, "who you are");
+            assert_eq!(why.as_str(), expected, "{error}");
+            // What went wrong is for our log, and not for callers.
+            assert!(!why.to_string().contains(&error.to_string()), "{why}");
         }
     }
 }

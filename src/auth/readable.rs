@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::grant_lease::GrantLease;
 use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
-use super::{Grant, NotGranted};
-use crate::kube::{Access, Gvr, Status};
+use super::{Grant, NotGranted, Revoked};
+use crate::kube::{Access, Gvr};
 
 /// A permission for a collection: for everything that a request asks for, or for some namespaces of it.
 #[derive(Debug, Clone)]
@@ -91,7 +91,7 @@ impl Permit {
 
 impl GrantStatus {
     /// Why the permission has ended, once it has: then nothing else may be sent.
-    pub fn revoked(&self) -> Option<&Status> {
+    pub fn revoked(&self) -> Option<&Revoked> {
         self.0.as_ref()?.revoked()
     }
 

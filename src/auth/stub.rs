@@ -95,7 +95,7 @@ impl Reviews for Arc<Stub> {
             let (slow, silent) = stub.ask(&name, None);
             sleep(slow).await;
             if silent {
-                return Err(Error::Form("silence".to_owned()));
+                return Err(Error::Timeout(slow));
             }
             let is_known = !name.starts_with("guess") && !stub.rules.lock().unknown.contains(&name);
             let user = is_known.then(|| User { name, ..User::default() });
@@ -110,7 +110,7 @@ impl Reviews for Arc<Stub> {
             let (slow, silent) = stub.ask(&user, Some(&target.namespace));
             sleep(slow).await;
             if silent {
-                return Err(Error::Form("silence".to_owned()));
+                return Err(Error::Timeout(slow));
             }
             let denied = |namespace: &str| stub.rules.lock().denied.contains(&(user.clone(), namespace.to_owned()));
             let allowed = !denied(&target.namespace) && !denied("*");

@@ -79,7 +79,8 @@ impl Grant {
         self.lease().expect("it is that of a watch").over()
     }
 
-    fn code(&self) -> Option<i32> {
-        self.lease().and_then(|lease| lease.revoked()).map(|status| status.code)
+    /// Why it is over, if it is.
+    fn why(&self) -> Option<&'static str> {
+        self.lease().and_then(|lease| lease.revoked()).map(|revoked| revoked.why.as_str())
     }
 }

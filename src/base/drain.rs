@@ -7,9 +7,9 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Starts a drain and knows when it is over.
 ///
-/// A drain has two parts. First everything that was under way at its start **leaves**, each at a moment of its own. New
-/// requests are still served, for there may be no other server. Then everything **closes**. That takes [`CLOSING_MAX`]
-/// at most, for nobody answers meanwhile. Whoever has a [`DrainWatch`] keeps the process alive until the deadline
+/// A drain has two parts. While what was under way at its start **leaves**, each at a moment of its own, whoever comes
+/// is still served: there may be nobody else who would. Then everything **closes**, which takes `CLOSING_MAX` at
+/// most, for that is how long nobody answers. Whoever has a [`DrainWatch`] keeps the process alive until the deadline
 /// (ztunnel's drain).
 #[derive(Debug)]
 pub struct DrainTrigger {

@@ -7,8 +7,8 @@ use tokio::sync::Semaphore;
 
 /// A semaphore for each holder, with the same number of places for each.
 ///
-/// Semaphores that nobody uses are forgotten by and by: at most twice as many are remembered as are in use, or
-/// [`KEPT_MAX`].
+/// Shares that nobody uses are forgotten by and by; what is remembered is at most twice what is in use, or
+/// `KEPT_MAX`.
 #[derive(Debug)]
 pub struct Shares<K> {
     places: usize,

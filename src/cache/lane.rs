@@ -16,6 +16,7 @@ use super::{Event, View};
 #[derive(Debug)]
 pub(super) struct Lane {
     key: LaneKey,
+    events_max: usize,
     log: Mutex<Log>,
 }
 
@@ -43,11 +44,6 @@ struct Parked {
     at: usize,
 }
 
-/// Events that a narrow lane holds: what its readers fall behind by while they do not stall. It bounds what a lane
-/// costs, for an event may be in as many lanes as there are selectors that match it. Few in tests, so that they come to
-/// the end of it.
-const LANE_EVENTS_MAX: usize = if cfg!(test) { 3 } else { 256 };
-
 /// What [`Lane::read`] found at a position.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LaneRead {
@@ -65,9 +61,9 @@ pub(super) enum LaneRead {
 }
 
 impl Lane {
-    /// An empty lane that is complete from `from` on.
-    pub(super) fn new(key: LaneKey, from: u64) -> Self {
-        Self { key, log: Mutex::new(Log { from, ..Log::default() }) }
+    /// An empty lane that is complete from `from` on, and holds the last `events_max` events of its sequence.
+    pub(super) fn new(key: LaneKey, from: u64, events_max: usize) -> Self {
+        Self { key, events_max, log: Mutex::new(Log { from, ..Log::default() }) }
     }
 
     pub(super) fn key(&self) -> &LaneKey {
@@ -82,8 +78,7 @@ impl Lane {
         if log.events.back().is_some_and(|last| last.seq == event.seq) {
             return;
         }
-        if log.events.len() >= LANE_EVENTS_MAX
-            && !self.key.is_all()
+        if log.events.len() >= self.events_max
             && let Some(oldest) = log.events.pop_front()
         {
             log.from = oldest.seq + 1;

@@ -18,16 +18,20 @@ pub(super) struct Lanes {
     namespaces: HashMap<Box<str>, LaneIndex>,
     /// How many narrow lanes are open.
     narrow: usize,
+    /// Events that each of them holds.
+    narrow_events_max: usize,
 }
 
 impl Lanes {
-    /// Makes only the lane of all events, complete from `from` on.
-    pub(super) fn new(from: u64) -> Self {
+    /// No lane but that of all events, complete from `from` on. That one holds what the ring holds; a narrow one at
+    /// most so many events.
+    pub(super) fn new(from: u64, narrow_events_max: usize) -> Self {
         Self {
-            all: Arc::new(Lane::new(LaneKey::all(), from)),
+            all: Arc::new(Lane::new(LaneKey::all(), from, usize::MAX)),
             everywhere: LaneIndex::default(),
             namespaces: HashMap::new(),
             narrow: 0,
+            narrow_events_max,
         }
     }
 
@@ -36,10 +40,10 @@ impl Lanes {
         if key.is_all() {
             return self.all.clone();
         }
-        let narrow = &mut self.narrow;
+        let (narrow, events_max) = (&mut self.narrow, self.narrow_events_max);
         let fresh = || {
             *narrow += 1;
-            Arc::new(Lane::new(key.clone(), next_seq))
+            Arc::new(Lane::new(key.clone(), next_seq, events_max))
         };
         match &key.namespace {
             None => self.everywhere.open(&key.term, fresh),
@@ -84,7 +88,7 @@ impl Lanes {
 
     /// Starts over with empty lanes, complete from `from` on. Readers of the old ones keep those, closed.
     pub(super) fn reopen(&mut self, from: u64) {
-        *self = Self::new(from);
+        *self = Self::new(from, self.narrow_events_max);
     }
 
     /// How many narrow lanes are open.

@@ -25,9 +25,9 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(accounts: &Accounts) -> Self {
+    pub(super) fn new(accounts: &Accounts, config: &CacheConfig) -> Self {
         Self {
-            lanes: Lanes::new(0),
+            lanes: Lanes::new(0, config.lane_events_max),
             next_seq: 0,
             floor: ResourceVersion::default(),
             events: 0,

@@ -10,7 +10,7 @@ use super::ring::Ring;
 use super::stats::CacheStats;
 use super::store::Store;
 use super::transaction::Transaction;
-use super::{Event, Snapshot};
+use super::{CacheConfig, Event, Snapshot};
 use crate::base::Account;
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{Envelope, Object};
@@ -36,10 +36,10 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    pub(super) fn new(accounts: &Accounts) -> Self {
+    pub(super) fn new(accounts: &Accounts, config: &CacheConfig) -> Self {
         Self {
             store: Store::new(accounts),
-            ring: Ring::new(accounts),
+            ring: Ring::new(accounts, config),
             base: ResourceVersion::default(),
             progress: ResourceVersion::default(),
             last_event: ResourceVersion::default(),

@@ -47,13 +47,13 @@ impl CacheWriter {
         let derived = || share.accounts.derived.clone();
         config.window_bytes_max = config.window_bytes_max.min(config.memory_bytes_max / WINDOW_PART);
         let shared = Arc::new(Shared {
-            config,
             gvr,
             bookmark: RwLock::new(BookmarkTemplate::minimal(&envelope)),
             verbatim: Renderer::verbatim(&envelope),
             envelope,
             namespaced,
-            timeline: RwLock::new(Timeline::new(&share.accounts)),
+            timeline: RwLock::new(Timeline::new(&share.accounts, &config)),
+            config,
             made: Made { bytes: Arc::default(), account: derived() },
             kept: DerivedJson::new(budget.clone(), derived()),
             chunks: ChunkCache::new(budget.clone(), derived()),

@@ -112,10 +112,11 @@ impl Feeds {
         Ok(FeedHandle::new(feed))
     }
 
-    /// The feed for `key` if it runs.
-    pub fn find(&self, key: &FeedKey) -> Option<FeedHandle> {
+    /// The feed for `key` if it runs, and reads objects under this edition of their definition.
+    pub fn find(&self, key: &FeedKey, edition: Option<&Arc<str>>) -> Option<FeedHandle> {
         let feed = self.shared.feeds.lock().get(key).cloned()?;
-        (!matches!(feed.reader.state(), FeedState::Ended(_))).then(|| FeedHandle::new(feed))
+        let is_over = matches!(feed.reader.state(), FeedState::Ended(_));
+        (!is_over && feed.spec.edition.as_ref() == edition).then(|| FeedHandle::new(feed))
     }
 
     /// Why a representation of this feed's objects is not derived, whether or not the feed runs.

@@ -71,7 +71,17 @@ fn quote(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn no_duration_panics(text in any::<String>(), symbols in "([-+.0-9]|ns|us|µs|m|h|ä){0,12}") {
+            let _ = (parse(&text), parse(&symbols));
+            let _ = check_timeout(&Query::parse(&format!("timeout={text}")));
+        }
+    }
 
     #[test]
     fn what_go_takes_for_a_duration_is_taken() {

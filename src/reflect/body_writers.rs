@@ -55,7 +55,17 @@ impl BodyWriters {
         self.by.subscribe()
     }
 
-    /// Notes that these servers wrote all bodies, and no stream is open.
+    /// What these have listed is about to be taken in: no state is shown until all of it is, unless they write the same
+    /// as the one who was followed.
+    pub(super) fn takes_in(&self, servers: &[Server]) {
+        self.by.send_modify(|by| {
+            servers.iter().for_each(|server| by.add(server));
+            by.count += 1;
+        });
+        self.weigh(false);
+    }
+
+    /// All bodies are by these, and no stream is open.
     pub(super) fn listed(&self, servers: Vec<Server>) {
         self.by.send_modify(|by| *by = By { bodies: servers, stream: None, count: by.count + 1 });
         self.weigh(false);
@@ -238,6 +248,25 @@ mod tests {
         written.opened(&new);
         written.listed(vec![new]);
         assert!(shown(), "all of it was listed anew");
+    }
+
+    #[test]
+    fn while_a_list_by_another_is_taken_in_no_state_is_shown() {
+        let (written, feed) = written();
+        let [old, same, new] = [server(36, 1), server(36, 1), server(37, 1)];
+        written.listed(vec![old.clone()]);
+        written.opened(&old);
+        written.takes_in(&[same]);
+        assert!(feed.vintage.is_present(), "it writes the same");
+        for other in [new, Server::silent()] {
+            let count = written.follow().borrow().count;
+            written.takes_in(std::slice::from_ref(&other));
+            assert!(!feed.vintage.is_present() && !written.is_at(count));
+            written.listed(vec![other]);
+            assert!(feed.vintage.is_present());
+            written.listed(vec![old.clone()]);
+            written.opened(&old);
+        }
     }
 
     #[test]

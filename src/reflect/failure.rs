@@ -1,5 +1,8 @@
 //! The failures of a feed's upstream, and what follows from each.
 
+#[cfg(test)]
+mod tests;
+
 use crate::cache::FeedEnd;
 use crate::upstream::Error;
 use crate::wire::WireError;
@@ -21,7 +24,23 @@ pub(super) enum StepFailure {
     Broken(#[from] BrokenStream),
 }
 
-/// The failure for an error: it ends the feed, or the step is tried again.
+/// What kind of failure it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FailureKind {
+    Over,
+    Ended,
+    Silent,
+    OutOfOrder,
+    Unreachable,
+    Broken,
+    Timeout,
+    Credentials,
+    Refused,
+    OverBudget,
+    Unreadable,
+}
+
+/// An answer that ends the feed, or one to try again after.
 pub(super) fn over(error: Error) -> StepFailure {
     match &error {
         Error::Refused(status) => match status.code {
@@ -30,20 +49,29 @@ pub(super) fn over(error: Error) -> StepFailure {
             406 => StepFailure::Over(FeedEnd::NotOffered),
             _ => StepFailure::Upstream(error),
         },
-        Error::Form(why) => {
-            tracing::info!(%why, "upstream does not offer this form");
+        // Told in another way than a feed can follow, and it would be again.
+        Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::Unaskable(_) => {
+            tracing::info!(%error, "upstream does not offer this form");
             StepFailure::Over(FeedEnd::NotOffered)
         }
         Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
-        // A torn answer is tried again. One that cannot be decoded would not decode next time.
-        Error::Wire(WireError::Truncated) => StepFailure::Upstream(error),
-        // What is held was printed under other columns, as when the apiserver has another release now.
+        // The way to upstream, and what no feed asks for. A torn answer is tried again; one that reads wrong would read
+        // wrong again.
+        Error::Wire(WireError::Truncated)
+        | Error::Unreachable(_)
+        | Error::Broken(_)
+        | Error::Timeout(_)
+        | Error::Credentials(_)
+        | Error::Unsendable(_)
+        | Error::OtherDocument(_)
+        | Error::HiddenDefinitions
+        | Error::TooLarge(_) => StepFailure::Upstream(error),
+        // What is held was printed under other columns, as when the apiserver is of another release now.
         Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
         Error::Wire(wire) => {
             tracing::warn!(error = %wire, "upstream's objects cannot be read");
             StepFailure::Over(FeedEnd::Unreadable)
         }
-        _ => StepFailure::Upstream(error),
     }
 }
 
@@ -54,40 +82,70 @@ pub(super) fn refuses_watch_list(error: &Error) -> bool {
 }
 
 impl StepFailure {
-    /// The label of metrics, one of a fixed set.
-    pub(super) fn word(&self) -> &'static str {
+    pub(super) fn kind(&self) -> FailureKind {
         match self {
-            Self::Over(_) => "over",
-            Self::Stream(Ended::Clean) => "ended",
-            Self::Stream(Ended::Silent) => "silent",
-            Self::Broken(BrokenStream::OutOfOrder(_)) => "out_of_order",
+            Self::Over(_) => FailureKind::Over,
+            Self::Stream(Ended::Clean) => FailureKind::Ended,
+            Self::Stream(Ended::Silent) => FailureKind::Silent,
+            Self::Broken(BrokenStream::OutOfOrder(_)) => FailureKind::OutOfOrder,
             Self::Stream(Ended::Failed(error))
             | Self::Upstream(error)
-            | Self::Broken(BrokenStream::Upstream(error)) => match error {
-                Error::Unreachable(_) => "unreachable",
-                Error::Broken(_) => "broken",
-                Error::Timeout(_) => "timeout",
-                Error::Credentials(_) => "credentials",
-                Error::Refused(_) => "refused",
-                Error::OverBudget => "over_budget",
-                Error::Form(_) | Error::TooLarge(_) | Error::Wire(_) => "unreadable",
-            },
+            | Self::Broken(BrokenStream::Upstream(error)) => FailureKind::of(error),
         }
-    }
-
-    /// Whether the failure concerns the way to upstream rather than this feed.
-    pub(super) fn is_connection(&self) -> bool {
-        matches!(self.word(), "ended" | "silent" | "unreachable" | "broken" | "timeout")
-    }
-
-    pub(super) fn is_unreadable(&self) -> bool {
-        self.word() == "unreadable"
     }
 
     pub(super) fn retry_after(&self) -> Option<u64> {
         match self {
             Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.retry_after_seconds(),
             _ => None,
+        }
+    }
+}
+
+impl FailureKind {
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::Unreachable(_) => Self::Unreachable,
+            Error::Broken(_) => Self::Broken,
+            Error::Timeout(_) => Self::Timeout,
+            Error::Credentials(_) => Self::Credentials,
+            Error::Refused(_) | Error::Unsendable(_) => Self::Refused,
+            Error::OverBudget => Self::OverBudget,
+            Error::Unaskable(_)
+            | Error::OtherDocument(_)
+            | Error::OtherRepresentation { .. }
+            | Error::NotInitial(_)
+            | Error::EndlessPages
+            | Error::HiddenDefinitions
+            | Error::TooLarge(_)
+            | Error::Wire(_) => Self::Unreadable,
+        }
+    }
+
+    /// Whether it says more about the way to upstream than about this feed.
+    pub(super) fn is_connection(self) -> bool {
+        match self {
+            Self::Ended | Self::Silent | Self::Unreachable | Self::Broken | Self::Timeout => true,
+            Self::Over | Self::OutOfOrder | Self::Credentials | Self::Refused | Self::OverBudget | Self::Unreadable => {
+                false
+            }
+        }
+    }
+
+    /// The label of the metric.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Over => "over",
+            Self::Ended => "ended",
+            Self::Silent => "silent",
+            Self::OutOfOrder => "out_of_order",
+            Self::Unreachable => "unreachable",
+            Self::Broken => "broken",
+            Self::Timeout => "timeout",
+            Self::Credentials => "credentials",
+            Self::Refused => "refused",
+            Self::OverBudget => "over_budget",
+            Self::Unreadable => "unreadable",
         }
     }
 }

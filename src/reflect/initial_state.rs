@@ -83,7 +83,7 @@ impl Lister<'_> {
                     staged.push(object).map_err(over_budget)?;
                 }
                 WatchItem::Change { event_type, .. } => {
-                    return Err(Error::Form(format!("{event_type} among the initial events")).into());
+                    return Err(Error::NotInitial(event_type).into());
                 }
                 WatchItem::Bookmark { object, rv, initial_events_end: true } => {
                     let template =
@@ -244,7 +244,7 @@ impl Lister<'_> {
                 return Ok(InitialState { snapshot, stream: None, servers });
             }
             if page.continue_token == token {
-                return Err(Error::Form("a LIST whose pages do not end".into()));
+                return Err(Error::EndlessPages);
             }
             token = page.continue_token;
         }

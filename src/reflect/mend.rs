@@ -190,11 +190,11 @@ impl Historian<'_> {
     }
 
     /// A DELETED event: the last content, at the version of the deletion.
-    fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, Error> {
+    fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, Lost> {
         let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
-        match self.lister.reader.watch_event(frame)? {
+        match self.lister.reader.watch_event(frame).map_err(Error::Wire)? {
             WatchItem::Change { event_type, object, frame } => Ok(Change { event_type, object, frame: Some(frame) }),
-            other => Err(Error::Form(format!("a deletion read back as {other:?}"))),
+            WatchItem::Bookmark { .. } | WatchItem::Error { .. } => Err(Lost::Untold),
         }
     }
 

@@ -133,8 +133,7 @@ impl Qualifier {
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
             Ok(None) => return false,
-            // Without it nothing can be derived, and asking again would not help.
-            Err(error) if matches!(error, Error::Form(_)) || matches!(error.code(), Some(403 | 404)) => {
+            Err(error) if says_no_release(&error) => {
                 self.upstream.feed.refuse(wanted, RenderingRefusal::NotComparable, &error);
                 return true;
             }
@@ -289,12 +288,9 @@ impl Qualifier {
                 Ok(false) => Verdict::Different,
                 Err(_) => Verdict::Refused,
             },
-            Err(Error::Form(_)) => Verdict::NotOffered,
-            Err(error) if matches!(error.code(), Some(406 | 415)) => Verdict::NotOffered,
-            Err(error) if error.is_expired() => Verdict::Forgotten,
             Err(error) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "nothing to compare with");
-                Verdict::Unanswered
+                Verdict::without_answer(&error)
             }
         };
         self.count(representation, verdict);
@@ -330,8 +326,9 @@ impl Qualifier {
         };
         let path = format!("{path}{include}");
         let response = self.upstream.client.open(Question::Short, &path, &representation.accept(true)).await?;
-        if encoding_of(&response) != Some(representation.encoding()) {
-            return Err(Error::Form(format!("asked for {representation}, got another form")));
+        let answered = encoding_of(&response);
+        if answered != Some(representation.encoding()) {
+            return Err(Error::OtherRepresentation { asked: representation.to_string(), answered });
         }
         self.upstream.client.read(response).await
     }
@@ -361,6 +358,24 @@ impl Qualifier {
     }
 }
 
+impl Verdict {
+    /// What follows when there is nothing to compare with.
+    fn without_answer(error: &Error) -> Self {
+        match error {
+            Error::OtherRepresentation { .. } => Self::NotOffered,
+            error if matches!(error.code(), Some(406 | 415)) => Self::NotOffered,
+            error if error.is_expired() => Self::Forgotten,
+            _ => Self::Unanswered,
+        }
+    }
+}
+
+/// Whether upstream does not say of what release it is, and would not if it was asked again: then nothing can be
+/// derived.
+fn says_no_release(error: &Error) -> bool {
+    matches!(error, Error::OtherDocument(_)) || matches!(error.code(), Some(403 | 404))
+}
+
 fn list_of(renderer: &Renderer, bodies: &[Bytes]) -> Vec<u8> {
     let meta = ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None };
     let frame = renderer.list(&meta, bodies.len());
@@ -378,4 +393,51 @@ const DIFFERENT: &str = "upstream writes an object otherwise";
 
 fn exact(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=Exact")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::Status;
+
+    fn refused(code: i32) -> Error {
+        Error::Refused(Box::new(Status { code, ..Status::default() }))
+    }
+
+    #[test]
+    fn without_an_answer_to_compare_with_the_reason_decides() {
+        for (error, expected) in [
+            (
+                Error::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(Encoding::Json) },
+                Verdict::NotOffered,
+            ),
+            (refused(406), Verdict::NotOffered),
+            (refused(415), Verdict::NotOffered),
+            (refused(410), Verdict::Forgotten),
+            (refused(403), Verdict::Unanswered),
+            (refused(503), Verdict::Unanswered),
+            (Error::Timeout(RETRY), Verdict::Unanswered),
+            (Error::TooLarge(1), Verdict::Unanswered),
+            (Error::Unaskable("no path".to_owned()), Verdict::Unanswered),
+            (Error::OtherDocument("/version".to_owned()), Verdict::Unanswered),
+        ] {
+            assert_eq!(Verdict::without_answer(&error), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_release_that_is_not_said_is_not_asked_for_again() {
+        for (error, expected) in [
+            (Error::OtherDocument("/version".to_owned()), true),
+            (refused(403), true),
+            (refused(404), true),
+            (refused(401), false),
+            (refused(500), false),
+            (Error::Timeout(RETRY), false),
+            (Error::Unaskable("no path".to_owned()), false),
+            (Error::OtherRepresentation { asked: "json".to_owned(), answered: None }, false),
+        ] {
+            assert_eq!(says_no_release(&error), expected, "{error}");
+        }
+    }
 }

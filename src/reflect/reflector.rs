@@ -16,7 +16,7 @@ use crate::wire::BookmarkTemplate;
 
 use super::body_writers::BodyWriters;
 use super::continuity::Continuity;
-use super::failure::{StepFailure, over};
+use super::failure::{FailureKind, StepFailure, over};
 use super::gap::{Completeness, Position, Relists};
 use super::initial_state::{At, FeedClient, Follow, InitialState, Lister};
 use super::inquiry::Inquiries;
@@ -197,6 +197,7 @@ impl Reflector {
         }
         let (feed, objects) = (&self.means.upstream.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
+        self.means.written.takes_in(&servers);
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
         self.means.upstream.feed.freshness.forget();
@@ -239,6 +240,7 @@ impl Reflector {
     fn starts_with(&mut self, initial: InitialState, asked: Instant) -> State {
         let InitialState { snapshot, stream, servers } = initial;
         let at = snapshot.rv;
+        self.means.written.takes_in(&servers);
         self.writer.replace(snapshot);
         self.means.written.listed(servers);
         self.means.upstream.feed.freshness.forget();
@@ -285,7 +287,7 @@ impl Reflector {
     /// Waits. If upstream could not be reached, the wait ends a moment after it has answered another feed.
     async fn pause(&mut self, wait: Duration, failure: &StepFailure) {
         let back = async {
-            if !failure.is_connection() || self.woken_early {
+            if !failure.kind().is_connection() || self.woken_early {
                 std::future::pending::<()>().await;
             }
             self.means.upstream.client.answers().await;
@@ -301,16 +303,17 @@ impl Reflector {
 
     /// How long to wait after a failure. It may lead a stream that cannot be read back to the start.
     fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
-        self.means.upstream.metrics.failed(failure.word());
+        let kind = failure.kind();
+        self.means.upstream.metrics.failed(kind.as_str());
         // A stream without bookmarks is silent whenever nothing happens.
-        if failure.word() != "silent" || self.means.upstream.feed.spec.key.gvr.has_watch_cache() {
+        if kind != FailureKind::Silent || self.means.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.lost();
         }
         if let State::Listed { .. } | State::Expired { .. } = state {
             self.writer.set_state(FeedState::Stale { since: Instant::now() });
         }
         if let State::Listed { at } = state
-            && failure.is_unreadable()
+            && kind == FailureKind::Unreadable
         {
             let (rv, times) = &mut self.unreadable;
             *times = if *rv == *at { *times + 1 } else { 1 };
@@ -321,7 +324,7 @@ impl Reflector {
             }
         }
         // A stream that had lived is resumed at once: mostly only the connection is gone.
-        if std::mem::take(&mut self.had_lived) && failure.is_connection() {
+        if std::mem::take(&mut self.had_lived) && kind.is_connection() {
             return RESUME_SPREAD.mul_f64(fastrand::f64());
         }
         let wait = self.backoff.failed(Instant::now());

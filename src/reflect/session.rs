@@ -2,7 +2,7 @@
 
 use crate::cache::{Applied, CacheWriter, Change, OutOfOrder};
 use crate::kube::{ResourceVersion, Status};
-use crate::upstream::{Error, set_retry_after, status_from_code};
+use crate::upstream::Error;
 use crate::wire::{BookmarkTemplate, ErrorEvent, WatchItem};
 
 use super::metrics::FeedMetrics;
@@ -60,10 +60,10 @@ pub(super) fn apply(
 /// The Status that an ERROR event carries.
 pub(super) fn status_of(event: &ErrorEvent) -> Status {
     let code = u16::try_from(event.code).unwrap_or(500);
-    let mut status = status_from_code(code, &event.message);
+    let mut status = Status::from_code(code, &event.message);
     status.reason.clone_from(&event.reason);
     if let Some(seconds) = event.retry_after_seconds {
-        set_retry_after(&mut status, seconds);
+        status.set_retry_after(seconds);
     }
     status
 }

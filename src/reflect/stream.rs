@@ -38,7 +38,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(90);
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 impl WatchStream {
-    /// Opens a watch. The answer must be in `encoding`: anything else is [`Error::Form`].
+    /// Opens a watch. The answer must be in `encoding`: anything else is
+    /// [`Error::OtherRepresentation`].
     pub(super) async fn open(client: &Client, path_and_query: &str, encoding: Encoding) -> Result<Self, Error> {
         let response = ask(client, Question::Watch, path_and_query, encoding).await?;
         Ok(Self {
@@ -95,7 +96,8 @@ impl WatchStream {
     }
 }
 
-/// Asks for something in a feed's form. The answer is in that form's encoding: anything else is [`Error::Form`].
+/// Asks for something in a feed's form. The answer is in that form's encoding: anything else is
+/// [`Error::OtherRepresentation`].
 pub(super) async fn ask(
     client: &Client,
     question: Question,
@@ -112,7 +114,7 @@ pub(super) async fn ask(
     };
     let answered = crate::upstream::encoding_of(&response);
     if answered != Some(encoding.byte_encoding()) {
-        return Err(Error::Form(format!("asked for {}, got {answered:?}", encoding.as_str())));
+        return Err(Error::OtherRepresentation { asked: encoding.as_str().to_owned(), answered });
     }
     Ok(response)
 }

@@ -24,8 +24,15 @@ pub(super) struct SharedAnswer {
     pub(super) place: Arc<AdmissionPlace>,
 }
 
-/// Why there is no answer; the text of a 502 or 503.
-pub(super) type SharedFailure = Arc<Error>;
+/// Why there is none to share.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unshared {
+    /// It is too large to be read whole, or its user has no room for it.
+    #[error("the answer is too large to be shared")]
+    TooLarge,
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
 
 /// Puts identical questions to upstream once, for all that came before the question was sent.
 ///
@@ -39,7 +46,9 @@ pub(super) struct Coalesced {
 /// The longest time for a shared answer, read whole. Those who wait are told when it is over.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-type Askers = Vec<oneshot::Sender<Result<SharedAnswer, SharedFailure>>>;
+/// What all who ask together get.
+type Outcome = Result<SharedAnswer, Arc<Unshared>>;
+type Askers = Vec<oneshot::Sender<Outcome>>;
 type Waiting = HashMap<Key, Askers>;
 
 /// Everything about a request that decides its answer.
@@ -54,14 +63,14 @@ pub(super) struct Key {
 }
 
 /// Asks upstream, once for each call.
-type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedAnswer, Error>> + Send>> + Send + Sync>;
+type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedAnswer, Unshared>> + Send>> + Send + Sync>;
 
 impl Coalesced {
     /// The answer to `key`. `ask` puts the question, for this request or for all that wait with it.
     ///
     /// A request that is alone asks by itself: most are, and a task in between costs more than the question. If it goes
     /// away, the question is put again for those who have come meanwhile.
-    pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Result<SharedAnswer, SharedFailure>> {
+    pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Outcome> {
         let turn = match self.waiting.lock().entry(key.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Askers::new());
@@ -129,11 +138,11 @@ impl Drop for Next {
 }
 
 /// Puts a question once, for so many askers.
-async fn question(ask: &Ask, askers: usize) -> Result<SharedAnswer, SharedFailure> {
+async fn question(ask: &Ask, askers: usize) -> Outcome {
     super::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
         Ok(answer) => answer.map_err(Arc::new),
-        Err(_) => Err(Arc::new(Error::Timeout(ANSWER_MAX))),
+        Err(_) => Err(Arc::new(Error::Timeout(ANSWER_MAX).into())),
     }
 }
 

@@ -9,12 +9,23 @@ use super::route::{ForwardReason, WatchRead};
 use super::sources::spec;
 use crate::feeds::Scope;
 use crate::kube::{Gvr, Payer, Query, WatchStart};
+use crate::listing::Shed;
 use crate::upstream::{Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 
 /// Parameters that a watch has and a list has not, or that we choose ourselves.
 const NOT_OF_LISTS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
+
+/// Why there are no rows to begin with.
+#[derive(Debug, thiserror::Error)]
+enum NoRows {
+    /// There is no place for the question.
+    #[error(transparent)]
+    Shed(#[from] Shed),
+    #[error(transparent)]
+    Upstream(#[from] Error),
+}
 
 /// Lists the objects that Table watches begin with.
 #[derive(Debug)]
@@ -52,14 +63,14 @@ impl FirstRows {
         Ok(items.into_iter().next())
     }
 
-    async fn rows(&self, payer: Option<&Payer>, path: &str, resource: &Resource) -> Result<ListPage, Error> {
-        let _place = self.admission.forward(payer).map_err(|shed| Error::Form(shed.to_string()))?;
-        let (encoding, body) = self.client.fetch(path, TABLE_ACCEPT).await?;
-        if encoding != Some(Encoding::Table.byte_encoding()) {
-            return Err(Error::Form(format!("asked for a Table, got {encoding:?}")));
+    async fn rows(&self, payer: Option<&Payer>, path: &str, resource: &Resource) -> Result<ListPage, NoRows> {
+        let _place = self.admission.forward(payer)?;
+        let (answered, body) = self.client.fetch(path, TABLE_ACCEPT).await?;
+        if answered != Some(Encoding::Table.byte_encoding()) {
+            return Err(Error::OtherRepresentation { asked: Encoding::Table.to_string(), answered }.into());
         }
         let shape = spec(resource, Scope::Cluster, Encoding::Table).shape;
-        Ok(ObjectReader::new(Encoding::Table, shape, resource.fields.clone()).list(&body)?)
+        Ok(ObjectReader::new(Encoding::Table, shape, resource.fields.clone()).list(&body).map_err(Error::Wire)?)
     }
 }
 

@@ -1,5 +1,8 @@
 //! Pass-through: everything that the cache does not answer, streaming in both directions.
 
+#[cfg(test)]
+mod tests;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::TokioIo;
@@ -19,9 +23,9 @@ use super::audit::Ours;
 use super::body::ReplyBody;
 use super::body_error::BodyError;
 use super::bounded_body::{BoundedBody, Whole};
-use super::coalesce::{Coalesced, Key, SharedAnswer};
+use super::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
 use super::metrics;
-use super::refusals::unavailable;
+use super::refusals::{not_granted, unavailable};
 use super::response_context::{AUDIT_ID, ResponseContext};
 use super::route::ForwardReason;
 use super::websocket;
@@ -29,9 +33,7 @@ use crate::auth::{Caller, Gate, Impersonation};
 use crate::base::{Cut, DrainWatch, Tasks};
 use crate::kube::{Payer, Query, RequestInfo, Status, Verb};
 use crate::listing::Shed;
-use crate::upstream::{
-    ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody, status_from_code,
-};
+use crate::upstream::{ActingAs, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
 
 /// What came of a shared question.
 enum Shared {
@@ -186,11 +188,11 @@ impl Forwarding {
         place: AdmissionPlace,
     ) -> Shared {
         let place = Arc::new(place);
-        let path_and_query = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
         let key = Key {
             acting_as: acting_as.clone(),
-            path_and_query: path_and_query.clone(),
+            path_and_query: path.as_str().to_owned(),
             accept: context.accept.clone(),
             accept_encoding: encoding.map(str::to_owned),
             user_agent: context.user_agent.clone(),
@@ -202,7 +204,7 @@ impl Forwarding {
         let (client, forwarder, admission) = (self.client.clone(), self.forwarder.clone(), self.admission.clone());
         let held = place.clone();
         let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let question = (path_and_query.clone(), headers.clone());
+            let question = (path.clone(), headers.clone());
             let asking = ask(client.clone(), forwarder.clone(), acting_as.clone(), question);
             let (held, admission, payer) = (held.clone(), admission.clone(), payer.clone());
             Box::pin(async move {
@@ -212,7 +214,6 @@ impl Forwarding {
             })
         };
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
-            Some(Err(error)) if matches!(*error, Error::TooLarge(_)) => return Shared::TooLarge(place),
             Some(Ok(SharedAnswer { status, headers, body, place: room })) => {
                 let end = (self.body_max, &self.tasks, context.cut.clone());
                 let mut response = Response::new(ReplyBody::whole(Whole::of(body, vec![place, room]), end));
@@ -225,7 +226,10 @@ impl Forwarding {
                 }
                 response
             }
-            Some(Err(error)) => context.status(&unreachable(&error)),
+            Some(Err(why)) => match &*why {
+                Unshared::TooLarge => return Shared::TooLarge(place),
+                Unshared::Failed(error) => context.status(&unreachable(error)),
+            },
             None => context.status(&Status::shutting_down()),
         };
         Shared::answered(response)
@@ -254,7 +258,7 @@ impl Forwarding {
         if response.status().is_redirection() {
             // A redirect is not passed on: clients follow it with their credentials, and some with those of the tunnel
             // (R-THREAT-9).
-            return context.status(&status_from_code(502, REDIRECTED));
+            return context.status(&Status::from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return self.passed(response, true, Arc::new(place), context);
@@ -291,7 +295,7 @@ impl Forwarding {
             return Ok(acting_as);
         };
         let user = self.gate.impersonation(caller, &impersonation, info).await;
-        let user = user.map_err(|impeded| impeded.status(caller.name()))?;
+        let user = user.map_err(|impeded| not_granted(&impeded.refused, caller.name(), &impeded.access))?;
         Ok(ActingAs::User(Arc::new(user)))
     }
 
@@ -378,15 +382,19 @@ async fn ask(
     client: Client,
     forwarder: Arc<Forwarder>,
     acting_as: ActingAs,
-    (path_and_query, headers): (String, HeaderMap),
-) -> Result<Response<Bytes>, Error> {
+    (path, headers): (PathAndQuery, HeaderMap),
+) -> Result<Response<Bytes>, Unshared> {
     let body: UpstreamBody = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut request = Request::new(body);
-    *request.uri_mut() = path_and_query.parse().map_err(|error| Error::Form(format!("{error}")))?;
+    *request.uri_mut() = Uri::from(path);
     *request.headers_mut() = headers;
     let response = forwarder.forward(&acting_as, ForwardPool::Short, request).await?;
     let (status, mut headers) = (response.status(), response.headers().clone());
-    let mut whole = Response::new(client.read_at_most(response, SHARED_BYTES_MAX).await?);
+    let mut whole = match client.read_at_most(response, SHARED_BYTES_MAX).await {
+        Ok(body) => Response::new(body),
+        Err(Error::TooLarge(_)) => return Err(Unshared::TooLarge),
+        Err(error) => return Err(error.into()),
+    };
     headers.remove(CONTENT_LENGTH);
     (*whole.status_mut(), *whole.headers_mut()) = (status, headers);
     Ok(whole)
@@ -394,9 +402,9 @@ async fn ask(
 
 /// The answer with a place for its bytes, which all who share it hold together: each of them may take its bytes until
 /// its time is over.
-fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<SharedAnswer, Error> {
+fn in_place(answer: Response<Bytes>, admission: &Admission, payer: Option<&Payer>) -> Result<SharedAnswer, Unshared> {
     let (head, body) = answer.into_parts();
-    let place = admission.whole(payer, body.len()).map_err(|_| Error::TooLarge(body.len()))?;
+    let place = admission.whole(payer, body.len()).map_err(|Shed(_)| Unshared::TooLarge)?;
     Ok(SharedAnswer { status: head.status, headers: head.headers, body, place: place.into() })
 }
 
@@ -431,18 +439,27 @@ fn is_spdy(headers: &HeaderMap) -> bool {
 fn unreachable(error: &Error) -> Status {
     match error {
         Error::Refused(status) => Status::clone(status),
-        Error::Timeout(_) => status_from_code(504, &error.for_callers()),
+        Error::Unsendable(_) => Status::from_code(403, &error.for_callers()),
+        Error::Timeout(_) => Status::from_code(504, &error.for_callers()),
         Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.for_callers()),
-        Error::Broken(_) | Error::Form(_) | Error::TooLarge(_) | Error::OverBudget | Error::Wire(_) => {
-            status_from_code(502, &error.for_callers())
-        }
+        // Most of these are of what is read here: what is passed on is not looked at.
+        Error::Broken(_)
+        | Error::Unaskable(_)
+        | Error::OtherDocument(_)
+        | Error::OtherRepresentation { .. }
+        | Error::NotInitial(_)
+        | Error::EndlessPages
+        | Error::HiddenDefinitions
+        | Error::TooLarge(_)
+        | Error::OverBudget
+        | Error::Wire(_) => Status::from_code(502, &error.for_callers()),
     }
 }
 
 /// The Status for a write that may have happened. It has no `Retry-After`, which clients would take for leave to send
 /// the write again.
 fn unknown(error: &Error) -> Status {
-    status_from_code(502, &error.for_callers())
+    Status::from_code(502, &error.for_callers())
 }
 
 fn too_many(shed: Shed) -> Status {
@@ -450,5 +467,5 @@ fn too_many(shed: Shed) -> Status {
 }
 
 fn loop_detected() -> Status {
-    status_from_code(508, "this proxy is its own upstream: the request has passed it already")
+    Status::from_code(508, "this proxy is its own upstream: the request has passed it already")
 }

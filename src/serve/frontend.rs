@@ -212,33 +212,25 @@ impl Frontend {
             user_agent: request.context.user_agent.as_deref(),
             impersonates: request.http.headers().keys().any(is_impersonation),
         };
-        let route = route(&asked, resource.as_deref(), &self.coverage);
-        let Some(resource) = resource else {
-            return match route {
-                Route::Forward(reason) => self.pass(request, reason).await,
-                _ => self.pass(request, ForwardReason::Unknown).await,
-            };
-        };
-        let route = match route {
-            Route::Forward(reason) => return self.pass(request, reason).await,
-            _ if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
-            route => route,
+        let (resource, route) = match route(&asked, resource.as_deref(), &self.coverage) {
+            Err(reason) => return self.pass(request, reason).await,
+            Ok(_) if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
+            Ok(ours) => ours,
         };
         // Who may not read learns nothing of what else is wrong with the request.
-        let permit = match self.permit(&mut request, &resource).await {
+        let permit = match self.permit(&mut request, resource).await {
             Ok(permit) => permit,
             Err(refused) => return request.turned_away(&refused),
         };
         let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
         let answered = match route {
-            Route::Forward(reason) => Err(Unready::Forward(reason)),
             Route::Refuse(status) => Err(Unready::Refuse(status)),
-            Route::Get(read) => self.reader.get(&request, &permit, &resource, read).await,
-            Route::List(read) => self.reader.list(&request, &permit, &resource, read).await,
+            Route::Get(read) => self.reader.get(&request, &permit, resource, read).await,
+            Route::List(read) => self.reader.list(&request, &permit, resource, read).await,
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
                 Err(Unready::Forward(ForwardReason::Table))
             }
-            Route::Watch(read) => self.reader.watch(&mut request, permit, &resource, read).await,
+            Route::Watch(read) => self.reader.watch(&mut request, permit, resource, read).await,
         };
         let mut response = match answered {
             Ok(response) => response,

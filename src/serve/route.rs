@@ -18,10 +18,9 @@ use crate::listing::ListRead;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, Include, Representation};
 
-/// Who answers a request, and with what.
+/// What we answer a request with, whoever may read it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Route {
-    Forward(ForwardReason),
     Refuse(Box<Status>),
     Get(GetRead),
     List(ListRead),
@@ -110,6 +109,12 @@ pub(super) struct WatchRead {
     pub(super) timeout_seconds: Option<i64>,
 }
 
+/// Why there is nothing to be read of what is held.
+enum Unread {
+    Forward(ForwardReason),
+    Refuse(Box<Status>),
+}
+
 /// The parts of a request that decide its route.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RouteInput<'a> {
@@ -122,14 +127,22 @@ pub(super) struct RouteInput<'a> {
     pub(super) impersonates: bool,
 }
 
-/// Decides the route. `resource` is what discovery knows under the request's group, version and plural.
-pub(super) fn route(asked: &RouteInput<'_>, resource: Option<&Resource>, coverage: &Coverage) -> Route {
-    match cacheable(asked, resource).and_then(|resource| Ok((resource, covered(asked, resource, coverage)?))) {
-        Ok((resource, scope)) => match read(asked, resource, &scope) {
-            Ok(route) => route,
-            Err(status) => Route::Refuse(Box::new(status)),
-        },
-        Err(reason) => Route::Forward(reason),
+/// Decides what we answer, and of which resource. `resource` is what discovery knows under the request's group, version
+/// and plural.
+///
+/// # Errors
+/// Upstream answers, for that reason.
+pub(super) fn route<'a>(
+    asked: &RouteInput<'_>,
+    resource: Option<&'a Resource>,
+    coverage: &Coverage,
+) -> Result<(&'a Resource, Route), ForwardReason> {
+    let resource = cacheable(asked, resource)?;
+    let scope = covered(asked, resource, coverage)?;
+    match read(asked, resource, &scope) {
+        Ok(read) => Ok((resource, read)),
+        Err(Unread::Refuse(status)) => Ok((resource, Route::Refuse(status))),
+        Err(Unread::Forward(reason)) => Err(reason),
     }
 }
 
@@ -187,29 +200,29 @@ fn is_inside_itself(info: &RequestInfo) -> bool {
 }
 
 /// The read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
-fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Status> {
+fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Unread> {
     let RouteInput { info, query, accept, user_agent, .. } = *asked;
     let watch = info.verb == Verb::Watch;
     let built_in = resource.origin == ResourceOrigin::BuiltIn;
     let offers = if built_in { Offers::BUILTIN } else { Offers::CUSTOM };
     let offers = if watch { offers.watching() } else { offers };
     if built_in && !router_accepts(accept, offers) {
-        return Ok(Route::Forward(ForwardReason::NotAcceptable));
+        return Err(ForwardReason::NotAcceptable.into());
     }
     let choice = negotiate(accept, offers);
     if matches!(choice, Choice::NotAcceptable | Choice::NotStreamable) {
-        return Ok(Route::Forward(ForwardReason::NotAcceptable));
+        return Err(ForwardReason::NotAcceptable.into());
     }
     let Some(representation) = representation(choice, &info.verb, query) else {
         let table = matches!(choice, Choice::Converted { target: Conversion::Table, media: MediaType::Json, .. });
-        return Ok(Route::Forward(if table { ForwardReason::Table } else { ForwardReason::Representation }));
+        return Err(if table { ForwardReason::Table } else { ForwardReason::Representation }.into());
     };
     if representation.encoding() == Encoding::Json && pretty(query, user_agent, accept, offers) {
-        return Ok(Route::Forward(ForwardReason::Representation));
+        return Err(ForwardReason::Representation.into());
     }
     // Errors are not written in YAML here either.
     if negotiate(accept, Offers::ERROR).media() == Some(MediaType::Yaml) {
-        return Ok(Route::Forward(ForwardReason::Representation));
+        return Err(ForwardReason::Representation.into());
     }
     if !watch {
         check_timeout(query)?;
@@ -220,7 +233,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     let options = ListOptions::decode(query)?.defaulted();
     options.validate(options.watch)?;
     let mut fields = match options.fields.compile(&resource.fields) {
-        Err(_) if resource.fields_unknown => return Ok(Route::Forward(ForwardReason::Parameter)),
+        Err(_) if resource.fields_unknown => return Err(ForwardReason::Parameter.into()),
         compiled => compiled?,
     };
     if !info.name.is_empty() {
@@ -231,17 +244,17 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     if watch {
         let start = options.watch_start()?;
         if matches!(representation, Representation::Table(_)) && !is_printed(start, &view, resource) {
-            return Ok(Route::Forward(ForwardReason::Table));
+            return Err(ForwardReason::Table.into());
         }
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
         return Ok(Route::Watch(WatchRead { representation, view, start, bookmarks, timeout_seconds }));
     }
     if !ContinueToken::is_legible(&options.continue_token) {
-        return Ok(Route::Forward(ForwardReason::Continue));
+        return Err(ForwardReason::Continue.into());
     }
     let plan = options.list_plan()?;
     if let Some(reason) = unheld(&options, &plan, &view, resource, scope) {
-        return Ok(Route::Forward(reason));
+        return Err(reason.into());
     }
     Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some(), pages: resource.pages }))
 }
@@ -308,15 +321,15 @@ fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
     }
 }
 
-fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, Status> {
+fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, Unread> {
     let options = GetOptions::decode(asked.query)?;
     let version = match options.version_match() {
         // It is read from upstream's storage, which has other words for it.
-        Err(_) if !resource.gvr.has_watch_cache() => return Ok(Route::Forward(ForwardReason::Parameter)),
+        Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::Parameter.into()),
         version => version?,
     };
     if version == VersionMatch::Unset {
-        return Ok(Route::Forward(ForwardReason::ConsistentGet));
+        return Err(ForwardReason::ConsistentGet.into());
     }
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
@@ -326,6 +339,18 @@ fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representati
 /// A name from the path (`/watch/…/NAME`) or from the selector; both must agree.
 fn narrow(fields: FieldMatcher, name: &str) -> Result<FieldMatcher, Status> {
     Ok(fields.narrowed_to(name)?)
+}
+
+impl From<ForwardReason> for Unread {
+    fn from(reason: ForwardReason) -> Self {
+        Self::Forward(reason)
+    }
+}
+
+impl<E: Into<Status>> From<E> for Unread {
+    fn from(refusal: E) -> Self {
+        Self::Refuse(Box::new(refusal.into()))
+    }
 }
 
 impl From<Uncovered> for ForwardReason {

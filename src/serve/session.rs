@@ -25,6 +25,7 @@ use self::watch_timers::{Fired, WatchTimers};
 use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
+use super::refusals::revoked;
 use super::watch_end::WatchEnd;
 use crate::auth::GrantStatus;
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};
@@ -251,7 +252,7 @@ impl WatchSession {
         if matches!(self.phase, Phase::Ended | Phase::Last(..)) {
             return;
         }
-        if let Some(status) = self.grant.revoked().cloned() {
+        if let Some(status) = self.grant.revoked().map(revoked) {
             self.end_with(&status, WatchEnd::Revoked);
         }
     }

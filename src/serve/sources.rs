@@ -180,7 +180,8 @@ impl Sources {
         let widest = self.coverage.scope(resource).ok()?;
         let running = |encoding: Encoding| {
             let mut scopes = scopes(widest.clone(), namespace);
-            let found = scopes.find_map(|scope| self.feeds.find(&key(resource, scope, encoding)));
+            let found =
+                scopes.find_map(|scope| self.feeds.find(&key(resource, scope, encoding), resource.edition.as_ref()));
             found.filter(|feed| feed.reader.state() != FeedState::Syncing)
         };
         encodings(resource, wanted).iter().find_map(|encoding| {

@@ -14,7 +14,7 @@ use super::credentials::put_all;
 use super::identity_headers::{Nested, put_ours};
 use super::link::{CredentialChanges, Link, Links};
 use super::pool::{ResponseBody, UpstreamBody};
-use super::{BODY_BYTES_MAX, CredentialError, CredentialSource, Error, Server, set_retry_after, status_from_code};
+use super::{BODY_BYTES_MAX, CredentialError, CredentialSource, Error, Server, Unsendable};
 use crate::kube::{Payer, Status};
 use crate::wire::Encoding;
 
@@ -156,7 +156,7 @@ impl Client {
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
             .header(super::HOPS, self.instance())
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
-            .map_err(|error| Error::Form(error.to_string()))?;
+            .map_err(|error| Error::Unaskable(error.to_string()))?;
         let link = self.shared.links.current();
         put_all(request.headers_mut(), link.credentials.headers().await?);
         Ok((request, link))
@@ -213,10 +213,7 @@ impl Client {
         self.readdress(&mut request)?;
         let link = self.shared.links.current();
         let ours = link.credentials.headers().await?;
-        put_ours(request.headers_mut(), ours).map_err(|Nested| {
-            let why = "this proxy impersonates already, and impersonation does not nest";
-            Error::Refused(Box::new(status_from_code(403, why)))
-        })?;
+        put_ours(request.headers_mut(), ours).map_err(|Nested| Unsendable::Nested)?;
         let pool = match lane {
             super::ForwardPool::Short => &link.forwards,
             super::ForwardPool::Stream => &link.long,
@@ -257,13 +254,13 @@ impl Client {
 
     fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
         let joined = format!("{}{path_and_query}", self.prefix());
-        self.at(joined.parse().map_err(|error| Error::Form(format!("{joined}: {error}")))?)
+        self.at(joined.parse().map_err(|error| Error::Unaskable(format!("{joined}: {error}")))?)
     }
 
     fn at(&self, path_and_query: PathAndQuery) -> Result<Uri, Error> {
         let mut parts = self.shared.base.clone().into_parts();
         parts.path_and_query = Some(path_and_query);
-        Uri::from_parts(parts).map_err(|error| Error::Form(error.to_string()))
+        Uri::from_parts(parts).map_err(|error| Error::Unaskable(error.to_string()))
     }
 
     /// What the paths of upstream's API begin with there.
@@ -308,14 +305,14 @@ fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
     let parsed = if body.starts_with(b"k8s\0") { Status::from_protobuf(body) } else { Status::from_json(body) };
     let mut status = parsed.unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(&body[..body.len().min(512)]);
-        status_from_code(code, text.trim())
+        Status::from_code(code, text.trim())
     });
     if status.code == 0 {
         status.code = i32::from(code);
     }
     let retry_after = head.headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     if let (None, Some(seconds)) = (status.retry_after_seconds(), retry_after) {
-        set_retry_after(&mut status, seconds);
+        status.set_retry_after(seconds);
     }
     status
 }

@@ -205,7 +205,7 @@ impl Catalog {
         if known.definitions && !found.read.definitions {
             // Everything that we know of custom resources would be lost, and every watch of them.
             if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
-                return Err(Error::Form("definitions of custom resources may not be read any more".to_owned()));
+                return Err(Error::HiddenDefinitions);
             }
         }
         asking.refused_since = None;
@@ -257,7 +257,7 @@ impl Catalog {
         if let Some(list) = read::<DiscoveryList>(&body).filter(|list| list.kind == "APIGroupDiscoveryList") {
             return Ok(list.into_versions());
         }
-        let groups = read::<Groups>(&body).ok_or_else(|| Error::Form(format!("{root} is not a discovery document")))?;
+        let groups = read::<Groups>(&body).ok_or_else(|| Error::OtherDocument(root.to_owned()))?;
         let mut versions = Vec::new();
         for group_version in groups.group_versions() {
             match self.client.fetch(&format!("{root}/{group_version}"), JSON).await {

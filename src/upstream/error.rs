@@ -1,5 +1,5 @@
-use crate::kube::Status;
-use crate::wire::WireError;
+use crate::kube::{EventType, Status};
+use crate::wire::{Encoding, WireError};
 
 /// Why upstream could not be asked, or what it answered instead.
 #[derive(Debug, thiserror::Error)]
@@ -19,9 +19,27 @@ pub enum Error {
     /// An answer other than success.
     #[error("upstream answered {}: {}", .0.code, .0.message)]
     Refused(Box<Status>),
-    /// An answer that is not in a form we read.
-    #[error("upstream answered in an unexpected form: {0}")]
-    Form(String),
+    /// A request that cannot go on with its caller's rights: nothing was sent.
+    #[error(transparent)]
+    Unsendable(#[from] Unsendable),
+    /// A question that cannot be put as a request: nothing was sent.
+    #[error("upstream cannot be asked: {0}")]
+    Unaskable(String),
+    /// A body that is not the document that is found at this path.
+    #[error("upstream answered {0} with another document")]
+    OtherDocument(String),
+    /// Another representation than the one asked for.
+    #[error("upstream answered in another representation: asked for {asked}, got {answered:?}")]
+    OtherRepresentation { asked: String, answered: Option<Encoding> },
+    /// An event that does not belong among those that a watch begins with.
+    #[error("upstream tells {0} among the initial events")]
+    NotInitial(EventType),
+    /// A page of a LIST says that it is followed by itself.
+    #[error("the pages of upstream's LIST do not end")]
+    EndlessPages,
+    /// Definitions of custom resources could be read before, and may not be now.
+    #[error("definitions of custom resources may not be read any more")]
+    HiddenDefinitions,
     /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
     #[error("upstream's answer is larger than {0} bytes")]
     TooLarge(usize),
@@ -31,6 +49,18 @@ pub enum Error {
     /// An answer that does not decode.
     #[error("upstream's answer does not decode: {0}")]
     Wire(#[from] WireError),
+}
+
+/// Why a request cannot go on with its caller's rights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unsendable {
+    /// Our credentials are an impersonation, and the request asks for another.
+    #[error("this proxy impersonates already, and impersonation does not nest")]
+    Nested,
+    #[error("this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)")]
+    NoImpersonator,
+    #[error("the user has a name or a group that no header can carry")]
+    UnencodableUser,
 }
 
 impl Error {
@@ -73,5 +103,19 @@ impl Error {
             Self::Refused(status) => status.retry_after_seconds().map(u64::from),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+impl Error {
+    /// What a connection says whose peer has gone away before it answered.
+    pub(crate) async fn broken_off() -> hyper::Error {
+        let (ours, theirs) = tokio::io::duplex(64);
+        drop(theirs);
+        let io = hyper_util::rt::TokioIo::new(ours);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("nothing is read yet");
+        let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
+        let (answer, _) = tokio::join!(sender.send_request(request), connection);
+        answer.expect_err("nobody answers")
     }
 }

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use super::acting_as::ActingAs;
 use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, strip_identity};
 use super::pool::{ResponseBody, UpstreamBody};
-use super::{Client, Error, ForwardPool, HOPS, status_from_code};
+use super::{Client, Error, ForwardPool, HOPS, Unsendable};
 
 /// Passes requests on.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Forwarder {
             ActingAs::Bearer(id, payer) => self.ours.send_bare(Some((*id, payer)), lane, request).await?,
             ActingAs::Nobody => self.ours.send_bare(None, lane, request).await?,
             ActingAs::User(_) => {
-                let impersonator = self.impersonator.as_ref().ok_or_else(no_impersonator)?;
+                let impersonator = self.impersonator.as_ref().ok_or(Unsendable::NoImpersonator)?;
                 impersonator.send(lane, request).await?
             }
         };
@@ -71,25 +71,16 @@ fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
 }
 
 /// Makes the identity headers say whom a request is for; whose connection carries it says the rest.
-fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), Error> {
+fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), Unsendable> {
     match acting_as {
         // It is upstream's to judge what its sender asks for.
         ActingAs::Ours | ActingAs::Bearer(..) | ActingAs::Nobody => drop_asserted(headers),
         ActingAs::User(user) => {
             strip_identity(headers);
-            set_user(headers, user).map_err(|UnencodableUser| unspeakable())?;
+            set_user(headers, user).map_err(|UnencodableUser| Unsendable::UnencodableUser)?;
         }
     }
     Ok(())
-}
-
-fn no_impersonator() -> Error {
-    let why = "this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)";
-    Error::Refused(Box::new(status_from_code(403, why)))
-}
-
-fn unspeakable() -> Error {
-    Error::Refused(Box::new(status_from_code(403, "the user has a name or a group that no header can carry")))
 }
 
 /// Removes what belongs to one connection: the names that `Connection` lists, then the known ones (RFC 9110 §7.6.1).

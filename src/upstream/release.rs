@@ -17,7 +17,7 @@ impl Client {
     /// What whoever answers says that it is.
     pub async fn build(&self) -> Result<Build, Error> {
         let (_, body) = self.fetch(VERSION, "application/json").await?;
-        Build::parse(&body).ok_or_else(|| Error::Form(format!("{VERSION} names no release")))
+        Build::parse(&body).ok_or_else(|| Error::OtherDocument(VERSION.to_owned()))
     }
 
     /// Has the server at the other end of a connection say what it is, unless it has. One that fails to do so for a

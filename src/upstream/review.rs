@@ -66,9 +66,9 @@ impl Client {
 
     async fn create<Q: Serialize, A: DeserializeOwned>(&self, path: &str, asked: &Q) -> Result<A, Error> {
         // Errors of serde could quote what they read, which here are credentials.
-        let body = serde_json::to_vec(asked).map_err(|_| Error::Form("a review could not be written".to_owned()))?;
+        let body = serde_json::to_vec(asked).map_err(|_| Error::Unaskable(path.to_owned()))?;
         let answer = self.post(path, body).await?;
-        serde_json::from_slice(&answer).map_err(|_| Error::Form(format!("{path}: the answer is no review")))
+        serde_json::from_slice(&answer).map_err(|_| Error::OtherDocument(path.to_owned()))
     }
 }
 

@@ -52,7 +52,11 @@ fn every_reason_is_documented() {
     let rows: Names = table.lines().filter_map(first_cell).collect();
     assert_same("a ForwardReason of src/serve/route.rs", &reasons, "in the table of docs/METRICS.md", &rows);
     let words: Names = in_backticks(&metrics).collect();
-    for (file, of) in [("src/serve/watch_end.rs", "WatchEnd"), ("src/reflect/metrics.rs", "SideRequest")] {
+    for (file, of) in [
+        ("src/serve/watch_end.rs", "WatchEnd"),
+        ("src/reflect/metrics.rs", "SideRequest"),
+        ("src/reflect/failure.rs", "FailureKind"),
+    ] {
         let labels = labels(file, of);
         assert!(!labels.is_empty(), "the labels of {of} were not found");
         let missing: Vec<_> = labels.difference(&words).cloned().collect();
@@ -125,7 +129,8 @@ fn the_functions_that_documents_name_are_there() {
             let Some((path, test)) = code.split_once("::").filter(|(path, _)| path.contains(".rs")) else { continue };
             named += 1;
             let text = std::fs::read_to_string(files::root().join(path)).unwrap_or_default();
-            missing.extend((!text.contains(&format!("fn {test}("))).then(|| format!("{document}: {code}")));
+            let is_there = ["(", "<"].iter().any(|next| text.contains(&format!("fn {test}{next}")));
+            missing.extend((!is_there).then(|| format!("{document}: {code}")));
         }
         assert!(named > at_least, "the names of the tests were not found in {document}");
     }

@@ -4,14 +4,14 @@ use super::super::NotGranted;
 use super::super::access_reviewer::{AccessPurpose, AccessReviewer};
 use super::Impersonation;
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
-use crate::kube::{Access, AccessTarget, Status, User};
+use crate::kube::{Access, AccessTarget, User};
 
 /// Why a requestor is not taken for somebody else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impeded {
     /// The access that it would need.
-    access: Access,
-    pub(in super::super) refused: NotGranted,
+    pub access: Access,
+    pub refused: NotGranted,
 }
 
 impl Impeded {
@@ -19,11 +19,6 @@ impl Impeded {
     pub(in super::super) fn unknown() -> Self {
         let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
         Self { access, refused: NotGranted::Unauthenticated }
-    }
-
-    /// The Status in the apiserver's words.
-    pub fn status(&self, requestor: &str) -> Status {
-        self.refused.status_of(requestor, &self.access)
     }
 }
 

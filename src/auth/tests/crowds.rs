@@ -17,7 +17,7 @@ async fn lost(scene: &Scene, watch: &Grant) -> Duration {
     scene.stub.deny("ada", "*");
     scene.gate.policy_changed(&change("ada", ""));
     let took = until(&watch.over()).await;
-    assert_eq!(watch.code(), Some(403));
+    assert_eq!(watch.why(), Some("denied"));
     took
 }
 
@@ -54,7 +54,7 @@ async fn guesses_do_not_delay_the_end_of_a_token() {
         took = until(&over) => took,
     };
     assert!(took <= seconds(61), "{took:?}");
-    assert_eq!(watch.code(), Some(401));
+    assert_eq!(watch.why(), Some("unauthenticated"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,7 +95,7 @@ async fn namespaces_of_readable_watches_do_not_delay_a_revocation() {
     scene.gate.policy_changed(&Affected::Everyone);
     let took = until(&watch.over()).await;
     assert!(took <= AT_ONCE, "{took:?}");
-    assert_eq!(watch.code(), Some(403));
+    assert_eq!(watch.why(), Some("denied"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 use tokio::time::sleep;
 
 use super::*;
+use crate::kube::Access;
 
 fn pods(namespace: usize) -> String {
     format!("/api/v1/namespaces/t{namespace}/pods?watch=1")
@@ -10,7 +11,7 @@ fn pods(namespace: usize) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn what_nobody_hears_of_ends_a_lease_within_the_bound() {
-    for (loss, code) in [("right", 403), ("token", 401)] {
+    for (loss, why) in [("right", "denied"), ("token", "unauthenticated")] {
         let scene = scene();
         let watch = scene.watch("ada", &pods(1)).await;
         sleep(seconds(100)).await;
@@ -20,7 +21,9 @@ async fn what_nobody_hears_of_ends_a_lease_within_the_bound() {
         }
         let took = until(&watch.over()).await;
         assert!(took <= seconds(75), "{loss}: {took:?}");
-        assert_eq!(watch.code(), Some(code), "{loss}");
+        let revoked = watch.lease().and_then(|lease| lease.revoked()).expect("it is over");
+        assert_eq!((revoked.user.name.as_str(), revoked.why.as_str()), ("ada", why), "{loss}");
+        assert_eq!(*revoked.access, Access::of(&info(&pods(1))), "{loss}");
     }
 }
 
@@ -115,7 +118,7 @@ async fn in_an_outage_a_lease_lasts_for_the_grace_and_no_longer() {
     scene.stub.silent(true);
     let took = until(&watch.over()).await;
     assert!(took >= seconds(295) && took <= seconds(365), "{took:?}");
-    assert_eq!(watch.code(), Some(503));
+    assert_eq!(watch.why(), Some("unavailable"));
 
     let scene = self::scene();
     let watch = scene.watch("ada", &pods(1)).await;
@@ -123,5 +126,5 @@ async fn in_an_outage_a_lease_lasts_for_the_grace_and_no_longer() {
     sleep(seconds(200)).await;
     scene.stub.silent(false);
     sleep(seconds(1_000)).await;
-    assert_eq!(watch.code(), None, "it is over in time");
+    assert_eq!(watch.why(), None, "it is over in time");
 }

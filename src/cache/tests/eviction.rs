@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::advance;
 
-use super::fixture::{POD, Pod, added, deleted, listed, read_frame, ring, rv, snapshot, told, view};
+use super::fixture::{POD, Pod, added, deleted, listed, read_frame, ring, rv, short_lanes, snapshot, told, view};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, Event, Start, View};
 use crate::kube::EventType::{Added, Deleted};
 
@@ -20,7 +20,7 @@ fn open(reader: &CacheReader, after: u64) -> Result<Vec<String>, u64> {
 const AGE: Duration = Duration::from_secs(60);
 
 fn aging() -> CacheConfig {
-    CacheConfig { window_age_max: AGE, ..CacheConfig::default() }
+    CacheConfig { window_age_max: AGE, ..short_lanes() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -78,7 +78,7 @@ fn bytes_bound_the_ring_as_well() {
         changed(&mut writer, 11);
         reader.stats().event_bytes
     };
-    let config = CacheConfig { window_bytes_max: 3 * one, ..CacheConfig::default() };
+    let config = CacheConfig { window_bytes_max: 3 * one, ..short_lanes() };
     let (mut writer, reader) = listed(config, 10, &[(POD, 10)]);
     for version in 11..30 {
         changed(&mut writer, version);
@@ -92,7 +92,7 @@ fn bytes_bound_the_ring_as_well() {
 /// It is told at least to those who are there. Else an object above the budget would end every watch.
 #[test]
 fn one_event_above_the_budget_is_held_alone() {
-    let config = CacheConfig { window_bytes_max: 1, ..CacheConfig::default() };
+    let config = CacheConfig { window_bytes_max: 1, ..short_lanes() };
     let (mut writer, reader) = listed(config, 10, &[]);
     let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
     for version in 11..14 {

@@ -172,9 +172,17 @@ pub(crate) fn rv(version: u64) -> ResourceVersion {
     ResourceVersion(version)
 }
 
-/// A ring of so many events, other bounds out of reach.
+/// Events of a narrow lane in tests: few, so that readers come to the end of it.
+pub(crate) const LANE_EVENTS: usize = 3;
+
+/// Short lanes, other bounds out of reach.
+pub(crate) fn short_lanes() -> CacheConfig {
+    CacheConfig { lane_events_max: LANE_EVENTS, ..CacheConfig::default() }
+}
+
+/// The same with a ring of so many events.
 pub(crate) fn ring(events: usize) -> CacheConfig {
-    CacheConfig { window_events_max: events, ..CacheConfig::default() }
+    CacheConfig { window_events_max: events, ..short_lanes() }
 }
 
 /// An empty cache of pods.

@@ -2,10 +2,13 @@
 
 use proptest::prelude::*;
 
-use super::fixture::{POD, Pod, added, change, deleted, listed, pods, pull_all, ring, rv, snapshot, told, view};
+use super::fixture::{
+    LANE_EVENTS, POD, Pod, added, change, deleted, listed, pods, pull_all, ring, rv, snapshot, told, view,
+};
 use super::want::{self, Want};
+use crate::cache::lane::Lane;
 use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, LaneTerm};
-use crate::cache::{CacheReader, CacheWriter, Cursor, Start, View};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, Cursor, Start, View};
 use crate::kube::EventType::{Added, Deleted, Modified};
 use crate::kube::{FieldTable, Gvr, ObjectKey, Selector};
 use crate::wire::{Encoding, Envelope, JsonLayout};
@@ -216,6 +219,26 @@ fn an_object_that_changes_within_a_set_is_in_its_lane_once() {
     }
     let expected = ["MODIFIED a/p 11", "MODIFIED a/p 12", "DELETED a/p 13", "ADDED a/p 14", "DELETED a/p 15"];
     assert_eq!(told(&mut set), expected);
+}
+
+/// The lane of all events is the ring, and holds what the ring does.
+#[test]
+fn a_narrow_lane_holds_as_many_events_as_its_feed_says() {
+    for lane_events_max in [1, LANE_EVENTS, 8] {
+        let config = CacheConfig { lane_events_max, ..ring(20) };
+        let (mut writer, reader) = listed(config, 10, &[]);
+        let narrow = view("a", "", "");
+        let _reader = open(&reader, 10, narrow.clone());
+        for version in 11..31 {
+            writer.apply(added(&POD, version)).expect("in order");
+        }
+        let mut timeline = reader.shared.timeline.write();
+        let versions =
+            |lane: &Lane| lane.with_events(|events| events.iter().map(|event| event.rv.0).collect::<Vec<_>>());
+        let held = u64::try_from(lane_events_max).expect("a few");
+        assert_eq!(versions(&timeline.ring.lanes.open(&LaneKey::of(&narrow), 0)), (31 - held..31).collect::<Vec<_>>());
+        assert_eq!(versions(&timeline.ring.lanes.all), (11..31).collect::<Vec<_>>());
+    }
 }
 
 /// The lane holds its end only; who is further behind is told of the rest by the ring.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::advance;
 
-use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, shown, snapshot, view};
+use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, short_lanes, shown, snapshot, view};
 use crate::cache::{CacheConfig, CacheReader, Snapshot, View};
 use crate::kube::ObjectKey;
 
@@ -148,11 +148,7 @@ fn the_state_of_a_version_is_known_from_its_last_event_to_the_progress_behind_it
 }
 
 fn holding(snapshots: usize, age: u64) -> CacheConfig {
-    CacheConfig {
-        held_snapshots_max: snapshots,
-        held_snapshot_age_max: Duration::from_secs(age),
-        ..CacheConfig::default()
-    }
+    CacheConfig { held_snapshots_max: snapshots, held_snapshot_age_max: Duration::from_secs(age), ..short_lanes() }
 }
 
 /// One snapshot for every version that is listed, each of which is held.

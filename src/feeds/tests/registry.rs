@@ -75,11 +75,23 @@ fn scopes_and_forms_are_feeds_of_their_own() {
 #[test]
 fn finding_starts_nothing() {
     let (feeds, mut demands) = feeds();
-    assert!(feeds.find(&pods().key).is_none());
+    assert!(feeds.find(&pods().key, None).is_none());
     assert!(demanded(&mut demands).is_empty());
     let lease = feeds.handle(&pods(), None).expect("there is room");
-    let found = feeds.find(&pods().key).expect("it runs");
+    let found = feeds.find(&pods().key, None).expect("it runs");
     assert_eq!((lease.readers(), found.readers()), (2, 2));
+}
+
+/// Somebody may have learned of a new definition before the feed of the old one is retired.
+#[test]
+fn a_feed_of_another_definition_is_not_found() {
+    let (feeds, _demands) = feeds();
+    let editions: [Arc<str>; 2] = ["uid/1".into(), "uid/2".into()];
+    let spec = FeedSpec { edition: Some(editions[0].clone()), ..pods() };
+    let _lease = feeds.handle(&spec, None).expect("there is room");
+    for (edition, is_found) in [(Some(&editions[0]), true), (Some(&editions[1]), false), (None, false)] {
+        assert_eq!(feeds.find(&spec.key, edition).is_some(), is_found, "{edition:?}");
+    }
 }
 
 #[test]
@@ -88,7 +100,7 @@ fn a_feed_that_ended_is_not_found_and_started_anew_when_wanted() {
     let old = feeds.handle(&pods(), None).expect("there is room");
     let mut demand = demands.try_recv().expect("it is demanded");
     demand.writer.set_state(FeedState::Ended(FeedEnd::Idle));
-    assert!(feeds.find(&pods().key).is_none(), "it is over, though still in the registry");
+    assert!(feeds.find(&pods().key, None).is_none(), "it is over, though still in the registry");
     feeds.ended(&the_one(&feeds), FeedEnd::Idle);
     assert!(feeds.all().is_empty());
     let new = feeds.handle(&pods(), None).expect("idleness is no refusal");
@@ -239,7 +251,7 @@ async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
     // The old one ends when it notices; the registry is no longer about it.
     feeds.ended(&old_feed, FeedEnd::Outdated);
     assert_eq!(the_one(&feeds).spec, changed);
-    assert!(feeds.find(&changed.key).is_some());
+    assert!(feeds.find(&changed.key, None).is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -282,10 +294,10 @@ async fn an_idle_feed_is_taken_out_before_anybody_else_can_lease_it() {
     drop(lease);
     advance(Duration::from_secs(9)).await;
     assert!(!feeds.end_if_idle(&feed, IDLE), "not yet");
-    assert!(feeds.find(&pods().key).is_some());
+    assert!(feeds.find(&pods().key, None).is_some());
     advance(IDLE).await;
     assert!(feeds.end_if_idle(&feed, IDLE));
-    assert!(feeds.find(&pods().key).is_none());
+    assert!(feeds.find(&pods().key, None).is_none());
 }
 
 /// A feed that starts learns from which version its first readers want to go on.

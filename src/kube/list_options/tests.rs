@@ -342,6 +342,7 @@ proptest! {
     fn no_query_panics(
         raw in "(watch|limit|continue|resourceVersion(Match)?|(label|field)Selector|sendInitialEvents|[&=0-9E%,]){0,9}",
     ) {
+        let _ = GetOptions::decode(&Query::parse(&raw)).map(|options| options.version_match().is_ok());
         if let Ok(options) = ListOptions::decode(&Query::parse(&raw)) {
             let options = options.defaulted();
             let _ = options.validate(options.watch);

@@ -200,7 +200,8 @@ proptest! {
         path in "(/|api|apis|v1|watch|proxy|namespaces|status|%2F|%|[a-z.ä]){0,12}",
         query in any::<String>(),
     ) {
-        let _ = RequestInfo::parse(&method, &path, &Query::parse(&query));
+        let info = RequestInfo::parse(&method, &path, &Query::parse(&query)).ok();
+        let _ = (reaches_inside(&path, info.as_ref()), reaches_inside(&query, None));
     }
 
     #[test]

@@ -23,6 +23,34 @@ impl Status {
         }
     }
 
+    /// What an answer says that carries only a code and some text. The reason is the one that belongs to the code
+    /// (apimachinery's `NewGenericServerResponse`), so that callers need only look at Statuses.
+    pub fn from_code(code: u16, text: &str) -> Self {
+        let reason = match code {
+            400 => "BadRequest",
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            404 => "NotFound",
+            405 => "MethodNotAllowed",
+            406 => "NotAcceptable",
+            409 => "Conflict",
+            410 => "Expired",
+            422 => "Invalid",
+            429 => "TooManyRequests",
+            500 => "InternalError",
+            503 => "ServiceUnavailable",
+            504 => "Timeout",
+            _ => "Unknown",
+        };
+        Self::failure(i32::from(code), reason, text)
+    }
+
+    /// Tells when to try again.
+    pub fn set_retry_after(&mut self, seconds: u32) {
+        let details = self.details.get_or_insert_with(StatusDetails::default);
+        details.retry_after_seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
+    }
+
     fn with_details(mut self, details: StatusDetails) -> Self {
         self.details = Some(details);
         self

@@ -164,6 +164,34 @@ fn strange_documents_are_read_leniently_or_refused() {
 }
 
 #[test]
+fn a_bare_code_has_the_reason_that_belongs_to_it() {
+    for (code, reason) in [
+        (400, "BadRequest"),
+        (401, "Unauthorized"),
+        (403, "Forbidden"),
+        (404, "NotFound"),
+        (405, "MethodNotAllowed"),
+        (406, "NotAcceptable"),
+        (409, "Conflict"),
+        (410, "Expired"),
+        (422, "Invalid"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (502, "Unknown"),
+        (503, "ServiceUnavailable"),
+        (504, "Timeout"),
+        (508, "Unknown"),
+    ] {
+        let mut status = Status::from_code(code, "why");
+        let head = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"why""#;
+        let json = |details: &str| format!("{head},\"reason\":\"{reason}\"{details},\"code\":{code}}}");
+        assert_eq!(String::from_utf8_lossy(&status.to_event_json()), json(""));
+        status.set_retry_after(7);
+        assert_eq!(String::from_utf8_lossy(&status.to_event_json()), json(",\"details\":{\"retryAfterSeconds\":7}"));
+    }
+}
+
+#[test]
 fn expiry_and_retry_are_recognized() {
     for (status, expired, retry_after) in [
         (Status::too_old(1, 2), true, None),

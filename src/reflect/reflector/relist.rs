@@ -59,6 +59,7 @@ impl Reflector {
         }
         let InitialState { snapshot, stream, servers } = initial;
         let until = snapshot.rv;
+        self.means.written.takes_in(&servers);
         let mended = self.mend(recovered, until)?;
         self.means.upstream.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
         let (feed, took) = (&self.means.upstream.feed.spec.key, asked.elapsed());

@@ -101,7 +101,7 @@ async fn an_item_that_contradicts_the_history_leads_to_the_start() {
     hands.told("b", 13, 11);
     let between = hands.pod("MODIFIED", "b", 12);
     let Err((State::Empty, Some(failure))) = hands.take(between, 13) else { panic!("it goes on") };
-    assert_eq!(failure.word(), "out_of_order");
+    assert_eq!(failure.kind(), FailureKind::OutOfOrder);
     assert_eq!(hands.feed.reader.state(), FeedState::Syncing);
 }
 
@@ -156,7 +156,7 @@ async fn another_error_leads_to_the_same_place_again() {
     hands.told("a", 11, 10);
     let refused = hands.error(500, "etcdserver: leader changed");
     let Err((State::Listed { at }, Some(failure))) = hands.take(refused, 11) else { panic!("it goes on") };
-    assert_eq!((at, failure.word()), (ResourceVersion(11), "refused"));
+    assert_eq!((at, failure.kind()), (ResourceVersion(11), FailureKind::Refused));
 }
 
 #[tokio::test(start_paused = true)]

@@ -175,5 +175,5 @@ async fn a_feed_that_nobody_reads_ends() {
     assert_eq!(*ended.expect("it ends").expect("it says so"), FeedState::Ended(FeedEnd::Idle));
     assert!((seconds(600)..=seconds(610)).contains(&began.elapsed()), "{:?}", began.elapsed());
     up.until(|counts| counts.watches_open.total() == 0).await;
-    assert!(feeds.find(&spec().key).is_none());
+    assert!(feeds.find(&spec().key, None).is_none());
 }

@@ -20,7 +20,7 @@ async fn a_first_refusal_ends_a_feed_for_what_it_says() {
         let (why, took) = ended(&scene).await;
         assert_eq!(why, end, "{code}");
         assert!(took < seconds(1), "{code}: {took:?}");
-        assert!(scene.feeds.find(&spec().key).is_none());
+        assert!(scene.feeds.find(&spec().key, None).is_none());
         assert!(scene.feeds.handle(&spec(), None).is_err(), "{code}: it is not asked for again at once");
     }
 }

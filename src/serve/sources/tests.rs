@@ -1,7 +1,13 @@
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+
 use super::*;
+use crate::auth::{Caller, Gate};
+use crate::base::DrainTrigger;
 use crate::cache::{CacheConfig, Snapshot};
 use crate::feeds::{Demand, Feeds};
-use crate::kube::Gvr;
+use crate::kube::{Gvr, PageStore, Query, RequestInfo};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
@@ -54,4 +60,33 @@ async fn what_is_there_is_taken_also_of_a_feed_that_is_over() {
     drop(writer);
     let there = while_it_runs(&reader, Instant::now(), std::future::ready(7)).await;
     assert_eq!(there, Ok(7));
+}
+
+/// The catalog may know of a new definition before the feed of the old one is retired.
+#[test]
+fn one_object_is_read_under_the_definition_that_is_known() {
+    let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+    let _handle = feeds.handle(&spec(&widgets("uid/1"), Scope::Cluster, Encoding::Json), None).expect("there is room");
+    let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+    writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
+    writer.set_state(FeedState::Live);
+    let (_trigger, drain) = DrainTrigger::new();
+    let sources = Sources::new(&ServeConfig::default(), feeds, drain);
+    let path = "/apis/example.com/v1/namespaces/a/widgets/w";
+    let info = RequestInfo::parse("GET", path, &Query::default()).expect("a plain path");
+    let grant = Gate::open().grant(&Caller::Ourselves, &info).now_or_never().expect("nobody is asked");
+    let permit = Permit::Whole(grant.expect("whoever asks is us"));
+    for (edition, is_read) in [("uid/1", true), ("uid/2", false)] {
+        let json = Representation::Object(Encoding::Json);
+        let source = sources.running_source(&permit, &widgets(edition), Some("a"), json);
+        assert_eq!(source.is_some(), is_read, "{edition}");
+    }
+}
+
+fn widgets(edition: &str) -> Resource {
+    let gvr = Gvr::new("example.com", "v1", "widgets");
+    let (kind, list_kind, edition) = ("Widget".into(), "WidgetList".into(), Some(edition.into()));
+    let (namespaced, watchable, origin, encoding) = (true, true, ResourceOrigin::Custom, Encoding::Json);
+    let (fields, fields_unknown, pages) = (Arc::default(), false, PageStore::default());
+    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, fields_unknown, pages, edition }
 }

@@ -59,14 +59,14 @@ impl Ask {
     }
 
     /// The route in the small cluster.
-    pub(super) fn route(&self) -> Route {
+    pub(super) fn route(&self) -> Result<Route, ForwardReason> {
         let (path, query) = self.uri.split_once('?').unwrap_or((&self.uri, ""));
         let query = Query::parse(query);
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
         let Self { accept, user_agent, impersonates, ref coverage, .. } = *self;
         let asked = RouteInput { method: &method, info: &info, query: &query, accept, user_agent, impersonates };
-        route(&asked, resource(&info).as_ref(), coverage)
+        route(&asked, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }
 
     /// The route as a line of text.
@@ -77,7 +77,7 @@ impl Ask {
     /// The reason why it is passed through.
     pub(super) fn reason(&self) -> ForwardReason {
         match self.route() {
-            Route::Forward(reason) => reason,
+            Err(reason) => reason,
             other => panic!("{self:?} is not passed through: {}", said(&other)),
         }
     }
@@ -95,9 +95,9 @@ impl Ask {
     /// What it is answered with.
     pub(super) fn representation(&self) -> Representation {
         match self.route() {
-            Route::Get(read) => read.representation,
-            Route::List(read) => read.representation,
-            Route::Watch(read) => read.representation,
+            Ok(Route::Get(read)) => read.representation,
+            Ok(Route::List(read)) => read.representation,
+            Ok(Route::Watch(read)) => read.representation,
             other => panic!("{self:?} is not answered here: {}", said(&other)),
         }
     }
@@ -105,8 +105,8 @@ impl Ask {
     /// What a LIST or WATCH sees.
     pub(super) fn view(&self) -> View {
         match self.route() {
-            Route::List(read) => read.view,
-            Route::Watch(read) => read.view,
+            Ok(Route::List(read)) => read.view,
+            Ok(Route::Watch(read)) => read.view,
             other => panic!("{self:?} sees no collection: {}", said(&other)),
         }
     }
@@ -167,12 +167,12 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
     })
 }
 
-fn said(route: &Route) -> String {
+fn said(route: &Result<Route, ForwardReason>) -> String {
     match route {
-        Route::Forward(reason) => format!("forward: {}", reason.as_str()),
-        Route::Refuse(status) => format!("{} {}: {}", status.code, status.reason, status.message),
-        Route::Get(read) => format!("get {} {} {}", read.representation, read.key, version(read.version)),
-        Route::List(read) => {
+        Err(reason) => format!("forward: {}", reason.as_str()),
+        Ok(Route::Refuse(status)) => format!("{} {}: {}", status.code, status.reason, status.message),
+        Ok(Route::Get(read)) => format!("get {} {} {}", read.representation, read.key, version(read.version)),
+        Ok(Route::List(read)) => {
             let mut text = format!("list {} {} {}", read.representation, scope(&read.view), version(read.plan.version));
             if let Some(limit) = read.plan.limit {
                 let _ = write!(text, " limit {limit}");
@@ -182,7 +182,7 @@ fn said(route: &Route) -> String {
             }
             text
         }
-        Route::Watch(read) => {
+        Ok(Route::Watch(read)) => {
             let mut text = format!("watch {} {} {}", read.representation, scope(&read.view), start(read.start));
             if read.bookmarks {
                 text += " bookmarks";

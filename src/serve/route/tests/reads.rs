@@ -41,7 +41,7 @@ fn a_namespace_is_an_object_without_one() {
         ("/api/v1/namespaces?resourceVersion=0", "list json * any"),
         ("/api/v1/namespaces?fieldSelector=metadata.name%3Da&resourceVersion=0", "list json */a any"),
     ]);
-    let Route::Get(read) = get("/api/v1/namespaces/a?resourceVersion=0").route() else { panic!("not a GET") };
+    let Ok(Route::Get(read)) = get("/api/v1/namespaces/a?resourceVersion=0").route() else { panic!("not a GET") };
     assert_eq!(read.key, ObjectKey::new("", "a"));
 }
 
@@ -97,7 +97,7 @@ fn whether_the_path_names_a_namespace_is_remembered() {
         ("/api/v1/namespaces", false),
         ("/apis/example.com/v1/namespaces/a/widgets", true),
     ] {
-        let Route::List(read) = get(uri).route() else { panic!("{uri} is not a LIST") };
+        let Ok(Route::List(read)) = get(uri).route() else { panic!("{uri} is not a LIST") };
         assert_eq!(read.in_namespace, in_namespace, "{uri}");
     }
 }

@@ -6,7 +6,7 @@ use crate::serve::route::Route;
 
 fn refused(ask: &Ask) -> Status {
     match ask.route() {
-        Route::Refuse(status) => *status,
+        Ok(Route::Refuse(status)) => *status,
         _ => panic!("{ask:?} is not refused: {}", ask.said()),
     }
 }

@@ -58,7 +58,7 @@ fn only_zero_and_false_are_no_watch() {
         ("watch=0&watch=1", false),
     ] {
         let route = get(format!("/api/v1/pods?resourceVersion=7&{value}")).route();
-        assert_eq!(matches!(route, Route::Watch(_)), watches, "{value}");
+        assert_eq!(matches!(route, Ok(Route::Watch(_))), watches, "{value}");
     }
 }
 

@@ -73,8 +73,9 @@ pub(super) fn lasting(seconds: i64) -> WatchTerms {
 }
 
 impl Stage {
-    /// A feed that was listed at 10 with these objects, `name/app` at their versions.
-    pub(super) fn new(config: CacheConfig, pods: &[(&str, &str, u64)]) -> Self {
+    /// A feed with short lanes that was listed at 10 with these objects, `name/app` at their versions.
+    pub(super) fn new(mut config: CacheConfig, pods: &[(&str, &str, u64)]) -> Self {
+        config.lane_events_max = 3;
         let (feeds, mut demands) = Feeds::new(config);
         let feed =
             feeds.handle(&feed_spec(&pod_resource(), Scope::Cluster, Encoding::Json), None).expect("there is room");

@@ -1,0 +1,135 @@
+//! What follows from each way in which upstream can fail: every variant has its row.
+
+use std::time::Duration;
+
+use super::*;
+use crate::kube::{EventType, ObjectKey, ResourceVersion, Status};
+use crate::upstream::Unsendable;
+use crate::wire::Encoding;
+
+fn refused(code: i32) -> Error {
+    Error::Refused(Box::new(Status { code, ..Status::default() }))
+}
+
+fn other_representation() -> Error {
+    Error::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(Encoding::Json) }
+}
+
+/// The end that it is for the feed, or `None`: it is tried again.
+fn end(error: Error) -> Option<FeedEnd> {
+    match over(error) {
+        StepFailure::Over(end) => Some(end),
+        StepFailure::Upstream(_) => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_feed_is_over_only_for_what_waiting_does_not_cure() {
+    for (error, expected) in [
+        (Error::Unreachable("nobody listens".into()), None),
+        (Error::Broken(Error::broken_off().await), None),
+        (Error::Timeout(Duration::from_secs(1)), None),
+        (Error::Credentials("expired".to_owned()), None),
+        (Error::TooLarge(1), None),
+        (refused(400), None),
+        (refused(401), None),
+        (refused(403), Some(FeedEnd::Forbidden)),
+        (refused(404), Some(FeedEnd::Gone)),
+        (refused(405), Some(FeedEnd::Gone)),
+        (refused(406), Some(FeedEnd::NotOffered)),
+        (refused(410), None),
+        (refused(429), None),
+        (refused(500), None),
+        (other_representation(), Some(FeedEnd::NotOffered)),
+        (Error::NotInitial(EventType::Modified), Some(FeedEnd::NotOffered)),
+        (Error::EndlessPages, Some(FeedEnd::NotOffered)),
+        (Error::Unaskable("no path".to_owned()), Some(FeedEnd::NotOffered)),
+        (Error::OverBudget, Some(FeedEnd::OverBudget)),
+        (Error::Wire(WireError::Truncated), None),
+        (Error::Wire(WireError::OtherColumns), Some(FeedEnd::Outdated)),
+        (Error::Wire(WireError::WrongForm), Some(FeedEnd::Unreadable)),
+        (Error::Wire(WireError::BadResourceVersion), Some(FeedEnd::Unreadable)),
+        // What no feed asks for.
+        (Error::Unsendable(Unsendable::Nested), None),
+        (Error::OtherDocument("/version".to_owned()), None),
+        (Error::HiddenDefinitions, None),
+    ] {
+        let told = error.to_string();
+        assert_eq!(end(error), expected, "{told}");
+    }
+}
+
+#[tokio::test]
+async fn each_failure_is_of_one_kind() {
+    use FailureKind as Kind;
+    for (error, expected) in [
+        (Error::Unreachable("nobody listens".into()), Kind::Unreachable),
+        (Error::Broken(Error::broken_off().await), Kind::Broken),
+        (Error::Timeout(Duration::from_secs(1)), Kind::Timeout),
+        (Error::Credentials("expired".to_owned()), Kind::Credentials),
+        (refused(503), Kind::Refused),
+        (Error::Unsendable(Unsendable::Nested), Kind::Refused),
+        (Error::OverBudget, Kind::OverBudget),
+        (Error::TooLarge(1), Kind::Unreadable),
+        (Error::Wire(WireError::Truncated), Kind::Unreadable),
+        (other_representation(), Kind::Unreadable),
+        (Error::NotInitial(EventType::Deleted), Kind::Unreadable),
+        (Error::EndlessPages, Kind::Unreadable),
+        (Error::Unaskable("no path".to_owned()), Kind::Unreadable),
+        (Error::OtherDocument("/version".to_owned()), Kind::Unreadable),
+        (Error::HiddenDefinitions, Kind::Unreadable),
+    ] {
+        let told = error.to_string();
+        assert_eq!(StepFailure::Stream(Ended::Failed(error)).kind(), expected, "{told}");
+    }
+    let (key, rv) = (ObjectKey::new("t1", "a"), ResourceVersion(1));
+    let out_of_order = crate::cache::OutOfOrder { key, rv, progress: rv };
+    for (failure, expected) in [
+        (StepFailure::Over(FeedEnd::Gone), Kind::Over),
+        (StepFailure::Stream(Ended::Clean), Kind::Ended),
+        (StepFailure::Stream(Ended::Silent), Kind::Silent),
+        (StepFailure::Broken(BrokenStream::OutOfOrder(out_of_order)), Kind::OutOfOrder),
+        (StepFailure::Upstream(refused(500)), Kind::Refused),
+        (StepFailure::Broken(BrokenStream::Upstream(Error::OverBudget)), Kind::OverBudget),
+    ] {
+        assert_eq!(failure.kind(), expected, "{failure}");
+    }
+}
+
+#[test]
+fn a_kind_that_is_about_the_way_to_upstream_is_waited_out_with_everybody() {
+    use FailureKind as Kind;
+    for (kind, is_connection, label) in [
+        (Kind::Over, false, "over"),
+        (Kind::Ended, true, "ended"),
+        (Kind::Silent, true, "silent"),
+        (Kind::OutOfOrder, false, "out_of_order"),
+        (Kind::Unreachable, true, "unreachable"),
+        (Kind::Broken, true, "broken"),
+        (Kind::Timeout, true, "timeout"),
+        (Kind::Credentials, false, "credentials"),
+        (Kind::Refused, false, "refused"),
+        (Kind::OverBudget, false, "over_budget"),
+        (Kind::Unreadable, false, "unreadable"),
+    ] {
+        assert_eq!((kind.is_connection(), kind.as_str()), (is_connection, label));
+    }
+}
+
+#[test]
+fn only_a_server_that_does_not_know_streamed_lists_is_listed_in_pages() {
+    for (error, expected) in [
+        (refused(400), true),
+        (refused(422), true),
+        (refused(403), false),
+        (refused(410), false),
+        (refused(429), false),
+        (refused(504), false),
+        (other_representation(), false),
+        (Error::NotInitial(EventType::Modified), false),
+        (Error::Timeout(Duration::from_secs(1)), false),
+    ] {
+        assert_eq!(refuses_watch_list(&error), expected, "{error}");
+    }
+}
