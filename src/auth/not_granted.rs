@@ -4,37 +4,37 @@ use std::time::Duration;
 use crate::kube::{Access, User};
 use crate::upstream::Error;
 
-/// Why somebody gets nothing. What clients are told of it is the business of `serve`.
+/// Why a caller gets nothing. `serve` decides what clients are told of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotGranted {
-    /// The credential is nobody's, or there is none.
+    /// The credential was not accepted, or there is none.
     #[error("unauthenticated")]
     Unauthenticated,
-    /// In the authorizer's words, which may be none.
+    /// Upstream denied it, in the authorizer's words, which may be empty.
     #[error("denied: {0}")]
     Denied(Arc<str>),
-    /// Whether it may be cannot be found out now, which is never a yes.
+    /// It cannot be found out now, which is never a yes.
     #[error("{0}")]
     Unavailable(String),
-    /// Upstream does not let us ask: soon the end of everything that stands on an answer.
+    /// Upstream does not let us ask, so everything that depends on an answer ends soon.
     #[error("upstream does not let this proxy ask about its callers")]
     Disowned,
-    /// Too many questions about one user, or about callers that nobody knows.
+    /// There are too many questions about one user, or about unknown callers.
     #[error("too many questions about who you are or what you may; try again")]
     TooMany { retry_after_seconds: u32 },
 }
 
-/// A permission that is over.
+/// A permission that has ended.
 #[derive(Debug, Clone)]
 pub struct Revoked {
-    /// Whose it was, as last seen.
+    /// The user that had it, as last seen.
     pub user: Arc<User>,
-    /// What it was for.
+    /// The access that it was for.
     pub access: Arc<Access>,
     pub why: NotGranted,
 }
 
-/// How long watches go on once upstream refuses us the questions.
+/// How long watches go on once upstream refuses our questions.
 const DISOWNED_GRACE: Duration = Duration::from_secs(30);
 
 impl NotGranted {

@@ -24,7 +24,7 @@ pub(super) enum StepFailure {
     Broken(#[from] BrokenStream),
 }
 
-/// What kind of failure it was.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FailureKind {
     Over,
@@ -40,7 +40,7 @@ pub(super) enum FailureKind {
     Unreadable,
 }
 
-/// An answer that ends the feed, or one to try again after.
+/// The failure for an error: it ends the feed, or the step is tried again.
 pub(super) fn over(error: Error) -> StepFailure {
     match &error {
         Error::Refused(status) => match status.code {
@@ -49,14 +49,14 @@ pub(super) fn over(error: Error) -> StepFailure {
             406 => StepFailure::Over(FeedEnd::NotOffered),
             _ => StepFailure::Upstream(error),
         },
-        // Told in another way than a feed can follow, and it would be again.
+        // The answer came in a way that a feed cannot follow, and would come so again.
         Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::Unaskable(_) => {
             tracing::info!(%error, "upstream does not offer this form");
             StepFailure::Over(FeedEnd::NotOffered)
         }
         Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
-        // The way to upstream, and what no feed asks for. A torn answer is tried again; one that reads wrong would read
-        // wrong again.
+        // The way to upstream failed, or these answers belong to no feed. A torn answer is tried again. One that cannot
+        // be decoded would not decode next time.
         Error::Wire(WireError::Truncated)
         | Error::Unreachable(_)
         | Error::Broken(_)
@@ -66,7 +66,7 @@ pub(super) fn over(error: Error) -> StepFailure {
         | Error::OtherDocument(_)
         | Error::HiddenDefinitions
         | Error::TooLarge(_) => StepFailure::Upstream(error),
-        // What is held was printed under other columns, as when the apiserver is of another release now.
+        // What is held was printed under other columns, as when the apiserver has another release now.
         Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
         Error::Wire(wire) => {
             tracing::warn!(error = %wire, "upstream's objects cannot be read");
@@ -122,7 +122,7 @@ impl FailureKind {
         }
     }
 
-    /// Whether it says more about the way to upstream than about this feed.
+    /// Whether the failure concerns the way to upstream rather than this feed.
     pub(super) fn is_connection(self) -> bool {
         match self {
             Self::Ended | Self::Silent | Self::Unreachable | Self::Broken | Self::Timeout => true,

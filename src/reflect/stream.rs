@@ -96,8 +96,7 @@ impl WatchStream {
     }
 }
 
-/// Asks for something in a feed's form. The answer is in that form's encoding: anything else is
-/// [`Error::OtherRepresentation`].
+/// Asks for something in a feed's encoding. Any other answer is [`Error::OtherRepresentation`].
 pub(super) async fn ask(
     client: &Client,
     question: Question,
@@ -119,8 +118,8 @@ pub(super) async fn ask(
     Ok(response)
 }
 
-/// What a feed of this form asks for. Protobuf comes with JSON behind it, so that a server without it says so by its
-/// answer rather than by a 406 (R-ACCEPT-3).
+/// The `Accept` header for a feed of this encoding. Protobuf comes with JSON behind it, so that a server without it
+/// says so by its answer rather than by a 406 (R-ACCEPT-3).
 fn accept(encoding: Encoding) -> &'static str {
     match encoding {
         Encoding::Json => "application/json",

@@ -24,7 +24,7 @@ pub(super) struct SharedAnswer {
     pub(super) place: Arc<AdmissionPlace>,
 }
 
-/// Why there is none to share.
+/// Why there is no answer to share.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unshared {
     /// It is too large to be read whole, or its user has no room for it.

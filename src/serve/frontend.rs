@@ -28,7 +28,7 @@ use crate::net::{Peer, PeerAddress};
 use crate::upstream::{Catalog, Client, Forwarder, Resource, inspect, is_impersonation};
 use crate::wire::Representation;
 
-/// Accepts requests, and hands each to whoever answers it.
+/// Accepts requests, and hands each to the part that answers it.
 #[derive(Debug)]
 pub struct Frontend {
     reader: Reader,
@@ -41,7 +41,7 @@ pub struct Frontend {
     audit: Audit,
 }
 
-/// What the frontend stands between.
+/// The parts that the frontend connects.
 pub struct Parts {
     pub client: Client,
     pub forwarder: Forwarder,
@@ -58,10 +58,10 @@ const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on f
                          machine can reach; use a unix socket, or set execOnLoopback";
 /// How often an unknown resource makes us ask upstream what it serves.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
-/// How long a request waits for that.
+/// How long a request waits for that answer.
 const REDISCOVER_MAX: Duration = Duration::from_secs(5);
-/// How often a request is routed again because its feed has ended. What ends more often than that while it waits is
-/// upstream's to answer.
+/// How many times a request is routed again because its feed has ended. If feeds end more often than that while it
+/// waits, upstream answers it.
 const REROUTES_MAX: u32 = 2;
 
 impl Frontend {
@@ -103,8 +103,8 @@ impl Frontend {
         context.record = record.map(Arc::new);
         let recording = context.record.is_some().then(|| context.clone());
         if matches!(caller, Ok(Caller::Anonymous) | Err(_)) {
-            // As upstream does with those it does not know: what they send next, they send on another connection. What
-            // has come by this one in the meantime is not looked at.
+            // Upstream closes the connection too for callers that it does not know: they send their next request on
+            // another one. Requests that have come by this one in the meantime are not looked at.
             peer.connection.close();
         }
         let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request, &info, caller));
@@ -121,7 +121,7 @@ impl Frontend {
                 Box::pin(self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::Spelling))
                     .await
             }
-            // And none at all for one that is none: it would break our connection off.
+            // Upstream is not asked about a path that is none: it would break our connection off.
             (Err(RequestInfoError::BadEscape), _) => {
                 metrics::refused(400);
                 malformed(request.version())
@@ -133,7 +133,8 @@ impl Frontend {
             None => response,
         };
         if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
-            // No two are alike: HTTP/2 would keep each in its table of headers, and compare the next with all of them.
+            // No two ids are alike: HTTP/2 would keep each in its table of headers, and compare the next with all of
+            // them.
             id.set_sensitive(true);
         }
         let (code, took) = (response.status().as_u16(), received.elapsed());
@@ -142,7 +143,7 @@ impl Frontend {
         finish(response)
     }
 
-    /// What is to be recorded of the request, if anything is; its answer names the record.
+    /// The audit record of the request, if requests are recorded. The answer names the record.
     fn record(
         &self,
         peer: &Peer,
@@ -154,7 +155,7 @@ impl Frontend {
         AuditRecord::new(&self.audit, peer, (request.uri(), request.headers()), info, id)
     }
 
-    /// Whether the request is for us at all, and can be read in one way only.
+    /// Checks that the request is for us, and can be read in one way only.
     fn admit(
         &self,
         peer: &Peer,
@@ -180,8 +181,8 @@ impl Frontend {
         self.gate.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
 
-    /// Why a request goes nowhere although it is known who sends it, if so: the sender may not know that it does, or be
-    /// anybody. `kubectl proxy` rejects `exec` and `attach` for the latter reason.
+    /// Why a request must not go on although its sender is known: perhaps the sender does not know that it sends it, or
+    /// anybody may be the sender. `kubectl proxy` rejects `exec` and `attach` for the latter reason.
     fn forbids(
         &self,
         peer: &Peer,
@@ -190,11 +191,11 @@ impl Frontend {
         caller: &Caller,
     ) -> Option<String> {
         if caller.shows_certificate() {
-            // Which a browser adds to whatever a page has it send.
+            // A browser adds the certificate to every request that a page has it send.
             return self.browsers.check_site(request.headers()).err().map(|foreign| foreign.to_string());
         }
         let reaches = || match info {
-            // It goes nowhere in any case.
+            // Such a request goes nowhere in any case.
             Err(RequestInfoError::BadEscape) => false,
             info => reaches_inside(request.uri().path(), info.as_ref().ok()),
         };
@@ -217,7 +218,7 @@ impl Frontend {
             Ok(_) if !self.gate.serves(&request.caller) => return self.pass(request, ForwardReason::Anonymous).await,
             Ok(ours) => ours,
         };
-        // Who may not read learns nothing of what else is wrong with the request.
+        // A caller that may not read learns nothing of what else is wrong with the request.
         let permit = match self.permit(&mut request, resource).await {
             Ok(permit) => permit,
             Err(refused) => return request.turned_away(&refused),
@@ -236,7 +237,7 @@ impl Frontend {
             Ok(response) => response,
             Err(why) => self.unready(request, why).await,
         };
-        // One that was routed again has the decision of the last time.
+        // A request that was routed again keeps its last decision.
         if let (Some(decision), None) = (decision, response.extensions().get::<Decision>()) {
             response.extensions_mut().insert(decision);
         }
@@ -252,7 +253,7 @@ impl Frontend {
         Ok(permit)
     }
 
-    /// What discovery knows of the request's resource; asks again when it knows nothing.
+    /// The resource of a request, as discovery knows it. Upstream is asked again if it is not known.
     async fn resource(&self, caller: &Caller, info: &RequestInfo) -> Option<Arc<Resource>> {
         if !info.is_resource || info.resource.is_empty() {
             return None;
@@ -261,7 +262,7 @@ impl Frontend {
         if let Some(resource) = self.catalog.find(&gvr) {
             return Some(resource);
         }
-        // Nobody in particular does not make us ask.
+        // A caller without a credential does not make us ask.
         if matches!(caller, Caller::Anonymous) {
             return None;
         }
@@ -276,11 +277,11 @@ impl Frontend {
 
     async fn pass(&self, request: ReadRequest, reason: ForwardReason) -> Response<ReplyBody> {
         let ReadRequest { http: request, caller, info, query, context, .. } = request;
-        // Apart, so that those which are answered here have no room for it.
+        // Boxed, so that requests that are answered here have no room for it.
         Box::pin(self.forwarding.forward(request, &caller, Some(&info), &query, &context, reason)).await
     }
 
-    /// What could not be answered from a feed: routed again, passed through, or refused.
+    /// Handles a request that could not be answered from a feed: it is routed again, passed through, or refused.
     async fn unready(&self, mut request: ReadRequest, why: Unready) -> Response<ReplyBody> {
         match why {
             Unready::Over if request.rerouted < REROUTES_MAX => {
@@ -305,7 +306,7 @@ impl Frontend {
     }
 }
 
-/// The answer, once it is recorded; another one if it has to be and cannot.
+/// Records the answer and returns it; another one if it must be recorded and cannot be.
 fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
     match &context.record {
         Some(record) if !record.answered(&response) => {
@@ -320,7 +321,7 @@ fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Respons
 fn sender(peer: &Peer) -> RequestSender {
     let address = match peer.address {
         PeerAddress::Tcp(address) => address.ip(),
-        // They share a budget, as if they came from one machine, which they do.
+        // All of them share a budget, as if they came from one machine, which they do.
         PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
     };
     let shown = |chain: &Arc<[_]>| peer.connection.keep(|| Shown::new(chain.clone()));

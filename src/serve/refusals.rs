@@ -13,7 +13,7 @@ use crate::listing::Shed;
 
 /// When a client may try again for whom there is no place. Lists are over within seconds; the apiserver says the same.
 pub(super) const LIST_RETRY_SECONDS: u32 = 1;
-/// What a client is told to wait when nothing can be said because upstream is gone.
+/// When a client may try again because upstream is gone.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 pub(super) fn forbid(context: &ResponseContext, why: &str) -> Response<ReplyBody> {
@@ -45,7 +45,7 @@ pub(super) fn turned_away(
     response
 }
 
-/// Why somebody gets nothing, in the apiserver's words (R-STATUS-3, R-AUTHZ-3).
+/// The Status for a caller that gets nothing, in the apiserver's words (R-STATUS-3, R-AUTHZ-3).
 pub(super) fn not_granted(why: &NotGranted, user: &str, access: &Access) -> Status {
     match why {
         NotGranted::Unauthenticated => Status::unauthorized(),
@@ -55,12 +55,12 @@ pub(super) fn not_granted(why: &NotGranted, user: &str, access: &Access) -> Stat
     }
 }
 
-/// The same of what was granted, and is no more.
+/// The Status for a permission that has ended.
 pub(super) fn revoked(revoked: &Revoked) -> Status {
     not_granted(&revoked.why, &revoked.user.name, &revoked.access)
 }
 
-/// A 503 that is to be tried again.
+/// A 503 that the client should repeat.
 pub(super) fn unavailable(message: &str) -> Status {
     let mut status = Status::service_unavailable(message);
     status.set_retry_after(RETRY_AFTER_SECONDS);

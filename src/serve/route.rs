@@ -18,7 +18,7 @@ use crate::listing::ListRead;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, Include, Representation};
 
-/// What we answer a request with, whoever may read it.
+/// The answer that we give, if the caller may read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Route {
     Refuse(Box<Status>),
@@ -109,7 +109,7 @@ pub(super) struct WatchRead {
     pub(super) timeout_seconds: Option<i64>,
 }
 
-/// Why there is nothing to be read of what is held.
+/// Why a read cannot be answered from what is held.
 enum Unread {
     Forward(ForwardReason),
     Refuse(Box<Status>),

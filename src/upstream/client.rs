@@ -184,7 +184,7 @@ impl Client {
         Ok((encoding, self.read(response).await?))
     }
 
-    /// Reads the body of an answer, whole, if it is no longer than that.
+    /// Reads the body of an answer, whole, if it is no longer than `bytes_max`.
     pub async fn read_at_most(&self, response: Response<ResponseBody>, bytes_max: usize) -> Result<Bytes, Error> {
         read_whole(response.into_body(), bytes_max, |_| Ok(())).await
     }
@@ -194,7 +194,7 @@ impl Client {
         read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await
     }
 
-    /// The same for as long as `goes_on` allows, which is told how much has come.
+    /// Reads the body of an answer for as long as `goes_on` allows, which is told how much has come.
     pub async fn read_while(
         &self,
         response: Response<ResponseBody>,
