@@ -1,61 +1,25 @@
 //! Whose turn it is to look at objects one by one.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
 use super::Shed;
+use crate::base;
 use crate::kube::Payer;
 
 /// Who scans. Scans take a processor each, and every core has one: so there are fewer of them at a time than cores, one
 /// of each caller, and callers take turns, about every millisecond. Who asks for less than a slice needs none.
 #[derive(Debug, Clone)]
-pub(crate) struct Scans(Arc<Mutex<Queue>>);
+pub(crate) struct Scans(base::TurnQueue<Whose>);
 
 /// May scan now. The next one may when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    scans: Scans,
-    whose: Whose,
-    /// It was given to somebody else, or never had.
-    lost: bool,
-}
+pub(crate) struct ScanTurn(base::Turn<Whose>);
 
 /// A caller; `None` where all are one, who then have no shares.
 pub(crate) type Whose = Option<Payer>;
-
-#[derive(Debug)]
-struct Queue {
-    running: usize,
-    running_max: usize,
-    waiting: usize,
-    tickets: u64,
-    /// Callers who scan or wait.
-    callers: HashMap<Whose, Line>,
-    /// Those with somebody who waits, the next one first.
-    order: VecDeque<Whose>,
-}
-
-#[derive(Debug, Default)]
-struct Line {
-    running: usize,
-    waiting: VecDeque<(u64, oneshot::Sender<()>)>,
-}
-
-/// A place in the queue; left on drop, and so is a turn that came too late.
-struct Ticket {
-    scans: Scans,
-    whose: Whose,
-    number: u64,
-    called: oneshot::Receiver<()>,
-    taken: bool,
-}
 
 /// Scans that wait for their turn, in all and of one caller. Each holds a request and a state that others hold, too.
 const WAITING_MAX: usize = 1_024;
@@ -65,189 +29,48 @@ const SLICE: Duration = Duration::from_millis(1);
 /// How long one waits for its first turn.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// How many may be at work at a time, so that others always find a core: half of the cores, and one at least.
-pub(crate) fn at_a_time() -> usize {
-    available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
-}
-
 impl Scans {
     pub(crate) fn at_a_time(running_max: usize) -> Self {
-        let (callers, order) = (HashMap::new(), VecDeque::new());
-        Self(Arc::new(Mutex::new(Queue { running: 0, running_max, waiting: 0, tickets: 0, callers, order })))
+        Self(base::TurnQueue::new(running_max, Option::is_some))
     }
 
     /// Waits for a turn.
     ///
     /// # Errors
     /// Too many wait, or for too long.
-    pub(crate) async fn turn(&self, whose: Whose) -> Result<Turn, Shed> {
-        {
-            let queue = self.0.lock();
-            let own = queue.callers.get(&whose).map_or(0, |line| line.waiting.len());
-            if queue.waiting >= WAITING_MAX || (whose.is_some() && own >= WAITING_PER_CALLER_MAX) {
-                return Err(Shed("selections"));
-            }
+    pub(crate) async fn turn(&self, whose: Whose) -> Result<ScanTurn, Shed> {
+        let (all, own) = self.0.waiting(&whose);
+        if all >= WAITING_MAX || (whose.is_some() && own >= WAITING_PER_CALLER_MAX) {
+            return Err(Shed("selections"));
         }
-        let called = timeout(WAIT_MAX, self.ticket(whose.clone(), End::Back).turn()).await;
-        called.map_err(|_| Shed("selections"))?;
-        Ok(Turn { scans: self.clone(), whose, lost: false })
+        let called = timeout(WAIT_MAX, self.turn_late(whose)).await;
+        called.map_err(|_| Shed("selections"))
     }
 
     /// Waits for a turn, however long: whoever asks has begun, and is one of those who are counted elsewhere.
-    pub(crate) async fn turn_late(&self, whose: Whose) -> Turn {
-        self.ticket(whose.clone(), End::Back).turn().await;
-        Turn { scans: self.clone(), whose, lost: false }
-    }
-
-    fn ticket(&self, whose: Whose, end: End) -> Ticket {
-        let mut queue = self.0.lock();
-        let (calls, called) = oneshot::channel();
-        queue.tickets += 1;
-        queue.waiting += 1;
-        let number = queue.tickets;
-        let line = queue.callers.entry(whose.clone()).or_default();
-        let is_first = line.waiting.is_empty();
-        match end {
-            End::Back => line.waiting.push_back((number, calls)),
-            End::Front => line.waiting.push_front((number, calls)),
-        }
-        if is_first {
-            queue.order.push_back(whose.clone());
-        }
-        queue.call();
-        drop(queue);
-        Ticket { scans: self.clone(), whose, number, called, taken: false }
-    }
-
-    fn end(&self, whose: &Whose) {
-        let mut queue = self.0.lock();
-        queue.ended(whose);
-        queue.call();
+    pub(crate) async fn turn_late(&self, whose: Whose) -> ScanTurn {
+        ScanTurn(self.0.wait(whose).await)
     }
 }
 
-/// Of a caller's own line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Back,
-    Front,
-}
-
-impl Turn {
+impl ScanTurn {
     /// Lets everything else in, and the scans of other callers, if there are some: a caller's own come one by one.
     pub(crate) async fn rest(&mut self) {
         yield_now().await;
-        let others = {
-            let queue = self.scans.0.lock();
-            queue.order.iter().any(|waits| *waits != self.whose && queue.may_scan(waits))
-        };
-        if others {
+        if self.0.is_wanted() {
             // Scans that compete leave half of their time to everything else: a slice is about as long.
             sleep(SLICE).await;
-            // Behind those who wait, and only then given up.
-            let ticket = self.scans.ticket(self.whose.clone(), End::Front);
-            self.lost = true;
-            self.scans.end(&self.whose);
-            ticket.turn().await;
-            self.lost = false;
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        if !self.lost {
-            self.scans.end(&self.whose);
-        }
-    }
-}
-
-impl Queue {
-    fn may_scan(&self, whose: &Whose) -> bool {
-        whose.is_none() || self.callers.get(whose).is_some_and(|line| line.running == 0)
-    }
-
-    /// Gives turns to those who are next.
-    fn call(&mut self) {
-        let mut looked_at = 0;
-        while self.running < self.running_max && looked_at < self.order.len() {
-            let Some(whose) = self.order.pop_front() else { return };
-            if !self.may_scan(&whose) {
-                self.order.push_back(whose);
-                looked_at += 1;
-                continue;
-            }
-            let Some(line) = self.callers.get_mut(&whose) else { continue };
-            let next = line.waiting.pop_front();
-            if !line.waiting.is_empty() {
-                self.order.push_back(whose.clone());
-            }
-            let Some((_, calls)) = next else { continue };
-            self.waiting -= 1;
-            line.running += 1;
-            self.running += 1;
-            looked_at = 0;
-            if calls.send(()).is_err() {
-                self.ended(&whose);
-            }
-        }
-    }
-
-    fn ended(&mut self, whose: &Whose) {
-        self.running -= 1;
-        let Some(line) = self.callers.get_mut(whose) else { return };
-        line.running -= 1;
-        if !line.waiting.is_empty() {
-            // It has had its turn.
-            self.order.retain(|waits| waits != whose);
-            self.order.push_back(whose.clone());
-        }
-        self.forget(whose);
-    }
-
-    /// The ticket is given back before it was called.
-    fn leave(&mut self, whose: &Whose, number: u64) {
-        let Some(line) = self.callers.get_mut(whose) else { return };
-        let before = line.waiting.len();
-        line.waiting.retain(|(waits, _)| *waits != number);
-        self.waiting -= before - line.waiting.len();
-        if line.waiting.is_empty() && before > 0 {
-            self.order.retain(|waits| waits != whose);
-        }
-        self.forget(whose);
-    }
-
-    fn forget(&mut self, whose: &Whose) {
-        if self.callers.get(whose).is_some_and(|line| line.running == 0 && line.waiting.is_empty()) {
-            self.callers.remove(whose);
-        }
-    }
-}
-
-impl Ticket {
-    async fn turn(mut self) {
-        // Whoever calls holds the queue, which outlives us: an error cannot be, and would be no turn to give back.
-        self.taken = (&mut self.called).await.is_ok();
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if self.taken {
-            return;
-        }
-        self.called.close();
-        if self.called.try_recv().is_ok() {
-            self.scans.end(&self.whose);
-        } else {
-            self.scans.0.lock().leave(&self.whose, self.number);
+            self.0.pass_on().await;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use futures_util::FutureExt;
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::kube::User;
@@ -267,11 +90,6 @@ mod tests {
         }
     }
 
-    fn is_empty(scans: &Scans) -> bool {
-        let queue = scans.0.lock();
-        (queue.running, queue.waiting, queue.callers.len(), queue.order.len()) == (0, 0, 0, 0)
-    }
-
     #[tokio::test]
     async fn callers_take_turns_slice_by_slice_and_a_callers_own_come_one_by_one() {
         let (scans, notes) = (Scans::at_a_time(1), Arc::<Mutex<Vec<u8>>>::default());
@@ -283,7 +101,7 @@ mod tests {
             scan(Some(caller(3)), 1, b'y')
         );
         assert_eq!(String::from_utf8_lossy(&notes.lock()), "axyaxaxabb");
-        assert!(is_empty(&scans));
+        assert!(scans.0.is_empty());
     }
 
     #[tokio::test]
@@ -297,7 +115,7 @@ mod tests {
         drop(first);
         assert!(third.await.is_ok());
         drop(second);
-        assert!(is_empty(&scans));
+        assert!(scans.0.is_empty());
     }
 
     #[tokio::test]
@@ -321,7 +139,7 @@ mod tests {
         let waits = Box::pin(scans.turn(Some(caller(4))));
         assert!(waits.now_or_never().is_none(), "and is gone again");
         drop(turn);
-        assert!(is_empty(&scans));
+        assert!(scans.0.is_empty());
     }
 
     #[tokio::test]
@@ -348,6 +166,6 @@ mod tests {
         let turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
         assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(Shed("selections")));
         drop(turn);
-        assert!(is_empty(&scans));
+        assert!(scans.0.is_empty());
     }
 }
