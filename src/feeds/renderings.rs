@@ -19,6 +19,7 @@ pub struct Renderings {
 
 #[derive(Debug)]
 struct Shared {
+    /// A feed has a handful, which begin and end together. Readers share the lock.
     modes: RwLock<HashMap<Representation, RenderingMode>>,
     /// The minor of the release that the modes were found with; 0 while none was.
     release: AtomicU32,

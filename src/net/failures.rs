@@ -10,6 +10,7 @@ use super::crowd::ConnectionSource;
 /// it can do so again at once: so a source with many of them waits a moment before its next one.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
+    /// With one lock: a look is 0.1 µs beside a handshake of 1,000 µs, and how many there are is decided with it.
     of: Mutex<HashMap<ConnectionSource, Level>>,
 }
 

