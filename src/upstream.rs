@@ -18,6 +18,7 @@ mod link;
 #[cfg(test)]
 mod memory;
 mod peer;
+mod plugins;
 mod pool;
 mod refusal;
 mod release;
@@ -36,6 +37,7 @@ pub use forward_pool::ForwardPool;
 pub use identity_headers::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
 pub use peer::Server;
+pub use plugins::{PluginRunner, run_plugins_by};
 pub use pool::{ResponseBody, UpstreamBody};
 pub use refusal::{set_retry_after, status_from_code};
 pub use review::{AccessVerdict, TokenVerdict};

@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -48,6 +49,13 @@ pub enum Command {
     #[cfg(feature = "bench")]
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(Box<super::BenchArguments>),
+    /// Become an exec plugin, with so many open files: how `serve` runs them
+    #[command(hide = true)]
+    RunPlugin {
+        open_files: u64,
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
