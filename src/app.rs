@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-pub use self::open_files::raise_open_files;
+pub use self::open_files::{raise_open_files, run_plugin};
 pub use self::private_memory::keep_memory_private;
 use crate::admin::{self, AdminPages};
 use crate::auth::{self, BrowserGuard, Gate, Hosts};

@@ -10,6 +10,7 @@ mod ready;
 mod reloaded;
 mod shares;
 mod tasks;
+mod turn_queue;
 mod wake_flag;
 
 pub use account::{Account, Charge};
@@ -22,4 +23,5 @@ pub use ready::{NotReady, Ready};
 pub use reloaded::{LOOK_EVERY, LoadError, Reloaded};
 pub use shares::Shares;
 pub use tasks::Tasks;
+pub use turn_queue::{Turn, TurnQueue, TurnWait, half_of_the_cores};
 pub use wake_flag::WakeFlag;

@@ -1,6 +1,6 @@
 //! The `kube-fanout` command: arguments in, exit code out.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -18,6 +18,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// `sysexits.h`: wrong usage, wrong configuration.
 const EX_USAGE: u8 = 64;
 const EX_CONFIG: u8 = 78;
+/// As shells end where a command cannot be run, or there is none.
+const EX_CANNOT_RUN: u8 = 126;
+const EX_NOT_FOUND: u8 = 127;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -36,6 +39,10 @@ fn main() -> ExitCode {
         #[cfg(feature = "bench")]
         Command::Bench(arguments) => bench(*arguments),
         Command::Config { command } => config(command),
+        Command::RunPlugin { open_files, command } => {
+            let error = app::run_plugin(open_files, &command);
+            fail(if error.kind() == ErrorKind::NotFound { EX_NOT_FOUND } else { EX_CANNOT_RUN }, &error)
+        }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "kube-fanout", &mut std::io::stdout());
             ExitCode::SUCCESS

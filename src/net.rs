@@ -13,6 +13,7 @@ mod cork;
 mod crowd;
 mod driven;
 mod failures;
+mod handshakes;
 mod inherited;
 #[cfg(target_os = "linux")]
 mod linux;

@@ -18,6 +18,7 @@ mod link;
 #[cfg(test)]
 mod memory;
 mod peer;
+mod plugins;
 mod pool;
 mod release;
 mod review;
@@ -35,6 +36,7 @@ pub use forward_pool::ForwardPool;
 pub use identity_headers::{Ambiguous, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
 pub use peer::Server;
+pub use plugins::{PluginRunner, run_plugins_by};
 pub use pool::{ResponseBody, UpstreamBody};
 pub use review::{AccessVerdict, TokenVerdict};
 

@@ -1,7 +1,16 @@
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::upstream::{PluginRunner, run_plugins_by};
+
 /// Lets the process have as many open files as it may at most, as Go's servers do: the soft limit is low for the sake
-/// of programs that cannot cope with more, and a connection is an open file.
+/// of programs that cannot cope with more, and a connection is an open file. Exec plugins may be such programs. They
+/// are run by this program itself, which puts the limit back before it becomes one ([`run_plugin`]): nothing else can
+/// be done in the new process, where all but a few calls are unsafe, and from outside it would be too late.
 pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -10,7 +19,37 @@ pub fn raise_open_files() {
     let shown = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
     let (from, to) = (shown(current), shown(maximum));
     match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        Ok(()) => tracing::info!(from, to, "open files: the limit was raised to what is allowed"),
+        Ok(()) => {
+            tracing::info!(from, to, "open files: the limit was raised to what is allowed");
+            let Some(program) = this_program() else {
+                return tracing::warn!(
+                    "open files: exec plugins have the raised limit, for our own program is not found"
+                );
+            };
+            run_plugins_by(PluginRunner { program, arguments: ["run-plugin", &from, "--"].map(str::to_owned).into() });
+        }
         Err(error) => tracing::warn!(from, to, %error, "open files: the limit cannot be raised"),
     }
+}
+
+/// Runs a command in place of this process, with so many open files; returns why it cannot.
+pub fn run_plugin(open_files: u64, command: &[OsString]) -> io::Error {
+    let Some((program, arguments)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
+    let limit = Rlimit { current: Some(open_files), ..getrlimit(Resource::Nofile) };
+    match setrlimit(Resource::Nofile, limit) {
+        Ok(()) => Command::new(program).args(arguments).exec(),
+        Err(error) => error.into(),
+    }
+}
+
+/// Leads to this program for as long as it runs, also when another one has taken its name.
+#[cfg(target_os = "linux")]
+fn this_program() -> Option<String> {
+    const THIS: &str = "/proc/self/exe";
+    std::fs::exists(THIS).is_ok_and(|exists| exists).then(|| THIS.to_owned())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn this_program() -> Option<String> {
+    std::env::current_exe().ok()?.into_os_string().into_string().ok()
 }

@@ -22,8 +22,9 @@ pub(super) fn revoked(why: &'static str) {
     counter!("kube_fanout_auth_revoked_total", "reason" => why).increment(1);
 }
 
-pub(super) fn leases(count: usize) {
-    gauge!("kube_fanout_auth_leases").set(count as f64);
+/// So many more are held; fewer, if it is negative.
+pub(super) fn leases(more: f64) {
+    gauge!("kube_fanout_auth_leases").increment(more);
 }
 
 pub(super) fn outage(leases: usize) {

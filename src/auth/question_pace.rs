@@ -13,6 +13,7 @@ pub(super) struct QuestionPace<K> {
     interval: Duration,
     /// How far ahead of that pace a holder may be.
     ahead: Duration,
+    /// With one lock: a look is 0.1 µs beside a question to upstream of 1,000 µs.
     holders: Mutex<Holders<K>>,
 }
 

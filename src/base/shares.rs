@@ -12,6 +12,8 @@ use tokio::sync::Semaphore;
 #[derive(Debug)]
 pub struct Shares<K> {
     places: usize,
+    /// With one lock: where threads meet is the semaphore of all. An admission by one, two and four threads at once
+    /// took 129, 265 and 547 ns with it, and 133, 279 and 829 ns with a map in parts (benches/README.md).
     of: Mutex<Of<K>>,
 }
 

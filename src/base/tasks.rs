@@ -21,7 +21,8 @@ pub struct Tasks {
 #[derive(Debug, Default)]
 struct Running {
     /// Handles that abort the tasks, once they are spawned. A task that waited for its end besides its work would look
-    /// at that each time that it is polled.
+    /// at that each time that it is polled. In a map in parts a task came and went no sooner: one, two and four
+    /// threads took 108, 242 and 538 ns with this lock, and 126, 275 and 521 ns in parts (benches/README.md).
     handles: HashMap<u64, Option<AbortHandle>>,
     next: u64,
     are_stopped: bool,

@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -51,6 +52,13 @@ pub enum Command {
     Config {
         #[command(subcommand)]
         command: ConfigCommand,
+    },
+    /// Become an exec plugin, with so many open files: how `serve` runs them
+    #[command(hide = true)]
+    RunPlugin {
+        open_files: u64,
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
     },
     /// Print a completion script for a shell
     Completions {

@@ -97,7 +97,8 @@ pub(super) struct Configuration {
 pub(super) struct UpstreamSection {
     /// Client certificates, tokens, token files and exec plugins; refused when it turns TLS verification off, or
     /// names an `http://` server that is not a loopback address. Read again when it changes, and so are the
-    /// certificates and keys that it names; another `server` takes a restart
+    /// certificates and keys that it names; another `server` takes a restart.
+    /// Plugins have the limit of open files that the proxy was started with
     #[schemars(extend("x-example" = "/etc/kube-fanout/kubeconfig", "x-default" = "the pod's service account"))]
     pub(super) kubeconfig: Option<PathBuf>,
 }

@@ -19,6 +19,7 @@ pub struct FeedCounts {
     pub duplicates: AtomicU64,
     /// Watches that are open now.
     pub watches: AtomicU64,
+    /// In the order in which it is told; what is counted so is rare.
     told: Mutex<BTreeMap<CountedMetric, u64>>,
 }
 

@@ -19,6 +19,7 @@ pub struct Renderings {
 
 #[derive(Debug)]
 struct Shared {
+    /// A feed has a handful, which begin and end together. Readers share the lock.
     modes: RwLock<HashMap<Representation, RenderingMode>>,
     /// The minor of the release for which the modes were found; 0 while there is none.
     release: AtomicU32,

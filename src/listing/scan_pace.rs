@@ -7,13 +7,13 @@ use std::task::{Context, Poll, ready};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::cost;
-use super::scans::{Scans, Turn, Whose};
+use super::scans::{ScanTurn, Scans, Whose};
 use super::slices::{Slice, Slices, WaitingForSlice};
 
 /// Counts the work that was done since other tasks last ran.
 #[derive(Debug)]
 pub(crate) struct ScanPace {
-    turn: Option<Turn>,
+    turn: Option<ScanTurn>,
     scans: Scans,
     slices: Slices,
     whose: Whose,
@@ -23,7 +23,7 @@ pub(crate) struct ScanPace {
 
 impl ScanPace {
     /// `turn` is given for work that will probably cost more than a slice.
-    pub(crate) fn new(turn: Option<Turn>, (scans, slices): (Scans, Slices), whose: Whose) -> Self {
+    pub(crate) fn new(turn: Option<ScanTurn>, (scans, slices): (Scans, Slices), whose: Whose) -> Self {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 

@@ -25,6 +25,8 @@ struct Shared {
     has_asked: AtomicBool,
     /// Whether it is known to be an HTTP/2 connection.
     is_multiplexed: AtomicBool,
+    /// Somebody who has asked on it is known to those above.
+    is_of_somebody: AtomicBool,
     /// How many requests came when no more were taken.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
@@ -52,6 +54,21 @@ impl Connection {
     /// Other requests on it are refused as not looked at, so that they may be sent again on another connection.
     pub fn close(&self) {
         self.advance(ConnectionState::Closing);
+    }
+
+    /// Closes the connection, because nobody knows who has asked on it; but not where others may share it: one of HTTP/2
+    /// that somebody known has asked on.
+    pub fn turn_away(&self) {
+        if !(self.is_multiplexed() && self.0.is_of_somebody.load(Ordering::Relaxed)) {
+            self.close();
+        }
+    }
+
+    /// Somebody who is known has asked on it.
+    pub fn found_known(&self) {
+        if !self.0.is_of_somebody.load(Ordering::Relaxed) {
+            self.0.is_of_somebody.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Keeps a value for the layers above: one value of one type, made when it is first asked for. A value of a second
@@ -145,6 +162,7 @@ impl Default for Shared {
             idle_since: AtomicU64::new(0),
             has_asked: AtomicBool::new(false),
             is_multiplexed: AtomicBool::new(false),
+            is_of_somebody: AtomicBool::new(false),
             late: AtomicU32::new(0),
             kept: OnceLock::new(),
         }
@@ -229,6 +247,23 @@ mod tests {
         }
         assert!(connection.request(LATE_MAX).is_none());
         connection.reached(ConnectionState::Cut).await;
+    }
+
+    #[test]
+    fn a_connection_that_others_may_share_is_not_closed_for_one() {
+        for (is_multiplexed, is_of_somebody, closes) in
+            [(false, false, true), (false, true, true), (true, false, true), (true, true, false)]
+        {
+            let connection = Connection::default();
+            if is_multiplexed {
+                connection.found_multiplexed();
+            }
+            if is_of_somebody {
+                connection.found_known();
+            }
+            connection.turn_away();
+            assert_eq!(connection.is(ConnectionState::Closing), closes, "{is_multiplexed} {is_of_somebody}");
+        }
     }
 
     #[test]

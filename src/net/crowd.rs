@@ -69,15 +69,20 @@ impl<C> Crowd<C> {
         self.order.extend(rank(source, queue));
     }
 
-    /// Takes the one that goes next.
-    pub(super) fn next(&mut self) -> Option<Silent<C>> {
+    /// Who is to go next, if there is anybody left, and it has not fallen silent later than that.
+    pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<Silent<C>> {
         loop {
-            let best = self.order.pop()?;
-            let (_, _, source) = best;
+            let best = *self.order.peek()?;
+            let (_, Reverse(since), source) = best;
             let queue = self.queues.get_mut(&source)?;
             if rank(source, queue) != Some(best) {
+                self.order.pop();
                 continue;
             }
+            if latest.is_some_and(|latest| since > latest) {
+                return None;
+            }
+            self.order.pop();
             let first = queue.pop_front();
             self.order.extend(rank(source, queue));
             return first;
@@ -131,7 +136,7 @@ mod tests {
             since: began + Duration::from_secs(*second),
         });
         let mut crowd = Crowd::of(silent);
-        std::iter::from_fn(|| crowd.next()).map(|silent| silent.connection).collect()
+        std::iter::from_fn(|| crowd.next(None)).map(|silent| silent.connection).collect()
     }
 
     #[test]
@@ -170,7 +175,7 @@ mod tests {
             let mut crowd = Crowd::of(silent.into_iter());
             late.into_iter().for_each(|silent| crowd.add(silent));
             for _ in 0..opened.len() {
-                let next = crowd.next().expect("one is left");
+                let next = crowd.next(None).expect("one is left");
                 let most = left.values().map(Vec::len).max().expect("one is left");
                 let queue = left.get_mut(&next.source).expect("it is one of them");
                 prop_assert_eq!(queue.len(), most);
@@ -179,7 +184,7 @@ mod tests {
                 let at = queue.iter().position(|at| *at == second).expect("it is there");
                 queue.swap_remove(at);
             }
-            prop_assert!(crowd.next().is_none());
+            prop_assert!(crowd.next(None).is_none());
         }
     }
 }

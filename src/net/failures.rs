@@ -10,6 +10,7 @@ use super::crowd::ConnectionSource;
 /// at once. So a source with many failures waits a moment before its next handshake.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
+    /// With one lock: a look is 0.1 µs beside a handshake of 1,000 µs, and how many there are is decided with it.
     of: Mutex<HashMap<ConnectionSource, Level>>,
 }
 

@@ -54,8 +54,9 @@ pub(super) enum Stream {
 
 /// The time between two probes of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// How many connections may wait to be accepted.
-const BACKLOG_MAX: i32 = 1024;
+/// Connections that wait to be accepted, as in Go's servers: who comes when there are more is heard of a second later,
+/// or three. The system may allow fewer.
+const BACKLOG_MAX: i32 = 4096;
 /// How many connections are still accepted from the queue of a listener that ends.
 const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
 /// How long connections that had begun have to complete when the port is given over: some round trips.
@@ -68,7 +69,10 @@ impl Listener {
     /// socket is for our own user and for root.
     pub async fn bind(address: &Address) -> io::Result<Self> {
         match address {
-            Address::Tcp(address) => Ok(Self::of_tcp(TcpListener::bind(address).await?, Beside::Nobody)),
+            Address::Tcp(address) => {
+                let listener = TcpListener::from_std(bind_tcp(*address, Beside::Nobody)?)?;
+                Ok(Self::of_tcp(listener, Beside::Nobody))
+            }
             Address::Unix(path) => Self::of_unix(bind_unix(path)?, path, Beside::Nobody),
         }
     }
@@ -207,11 +211,17 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> 
 
 /// Binds a port that other processes of the same user may have bound in the same way, or may bind later.
 pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> {
+    bind_tcp(address, Beside::Peers)
+}
+
+fn bind_tcp(address: SocketAddr, beside: Beside) -> io::Result<StdTcpListener> {
     // The descriptor is not inherited by children, on every system.
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
-    socket.set_reuse_port(true)?;
+    if beside == Beside::Peers {
+        socket.set_reuse_port(true)?;
+    }
     socket.bind(&address.into())?;
     socket.listen(BACKLOG_MAX)?;
     Ok(socket.into())

@@ -12,8 +12,10 @@ use super::connection::ConnectionState;
 use super::crowd::{ConnectionSource, Crowd, Silent};
 use super::metrics::ConnectionFailure;
 
-/// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each new
-/// one. If something is under way on all of them, new connections wait.
+/// The places of one listener. When all are taken, a connection on which nothing is under way is closed for each that
+/// comes; while something is under way on all of them, who comes waits. The oldest goes, so a newcomer has as much time
+/// to ask as it takes until others have come for all that were silent before it. Where that is too short, none of them
+/// gets to ask, and places that become free stay theirs until it is long enough.
 #[derive(Debug)]
 pub(super) struct Places {
     connections_max: usize,
@@ -125,18 +127,19 @@ impl Taken {
     /// Closes a silent connection, if there is one.
     fn displace(&mut self) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
-        let gone = self.next().or_else(|| {
+        // Who has come since that look may be all that is known of any more, while others have fallen silent before.
+        let gone = self.next(self.looked).or_else(|| {
             self.look(LOOK_EVERY);
-            self.next()
+            self.next(None)
         })?;
         self.here.remove(gone);
         self.leaving += 1;
         Some(())
     }
 
-    /// Tells the next connection to go that has been silent ever since the last look.
-    fn next(&mut self) -> Option<usize> {
-        while let Some(Silent { connection: (at, connection), since, .. }) = self.crowd.next() {
+    /// Tells the next one to go of those who are known to be silent, and were `latest` at that moment.
+    fn next(&mut self, latest: Option<Instant>) -> Option<usize> {
+        while let Some(Silent { connection: (at, connection), since, .. }) = self.crowd.next(latest) {
             let is_here = self.here.get(at).is_some_and(|(here, _)| here.is_same_as(&connection));
             if is_here && connection.idle_since() == Some(since) {
                 ConnectionFailure::Displaced.count();
@@ -331,6 +334,28 @@ mod tests {
         }
         go(&mut here);
         assert_eq!(here.len(), PLACES - 2 * ROOM);
+    }
+
+    /// All who were silent at the last look have gone, and others have had their answers since.
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_does_not_go_before_who_has_been_silent_for_longer() {
+        let places = Places::new(3, LEAVING_MAX);
+        let come = async || {
+            tokio::time::advance(2 * LOOK_EVERY).await;
+            let connection = Connection::default();
+            let place = places.enter(&connection, source(1)).await;
+            (connection, place)
+        };
+        let is_cut = |(connection, _): &(Connection, ConnectionPlace)| connection.is(ConnectionState::Cut);
+        let (silent, busy) = ([come().await, come().await], come().await);
+        let request = busy.0.request(LATE_MAX);
+        let first = come().await;
+        tokio::time::advance(LOOK_EVERY).await;
+        drop(request);
+        let [second, third] = [come().await, come().await];
+        assert!(silent.iter().chain([&first]).all(is_cut) && !is_cut(&busy), "the oldest each time");
+        let fourth = come().await;
+        assert!(is_cut(&busy) && [second, third, fourth].iter().all(|newcomer| !is_cut(newcomer)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,14 +14,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{sleep, sleep_until, timeout};
-use tokio_rustls::server::TlsStream;
+use tokio::time::{sleep, sleep_until};
 
 use super::connection::{ConnectionState, RequestUnderWay};
 use super::cork::Corked;
 use super::crowd::ConnectionSource;
 use super::driven::{Driven, First, Streams};
-use super::failures::Failures;
+use super::handshakes::Handshakes;
 use super::listener::Stream;
 use super::metrics::{ConnectionFailure, OpenConnection};
 use super::places::{ConnectionPlace, Places};
@@ -99,11 +98,11 @@ pub async fn serve<S, F, B>(
 {
     let limits = Arc::new(limits);
     let places = Places::within_descriptors(limits.connections_max);
-    let failures = Arc::new(Failures::default());
+    let handshakes = Arc::new(Handshakes::new(limits.handshake_max));
     let watch = drain.clone();
     let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionPlace| {
         let (tls, limits, drain, handle) = (tls.clone(), limits.clone(), watch.clone(), handle.clone());
-        let tls = tls.map(|tls| (tls, failures.clone()));
+        let tls = tls.map(|tls| (tls, handshakes.clone()));
         tasks.spawn("connection", async move {
             let _open = OpenConnection::new();
             let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
@@ -186,7 +185,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 async fn connection<S, F, B>(
     stream: Stream,
     mut peer: Peer,
-    tls: Option<(Tls, Arc<Failures>)>,
+    tls: Option<(Tls, Arc<Handshakes>)>,
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,
@@ -197,14 +196,11 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
-    let Some((tls, failures)) = tls else {
+    let Some((tls, handshakes)) = tls else {
         return http(Corked::new(stream, WakeSet::shared()), peer, limits, drain, handle).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
-    let shaking = async {
-        failures.wait(source).await;
-        handshake(&tls, stream, limits).await.inspect_err(|_| failures.note(source))
-    };
+    let shaking = handshakes.shake(source, tls.acceptor().accept(stream));
     let mut closing = drain.clone();
     let stream = tokio::select! {
         stream = Box::pin(shaking) => stream?,
@@ -216,12 +212,6 @@ where
     let shown = stream.get_ref().1.peer_certificates();
     peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
     http(Corked::new(stream, WakeSet::shared()), peer, limits, drain, handle).await
-}
-
-async fn handshake(tls: &Tls, stream: Stream, limits: &ConnectionLimits) -> Result<TlsStream<Stream>, Failure> {
-    let shaken = timeout(limits.handshake_max, tls.acceptor().accept(stream)).await;
-    let shaken = shaken.inspect_err(|_| ConnectionFailure::HandshakeTimeout.count())?;
-    Ok(shaken.inspect_err(|_| ConnectionFailure::Handshake.count())?)
 }
 
 async fn http<I, S, F, B>(

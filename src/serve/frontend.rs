@@ -102,10 +102,12 @@ impl Frontend {
         }
         context.record = record.map(Arc::new);
         let recording = context.record.is_some().then(|| context.clone());
-        if matches!(caller, Ok(Caller::Anonymous) | Err(_)) {
-            // Upstream closes the connection too for callers that it does not know: they send their next request on
-            // another one. Requests that have come by this one in the meantime are not looked at.
-            peer.connection.close();
+        match caller {
+            // As upstream does with those it does not know: what they send next, they send on another connection. What
+            // has come by this one in the meantime is not looked at. Where a balancer has put them on a connection of
+            // others, these would pay for it (R-THREAT-14).
+            Ok(Caller::Anonymous) | Err(_) => peer.connection.turn_away(),
+            Ok(Caller::Ourselves | Caller::Known(_)) => peer.connection.found_known(),
         }
         let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request, &info, caller));
         let response = match (info, caller) {
@@ -165,8 +167,8 @@ impl Frontend {
         self.forwarding.check_hops(request.headers()).map_err(|status| Box::new(context.status(&status)))?;
         if let Err(ambiguous) = inspect(request.headers()) {
             metrics::refused(400);
-            // What follows on the connection can be read in two ways as well.
-            peer.connection.close();
+            // What follows on the connection can be read in two ways as well, but for HTTP/2, which frames it.
+            peer.connection.turn_away();
             return Err(Box::new(context.status(&Status::bad_request(ambiguous.to_string()))));
         }
         if !self.is_open_to_all(peer) {

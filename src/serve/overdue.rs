@@ -42,7 +42,8 @@ pub(super) struct Overdue(Arc<Shared>);
 struct Shared {
     unread: Unread,
     started: Instant,
-    /// For each watch at most three: a while after a timer fired, after its deadline, and after its end.
+    /// For each watch at most three: a while after a timer fired, after its deadline, and after its end. In the
+    /// order of time: what is due is taken out together.
     looks: Mutex<BTreeMap<(Instant, u64), Weak<Watchdog>>>,
     next: AtomicU64,
     /// Notified when there is an earlier first look.

@@ -26,11 +26,11 @@ use super::sources::{FeedSource, Sources, Unready};
 use super::watch_end::WatchEnd;
 use super::websocket;
 use crate::auth::{Permit, Readable};
-use crate::base::{Cut, DrainWatch, Tasks};
+use crate::base::{Cut, DrainWatch, Tasks, half_of_the_cores};
 use crate::cache::{CacheReader, Chunk, OpenedWatch, Snapshot, Start, TooOld, View};
 use crate::feeds::{FeedHandle, Feeds};
 use crate::kube::{Status, VersionMatch, WatchStart};
-use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page, scans};
+use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page};
 use crate::upstream::{Client, Resource};
 use crate::wire::{Object, Representation};
 
@@ -93,8 +93,8 @@ impl Reader {
             objects,
             first_rows: FirstRows { client, admission: admission.clone() },
             admission,
-            scans: Scans::at_a_time(scans::at_a_time()),
-            slices: Slices::new(scans::at_a_time()),
+            scans: Scans::at_a_time(half_of_the_cores()),
+            slices: Slices::new(half_of_the_cores()),
             watches: metrics::Watches::default(),
             overdue,
             tasks,

@@ -13,6 +13,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::Error;
+use super::plugins::put_runner;
 use super::secrecy::words;
 use crate::net::is_loopback;
 
@@ -108,7 +109,8 @@ impl UpstreamCredentials {
         let config = match source {
             CredentialSource::File(path) => {
                 let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
-                let file = Kubeconfig::read_from(path).map_err(|error| fail(words(&error)))?;
+                let mut file = Kubeconfig::read_from(path).map_err(|error| fail(words(&error)))?;
+                put_runner(&mut file);
                 kube_client::Config::try_from(file).map_err(|error| fail(words(&error)))?
             }
             CredentialSource::InCluster => {

@@ -8,6 +8,9 @@ use kube_client::client::AuthError;
 use kube_client::config::KubeconfigError;
 
 const UNKNOWN: &str = "the credentials that are configured cannot be used";
+/// What shells end with, and [`PluginRunner`](super::PluginRunner)s, where there is no such program, or it is none.
+const CANNOT_RUN: i32 = 126;
+const NOT_FOUND: i32 = 127;
 
 /// Why credentials cannot be made ready, for whoever runs this proxy.
 pub(super) fn words(error: &(dyn Error + 'static)) -> String {
@@ -26,6 +29,9 @@ pub(super) fn words(error: &(dyn Error + 'static)) -> String {
 
 fn words_of_auth(error: &AuthError) -> String {
     match error {
+        AuthError::AuthExecRun { out, .. } if matches!(out.status.code(), Some(CANNOT_RUN | NOT_FOUND)) => {
+            format!("the exec plugin cannot be run, or says so ({})", out.status)
+        }
         AuthError::AuthExecRun { out, .. } => {
             let (stdout, stderr) = (out.stdout.len(), out.stderr.len());
             format!(
@@ -68,15 +74,16 @@ mod tests {
 
     #[test]
     fn what_a_plugin_prints_is_in_no_message() {
-        let output = |text: &str| Output {
-            status: ExitStatus::from_raw(1 << 8),
-            stdout: text.as_bytes().to_vec(),
-            stderr: text.as_bytes().to_vec(),
+        let run = |code: i32| {
+            let (status, said) = (ExitStatus::from_raw(code << 8), CANARY.as_bytes().to_vec());
+            let out = Box::new(Output { status, stdout: said.clone(), stderr: said });
+            AuthError::AuthExecRun { cmd: format!("TOKEN={CANARY} plugin"), out }
         };
-        let run = AuthError::AuthExecRun { cmd: format!("TOKEN={CANARY} plugin"), out: Box::new(output(CANARY)) };
-        assert!(run.to_string().contains(CANARY), "this is what it is about");
+        assert!(run(1).to_string().contains(CANARY), "this is what it is about");
         for (error, told) in [
-            (run, "exit status: 1"),
+            (run(1), "failed with exit status: 1"),
+            (run(126), "cannot be run, or says so (exit status: 126)"),
+            (run(127), "cannot be run, or says so (exit status: 127)"),
             (AuthError::AuthExec(CANARY.to_owned()), "the exec plugin failed"),
             (AuthError::AuthExecStart(std::io::Error::other(CANARY)), "cannot be run"),
             (AuthError::ReadTokenFile(std::io::Error::other(CANARY), "/run/token".into()), "/run/token"),

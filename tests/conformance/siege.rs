@@ -9,6 +9,7 @@
 //! bytes without what is dear in it. A p99 near that of its floor is no fault.
 
 mod chains;
+mod handshakes;
 mod memory;
 mod selectors;
 mod unread;

@@ -294,3 +294,28 @@ async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {
         direct::eventually("the answer is remembered", || async { asks(path).await == 0 }).await;
     }
 }
+
+/// R-THREAT-14: a balancer has put those whom nobody knows on the connection of others.
+#[tokio::test]
+async fn p4_a_credential_of_nobody_ends_no_connection_that_others_share() {
+    let up = demo::upstream().pods(3).run().await;
+    let (app, ..) = ada_and_bob(&up, |_| {}).await;
+    let balancer = app.multiplexed().await;
+    let ada = balancer.bearing("a");
+    assert_eq!(ada.get(PODS).await.status, 200);
+    let watch = ada.watch(PODS).from(up.revision()).await;
+    for _ in 0..5 {
+        assert_eq!(balancer.bearing("x").get(PODS).await.status, 401);
+        assert_eq!(balancer.get("/version").await.status, 200, "nobody in particular");
+        let ambiguous = balancer.request(Method::GET, PODS).header("impersonate_user", "a").send().await;
+        assert_eq!(ambiguous.status, 400);
+        assert_eq!(ada.get(PODS).await.status, 200, "by the same connection");
+    }
+    watch.reached(up.create_pod("default", "after")).await;
+    // A connection that nobody known has asked on is closed, and so is any of HTTP/1.1.
+    let stranger = app.multiplexed().await.bearing("x");
+    assert_eq!(stranger.get(PODS).await.status, 401);
+    let gone = || async { stranger.request(Method::GET, PODS).try_send().await.is_err() };
+    direct::eventually("it takes no more requests", gone).await;
+    assert_eq!(app.bearing("x").get(PODS).await.header("connection"), Some("close"));
+}

@@ -39,6 +39,17 @@ fn help_teaches_and_is_no_failure() {
     assert_eq!((version.code, version.stdout.trim()), (Some(0), concat!("kube-fanout ", env!("CARGO_PKG_VERSION"))));
 }
 
+/// As shells say it, so that it is told apart from what a plugin says of itself.
+#[test]
+fn a_plugin_that_cannot_be_run_is_126_or_127() {
+    for (command, code) in [("/no/such/plugin", 127), ("no-such-plugin", 127), ("/", 126)] {
+        let output = run(&["run-plugin", "100", "--", command]);
+        assert_eq!(output.code, Some(code), "{command}: {}", output.stderr);
+    }
+    let output = run(&["run-plugin", "100", "--", "sh", "-c", "ulimit -Sn"]);
+    assert_eq!((output.code, output.stdout.trim()), (Some(0), "100"), "{}", output.stderr);
+}
+
 #[test]
 fn wrong_usage_is_64_and_says_what_is_right() {
     for arguments in [

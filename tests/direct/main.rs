@@ -23,6 +23,7 @@ mod fleet;
 mod forward;
 mod front_proxy;
 mod gaps;
+mod handshakes;
 mod held;
 mod hostile;
 mod idle;

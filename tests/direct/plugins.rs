@@ -7,11 +7,14 @@ use std::path::PathBuf;
 
 use http::Method;
 use kube_fanout::demo;
+use rustix::process::{Resource, getrlimit};
 
 use crate::direct::{Dir, eventually};
 use crate::process::{Process, run};
 
 const CANARY: &str = "CANARY-3b9f";
+/// Of the plugin; some look like ours.
+const ARGUMENTS: [&str; 4] = ["-x", "--", "run-plugin", "two words"];
 const LOG: &str = "/api/v1/namespaces/default/pods/p/log";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 /// Ways to fail, as a shell does them.
@@ -43,7 +46,7 @@ impl Plugin {
         fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).expect("it is ours");
         let exec = format!(
             "{{apiVersion: client.authentication.k8s.io/v1, command: {}, interactiveMode: Never, \
-             env: [{{name: SECRET, value: {CANARY}}}]}}",
+             args: {ARGUMENTS:?}, env: [{{name: SECRET, value: {CANARY}}}]}}",
             plugin.display()
         );
         let kubeconfig = format!(
@@ -114,4 +117,24 @@ fn what_an_exec_plugin_prints_is_no_reason_to_print_it_when_nothing_can_start() 
         assert_clean(what, &format!("{}{}", output.stdout, output.stderr));
         assert!(!output.stderr.is_empty(), "{what}");
     }
+}
+
+/// R-HOST-2: it is another's program, and may not cope with descriptors of large numbers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exec_plugin_has_the_limit_of_open_files_that_the_proxy_was_started_with() {
+    let up = demo::upstream().pods(1).run().await;
+    let plugin = Plugin::new(&up.url());
+    let said = plugin.dir.join("said");
+    // Each request calls it, and the file is to be there whole.
+    let say = r#"for word in "$@" "$(ulimit -Sn)" "$(ulimit -Hn)"; do echo "$word"; done"#;
+    let say = format!("{say} > {0}.$$; mv {0}.$$ {0}", said.display());
+    plugin.does(&format!("{say}; credential good 2020-01-01T00:00:00Z"));
+    let process = Process::with_descriptors("-Sn", 200, &plugin.kubeconfig).await;
+    assert_eq!(process.client().get("/version").await.status, 200);
+    let hard = getrlimit(Resource::Nofile).maximum.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+    let said = fs::read_to_string(said).expect("it was run");
+    let expected = [&ARGUMENTS[..], &["200", &hard]].concat();
+    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    process.signal("TERM");
+    assert!(process.ended().await.stderr.contains("open files"), "its own was raised");
 }

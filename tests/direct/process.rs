@@ -92,12 +92,12 @@ impl Process {
     }
 
     /// The same with so many descriptors: `ulimit` says which limit that is.
-    pub async fn with_descriptors(ulimit: &str, descriptors: usize, dir: &Dir, url: &str) -> Self {
+    pub async fn with_descriptors(ulimit: &str, descriptors: usize, kubeconfig: &Path) -> Self {
         let mut command = Command::new("sh");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
         let limited = format!("ulimit {ulimit} {descriptors}; exec \"$0\" \"$@\"");
         command.arg("-c").arg(limited).arg(env!("CARGO_BIN_EXE_kube-fanout"));
-        command.arg("serve").arg("--kubeconfig").arg(kubeconfig(dir, url, ""));
+        command.arg("serve").arg("--kubeconfig").arg(kubeconfig);
         Self::start(command).await
     }
 

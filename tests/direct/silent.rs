@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::direct::{Dir, Listening, PODS, Protocol, Trust, eventually, within};
-use crate::process::{Process, metric};
+use crate::process::{Process, kubeconfig, metric};
 
 /// Longer than a test takes.
 const LONG: Duration = Duration::from_secs(3600);
@@ -90,7 +90,8 @@ async fn handshakes_that_are_not_begun_keep_nobody_out() {
 async fn silent_connections_do_not_use_up_the_descriptors() {
     const DESCRIPTORS: usize = 80;
     let up = demo::upstream().pods(3).run().await;
-    let process = Process::with_descriptors("-n", DESCRIPTORS, &Dir::new(), &up.url()).await;
+    let dir = Dir::new();
+    let process = Process::with_descriptors("-n", DESCRIPTORS, &kubeconfig(&dir, &up.url(), "")).await;
     let address = process.client().url().trim_start_matches("http://").to_owned();
     let silent = silent(&address, 2 * DESCRIPTORS).await;
     for path in [PODS, "/version"] {
@@ -106,7 +107,8 @@ async fn silent_connections_do_not_use_up_the_descriptors() {
 async fn as_many_may_connect_as_the_hard_limit_allows() {
     const SOFT: usize = 80;
     let up = demo::upstream().pods(3).run().await;
-    let process = Process::with_descriptors("-Sn", SOFT, &Dir::new(), &up.url()).await;
+    let dir = Dir::new();
+    let process = Process::with_descriptors("-Sn", SOFT, &kubeconfig(&dir, &up.url(), "")).await;
     let address = process.client().url().trim_start_matches("http://").to_owned();
     let silent = silent(&address, 2 * SOFT).await;
     assert_eq!(process.client().get(PODS).await.status, 200);

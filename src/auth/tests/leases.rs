@@ -1,5 +1,7 @@
 //! How long a lease lasts, and what it costs.
 
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tokio::runtime::Builder;
 use tokio::time::sleep;
 
 use super::*;
@@ -127,4 +129,29 @@ async fn in_an_outage_a_lease_lasts_for_the_grace_and_no_longer() {
     scene.stub.silent(false);
     sleep(seconds(1_000)).await;
     assert_eq!(watch.why(), None, "it is over in time");
+}
+
+#[test]
+fn leases_are_counted_while_they_are_held() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let counted = || {
+        let text = recorder.handle().render();
+        let line = text.lines().find(|line| line.starts_with("kube_fanout_auth_leases "));
+        line.and_then(|line| line.rsplit(' ').next()).map(str::to_owned)
+    };
+    let scenario = async {
+        let scene = scene();
+        let watches = [scene.watch("ada", &pods(1)).await, scene.watch("ada", &pods(1)).await];
+        let other = scene.watch("ada", &pods(2)).await;
+        assert_eq!(counted().as_deref(), Some("2"), "two watches have one");
+        scene.stub.deny("ada", "t1");
+        until(&watches[0].over()).await;
+        drop((watches, other));
+        sleep(seconds(1)).await;
+        assert_eq!(counted().as_deref(), Some("0"));
+    };
+    metrics::with_local_recorder(&recorder, || {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime").block_on(scenario);
+    });
 }

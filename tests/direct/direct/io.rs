@@ -92,6 +92,11 @@ impl Trust {
         Self::of(path, |builder| builder.with_client_auth_cert(chain, key.into()).expect("a certificate and its key"))
     }
 
+    /// For a handshake that is made by hand.
+    pub fn config(&self) -> Arc<ClientConfig> {
+        self.0.clone()
+    }
+
     fn of(path: &Path, finish: impl FnOnce(ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConfig) -> Self {
         let mut roots = RootCertStore::empty();
         let certificate = CertificateDer::from_pem_file(path).expect("the certificate was written");

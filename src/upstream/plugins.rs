@@ -1,0 +1,63 @@
+use std::sync::OnceLock;
+
+use kube_client::config::{ExecConfig, Kubeconfig};
+
+/// A command that runs another one in its place, which stands behind its own arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluginRunner {
+    pub program: String,
+    pub arguments: Vec<String>,
+}
+
+static RUNNER: OnceLock<PluginRunner> = OnceLock::new();
+
+/// Has exec plugins run by this command from now on. A process has one set of limits, and its children have them too: a
+/// plugin is given those that we were started with (R-HOST-2).
+pub fn run_plugins_by(runner: PluginRunner) {
+    // The limits that we were started with are found out once.
+    let _ = RUNNER.set(runner);
+}
+
+/// Has the plugins of a kubeconfig run so.
+pub(super) fn put_runner(kubeconfig: &mut Kubeconfig) {
+    let Some(runner) = RUNNER.get() else { return };
+    let users = kubeconfig.auth_infos.iter_mut().filter_map(|named| named.auth_info.as_mut());
+    users.filter_map(|user| user.exec.as_mut()).for_each(|plugin| runner.put(plugin));
+}
+
+impl PluginRunner {
+    fn put(&self, plugin: &mut ExecConfig) {
+        // One without a command is refused by whoever would run it.
+        let Some(command) = plugin.command.take() else { return };
+        let own = plugin.args.take().unwrap_or_default();
+        plugin.command = Some(self.program.clone());
+        plugin.args = Some(self.arguments.iter().cloned().chain([command]).chain(own).collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_is_run_with_its_own_arguments_behind_the_runners() {
+        let runner = PluginRunner { program: "runner".to_owned(), arguments: vec!["run".to_owned(), "--".to_owned()] };
+        for (plugin, expected) in [
+            ("{command: aws}", Some("runner run -- aws")),
+            ("{command: aws, args: [eks, --, get-token]}", Some("runner run -- aws eks -- get-token")),
+            ("{args: [eks]}", None),
+        ] {
+            let user = format!("users:\n- name: u\n  user:\n    exec: {plugin}\n");
+            let mut kubeconfig = Kubeconfig::from_yaml(&user).expect("a kubeconfig");
+            let user = kubeconfig.auth_infos[0].auth_info.as_mut().expect("it is there");
+            let plugin = user.exec.as_mut().expect("a plugin");
+            runner.put(plugin);
+            let command = plugin.command.take().into_iter();
+            let words: Vec<_> = command.chain(plugin.args.take().unwrap_or_default()).collect();
+            match expected {
+                Some(expected) => assert_eq!(words.join(" "), expected),
+                None => assert_eq!(words, ["eks"], "there is nothing to run"),
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! TLS handshakes of one address without end, and newcomers from another.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::{Answers, EVERY, Field, Latencies, attack, ratio_max, seconds};
+use crate::bed::{Target, say};
+
+/// Who floods, and somebody else.
+const FLOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+/// Connections that the flood has under way at a time.
+const AT_ONCE: usize = 500;
+
+/// Connects from there.
+async fn connect(target: &Target, from: Ipv4Addr) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::from((from, 0)))?;
+    let stream = socket.connect(target.host().parse().expect("an address")).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn name(target: &Target) -> ServerName<'static> {
+    let address: SocketAddr = target.host().parse().expect("an address");
+    address.ip().into()
+}
+
+/// A whole handshake.
+async fn shake(target: &Target, connector: &TlsConnector, from: Ipv4Addr) -> std::io::Result<TlsStream<TcpStream>> {
+    let io = connect(target, from).await?;
+    connector.connect(name(target), io).await
+}
+
+/// A connection, and a question on it that is answered from the cache.
+async fn come(target: &Target, connector: &TlsConnector, path: &str) {
+    let mut io = shake(target, connector, OTHER).await.expect("whoever comes is let in");
+    let (host, token) = (target.host(), &target.identity.token);
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {token}\r\n\r\n");
+    io.write_all(head.as_bytes()).await.expect("it is open");
+    let mut status = [0; 12];
+    io.read_exact(&mut status).await.expect("an answer");
+    assert_eq!(&status, b"HTTP/1.1 200");
+}
+
+/// The first word of one, which costs its sender nothing, until it is answered.
+async fn begin(target: &Target, hello: &[u8]) -> std::io::Result<()> {
+    let mut io = connect(target, FLOOD).await?;
+    io.write_all(hello).await?;
+    io.read_exact(&mut [0; 1]).await.map(drop)
+}
+
+/// Newcomers, each with a connection of its own, until it is over, in a thread of their own.
+async fn newcomers(target: &Target, path: &str) -> Latencies {
+    let (target, path, until) = (target.clone(), path.to_owned(), Arc::new(AtomicBool::new(false)));
+    let over = until.clone();
+    let thread = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async move {
+            let connector = TlsConnector::from(Arc::new(target.tls()));
+            let mut seen = Vec::new();
+            while !over.load(Ordering::SeqCst) {
+                let began = Instant::now();
+                come(&target, &connector, &path).await;
+                seen.push(began.elapsed().as_secs_f64() * 1e3);
+                tokio::time::sleep(EVERY).await;
+            }
+            seen.sort_by(f64::total_cmp);
+            Latencies(seen)
+        })
+    });
+    tokio::time::sleep(seconds()).await;
+    until.store(true, Ordering::SeqCst);
+    tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("they were let in")
+}
+
+/// What is done for a flood is done in its turns, and a newcomer from elsewhere waits for one of them at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn floods_of_handshakes_hold_up_nobody_from_elsewhere() {
+    let Some(field) = Field::lay("").await else { return };
+    let target = field.healthy();
+    let connector = TlsConnector::from(Arc::new(target.tls()));
+    let mut client = ClientConnection::new(Arc::new(target.tls()), name(&target)).expect("a client");
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).expect("in memory");
+    let path = format!("{}?resourceVersion=0", field.pod);
+    newcomers(&target, &path).await;
+    for is_whole in [true, false] {
+        let what = if is_whole { "whole handshakes" } else { "handshakes that are only begun" };
+        let alone = newcomers(&target, &path).await;
+        let (over, answers) = (AtomicBool::new(false), Answers::default());
+        let coming = async {
+            let seen = newcomers(&target, &path).await;
+            over.store(true, Ordering::SeqCst);
+            seen
+        };
+        let blow = |_, _, answers: Answers| async {
+            let is_answered = match is_whole {
+                true => shake(&target, &connector, FLOOD).await.is_ok(),
+                false => begin(&target, &hello).await.is_ok(),
+            };
+            answers.put(if is_answered { "answered" } else { "ended" });
+            drop(answers);
+        };
+        let cpu = field.proxy.cpu_seconds();
+        let (under, ()) = tokio::join!(coming, attack(AT_ONCE, &over, &answers, blow));
+        let cpu = field.proxy.cpu_seconds() - cpu;
+        let ratio = under.at(0.99) / alone.at(0.99);
+        say(&format!("{what}: alone {alone}; under attack {under}; p99 × {ratio:.1}; {cpu:.1} s of CPU; {answers}"));
+        field.proxy.assert_sound();
+        assert!(under.0.len() > 5, "{what}: newcomers were not let in");
+        assert!(answers.count() > AT_ONCE, "{what}: there was no flood");
+        assert!(ratio_max() == 0.0 || ratio <= ratio_max(), "{what}: p99 × {ratio:.1}");
+    }
+}

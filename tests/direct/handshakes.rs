@@ -1,0 +1,114 @@
+//! Connections and TLS handshakes without end: they hold up nobody who comes from elsewhere, and whoever comes is let
+//! in (R-THREAT-10).
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream as StdTcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
+use socket2::{Domain, Socket, Type};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::direct::{Dir, Listening, Trust, within};
+
+/// Who floods, and somebody else.
+const FLOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+/// Less than a second, after which a connection is tried again that there was no room for.
+const SOON: Duration = Duration::from_millis(900);
+
+/// A listener with TLS.
+struct Gateway {
+    _listening: Listening,
+    address: SocketAddr,
+    trust: Trust,
+    _dir: Dir,
+}
+
+impl Gateway {
+    async fn open() -> Self {
+        let (dir, names) = (Dir::new(), vec!["127.0.0.1".to_owned()]);
+        let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
+        let trust = Trust::in_file(&dir.file("ca.pem", tls.self_signed_pem().expect("we made it")));
+        let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+        let address = listener.local_address().expect("it is bound").to_string().parse().expect("an address");
+        // However slow the machine is: what is asserted is who is let in, and in which order.
+        let limits = ConnectionLimits { handshake_max: Duration::from_secs(3600), ..ConnectionLimits::default() };
+        Self { _listening: Listening::start(listener, Some(tls), limits), address, trust, _dir: dir }
+    }
+
+    fn name(&self) -> ServerName<'static> {
+        self.address.ip().into()
+    }
+
+    /// A connection from there, at once: the listener has no say in that.
+    fn connect(&self, from: Ipv4Addr) -> StdTcpStream {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.bind(&SocketAddr::from((from, 0)).into()).expect("an address of this machine");
+        socket.connect(&self.address.into()).expect("it listens");
+        socket.set_nonblocking(true).expect("it can be");
+        socket.into()
+    }
+
+    /// One on which a handshake has begun, and goes no further.
+    fn begun(&self, from: Ipv4Addr) -> StdTcpStream {
+        let mut client = ClientConnection::new(self.trust.config(), self.name()).expect("a client");
+        let mut hello = Vec::new();
+        client.write_tls(&mut hello).expect("in memory");
+        let mut io = self.connect(from);
+        io.write_all(&hello).expect("it has room");
+        io
+    }
+
+    async fn handshake(&self, from: Ipv4Addr) -> TlsStream<TcpStream> {
+        let io = TcpStream::from_std(self.connect(from)).expect("it is polled");
+        let shaken = TlsConnector::from(Arc::clone(&self.trust.config())).connect(self.name(), io);
+        within("a handshake", shaken).await.expect("it is let in")
+    }
+}
+
+/// Whether the other side has said something.
+fn is_answered(io: &StdTcpStream) -> bool {
+    io.peek(&mut [0; 1]).is_ok_and(|bytes| bytes > 0)
+}
+
+/// Nobody accepts yet, and nobody has to come again.
+#[tokio::test]
+async fn whoever_comes_at_once_waits_to_be_accepted() {
+    const COME: usize = 1_000;
+    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+    let address = listener.local_address().expect("it is bound").to_string().parse().expect("an address");
+    let came: Vec<_> = (0..COME).map_while(|_| StdTcpStream::connect_timeout(&address, SOON).ok()).collect();
+    assert_eq!(came.len(), COME);
+}
+
+/// One thread does everything here, so nothing is answered before all of them have asked.
+#[tokio::test]
+async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first() {
+    const HANDSHAKES: usize = 300;
+    let gateway = Gateway::open().await;
+    let flood: Vec<_> = (0..HANDSHAKES).map(|_| gateway.begun(FLOOD)).collect();
+    gateway.handshake(OTHER).await;
+    let before = flood.iter().filter(|io| is_answered(io)).count();
+    assert!(before <= HANDSHAKES / 10, "{before} of the flood went before");
+    for io in flood {
+        let io = TcpStream::from_std(io).expect("it is polled");
+        within("an answer", io.readable()).await.expect("nobody is refused");
+        assert!(is_answered(&io.into_std().expect("it is ours")));
+    }
+}
+
+/// Nodes behind one address come back together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_connections_of_one_source_at_once_are_all_let_in() {
+    const NODES: usize = 2_000;
+    let gateway = Gateway::open().await;
+    let fleet = join_all((0..NODES).map(|_| gateway.handshake(FLOOD))).await;
+    assert_eq!(fleet.len(), NODES);
+}
