@@ -21,6 +21,8 @@ pub enum RequestKind {
     Any,
     Get,
     List,
+    /// A LIST with a field selector; `List` is for it as well.
+    Selection,
     Watch,
     Write,
 }
@@ -111,7 +113,9 @@ impl Switches {
     pub(crate) fn answer(&self, on: RequestKind, kind: Option<usize>) -> Option<(u16, Option<u32>)> {
         let mut answers = self.answers.lock();
         let fits = |answer: &Answer| {
-            (answer.on == RequestKind::Any || answer.on == on) && (answer.kind.is_none() || answer.kind == kind)
+            let is_list = answer.on == RequestKind::List && on == RequestKind::Selection;
+            let is_such = is_list || answer.on == RequestKind::Any || answer.on == on;
+            is_such && (answer.kind.is_none() || answer.kind == kind)
         };
         let at = answers.iter().position(fits)?;
         let answer = &mut answers[at];

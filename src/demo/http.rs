@@ -127,7 +127,12 @@ impl Call {
     ) -> Result<DemoReply, DemoStatus> {
         let kind = &KINDS[at];
         self.check_head(kind)?;
-        self.ordered(if watch { RequestKind::Watch } else { RequestKind::List }, Some(at))?;
+        let kind_of_request = match self.text("fieldSelector") {
+            _ if watch => RequestKind::Watch,
+            "" => RequestKind::List,
+            _ => RequestKind::Selection,
+        };
+        self.ordered(kind_of_request, Some(at))?;
         let form = self.style.form(kind, watch)?;
         let options = self.options()?;
         let fields = match (self.text("fieldSelector"), name) {

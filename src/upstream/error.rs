@@ -92,6 +92,16 @@ impl Error {
         }
     }
 
+    /// Whether the same question may be answered when it is asked later: upstream is away, sheds load, fails, or does
+    /// not know us for a moment. Anything else is its answer.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Broken(_) | Self::Timeout(_) | Self::Credentials(_) => true,
+            Self::Refused(status) => matches!(status.code, 401 | 408 | 429 | 500..),
+            _ => false,
+        }
+    }
+
     /// Whether history before this point is gone (410, `Expired` or `Gone`).
     pub fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_expired())
@@ -103,6 +113,33 @@ impl Error {
             Self::Refused(status) => status.retry_after_seconds().map(u64::from),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_not_taken_for_an_answer() {
+        for (code, may_pass) in [
+            (400, false),
+            (401, true),
+            (403, false),
+            (404, false),
+            (406, false),
+            (408, true),
+            (410, false),
+            (429, true),
+            (500, true),
+            (503, true),
+            (504, true),
+        ] {
+            assert_eq!(Error::Refused(Box::new(Status { code, ..Status::default() })).may_pass(), may_pass, "{code}");
+        }
+        assert!(Error::Timeout(std::time::Duration::ZERO).may_pass());
+        assert!(Error::Credentials("a plugin failed".to_owned()).may_pass());
+        assert!(!Error::EndlessPages.may_pass() && !Error::OverBudget.may_pass());
     }
 }
 

@@ -103,8 +103,8 @@ impl Reflector {
         let historian = Historian { lister: self.lister(), from: reach };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
-            // Upstream is away, so this is tried again when it is back.
-            Err(error @ (Error::Unreachable(_) | Error::Broken(_) | Error::Timeout(_))) => Err(error.into()),
+            // Upstream is away or has too much to do, so this is tried again later, as long as the gap may be mended.
+            Err(error) if error.may_pass() => Err(error.into()),
             // The history was compacted, or cannot be read in this way: nobody can tell any more.
             Err(error) => {
                 tracing::info!(feed = %self.means.upstream.feed.spec.key, %error, "the gap cannot be read back");

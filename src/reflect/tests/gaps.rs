@@ -35,6 +35,24 @@ async fn what_happened_during_a_restart_is_read_back() {
     assert!(scene.said("past") >= 3, "each object's past is asked for");
 }
 
+/// An apiserver that has just started sheds load and asks who we are anew: what it does not say now it says later.
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_back_for_a_moment_is_read_back_then() {
+    for code in [401, 429, 500, 503] {
+        let scene = Scene::of(upstream().pods(3)).await;
+        let history = scene.feed.reader.history();
+        restarts(&scene, seconds(20), |up| {
+            up.create_pod("t1", "new");
+            up.faults().answer(crate::demo::RequestKind::Selection, 2, code, Some(1));
+        })
+        .await;
+        assert!(scene.is_true(), "{code}");
+        assert_eq!((scene.said("mended"), scene.said("new_history")), (1, 0), "{code}");
+        assert_eq!(scene.feed.reader.history(), history, "{code}");
+        assert!(scene.said("past") >= 2, "{code}: asked again: {}", scene.said("past"));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_restart_in_which_nothing_happened_costs_one_list() {
     let scene = Scene::of(upstream().pods(3)).await;
