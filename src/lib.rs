@@ -38,3 +38,6 @@ pub mod demo;
 // As the bench shares none with what it measures.
 #[cfg(feature = "bench")]
 pub mod bench;
+// As what verifies shares none with what it judges.
+#[cfg(feature = "verify")]
+pub mod verify;
