@@ -62,6 +62,10 @@ pub struct Run {
     /// them. Without it, only [`Compacted`] and [`Window`] justify a 410.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_changes: Option<u64>,
+    /// How long a change may take to be delivered to a watch that is open while nothing is broken. Without it, a watch
+    /// that is silent is never late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience_ns: Option<u64>,
 }
 
 /// Where the truth was learnt.
@@ -374,8 +378,13 @@ pub struct Asked {
     pub path: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub query: String,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub encoding: Encoding,
     /// What it was answered; 0 when no answer came.
     pub code: u16,
+    /// Whether it is a client's own request that was passed on, as its user agent tells.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub forwarded: bool,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
