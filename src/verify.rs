@@ -12,6 +12,7 @@ mod record;
 pub use digest::Digest;
 pub use promise::Promise;
 pub use record::{
-    Asked, Call, Compacted, Encoding, End, Ending, Event, EventKind, Fault, Item, Known, Op, Record, Return, Run, Server,
-    Status, Transport, Truth, TruthSource, Verb, Window, WriteVerb, Written,
+    AskedRecord, AskedServer, CallRecord, CompactedRecord, EndRecord, Ending, EventKind, EventRecord, FaultRecord,
+    KnownRecord, Op, ReadVerb, Record, RecordedEncoding, RecordedItem, RecordedStatus, ReturnRecord, RunRecord,
+    Transport, TruthRecord, TruthSource, WindowRecord, WriteVerb, WrittenRecord,
 };

@@ -1,6 +1,7 @@
 //! Digests of objects: whether two contents are the same, in sixteen letters.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::str::FromStr;
 
 use ring::digest::{SHA256, digest};
@@ -10,14 +11,14 @@ use serde_json::Value;
 /// The first 64 bits of a SHA-256. What is compared is one content with the one that should be there, never one with
 /// all others: so few bits tell them apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Digest(u64);
+pub struct Digest(NonZeroU64);
 
 impl Digest {
     /// Of bytes as they are.
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let mut first = [0; 8];
         first.copy_from_slice(&digest(&SHA256, bytes).as_ref()[..8]);
-        Self(u64::from_be_bytes(first))
+        Self(NonZeroU64::new(u64::from_be_bytes(first)).unwrap_or(NonZeroU64::MIN))
     }
 
     /// Of an object's content, however its members are ordered: without `apiVersion` and `kind`, which lists leave
@@ -95,10 +96,11 @@ impl fmt::Debug for Digest {
 }
 
 impl FromStr for Digest {
-    type Err = std::num::ParseIntError;
+    type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        u64::from_str_radix(text, 16).map(Self)
+        let bits = u64::from_str_radix(text, 16).ok().and_then(NonZeroU64::new);
+        bits.map(Self).ok_or("no digest: at most sixteen hexadecimal digits, and not zero")
     }
 }
 
@@ -155,6 +157,8 @@ mod tests {
         let digest = Digest::of_bytes(b"x");
         assert_eq!(digest.to_string().parse(), Ok(digest));
         assert_eq!(serde_json::from_str::<Digest>("\"a1\"").unwrap().to_string(), "a1");
-        assert!(serde_json::from_str::<Digest>("\"no\"").is_err());
+        for wrong in ["\"no\"", "\"0\"", "7"] {
+            assert!(serde_json::from_str::<Digest>(wrong).is_err(), "{wrong}");
+        }
     }
 }

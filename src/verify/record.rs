@@ -1,6 +1,6 @@
 //! A record is one line of what a run wrote down: what clients asked and got, what was written, what is true.
 //!
-//! A line is a JSON object with one member, whose name says what it is: `{"event":{"op":7,"at_ns":1200,…}}`. All times
+//! A line is a JSON object with one member, whose name says what it is: `{"event":{"op":7,"at_ns":12,…}}`. All times
 //! are nanoseconds on one monotonic clock that began with the run; all versions are resource versions. Lines of one
 //! operation are in the order in which they happened; lines of several need not be, for they have times.
 //!
@@ -21,35 +21,35 @@ pub type Op = u64;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Record {
     /// The first line: what was run.
-    Run(Run),
+    Run(RunRecord),
     /// A client asks.
-    Call(Call),
+    Call(CallRecord),
     /// The head of the answer, and all of it where it is no watch.
-    Return(Return),
+    Return(ReturnRecord),
     /// A watch delivers an event.
-    Event(Event),
+    Event(EventRecord),
     /// A watch is over.
-    End(End),
+    End(EndRecord),
     /// Somebody wrote, with the call and what came of it in one line.
-    Written(Written),
+    Written(WrittenRecord),
     /// A change that happened, or an object of the state that the truth begins with.
-    Truth(Truth),
+    Truth(TruthRecord),
     /// How far the truth is whole.
-    Known(Known),
+    Known(KnownRecord),
     /// The store may have forgotten history.
-    Compacted(Compacted),
+    Compacted(CompactedRecord),
     /// The server may have forgotten history.
-    Window(Window),
+    Window(WindowRecord),
     /// Something was broken for a time.
-    Fault(Fault),
+    Fault(FaultRecord),
     /// A request that the server sent to its own upstream.
-    Asked(Asked),
+    Asked(AskedRecord),
 }
 
 /// What was run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Run {
+pub struct RunRecord {
     pub seed: u64,
     /// The server that is judged.
     pub url: String,
@@ -59,7 +59,7 @@ pub struct Run {
     /// The command that repeats the run.
     pub command: String,
     /// The server says that it holds at least so many last changes of each resource, whatever it has forgotten beyond
-    /// them. Without it, only [`Compacted`] and [`Window`] justify a 410.
+    /// them. Without it, only [`CompactedRecord`] and [`WindowRecord`] justify a 410.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_changes: Option<u64>,
     /// How long a change may take to be delivered to a watch that is open while nothing is broken. Without it, a watch
@@ -82,18 +82,18 @@ pub enum TruthSource {
 /// A client asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Call {
+pub struct CallRecord {
     pub op: Op,
     pub client: u32,
     pub at_ns: u64,
-    pub verb: Verb,
+    pub verb: ReadVerb,
     /// As it was sent: `/api/v1/namespaces/a/configmaps`.
     pub path: String,
     /// As it was sent, without the question mark.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub query: String,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub encoding: Encoding,
+    pub encoding: RecordedEncoding,
     #[serde(default, skip_serializing_if = "is_default")]
     pub transport: Transport,
     /// The operation that this one goes on from: of a watch, the list or the watch whose version it names; of a page,
@@ -101,13 +101,13 @@ pub struct Call {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumes: Option<Op>,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub server: Server,
+    pub server: AskedServer,
 }
 
 /// What is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verb {
+pub enum ReadVerb {
     #[default]
     Get,
     List,
@@ -117,7 +117,7 @@ pub enum Verb {
 /// In what form objects are asked for, and come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Encoding {
+pub enum RecordedEncoding {
     #[default]
     Json,
     Protobuf,
@@ -141,7 +141,7 @@ pub enum Transport {
 /// Who is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Server {
+pub enum AskedServer {
     /// The server that is judged.
     #[default]
     Subject,
@@ -152,7 +152,7 @@ pub enum Server {
 /// The answer's head, and all of it where it is no watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Return {
+pub struct ReturnRecord {
     pub op: Op,
     pub at_ns: u64,
     /// 0 when no answer came: the connection broke, or the client gave up.
@@ -162,10 +162,10 @@ pub struct Return {
     pub version: Option<u64>,
     /// What the answer's `Content-Type` says, where it is not what was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub encoding: Option<Encoding>,
+    pub encoding: Option<RecordedEncoding>,
     /// In the order of the answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub items: Vec<Item>,
+    pub items: Vec<RecordedItem>,
     /// Whether the answer has a continue token, so that more pages follow.
     #[serde(default, skip_serializing_if = "is_default")]
     pub more: bool,
@@ -173,13 +173,13 @@ pub struct Return {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining: Option<u64>,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub status: Status,
+    pub status: RecordedStatus,
 }
 
 /// An object of a list, or of a GET.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Item {
+pub struct RecordedItem {
     pub key: String,
     pub version: u64,
     /// Of its content; none where the encoding could not be read.
@@ -193,7 +193,7 @@ pub struct Item {
 /// What a `Status` says, in an answer or an ERROR event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Status {
+pub struct RecordedStatus {
     #[serde(skip_serializing_if = "is_default")]
     pub code: u16,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -208,7 +208,7 @@ pub struct Status {
 /// A watch delivers an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Event {
+pub struct EventRecord {
     pub op: Op,
     pub at_ns: u64,
     #[serde(rename = "type")]
@@ -230,7 +230,7 @@ pub struct Event {
     pub initial_end: bool,
     /// Of an error.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub status: Status,
+    pub status: RecordedStatus,
 }
 
 /// The types of watch events, and of changes.
@@ -248,7 +248,7 @@ pub enum EventKind {
 /// A watch is over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct End {
+pub struct EndRecord {
     pub op: Op,
     pub at_ns: u64,
     pub how: Ending,
@@ -272,7 +272,7 @@ pub enum Ending {
 /// Somebody wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Written {
+pub struct WrittenRecord {
     pub call_ns: u64,
     pub return_ns: u64,
     pub verb: WriteVerb,
@@ -299,7 +299,7 @@ pub enum WriteVerb {
 /// A change that happened, or an object of the state that the truth begins with, which is ADDED at its own version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Truth {
+pub struct TruthRecord {
     pub resource: String,
     pub key: String,
     /// Of a deletion, the deletion's.
@@ -327,7 +327,7 @@ pub struct Truth {
 /// more, and what they say holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Known {
+pub struct KnownRecord {
     pub resource: String,
     pub from: u64,
     pub to: u64,
@@ -337,7 +337,7 @@ pub struct Known {
 /// The store may have forgotten everything before a version, except the state there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Compacted {
+pub struct CompactedRecord {
     pub version: u64,
     /// When it was asked to, or the last time at which it was known not to have done so.
     pub at_ns: u64,
@@ -346,7 +346,7 @@ pub struct Compacted {
 /// The server need not know changes at or below a version, for it began there or says that it has let go of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Window {
+pub struct WindowRecord {
     /// Empty for all resources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub resource: String,
@@ -358,7 +358,7 @@ pub struct Window {
 /// Something was broken for a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fault {
+pub struct FaultRecord {
     pub name: String,
     pub from_ns: u64,
     pub to_ns: u64,
@@ -372,14 +372,14 @@ pub struct Fault {
 /// A request that the server sent to its own upstream, as a relay between them saw it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct AskedRecord {
     pub at_ns: u64,
-    pub verb: Verb,
+    pub verb: ReadVerb,
     pub path: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub query: String,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub encoding: Encoding,
+    pub encoding: RecordedEncoding,
     /// What it was answered; 0 when no answer came.
     pub code: u16,
     /// Whether it is a client's own request that was passed on, as its user agent tells.
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_line_reads_as_what_was_written_and_says_no_more_than_it_must() {
-        let event = Event { op: 7, at_ns: 1200, key: "a/b".into(), version: 5, ..Event::default() };
+        let event = EventRecord { op: 7, at_ns: 1200, key: "a/b".into(), version: 5, ..EventRecord::default() };
         let line = serde_json::to_string(&Record::Event(event.clone())).unwrap();
         assert_eq!(line, r#"{"event":{"op":7,"at_ns":1200,"type":"ADDED","key":"a/b","version":5}}"#);
         assert_eq!(serde_json::from_str::<Record>(&line).unwrap(), Record::Event(event));
