@@ -35,9 +35,11 @@ pub mod app;
 // Beside the layers: the demo upstream shares no logic with what it is served through.
 #[cfg(feature = "demo")]
 pub mod demo;
-// As the bench shares none with what it measures.
+// What stands outside of the proxy as well, and talks to it: as the bench, which shares no logic with what it measures.
 #[cfg(feature = "bench")]
 pub mod bench;
+#[cfg(feature = "probe")]
+pub mod probe;
 // As what verifies shares none with what it judges.
 #[cfg(feature = "verify")]
 pub mod verify;

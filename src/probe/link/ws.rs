@@ -10,18 +10,18 @@ use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer};
-use crate::bench::target::Target;
+use crate::probe::target::Target;
 
 /// The connection until it becomes a WebSocket, which it does once.
 #[derive(Clone)]
-pub(in crate::bench) struct WebSocketSender {
+pub(crate) struct WebSocketSender {
     io: Arc<Mutex<Option<Io>>>,
     authority: String,
     origin: String,
 }
 
 /// An open WebSocket; a message is a frame of the watch.
-pub(in crate::bench) struct Messages(WebSocketStream<Io>);
+pub(crate) struct Messages(WebSocketStream<Io>);
 
 pub(super) fn open(io: Io, target: &Target) -> OpenedLink {
     let (authority, origin) = (target.authority().to_owned(), target.origin());

@@ -9,11 +9,11 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::Mutex;
 
 use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer};
-use crate::bench::target::Target;
+use crate::probe::target::Target;
 
 /// One request at a time, as HTTP/1.1 has it.
 #[derive(Clone)]
-pub(in crate::bench) struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
+pub(crate) struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
 
 pub(super) async fn open(io: Io, _: &Target) -> Result<OpenedLink, LinkError> {
     let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;

@@ -7,7 +7,7 @@ const PREFIX: usize = 4;
 
 /// How a stream is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(crate) enum Framing {
     /// Ends with a newline.
     Lines,
     /// Begins with its length, four bytes, the most significant first.
@@ -18,21 +18,21 @@ pub(super) enum Framing {
 
 /// Cuts chunks into frames; copies only what spans two chunks.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(crate) struct Frames {
     framing: Framing,
     partial: Vec<u8>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooLong;
+pub(crate) struct TooLong;
 
 impl Frames {
-    pub(super) fn new(framing: Framing) -> Self {
+    pub(crate) fn new(framing: Framing) -> Self {
         Self { framing, partial: Vec::new() }
     }
 
     /// Hands out every frame that is complete, without what delimits it.
-    pub(super) fn feed(&mut self, chunk: &[u8], each: impl FnMut(&[u8])) -> Result<(), TooLong> {
+    pub(crate) fn feed(&mut self, chunk: &[u8], each: impl FnMut(&[u8])) -> Result<(), TooLong> {
         match self.framing {
             Framing::Lines => self.lines(chunk, each),
             Framing::Lengths => self.lengths(chunk, each),
