@@ -1,5 +1,5 @@
-//! A server as whoever stands outside of it sees it: where it is, who asks, connections, frames, short requests. What the
-//! bench measures with and `verify` judges with.
+//! A server as whoever stands outside of it sees it: where it is, who asks, connections, frames, short requests. What
+//! the bench measures with and `verify` judges with.
 //!
 //! **Invariant:** it knows nothing of what it is connected to, and shares nothing with how the proxy talks upstream.
 
@@ -10,7 +10,7 @@ mod progress;
 mod protocol;
 mod target;
 
-pub(crate) use caller::ShortClient;
+pub(crate) use caller::{ShortClient, ShortReply};
 pub(crate) use frames::{Frames, Framing};
 pub(crate) use link::{AnswerBody, Driver, LinkError, OpenedLink, PendingAnswer, Sender, Windows, open};
 pub use progress::ProgressLine;

@@ -44,6 +44,11 @@ impl Frames {
         }
     }
 
+    /// Whether all that came was frames that are complete.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.partial.is_empty()
+    }
+
     fn lines(&mut self, chunk: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), TooLong> {
         let mut rest = chunk;
         while let Some(at) = memchr(b'\n', rest) {
@@ -131,6 +136,15 @@ mod tests {
             }
         }
         assert_eq!(cut(Framing::Messages, b"whole", 5, 1), [b"whole"]);
+    }
+
+    #[test]
+    fn what_is_left_of_a_frame_is_told() {
+        let mut frames = Frames::new(Framing::Lines);
+        for (chunk, is_whole) in [("one\nt", false), ("wo\n", true)] {
+            frames.feed(chunk.as_bytes(), |_| ()).unwrap();
+            assert_eq!(frames.is_whole(), is_whole, "{chunk:?}");
+        }
     }
 
     #[test]

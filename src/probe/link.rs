@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, lookup_host};
 use tokio::time::timeout;
@@ -74,6 +74,7 @@ pub(crate) enum Sender {
 /// An answer whose body is still to come.
 pub(crate) struct PendingAnswer {
     pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
     pub(crate) body: AnswerBody,
 }
 
@@ -81,6 +82,8 @@ pub(crate) enum AnswerBody {
     H1(hyper::body::Incoming),
     H2(::h2::RecvStream),
     Ws(Box<ws::Messages>),
+    /// What a server says that opens no WebSocket.
+    Refusal(Option<Bytes>),
 }
 
 /// Dials and shakes hands.
@@ -146,6 +149,7 @@ impl AnswerBody {
             Self::H1(body) => h1::chunk(body).await,
             Self::H2(body) => h2::chunk(body).await,
             Self::Ws(messages) => messages.next().await,
+            Self::Refusal(text) => text.take().map(Ok),
         }
     }
 

@@ -44,9 +44,10 @@ pub struct Target {
     authority: String,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     authorization: Option<HeaderValue>,
+    agent: HeaderValue,
 }
 
-const AGENT: HeaderValue = HeaderValue::from_static("kube-fanout-bench");
+const AGENT: &str = "kube-fanout-bench";
 
 impl TargetCredentials {
     /// The server that the kubeconfig names.
@@ -89,7 +90,8 @@ impl TargetCredentials {
         let shown = secure || self.token_file.is_some();
         let authorization = if shown { authorization(&config).await? } else { None };
         let authority = format!("{}:{port}", authority.host());
-        Ok(Target { url: url.trim_end_matches('/').to_owned(), authority, tls, authorization })
+        let (url, agent) = (url.trim_end_matches('/').to_owned(), HeaderValue::from_static(AGENT));
+        Ok(Target { url, authority, tls, authorization, agent })
     }
 
     fn config(&self, uri: &Uri) -> Result<Config, TargetError> {
@@ -151,6 +153,13 @@ impl Target {
         &self.url
     }
 
+    /// The same server, asked by a program of that name.
+    #[must_use]
+    pub fn by(mut self, agent: &'static str) -> Self {
+        self.agent = HeaderValue::from_static(agent);
+        self
+    }
+
     /// Where a page would come from that this server had sent.
     pub(crate) fn origin(&self) -> String {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.authority)
@@ -172,7 +181,7 @@ impl Target {
     pub(crate) fn request(&self, ask: &Ask<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let uri = if absolute { format!("{scheme}://{}{}", self.authority, ask.path) } else { ask.path.to_owned() };
-        let mut request = Request::builder().method(ask.method.clone()).uri(uri).header(USER_AGENT, AGENT);
+        let mut request = Request::builder().method(ask.method.clone()).uri(uri).header(USER_AGENT, &self.agent);
         if !ask.accept.is_empty() {
             request = request.header(ACCEPT, ask.accept);
         }

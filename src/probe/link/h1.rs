@@ -27,7 +27,7 @@ impl H1Sender {
         sender.ready().await?;
         let response = sender.send_request(request.map(|()| Full::new(body))).await?;
         let (head, body) = response.into_parts();
-        Ok(PendingAnswer { status: head.status, body: AnswerBody::H1(body) })
+        Ok(PendingAnswer { status: head.status, headers: head.headers, body: AnswerBody::H1(body) })
     }
 
     pub(super) fn is_closed(&self) -> bool {

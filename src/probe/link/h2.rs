@@ -27,7 +27,7 @@ impl H2Sender {
             stream.send_data(body, true)?;
         }
         let (head, body) = response.await?.into_parts();
-        Ok(PendingAnswer { status: head.status, body: AnswerBody::H2(body) })
+        Ok(PendingAnswer { status: head.status, headers: head.headers, body: AnswerBody::H2(body) })
     }
 }
 

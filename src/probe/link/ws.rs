@@ -47,10 +47,15 @@ impl WebSocketSender {
         let key = http::HeaderValue::try_from(generate_key()).map_err(http::Error::from)?;
         head.headers.insert(SEC_WEBSOCKET_KEY, key);
         match tokio_tungstenite::client_async(Request::from_parts(head, ()), io).await {
-            Ok((stream, _)) => {
-                Ok(PendingAnswer { status: http::StatusCode::OK, body: AnswerBody::Ws(Box::new(Messages(stream))) })
+            Ok((stream, answer)) => {
+                let (status, body) = (http::StatusCode::OK, AnswerBody::Ws(Box::new(Messages(stream))));
+                Ok(PendingAnswer { status, headers: answer.into_parts().0.headers, body })
             }
-            Err(Error::Http(response)) => Err(LinkError::Ws(format!("refused: {}", response.status()))),
+            Err(Error::Http(answer)) => {
+                let (head, text) = answer.into_parts();
+                let body = AnswerBody::Refusal(text.map(Bytes::from));
+                Ok(PendingAnswer { status: head.status, headers: head.headers, body })
+            }
             Err(error) => Err(LinkError::Ws(error.to_string())),
         }
     }
