@@ -7,6 +7,8 @@ use clap::{CommandFactory, Parser};
 use kube_fanout::app::{self, Bound, Inherited};
 #[cfg(feature = "bench")]
 use kube_fanout::config::BenchArguments;
+#[cfg(feature = "verify")]
+use kube_fanout::config::VerifyArguments;
 use kube_fanout::config::{self, Arguments, Command, ConfigCommand, Log, Serve, ServeArguments};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
@@ -18,6 +20,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// `sysexits.h`: wrong usage, wrong configuration.
 const EX_USAGE: u8 = 64;
 const EX_CONFIG: u8 = 78;
+/// Of `verify`: nothing can be said.
+#[cfg(feature = "verify")]
+const VOID: u8 = 2;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -35,6 +40,8 @@ fn main() -> ExitCode {
         Command::Demo { pods, rate, watches, seconds } => demo(app::demo::Options { pods, rate, watches, seconds }),
         #[cfg(feature = "bench")]
         Command::Bench(arguments) => bench(*arguments),
+        #[cfg(feature = "verify")]
+        Command::Verify(arguments) => verify(*arguments),
         Command::Config { command } => config(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "kube-fanout", &mut std::io::stdout());
@@ -130,6 +137,27 @@ fn bench(arguments: BenchArguments) -> ExitCode {
         match bench.run(Box::pin(shutdown)).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(1, &error),
+        }
+    })
+}
+
+#[cfg(feature = "verify")]
+fn verify(arguments: VerifyArguments) -> ExitCode {
+    #[allow(clippy::disallowed_methods, reason = "not read, but recorded with the results as it was typed")]
+    let command = std::env::args().collect();
+    let verification = match app::verify::Verification::of(arguments, command) {
+        Ok(verification) => verification,
+        Err(problems) => return fail(EX_USAGE, &problems.join("\n")),
+    };
+    start_log(&Log { level: "warn".to_owned(), json: false });
+    block_on(async {
+        let shutdown = match shutdown() {
+            Ok(shutdown) => shutdown,
+            Err(error) => return fail(VOID, &error),
+        };
+        match verification.run(Box::pin(shutdown)).await {
+            Ok(code) => ExitCode::from(code),
+            Err(error) => fail(VOID, &error),
         }
     })
 }

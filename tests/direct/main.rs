@@ -56,3 +56,4 @@ mod tls;
 mod transactions;
 mod unread;
 mod upgrade;
+mod verify;

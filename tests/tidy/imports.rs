@@ -23,7 +23,7 @@ const BESIDE: [(&str, &[&str]); 5] = [
     ("bench", &["base", "kube", "net", "probe", "wire"]),
     ("probe", &["base", "kube"]),
     // And what verifies shares less still: not even how frames and objects are read.
-    ("verify", &["base", "kube", "net"]),
+    ("verify", &["base", "kube", "net", "probe"]),
     ("main", &["app", "config"]),
 ];
 
