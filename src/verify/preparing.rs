@@ -12,13 +12,11 @@ use super::VerifyError;
 use super::client::{ClientConnection, QueryText, accept, encoding_of, status};
 use super::record::{RecordedEncoding, Transport};
 use super::scene::Notes;
-use super::world::{VerifiedResource, World};
+use super::world::{OWN_GROUP, VerifiedResource, World};
 use crate::base::Tasks;
 use crate::probe::{ShortClient, ShortReply, Target};
 
 const JSON: &str = "application/json";
-/// The group of what verify brings with it: a custom resource is stored as JSON whatever the apiserver's flags are.
-const OWN_GROUP: &str = "verify.kube-fanout.io";
 const OWN: (&str, &str, &str) = ("samples", "sample", "Sample");
 /// A definition is served within seconds.
 const SERVED_WITHIN: Duration = Duration::from_secs(60);

@@ -13,6 +13,8 @@ const AROUND_NS: u64 = 400_000_000;
 /// A violation may be shown by records far apart: then its end is shown.
 const SPAN_NS_MAX: u64 = 15_000_000_000;
 const ROWS_MAX: usize = 40;
+/// What the line of a request begins with.
+const CALL: &str = "{\"call\"";
 const MARKS_MAX: usize = 6_000;
 const WIDTH: f64 = 1100.0;
 const LEFT: f64 = 190.0;
@@ -57,7 +59,10 @@ pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Resu
             shown.push((number, text.to_owned(), time(record)));
         }
     })?;
-    let Some(span) = Span::around(shown.iter().filter_map(|(.., at)| *at)) else { return Ok(String::new()) };
+    // What was asked may be long ago; what came of it shows the violation.
+    let answers = shown.iter().filter(|(_, text, _)| !text.starts_with(CALL)).filter_map(|(.., at)| *at);
+    let span = Span::around(answers).or_else(|| Span::around(shown.iter().filter_map(|(.., at)| *at)));
+    let Some(span) = span else { return Ok(String::new()) };
     let mut drawing = Drawing { span, lines, op, calls: HashMap::new(), marks: Vec::new(), faults: Vec::new() };
     each(record, |number, text, record| drawing.take(number, text, record))?;
     let mut out = "<h2>Around the first violation</h2>\n<div class=\"wide\">".to_owned();

@@ -26,6 +26,8 @@ pub(super) struct World {
 
 /// Names of namespaces begin so.
 const NAMESPACE: &str = "kube-fanout-verify";
+/// The group of what verify brings with it: a custom resource is stored as JSON whatever the apiserver's flags are.
+pub(super) const OWN_GROUP: &str = "verify.kube-fanout.io";
 /// What distinguishes them. Some are beginnings of others: whoever compares by prefix confuses them.
 const ENDS: [&str; 6] = ["", "-a", "-a-b", "-b", "a", "-c"];
 /// Labels that selectors ask for.
@@ -84,6 +86,15 @@ impl World {
     /// Namespace and name of the `n`-th object.
     pub(super) fn object(&self, n: usize) -> (&str, String) {
         (&self.namespaces[n % self.namespaces.len()], format!("{OBJECT}{n}"))
+    }
+
+    /// Where the resource keeps what it is about, as far as that may be anything: content besides the metadata.
+    pub(super) fn content(&self) -> Option<&'static str> {
+        match (self.resource.group.as_str(), self.resource.plural.as_str()) {
+            ("", "configmaps") => Some("data"),
+            (OWN_GROUP, _) => Some("spec"),
+            _ => None,
+        }
     }
 
     /// Whether an object of that name was made by a run.

@@ -141,10 +141,20 @@ impl Writer {
             "kind": world.resource.kind,
             "metadata": {"name": name, "namespace": namespace, "labels": labels, "annotations": {PAYLOAD: payload}},
         });
+        self.fill(&mut object, payload);
         if let Some(version) = version {
             object["metadata"]["resourceVersion"] = json!(version.to_string());
         }
         object
+    }
+
+    /// Content besides the metadata, with characters that encoders write in several ways.
+    fn fill(&self, object: &mut Value, payload: &str) {
+        if let Some(place) = self.scene.world.content() {
+            let (number, _) = payload.split_once('-').unwrap_or((payload, ""));
+            object[place] =
+                json!({"written": number, "odd": format!("<a href=\"&\">\u{2028}\u{e9}\u{1f980}\n{number}")});
+        }
     }
 
     async fn create(&self, n: usize, labels: &[(&str, &str)], payload: &str) -> Standing {
@@ -159,7 +169,8 @@ impl Writer {
     async fn patch(&self, n: usize, labels: &[(&str, &str)], payload: &str) -> Standing {
         let mut wanted: Map<_, _> = World::label_keys().map(|key| (key.to_owned(), Value::Null)).into_iter().collect();
         wanted.extend(labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))));
-        let patch = json!({"metadata": {"labels": wanted, "annotations": {PAYLOAD: payload}}});
+        let mut patch = json!({"metadata": {"labels": wanted, "annotations": {PAYLOAD: payload}}});
+        self.fill(&mut patch, payload);
         standing(self.send(WriteVerb::Patch, n, patch, None).await)
     }
 

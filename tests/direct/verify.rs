@@ -24,6 +24,8 @@ enum Lie {
     Repeat,
     /// Nothing comes any more.
     Silence,
+    /// The stream ends in the middle of the line, as if that were its end.
+    Tear,
 }
 
 /// Of the changes that pass, the one that is lied about.
@@ -80,6 +82,10 @@ fn lying(
                     Lie::Silence if nth > VICTIM => 0,
                     _ => 1,
                 };
+                if lie == Lie::Tear && is_victim {
+                    let half = line[..line.len() / 2].to_vec();
+                    return drop(lines.send(Ok(Frame::data(half.into()))).await);
+                }
                 for _ in 0..times {
                     if lines.send(Ok(Frame::data(line.clone().into()))).await.is_err() {
                         return;
@@ -127,14 +133,15 @@ async fn the_proxy_is_found_to_keep_its_promises() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_drops_or_repeats_one_line_of_a_watch_or_falls_silent_is_found_and_shown() {
+async fn whoever_drops_repeats_or_tears_a_line_of_a_watch_or_falls_silent_is_found_and_shown() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     let json = ["--encodings", "json", "--duration", "5s", "--rate", "100"];
     let honest = relay(&app.url(), Lie::None).await;
     let output = verify(&honest.url(), &up.url(), &Dir::new(), &json).await;
     assert_eq!(output.code, Some(0), "the relay itself is clean: {}{}", output.stdout, output.stderr);
-    for (lie, promise) in [(Lie::Drop, "Reliable"), (Lie::Repeat, "Unique"), (Lie::Silence, "Reliable")] {
+    let lies = [(Lie::Drop, "Reliable"), (Lie::Repeat, "Unique"), (Lie::Silence, "Reliable"), (Lie::Tear, "Reliable")];
+    for (lie, promise) in lies {
         let (dir, liar) = (Dir::new(), relay(&app.url(), lie).await);
         let output = verify(&liar.url(), &up.url(), &dir, &json).await;
         assert_eq!(output.code, Some(1), "{lie:?}: {}{}", output.stdout, output.stderr);

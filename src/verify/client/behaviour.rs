@@ -112,7 +112,8 @@ impl WatchLength {
     pub(in crate::verify) fn draw(rng: &mut fastrand::Rng) -> Self {
         let (timeout_seconds, cut) = (rng.u32(2..=8), between(rng, Duration::from_millis(200), Duration::from_secs(6)));
         match rng.u8(..8) {
-            0 => Self::default(),
+            // One without a time of its own is left all the same: nobody would go on from it before the end of the run.
+            0 => Self { cut: Some(3 * cut), ..Self::default() },
             1..=3 => Self { cut: Some(cut), ..Self::default() },
             4..=6 => Self { timeout_seconds: Some(timeout_seconds), ..Self::default() },
             _ => Self { timeout_seconds: Some(timeout_seconds), cut: Some(cut) },
