@@ -20,7 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// `sysexits.h`: wrong usage, wrong configuration.
 const EX_USAGE: u8 = 64;
 const EX_CONFIG: u8 = 78;
-/// Of `verify`: nothing can be said.
+/// The exit code of a `verify` that can say nothing.
 #[cfg(feature = "verify")]
 const VOID: u8 = 2;
 

@@ -139,7 +139,7 @@ impl Judging {
     }
 }
 
-/// So much must have happened for a run to say anything.
+/// What must have happened for a run to say anything.
 fn requirements(events_min: u64, faults: bool) -> Requirements {
     let least = Counts { events: events_min, writes: 1, faults: u64::from(faults), ..Counts::default() };
     Requirements { least, judged: [Promise::Ordered, Promise::Reliable].into() }

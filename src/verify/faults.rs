@@ -20,7 +20,7 @@ use crate::base::now_ns;
 const COMMAND_MAX: Duration = Duration::from_secs(120);
 /// What a command does may outlast it: an apiserver that it started is not up at once.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Of what a command said last.
+/// As much of what a command said last as is told.
 const SAID_BYTES_MAX: usize = 300;
 
 /// Commands, and how long it is between two of them.

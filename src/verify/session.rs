@@ -26,7 +26,7 @@ const TRUTH_WITHIN: Duration = Duration::from_secs(60);
 /// The state that the truth begins with.
 const STATE_WITHIN: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(250);
-/// Behind what a change may take, so that what takes longer is seen.
+/// The time beyond what a change may take, so that what takes longer is seen.
 const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The record of a run, and what else is to be said about it.

@@ -30,7 +30,7 @@ const CLOSING_TRIES: u32 = 20;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriterPlan {
     pub(super) writers: u32,
-    /// Of all of them together, in a second.
+    /// Writes in a second, of all of them together.
     pub(super) rate: f64,
 }
 

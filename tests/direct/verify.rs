@@ -28,7 +28,7 @@ enum Lie {
     Tear,
 }
 
-/// Of the changes that pass, the one that is lied about.
+/// The change that is lied about, among those that pass.
 const VICTIM: usize = 100;
 
 /// A server in front of another one that relays everything, but for one line.

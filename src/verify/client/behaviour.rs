@@ -11,7 +11,7 @@ pub(in crate::verify) struct Behaviour {
     pub(in crate::verify) server: AskedServer,
     pub(in crate::verify) encoding: RecordedEncoding,
     pub(in crate::verify) transport: Transport,
-    /// Of one namespace, or of all.
+    /// The namespace that it asks about; all of them without it.
     pub(in crate::verify) namespace: Option<String>,
     pub(in crate::verify) labels: Option<String>,
     pub(in crate::verify) fields: Option<String>,
@@ -35,7 +35,7 @@ pub(in crate::verify) enum Role {
     Prober,
 }
 
-/// Of sixteen clients in a row, so that the first ones already do something of everything.
+/// The roles of sixteen clients in a row: the first ones already do something of everything.
 const ROLES: [Role; 16] = [
     Role::Informer,
     Role::Streamer,

@@ -18,7 +18,7 @@ use crate::verify::scene::Scene;
 
 /// A body that is longer is not read: nobody holds so much at once.
 const BODY_BYTES_MAX: usize = 64 << 20;
-/// Of a refusal.
+/// As much of a refusal as is read.
 const REFUSAL_BYTES_MAX: usize = 64 << 10;
 /// After an ERROR event a server closes the stream. Whoever does not is left.
 const AFTER_ERROR: Duration = Duration::from_secs(2);

@@ -41,7 +41,7 @@ struct Range {
     header: Header,
     kvs: Vec<KeyValue>,
     more: bool,
-    /// Of a refusal.
+    /// Why there is nothing else.
     error: String,
 }
 
