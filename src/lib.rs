@@ -39,6 +39,10 @@ pub mod demo;
 #[cfg(feature = "bench")]
 pub mod bench;
 #[cfg(feature = "probe")]
+#[cfg_attr(
+    not(all(feature = "bench", feature = "verify")),
+    allow(dead_code, unused_imports, reason = "each of the two uses a part of it")
+)]
 pub mod probe;
 // As what verifies shares none with what it judges.
 #[cfg(feature = "verify")]
