@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::names::{KeyNumber, Keys, Numbered};
 use super::operation::{Operation, Told};
 use super::promise::Promise;
+use super::reading::HistoryReader;
 use super::record::{
     AskedRecord, AskedServer, CompactedRecord, FaultRecord, Op, ReadVerb, Record, RunRecord, WindowRecord, WriteVerb,
     WrittenRecord,
@@ -59,7 +60,7 @@ impl History {
     /// # Errors
     /// The first line that is no record, or that cannot follow those before it.
     pub fn read(mut from: impl BufRead) -> Result<Self, ReadError> {
-        let mut reading = super::reading::HistoryReader::default();
+        let mut reading = HistoryReader::default();
         let mut text = String::new();
         for line in 1.. {
             text.clear();
@@ -73,6 +74,18 @@ impl History {
             }
         }
         reading.finish()
+    }
+
+    /// The same of records that are at hand, which are numbered as if each were a line.
+    ///
+    /// # Errors
+    /// The first record that cannot follow those before it.
+    pub fn of(records: impl IntoIterator<Item = Record>) -> Result<Self, ReadError> {
+        let mut reader = HistoryReader::default();
+        for (line, record) in (1..).zip(records) {
+            reader.push(record, line).map_err(|what| ReadError { line, what })?;
+        }
+        reader.finish()
     }
 
     /// What a run says of itself.

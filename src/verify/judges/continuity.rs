@@ -97,12 +97,13 @@ fn watch(
             EventKind::Error => break,
         }
     }
-    // Where a watch ends others of the last version may be missing, which is for the next one to bring.
+    // Where a stream breaks amid changes of one version, the rest of them is lost to who goes on from that version.
     let last = held.moment;
     let of_last = view.index_behind(last) - view.index_behind(last.saturating_sub(1));
-    if of_last <= 1 {
-        judge(history, op, truth, view, &held, op.over.map_or(0, |over| over.line), judged)?;
+    if of_last > 1 && held.sum != view.sum_at(last) {
+        return None;
     }
+    judge(history, op, truth, view, &held, op.over.map_or(0, |over| over.line), judged)?;
     Some(held)
 }
 

@@ -1,13 +1,15 @@
 //! `ListSnapshot`: a list is the matching part of the state at its version, in the order of keys.
 
 use super::super::history::History;
+use super::super::names::KeyNumber;
 use super::super::operation::{Answer, Operation, Told};
 use super::super::promise::Promise;
-use super::super::record::ReadVerb;
+use super::super::record::{Op, ReadVerb};
 use super::super::truth::ResourceTruth;
-use super::super::view::{Replay, SelectionView, Sum};
+use super::super::view::{SelectionView, Sum};
 use super::super::violation::Judged;
 use super::difference::{difference, objects};
+use std::collections::{BTreeMap, HashMap};
 
 /// A list or a page is what it says that it is, and a GET is an object that there was.
 pub(super) fn list_snapshot(history: &History) -> Judged {
@@ -34,13 +36,14 @@ pub(super) fn list_snapshot(history: &History) -> Judged {
             }
         }
     }
+    let ends = ends(history);
     closer.sort_by_key(|(view, version, op)| (*view, *version, op.op));
     for of_view in closer.chunk_by(|one, next| one.0 == next.0) {
         let view = &history.views[of_view[0].0];
         let truth = &history.truths[view.truth];
         let mut replay = view.replay(truth);
         for (_, version, op) in of_view {
-            page(history, op, *version, truth, view, &mut replay, &mut judged);
+            page(history, op, replay.at(*version), &ends, truth, view, &mut judged);
         }
     }
     judged
@@ -73,13 +76,23 @@ fn contents(history: &History, op: &Operation, answer: &Answer, truth: &Resource
     }
 }
 
+/// Where the next page of a list begins, by its operation.
+fn ends(history: &History) -> HashMap<Op, KeyNumber> {
+    let lists = history.operations.iter().filter(|op| op.verb == ReadVerb::List);
+    let end = |op: &Operation| {
+        let first = op.ask.as_ref().map(|ask| ask.first.as_str()).filter(|first| !first.is_empty())?;
+        Some((op.resumes?, history.keys.at_or_behind(first)))
+    };
+    lists.filter_map(end).collect()
+}
+
 fn page(
     history: &History,
     op: &Operation,
-    version: u64,
+    state: &BTreeMap<KeyNumber, u32>,
+    ends: &HashMap<Op, KeyNumber>,
     truth: &ResourceTruth,
     view: &SelectionView,
-    replay: &mut Replay<'_>,
     judged: &mut Judged,
 ) {
     let (Some(answer), Some(ask)) = (&op.answer, &op.ask) else { return };
@@ -91,12 +104,16 @@ fn page(
         });
         return;
     }
+    let version = answer.version.unwrap_or_default();
     let first = history.keys.at_or_behind(&ask.first);
-    let state = replay.at(version);
     let rest = || state.range(first..);
-    // Of a page that is followed by others nothing is expected behind its last key.
-    let count =
-        rest().take_while(|(key, _)| !answer.more || items.last().is_some_and(|last| **key <= last.key)).count();
+    // A page reaches to where the next one begins; where nobody asked for that, to its last key.
+    let is_on_it = |key: &KeyNumber| match ends.get(&op.op) {
+        _ if !answer.more => true,
+        Some(end) => key < end,
+        None => items.last().is_some_and(|last| *key <= last.key),
+    };
+    let count = rest().take_while(|(key, _)| is_on_it(key)).count();
     if let Some((expected, got, line)) = difference(history, truth, rest().take(count), objects(items)) {
         judged.violation(op, &[line, answer.line], || {
             (format!("the state at {version}, with {expected}"), format!("a list with {got}"))

@@ -100,6 +100,11 @@ fn a_page_is_part_of_the_state_and_says_what_remains() {
     broken(ListSnapshot, ended[0], ended[1], &[&first("")]);
     let skipped = list(1, token, &answer(17, "a/t 16, a/x 15", ""));
     broken(ListSnapshot, ended[0], ended[1], &[&skipped]);
+    // What follows tells how far a page without objects reaches.
+    let next =
+        list(2, token, &answer(17, "a/s 16, a/t 16", r#","more":true"#)).replace(r#""verb""#, r#""resumes":1,"verb""#);
+    let words = ["the state at 17, with a-b/z of 14", "a list with none of it"];
+    broken(ListSnapshot, words[0], words[1], &[&list(1, "limit=1", &answer(17, "", r#","more":true"#)), &next]);
     let overlap = list(1, token, &answer(17, "a-b/z 14, a/s 16", r#","more":true"#));
     let words = ["the state at 17, with nothing of a-b/z", "a list with a-b/z of 14"];
     broken(ListSnapshot, words[0], words[1], &[&overlap]);
