@@ -28,11 +28,11 @@ fmt-check:
 	$(CARGO) fmt --check
 
 # Everything with the levels of Cargo.toml, and what is shipped with the bans of clippy.toml besides: with the demo and
-# the bench, as nodes run it without them, and with the bench alone.
+# the bench, as nodes run it without them, and with the bench or verify alone.
 .PHONY: clippy
 clippy: ## Lints, as errors
 	$(CARGO) clippy $(LOCKED) --all-targets -- -D warnings
-	for features in demo '' bench; do \
+	for features in demo '' bench verify; do \
 	  $(CARGO) clippy $(LOCKED) --lib --bins --no-default-features --features "$$features" \
 	    -- -D warnings $(BANS:%=-D %); \
 	done
@@ -135,6 +135,12 @@ upgrade: ## From the previous Kubernetes minor: no state of the old release, no 
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 upgrade::
 
 SECONDS ?= 60
+
+.PHONY: verify
+verify: ## Does the proxy keep its promises while the apiserver is killed? Judged by etcd (SECONDS=60 SEED=1)
+	@tests/kube/build.sh
+	VERIFY_SECONDS=$(SECONDS) VERIFY_SEED=$(SEED) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture verify::nothing_is_broken
 
 .PHONY: neighbours
 neighbours: ## Refused requests, unread logs, guessed tokens: the watches of others go on (SECONDS=60 UNREAD=1000)

@@ -19,6 +19,8 @@ mod private_memory;
 mod rights;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "verify")]
+pub mod verify;
 
 use std::io;
 use std::sync::Arc;

@@ -13,19 +13,15 @@
 //! allocation and no lock of its own. What it cannot measure it leaves out, and says so when it was itself the limit.
 
 mod bench_order;
-mod caller;
 mod compare;
 mod fleet;
-mod frames;
 mod lane;
-mod link;
 mod objects;
 mod order;
 mod outcome;
 mod plan;
 mod population;
 mod process;
-mod progress;
 mod recognise;
 mod report;
 mod scenario;
@@ -34,7 +30,6 @@ mod shared;
 mod storm;
 mod stream_outcome;
 mod tally;
-mod target;
 mod text;
 mod watcher;
 mod words;
@@ -47,13 +42,14 @@ pub use order::run;
 pub use outcome::{Figures, RunOutcome};
 pub use plan::{Group, Plan, PlanProblems};
 pub use process::Machine;
-pub use progress::ProgressLine;
 pub use report::html;
 pub use scenario::{SCENARIOS, Scenario, Variant};
 pub use tally::WatchCounts;
-pub use target::{Target, TargetCredentials, TargetError};
 pub use text::render;
-pub use words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WatchProtocol, WriteWith};
+pub use words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WriteWith};
+
+use crate::probe::LinkError;
+pub use crate::probe::{ProgressLine, Target, TargetCredentials, TargetError, WatchProtocol};
 
 /// Why nothing could be measured.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +67,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    fn write(error: &link::LinkError) -> Self {
+    fn write(error: &LinkError) -> Self {
         Self::Write(error.to_string())
     }
 }

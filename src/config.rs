@@ -17,6 +17,8 @@ mod problems;
 mod reference;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "verify")]
+mod verify;
 mod words;
 
 pub use arguments::{Arguments, Command, ConfigCommand, ServeArguments};
@@ -27,6 +29,8 @@ pub use document::TextPosition;
 pub use memory::MemoryLimit;
 pub use problems::Problems;
 pub use reference::{defaults, schema};
+#[cfg(feature = "verify")]
+pub use verify::{JudgeCommand, VerifyArguments, VerifyLoadArguments};
 
 use std::path::PathBuf;
 use std::time::Duration;

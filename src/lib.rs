@@ -35,6 +35,15 @@ pub mod app;
 // Beside the layers: the demo upstream shares no logic with what it is served through.
 #[cfg(feature = "demo")]
 pub mod demo;
-// As the bench shares none with what it measures.
+// What stands outside of the proxy as well, and talks to it: as the bench, which shares no logic with what it measures.
 #[cfg(feature = "bench")]
 pub mod bench;
+#[cfg(feature = "probe")]
+#[cfg_attr(
+    not(all(feature = "bench", feature = "verify")),
+    allow(dead_code, unused_imports, reason = "each of the two uses a part of it")
+)]
+pub mod probe;
+// As what verifies shares none with what it judges.
+#[cfg(feature = "verify")]
+pub mod verify;

@@ -7,6 +7,8 @@ use clap::{CommandFactory, Parser};
 use kube_fanout::app::{self, Bound, Inherited};
 #[cfg(feature = "bench")]
 use kube_fanout::config::BenchArguments;
+#[cfg(feature = "verify")]
+use kube_fanout::config::VerifyArguments;
 use kube_fanout::config::{self, Arguments, Command, ConfigCommand, Log, Serve, ServeArguments};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
@@ -21,6 +23,9 @@ const EX_CONFIG: u8 = 78;
 /// As shells end where a command cannot be run, or there is none.
 const EX_CANNOT_RUN: u8 = 126;
 const EX_NOT_FOUND: u8 = 127;
+/// The exit code of a `verify` that can say nothing.
+#[cfg(feature = "verify")]
+const VOID: u8 = 2;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -38,6 +43,8 @@ fn main() -> ExitCode {
         Command::Demo { pods, rate, watches, seconds } => demo(app::demo::Options { pods, rate, watches, seconds }),
         #[cfg(feature = "bench")]
         Command::Bench(arguments) => bench(*arguments),
+        #[cfg(feature = "verify")]
+        Command::Verify(arguments) => verify(*arguments),
         Command::Config { command } => config(command),
         Command::RunPlugin { open_files, command } => {
             let error = app::run_plugin(open_files, &command);
@@ -137,6 +144,27 @@ fn bench(arguments: BenchArguments) -> ExitCode {
         match bench.run(Box::pin(shutdown)).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(1, &error),
+        }
+    })
+}
+
+#[cfg(feature = "verify")]
+fn verify(arguments: VerifyArguments) -> ExitCode {
+    #[allow(clippy::disallowed_methods, reason = "not read, but recorded with the results as it was typed")]
+    let command = std::env::args().collect();
+    let verification = match app::verify::Verification::of(arguments, command) {
+        Ok(verification) => verification,
+        Err(problems) => return fail(EX_USAGE, &problems.join("\n")),
+    };
+    start_log(&Log { level: "warn".to_owned(), json: false });
+    block_on(async {
+        let shutdown = match shutdown() {
+            Ok(shutdown) => shutdown,
+            Err(error) => return fail(VOID, &error),
+        };
+        match verification.run(Box::pin(shutdown)).await {
+            Ok(code) => ExitCode::from(code),
+            Err(error) => fail(VOID, &error),
         }
     })
 }

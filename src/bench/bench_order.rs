@@ -1,5 +1,5 @@
 use super::scenario::Variant;
-use super::target::TargetCredentials;
+use crate::probe::TargetCredentials;
 
 /// A server that is measured.
 #[derive(Clone, Debug, Default)]

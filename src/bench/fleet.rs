@@ -9,9 +9,9 @@ use super::lane::{LoadConnection, companion};
 use super::plan::{ObjectGroup, Plan};
 use super::shared::FleetState;
 use super::tally::{SeenByWatch, WatchCounts};
-use super::target::Target;
 use super::watcher::{Watcher, WatcherRole};
 use crate::base::{Tasks, now_ns};
+use crate::probe::Target;
 
 /// Between two looks at counts that tell nobody when they change.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

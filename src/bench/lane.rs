@@ -7,10 +7,9 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::{sleep, timeout};
 
-use super::link::{self, Driver, OpenedLink, Sender, Windows};
 use super::shared::FleetState;
 use super::watcher::{OpenWatchGuard, Watcher, WatcherRole};
-use super::words::WatchProtocol;
+use crate::probe::{self, Driver, OpenedLink, Sender, WatchProtocol, Windows};
 
 /// What a stuck or slow reader takes in unread: so little that its server notices at once.
 const NARROW_BYTES: u32 = 16 << 10;
@@ -46,7 +45,7 @@ impl LoadConnection {
         let shared = self.shared.clone();
         let opened = {
             let _permit = shared.opening.acquire().await;
-            link::open(&shared.target, shared.protocol, windows(&shared, self.role)).await
+            probe::open(&shared.target, shared.protocol, windows(&shared, self.role)).await
         };
         let OpenedLink { sender, mut driver } = match opened {
             Ok(opened) => opened,
@@ -134,7 +133,7 @@ pub(super) async fn companion(shared: Arc<FleetState>, every: Option<Duration>, 
 async fn companion_once(shared: &FleetState, version: &mut u64, reads: bool) {
     let role = if reads { WatcherRole::Reads } else { WatcherRole::Stuck };
     let Ok(OpenedLink { sender, mut driver }) =
-        link::open(&shared.target, shared.protocol, windows(shared, role)).await
+        probe::open(&shared.target, shared.protocol, windows(shared, role)).await
     else {
         return sleep(Duration::from_millis(100)).await;
     };

@@ -2,17 +2,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
 use super::bench_order::{BenchOrder, Side};
-use super::caller::ShortClient;
 use super::compare::Results;
 use super::objects::WorkloadObjects;
 use super::outcome::RunOutcome;
 use super::population;
 use super::process::Costs;
-use super::progress::ProgressLine;
 use super::session::Session;
-use super::target::Target;
-use super::words::WatchProtocol;
 use crate::base::Tasks;
+use crate::probe::{ProgressLine, ShortClient, Target, WatchProtocol};
 
 /// Runs every variant against every side, as often as asked, the sides taking turns in who is first.
 ///

@@ -3,7 +3,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WatchBeginning, WatchProtocol, WriteWith};
+use super::words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WatchBeginning, WriteWith};
+use crate::probe::{WatchProtocol, Windows};
 
 /// What is done to a server: everything but which server.
 ///
@@ -230,6 +231,11 @@ impl Plan {
             (false, Some(Storm::Join)) => WatchBeginning::List,
             (false, _) => WatchBeginning::Now,
         }
+    }
+
+    /// The limits of whoever reads as fast as it can.
+    pub(super) fn windows(&self) -> Windows {
+        Windows { stream: self.stream_window_kib << 10, connection: self.connection_window_kib << 10, socket: None }
     }
 
     /// Watches that are counted, of all groups.

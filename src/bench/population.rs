@@ -5,9 +5,8 @@ use futures_util::future::try_join_all;
 use http::{Method, StatusCode};
 
 use super::BenchError;
-use super::caller::ShortClient;
 use super::objects::{WorkloadObjects, with};
-use super::progress::ProgressLine;
+use crate::probe::{ProgressLine, ShortClient};
 
 /// Objects that are being created at the same time.
 const CREATING: usize = 24;

@@ -11,10 +11,8 @@ use linux as system;
 use portable as system;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::caller::ShortClient;
-use super::target::Target;
-use super::words::WatchProtocol;
 use crate::base::Tasks;
+use crate::probe::{ShortClient, Target, WatchProtocol};
 
 /// Where a server's costs are read.
 pub(super) enum Costs {

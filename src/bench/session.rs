@@ -4,19 +4,18 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
-use super::caller::ShortClient;
 use super::fleet::Fleet;
 use super::objects::{WorkloadObjects, WriteCounts, with};
 use super::outcome::{Figures, RunOutcome, curve, ms, quantile_ms};
 use super::plan::Plan;
 use super::process::{Costs, Sample, cores, own_cpu};
-use super::progress::ProgressLine;
+use super::recognise::Recogniser;
 use super::storm::requests;
 use super::tally::WatchCounts;
-use super::target::Target;
 use super::words::{Rate, Storm};
 use super::writer::Writing;
 use crate::base::Tasks;
+use crate::probe::{ProgressLine, ShortClient, Target};
 
 /// Between two lines of progress.
 const TICK: Duration = Duration::from_millis(200);
@@ -142,7 +141,7 @@ impl Session<'_> {
             let reply = caller.get(&with(&path, "limit=1"), "application/json").await;
             let reply = reply.map_err(|error| BenchError::Target(error.to_string()))?;
             let reply = reply.success(&path).map_err(BenchError::Target)?;
-            version = version.max(reply.version());
+            version = version.max(Recogniser::new(false).list_version(&reply.body));
         }
         version.ok_or_else(|| BenchError::Target("a LIST told no version".to_owned()))
     }

@@ -5,16 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
-use super::frames::{Frames, Framing};
-use super::link::{Sender, Windows};
 use super::objects::{WorkloadObjects, with};
 use super::plan::{ObjectGroup, Plan};
 use super::recognise::Recogniser;
 use super::stream_outcome::StreamOutcome;
 use super::tally::Tally;
-use super::target::{Ask, Target};
-use super::words::{WatchBeginning, WatchProtocol};
+use super::words::WatchBeginning;
 use crate::base::now_ns;
+use crate::probe::{Ask, Frames, Framing, Sender, Target, WatchProtocol, Windows};
 
 const LIST_BYTES_MAX: usize = 1024;
 
@@ -56,7 +54,7 @@ impl FleetState {
         Arc::new(Self {
             target: target.clone(),
             protocol: plan.protocol,
-            windows: Windows::of(plan),
+            windows: plan.windows(),
             start: plan.start(),
             version,
             began_ns: now_ns(),

@@ -1,6 +1,6 @@
 use http::StatusCode;
 
-use super::link::LinkError;
+use crate::probe::LinkError;
 
 /// How a stream ended.
 #[derive(Debug)]

@@ -6,16 +6,14 @@ use std::time::Duration;
 use http::StatusCode;
 use tokio::time::{Instant, sleep};
 
-use super::frames::{Frames, Framing};
-use super::link::{AnswerBody, PendingAnswer, Sender};
 use super::objects::with;
 use super::recognise::RecognisedFrame;
 use super::shared::FleetState;
 use super::stream_outcome::StreamOutcome;
 use super::tally::Shard;
-use super::target::Ask;
 use super::words::WatchBeginning;
 use crate::base::now_ns;
+use crate::probe::{AnswerBody, Ask, Frames, Framing, PendingAnswer, Sender};
 
 /// How much of a LIST is searched for its version.
 const LIST_HEAD_BYTES: usize = 1024;

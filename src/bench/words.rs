@@ -1,20 +1,5 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How a watch crosses the network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum WatchProtocol {
-    H1,
-    H2,
-    Ws,
-}
-
-impl WatchProtocol {
-    pub(super) fn shares_connections(self) -> bool {
-        self == Self::H2
-    }
-}
-
 /// What objects are asked for as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

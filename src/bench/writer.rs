@@ -12,14 +12,13 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
-use super::caller::ShortClient;
 use super::objects::WorkloadObjects;
 use super::plan::Plan;
 use super::tally::histogram;
-use super::target::Target;
-use super::words::{Rate, WatchProtocol, WriteWith};
+use super::words::{Rate, WriteWith};
 use crate::base::{Tasks, now_ns};
 use crate::kube::WRITTEN_AT;
+use crate::probe::{ShortClient, Target, WatchProtocol};
 
 /// Writers that share a connection: below what a server allows of streams.
 const WRITERS_PER_CONNECTION: usize = 50;

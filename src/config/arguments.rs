@@ -48,6 +48,10 @@ pub enum Command {
     #[cfg(feature = "bench")]
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(Box<super::BenchArguments>),
+    /// Find out whether an apiserver, or what stands in front of it, keeps its promises (docs/VERIFY.md)
+    #[cfg(feature = "verify")]
+    #[command(after_help = VERIFY_EXAMPLES)]
+    Verify(Box<super::VerifyArguments>),
     /// Check a configuration, or show what one can say
     Config {
         #[command(subcommand)]
@@ -101,6 +105,22 @@ Examples:
       --pids 4242,4711 --ca proxy.crt --kubeconfig admin.kubeconfig --scenario gentle --rounds 3 --report gentle.html
 
 Exit codes: 0 measured, 64 wrong usage, 1 anything else, also when a watch missed an event.";
+
+#[cfg(feature = "verify")]
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  A proxy in front of the kubeconfig's apiserver, judged by what that apiserver's own watch tells:
+    kube-fanout verify https://127.0.0.1:8443 --kubeconfig admin.kubeconfig --ca proxy.crt
+  The same judged by etcd, which is stronger, while the apiserver is killed now and then:
+    kube-fanout verify https://127.0.0.1:8443 --kubeconfig admin.kubeconfig --ca proxy.crt \
+      --truth etcd=https://127.0.0.1:2379,ca.crt,client.crt,client.key --resource samples.verify.kube-fanout.io \
+      --duration 10m --fault 'pkill -KILL kube-apiserver'
+  What was found, once more, without a server:
+    kube-fanout verify judge kube-fanout-verify/records.jsonl --page report.html
+
+It writes objects into namespaces of its own, whose names begin with kube-fanout-verify, and deletes them at the end.
+
+Exit codes: 0 every promise that could be judged was kept, 1 one was not, 2 void: nothing can be said, 64 wrong usage.";
 
 #[derive(Debug, Default, clap::Args)]
 pub struct ServeArguments {

@@ -41,5 +41,6 @@ mod siege;
 mod tables;
 mod transactions;
 mod upgrade;
+mod verify;
 mod watches;
 mod websocket;

@@ -57,3 +57,4 @@ mod tls;
 mod transactions;
 mod unread;
 mod upgrade;
+mod verify;

@@ -75,6 +75,7 @@ fn labels(file: &str, of: &str) -> Names {
 fn every_flag_is_documented() {
     flags_are_documented("src/config/arguments.rs", "docs/CONFIG.md");
     flags_are_documented("src/config/bench.rs", "docs/BENCH.md");
+    flags_are_documented("src/config/verify.rs", "docs/VERIFY.md");
 }
 
 fn flags_are_documented(file: &str, document_name: &str) {

@@ -16,11 +16,14 @@ const LAYERS: [&[&str]; 9] = [
 ];
 
 /// Beside the layers, with what each may import.
-const BESIDE: [(&str, &[&str]); 3] = [
+const BESIDE: [(&str, &[&str]); 5] = [
     // It shares no logic with what it is served through: it could not judge it.
     ("demo", &["base", "kube", "net", "wire"]),
     // Nor does the instrument share any with what it measures.
-    ("bench", &["base", "kube", "net", "wire"]),
+    ("bench", &["base", "kube", "net", "probe", "wire"]),
+    ("probe", &["base", "kube"]),
+    // And what verifies shares less still: not even how frames and objects are read.
+    ("verify", &["base", "kube", "net", "probe"]),
     ("main", &["app", "config"]),
 ];
 
@@ -65,7 +68,7 @@ fn allowed(from: &str, to: &str, test: bool) -> Result<(), &'static str> {
     match (layer(from), layer(to)) {
         (None, _) => Err("the importing module is in no layer (tests/tidy/imports.rs)"),
         (Some(_), None) if to == "demo" && (from == "app" || test) => Ok(()),
-        (Some(_), None) if to == "bench" && from == "app" => Ok(()),
+        (Some(_), None) if matches!(to, "bench" | "probe" | "verify") && from == "app" => Ok(()),
         (Some(_), None) => Err("it is no module of a layer"),
         (Some(from), Some(to)) if to < from => Ok(()),
         (Some(from), Some(to)) if to == from => Err("both are of one layer"),
@@ -144,6 +147,10 @@ fn a_planted_violation_is_found_wherever_it_is_written() {
         ("demo/store.rs", "use crate::feeds::Feeds;"),
         ("demo/view.rs", "use crate::bench::Fleet;"),
         ("bench/lane.rs", "use crate::demo::upstream;"),
+        ("probe/link.rs", "use crate::upstream::Client;"),
+        ("verify/history.rs", "use crate::wire::Object;"),
+        ("verify/history.rs", "use crate::cache::Event;"),
+        ("serve/frontend.rs", "use crate::verify::Record;"),
         ("serve/frontend.rs", "use crate::reflect;"),
         ("serve/frontend.rs", "use crate::demo::upstream;"),
         ("main.rs", "use kube_fanout::serve::Door;"),
@@ -169,6 +176,7 @@ fn what_is_allowed_or_only_looks_like_an_import_is_not_found() {
             "app/demo.rs",
             "use crate::bench::Fleet; use crate::demo::upstream; use crate::config::Serve; use super::Bound;",
         ),
+        ("app/verify.rs", "use crate::verify::Record;"),
         ("main.rs", "use kube_fanout::app::{self, Bound}; use kube_fanout::config::Arguments;"),
         ("lib.rs", "pub mod demo;"),
     ];

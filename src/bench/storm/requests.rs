@@ -6,16 +6,15 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::super::BenchError;
-use super::super::link::{self, LinkError, OpenedLink, Sender, Windows};
 use super::super::objects::WorkloadObjects;
 use super::super::outcome::{Figures, RunOutcome, curve, ms, quantile_ms};
 use super::super::plan::{ObjectGroup, Plan};
 use super::super::process::own_cpu;
 use super::super::session::{Session, mib, since};
 use super::super::tally::histogram;
-use super::super::target::{Ask, Target};
-use super::super::words::{Storm, WatchProtocol};
+use super::super::words::Storm;
 use crate::base::Tasks;
+use crate::probe::{self, Ask, LinkError, OpenedLink, Sender, Target, WatchProtocol, Windows};
 
 /// How much is kept of answers that are only counted.
 const KEPT_BYTES: usize = 0;
@@ -49,7 +48,7 @@ impl Calls {
         Arc::new(Self {
             target: target.clone(),
             protocol: plan.protocol,
-            windows: Windows::of(plan),
+            windows: plan.windows(),
             objects: objects.clone(),
             kind,
             accept,
@@ -62,7 +61,7 @@ impl Calls {
     /// One connection with so many requests under way, until all are sent or the task is ended.
     async fn connection(self: Arc<Self>, in_flight: usize) {
         while self.left.load(Ordering::Relaxed) > 0 {
-            match link::open(&self.target, self.protocol, self.windows).await {
+            match probe::open(&self.target, self.protocol, self.windows).await {
                 Ok(OpenedLink { sender, mut driver }) => {
                     let callers = (0..in_flight).map(|_| self.call(&sender));
                     let calling = futures_util::future::join_all(callers);

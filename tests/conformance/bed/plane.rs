@@ -76,6 +76,13 @@ impl Plane {
         self.dir.join("ca.crt")
     }
 
+    /// Where etcd answers, without TLS.
+    pub fn etcd_url(&self) -> String {
+        let settings = fs::read_to_string(self.dir.join("settings.json")).expect("the test bed writes it");
+        let settings: serde_json::Value = serde_json::from_str(&settings).expect("JSON");
+        format!("http://127.0.0.1:{}", settings["etcdPort"])
+    }
+
     /// What [`audited`](super::audited) has written down so far, by stages.
     pub fn audit(&self) -> Vec<serde_json::Value> {
         let log = fs::read_to_string(self.dir.join(AUDIT)).expect("an audit log");

@@ -9,15 +9,14 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::plan::Plan;
+use super::protocol::WatchProtocol;
 use super::target::{Ask, Target};
-use super::words::WatchProtocol;
 
 /// A connection may take so long to be there; a server that takes thousands of handshakes at once is slow.
 const CONNECT: Duration = Duration::from_secs(60);
@@ -26,7 +25,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LinkError {
+pub(crate) enum LinkError {
     #[error("cannot connect: {0}")]
     Connect(#[from] std::io::Error),
     #[error("nothing within {0:?}")]
@@ -43,18 +42,11 @@ pub(super) enum LinkError {
 
 /// How many bytes a connection takes in before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Windows {
-    pub(super) stream: u32,
-    pub(super) connection: u32,
+pub(crate) struct Windows {
+    pub(crate) stream: u32,
+    pub(crate) connection: u32,
     /// The kernel's receive buffer; `None` leaves it to the kernel.
-    pub(super) socket: Option<u32>,
-}
-
-impl Windows {
-    /// The limits of whoever reads as fast as it can.
-    pub(super) fn of(plan: &Plan) -> Self {
-        Self { stream: plan.stream_window_kib << 10, connection: plan.connection_window_kib << 10, socket: None }
-    }
+    pub(crate) socket: Option<u32>,
 }
 
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -63,36 +55,39 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 type Io = Box<dyn Socket>;
 
 /// A connection that is there. Nothing moves on it unless its driver is polled.
-pub(super) struct OpenedLink {
-    pub(super) sender: Sender,
-    pub(super) driver: Driver,
+pub(crate) struct OpenedLink {
+    pub(crate) sender: Sender,
+    pub(crate) driver: Driver,
 }
 
 /// Completes when the connection is over.
-pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What requests are sent with. A clone shares the connection.
 #[derive(Clone)]
-pub(super) enum Sender {
+pub(crate) enum Sender {
     H1(h1::H1Sender),
     H2(h2::H2Sender),
     Ws(ws::WebSocketSender),
 }
 
 /// An answer whose body is still to come.
-pub(super) struct PendingAnswer {
-    pub(super) status: StatusCode,
-    pub(super) body: AnswerBody,
+pub(crate) struct PendingAnswer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: AnswerBody,
 }
 
-pub(super) enum AnswerBody {
+pub(crate) enum AnswerBody {
     H1(hyper::body::Incoming),
     H2(::h2::RecvStream),
     Ws(Box<ws::Messages>),
+    /// What a server says that opens no WebSocket.
+    Refusal(Option<Bytes>),
 }
 
 /// Dials and shakes hands.
-pub(super) async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) -> Result<OpenedLink, LinkError> {
+pub(crate) async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) -> Result<OpenedLink, LinkError> {
     let opening = async {
         match protocol {
             WatchProtocol::H1 => h1::open(dial(target, b"http/1.1", windows).await?, target).await,
@@ -120,7 +115,7 @@ async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<Io, Link
 
 impl Sender {
     /// Sends a request with a body; the answer's body is still to come. The driver must be polled meanwhile.
-    pub(super) async fn send(&self, target: &Target, ask: &Ask<'_>, body: Bytes) -> Result<PendingAnswer, LinkError> {
+    pub(crate) async fn send(&self, target: &Target, ask: &Ask<'_>, body: Bytes) -> Result<PendingAnswer, LinkError> {
         let answered = async {
             match self {
                 Self::H1(sender) => sender.send(target.request(ask, false)?, body).await,
@@ -132,12 +127,12 @@ impl Sender {
     }
 
     /// Sends a request without one.
-    pub(super) async fn get(&self, target: &Target, ask: &Ask<'_>) -> Result<PendingAnswer, LinkError> {
+    pub(crate) async fn get(&self, target: &Target, ask: &Ask<'_>) -> Result<PendingAnswer, LinkError> {
         self.send(target, ask, Bytes::new()).await
     }
 
     /// Whether it is of no use any more.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         match self {
             Self::H1(sender) => sender.is_closed(),
             // A connection over HTTP/2 ends with its driver.
@@ -149,21 +144,22 @@ impl Sender {
 
 impl AnswerBody {
     /// The next bytes; `None` is the end.
-    pub(super) async fn chunk(&mut self) -> Option<Result<Bytes, LinkError>> {
+    pub(crate) async fn chunk(&mut self) -> Option<Result<Bytes, LinkError>> {
         match self {
             Self::H1(body) => h1::chunk(body).await,
             Self::H2(body) => h2::chunk(body).await,
             Self::Ws(messages) => messages.next().await,
+            Self::Refusal(text) => text.take().map(Ok),
         }
     }
 
     /// Whether a chunk is one frame, whole.
-    pub(super) fn is_of_messages(&self) -> bool {
+    pub(crate) fn is_of_messages(&self) -> bool {
         matches!(self, Self::Ws(_))
     }
 
     /// All of it that fits into `bytes_max`, and how many bytes there were.
-    pub(super) async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), LinkError> {
+    pub(crate) async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), LinkError> {
         let (mut kept, mut bytes) = (Vec::new(), 0);
         while let Some(chunk) = self.chunk().await {
             let chunk = chunk?;

@@ -7,7 +7,7 @@ const PREFIX: usize = 4;
 
 /// How a stream is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(crate) enum Framing {
     /// Ends with a newline.
     Lines,
     /// Begins with its length, four bytes, the most significant first.
@@ -18,21 +18,21 @@ pub(super) enum Framing {
 
 /// Cuts chunks into frames; copies only what spans two chunks.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(crate) struct Frames {
     framing: Framing,
     partial: Vec<u8>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooLong;
+pub(crate) struct TooLong;
 
 impl Frames {
-    pub(super) fn new(framing: Framing) -> Self {
+    pub(crate) fn new(framing: Framing) -> Self {
         Self { framing, partial: Vec::new() }
     }
 
     /// Hands out every frame that is complete, without what delimits it.
-    pub(super) fn feed(&mut self, chunk: &[u8], each: impl FnMut(&[u8])) -> Result<(), TooLong> {
+    pub(crate) fn feed(&mut self, chunk: &[u8], each: impl FnMut(&[u8])) -> Result<(), TooLong> {
         match self.framing {
             Framing::Lines => self.lines(chunk, each),
             Framing::Lengths => self.lengths(chunk, each),
@@ -42,6 +42,11 @@ impl Frames {
                 Ok(())
             }
         }
+    }
+
+    /// Whether all that came was frames that are complete.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.partial.is_empty()
     }
 
     fn lines(&mut self, chunk: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), TooLong> {
@@ -131,6 +136,15 @@ mod tests {
             }
         }
         assert_eq!(cut(Framing::Messages, b"whole", 5, 1), [b"whole"]);
+    }
+
+    #[test]
+    fn what_is_left_of_a_frame_is_told() {
+        let mut frames = Frames::new(Framing::Lines);
+        for (chunk, is_whole) in [("one\nt", false), ("wo\n", true)] {
+            frames.feed(chunk.as_bytes(), |_| ()).unwrap();
+            assert_eq!(frames.is_whole(), is_whole, "{chunk:?}");
+        }
     }
 
     #[test]

@@ -9,11 +9,11 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::Mutex;
 
 use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer};
-use crate::bench::target::Target;
+use crate::probe::target::Target;
 
 /// One request at a time, as HTTP/1.1 has it.
 #[derive(Clone)]
-pub(in crate::bench) struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
+pub(crate) struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
 
 pub(super) async fn open(io: Io, _: &Target) -> Result<OpenedLink, LinkError> {
     let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
@@ -27,7 +27,7 @@ impl H1Sender {
         sender.ready().await?;
         let response = sender.send_request(request.map(|()| Full::new(body))).await?;
         let (head, body) = response.into_parts();
-        Ok(PendingAnswer { status: head.status, body: AnswerBody::H1(body) })
+        Ok(PendingAnswer { status: head.status, headers: head.headers, body: AnswerBody::H1(body) })
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -4,10 +4,10 @@ use h2::client::{Builder, SendRequest};
 use http::Request;
 
 use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer, Windows};
-use crate::bench::target::Target;
+use crate::probe::target::Target;
 
 #[derive(Clone)]
-pub(in crate::bench) struct H2Sender(SendRequest<Bytes>);
+pub(crate) struct H2Sender(SendRequest<Bytes>);
 
 pub(super) async fn open(io: Io, _: &Target, windows: Windows) -> Result<OpenedLink, LinkError> {
     let (sender, connection) = Builder::new()
@@ -27,7 +27,7 @@ impl H2Sender {
             stream.send_data(body, true)?;
         }
         let (head, body) = response.await?.into_parts();
-        Ok(PendingAnswer { status: head.status, body: AnswerBody::H2(body) })
+        Ok(PendingAnswer { status: head.status, headers: head.headers, body: AnswerBody::H2(body) })
     }
 }
 

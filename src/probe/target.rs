@@ -44,9 +44,10 @@ pub struct Target {
     authority: String,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     authorization: Option<HeaderValue>,
+    agent: HeaderValue,
 }
 
-const AGENT: HeaderValue = HeaderValue::from_static("kube-fanout-bench");
+const AGENT: &str = "kube-fanout-bench";
 
 impl TargetCredentials {
     /// The server that the kubeconfig names.
@@ -89,7 +90,8 @@ impl TargetCredentials {
         let shown = secure || self.token_file.is_some();
         let authorization = if shown { authorization(&config).await? } else { None };
         let authority = format!("{}:{port}", authority.host());
-        Ok(Target { url: url.trim_end_matches('/').to_owned(), authority, tls, authorization })
+        let (url, agent) = (url.trim_end_matches('/').to_owned(), HeaderValue::from_static(AGENT));
+        Ok(Target { url, authority, tls, authorization, agent })
     }
 
     fn config(&self, uri: &Uri) -> Result<Config, TargetError> {
@@ -151,17 +153,24 @@ impl Target {
         &self.url
     }
 
+    /// The same server, asked by a program of that name.
+    #[must_use]
+    pub fn by(mut self, agent: &'static str) -> Self {
+        self.agent = HeaderValue::from_static(agent);
+        self
+    }
+
     /// Where a page would come from that this server had sent.
-    pub(super) fn origin(&self) -> String {
+    pub(crate) fn origin(&self) -> String {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.authority)
     }
 
-    pub(super) fn authority(&self) -> &str {
+    pub(crate) fn authority(&self) -> &str {
         &self.authority
     }
 
     /// TLS that offers one application protocol, and the name that the server must have.
-    pub(super) fn tls(&self, alpn: &[u8]) -> Option<(Arc<ClientConfig>, ServerName<'static>)> {
+    pub(crate) fn tls(&self, alpn: &[u8]) -> Option<(Arc<ClientConfig>, ServerName<'static>)> {
         let (config, name) = self.tls.as_ref()?;
         let mut config = ClientConfig::clone(config);
         config.alpn_protocols = vec![alpn.to_vec()];
@@ -169,10 +178,10 @@ impl Target {
     }
 
     /// A request with everything but its body, as HTTP/2 wants it (`absolute`) or HTTP/1.1.
-    pub(super) fn request(&self, ask: &Ask<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
+    pub(crate) fn request(&self, ask: &Ask<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let uri = if absolute { format!("{scheme}://{}{}", self.authority, ask.path) } else { ask.path.to_owned() };
-        let mut request = Request::builder().method(ask.method.clone()).uri(uri).header(USER_AGENT, AGENT);
+        let mut request = Request::builder().method(ask.method.clone()).uri(uri).header(USER_AGENT, &self.agent);
         if !ask.accept.is_empty() {
             request = request.header(ACCEPT, ask.accept);
         }
@@ -198,16 +207,16 @@ impl std::fmt::Debug for Target {
 
 /// What a request is about.
 #[derive(Clone, Debug)]
-pub(super) struct Ask<'a> {
-    pub(super) method: Method,
+pub(crate) struct Ask<'a> {
+    pub(crate) method: Method,
     /// With its query.
-    pub(super) path: &'a str,
-    pub(super) accept: &'a str,
-    pub(super) content_type: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) accept: &'a str,
+    pub(crate) content_type: &'a str,
 }
 
 impl<'a> Ask<'a> {
-    pub(super) fn get(path: &'a str, accept: &'a str) -> Self {
+    pub(crate) fn get(path: &'a str, accept: &'a str) -> Self {
         Self { method: Method::GET, path, accept, content_type: "" }
     }
 }

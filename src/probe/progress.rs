@@ -49,7 +49,7 @@ impl ProgressLine {
     }
 
     /// Something else begins, which is always said.
-    pub(super) fn phase(&self, text: impl Into<String>) {
+    pub(crate) fn phase(&self, text: impl Into<String>) {
         let text = text.into();
         self.show(&text);
         *self.phase.lock() = text;
@@ -57,7 +57,7 @@ impl ProgressLine {
     }
 
     /// How far it has come, said if it is time to.
-    pub(super) fn tick(&self, text: impl FnOnce() -> String) {
+    pub(crate) fn tick(&self, text: impl FnOnce() -> String) {
         let mut last = self.last.lock();
         let is_due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
         if is_due || matches!(self.output, Output::Terminal(_)) {
@@ -66,7 +66,7 @@ impl ProgressLine {
         }
     }
 
-    pub(super) fn created(&self, n: usize, of: usize) {
+    pub(crate) fn created(&self, n: usize, of: usize) {
         if n.is_multiple_of(100) {
             self.tick(|| format!("{n} of {of}"));
         }

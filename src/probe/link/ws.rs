@@ -10,18 +10,18 @@ use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 use super::{AnswerBody, Io, LinkError, OpenedLink, PendingAnswer};
-use crate::bench::target::Target;
+use crate::probe::target::Target;
 
 /// The connection until it becomes a WebSocket, which it does once.
 #[derive(Clone)]
-pub(in crate::bench) struct WebSocketSender {
+pub(crate) struct WebSocketSender {
     io: Arc<Mutex<Option<Io>>>,
     authority: String,
     origin: String,
 }
 
 /// An open WebSocket; a message is a frame of the watch.
-pub(in crate::bench) struct Messages(WebSocketStream<Io>);
+pub(crate) struct Messages(WebSocketStream<Io>);
 
 pub(super) fn open(io: Io, target: &Target) -> OpenedLink {
     let (authority, origin) = (target.authority().to_owned(), target.origin());
@@ -47,10 +47,15 @@ impl WebSocketSender {
         let key = http::HeaderValue::try_from(generate_key()).map_err(http::Error::from)?;
         head.headers.insert(SEC_WEBSOCKET_KEY, key);
         match tokio_tungstenite::client_async(Request::from_parts(head, ()), io).await {
-            Ok((stream, _)) => {
-                Ok(PendingAnswer { status: http::StatusCode::OK, body: AnswerBody::Ws(Box::new(Messages(stream))) })
+            Ok((stream, answer)) => {
+                let (status, body) = (http::StatusCode::OK, AnswerBody::Ws(Box::new(Messages(stream))));
+                Ok(PendingAnswer { status, headers: answer.into_parts().0.headers, body })
             }
-            Err(Error::Http(response)) => Err(LinkError::Ws(format!("refused: {}", response.status()))),
+            Err(Error::Http(answer)) => {
+                let (head, text) = answer.into_parts();
+                let body = AnswerBody::Refusal(text.map(Bytes::from));
+                Ok(PendingAnswer { status: head.status, headers: head.headers, body })
+            }
             Err(error) => Err(LinkError::Ws(error.to_string())),
         }
     }

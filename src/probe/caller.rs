@@ -6,8 +6,8 @@ use http::{Method, StatusCode};
 use tokio::sync::Mutex;
 
 use super::link::{self, LinkError, OpenedLink, Sender, Windows};
+use super::protocol::WatchProtocol;
 use super::target::{Ask, Target};
-use super::words::WatchProtocol;
 use crate::base::Tasks;
 
 /// Answers of which more is not looked at.
@@ -15,7 +15,7 @@ const BODY_BYTES_MAX: usize = 4 << 20;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None };
 
 /// Short requests to one server over one connection, which is dialled again when it breaks.
-pub(super) struct ShortClient {
+pub(crate) struct ShortClient {
     target: Target,
     protocol: WatchProtocol,
     tasks: Tasks,
@@ -30,23 +30,23 @@ struct Connection {
 
 /// An answer, read.
 #[derive(Debug)]
-pub(super) struct ShortReply {
-    pub(super) status: StatusCode,
-    pub(super) body: Vec<u8>,
+pub(crate) struct ShortReply {
+    pub(crate) status: StatusCode,
+    pub(crate) body: Vec<u8>,
 }
 
 impl ShortClient {
-    pub(super) fn new(target: &Target, protocol: WatchProtocol, tasks: &Tasks) -> Self {
+    pub(crate) fn new(target: &Target, protocol: WatchProtocol, tasks: &Tasks) -> Self {
         // What opens WebSockets answers over HTTP/1.1.
         let protocol = if protocol == WatchProtocol::H2 { WatchProtocol::H2 } else { WatchProtocol::H1 };
         Self { target: target.clone(), protocol, tasks: tasks.clone(), connection: Mutex::new(None) }
     }
 
-    pub(super) async fn get(&self, path: &str, accept: &str) -> Result<ShortReply, LinkError> {
+    pub(crate) async fn get(&self, path: &str, accept: &str) -> Result<ShortReply, LinkError> {
         self.call(&Ask::get(path, accept), Bytes::new()).await
     }
 
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         path: &str,
@@ -80,7 +80,7 @@ impl ShortClient {
         let OpenedLink { sender, driver } = link::open(&self.target, self.protocol, WINDOWS).await?;
         let is_over = Arc::new(AtomicBool::new(false));
         let ended = is_over.clone();
-        self.tasks.spawn("bench caller", async move {
+        self.tasks.spawn("caller", async move {
             driver.await;
             ended.store(true, Ordering::Relaxed);
         });
@@ -91,18 +91,13 @@ impl ShortClient {
 
 impl ShortReply {
     /// The answer, if it is what was asked for.
-    pub(super) fn success(self, what: &str) -> Result<Self, String> {
+    pub(crate) fn success(self, what: &str) -> Result<Self, String> {
         if self.status.is_success() {
             return Ok(self);
         }
         let said: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
         let message = said["message"].as_str().unwrap_or_default();
         Err(format!("{what}: {} {message}", self.status))
-    }
-
-    /// The version of an object or of a list in JSON.
-    pub(super) fn version(&self) -> Option<u64> {
-        super::recognise::Recogniser::new(false).list_version(&self.body)
     }
 }
 
@@ -112,7 +107,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::bench::target::TargetCredentials;
+    use crate::probe::target::TargetCredentials;
 
     #[tokio::test]
     async fn a_connection_that_its_server_has_closed_is_dialled_again() {

@@ -1,0 +1,264 @@
+//! What a request asks for: which objects, and of which version.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use serde::Deserialize;
+
+use super::record::{CallRecord, ReadVerb};
+use super::selection::Selection;
+use crate::kube::Query;
+
+/// A request as a server must understand it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ParsedCall {
+    /// `configmaps`, `deployments.apps`.
+    pub(super) resource: String,
+    /// The collection for all namespaces, which tells versions of a group apart: `/apis/apps/v1/deployments`.
+    pub(super) collection: String,
+    pub(super) selection: Selection,
+    /// Of a GET, the key of its object.
+    pub(super) key: String,
+    pub(super) plan: ReadPlan,
+    /// Of a page that goes on, the first key that may be on it.
+    pub(super) first: String,
+    pub(super) limit: u64,
+    pub(super) bookmarks: bool,
+    /// `sendInitialEvents=true` was said, not only meant.
+    pub(super) explicit: bool,
+}
+
+/// Of which version an answer is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadPlan {
+    /// A list or a GET.
+    Read(Fresh),
+    /// A list of exactly this version.
+    Exact(u64),
+    /// A page that goes on, at a version.
+    Page(u64),
+    /// A watch that begins with the state.
+    State(Fresh),
+    /// A watch that begins behind a version.
+    Behind(u64),
+    /// A watch that begins with what comes next.
+    Next(Fresh),
+}
+
+/// How new it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fresh {
+    /// Whatever is in memory.
+    Any,
+    NotOlderThan(u64),
+    /// Everything that is written.
+    Consistent,
+}
+
+impl ParsedCall {
+    /// `None` where the path names no collection or object, or a parameter is malformed: such requests are not judged.
+    pub(super) fn parse(call: &CallRecord) -> Option<Self> {
+        let target = Target::parse(&call.path)?;
+        let query = Query::parse(&call.query);
+        let first = |name| query.first(name).unwrap_or_default();
+        let namespace = target.namespace;
+        let (key, selection) = match (call.verb, target.name) {
+            (ReadVerb::Get, "") => return None,
+            (ReadVerb::Get, name) if namespace.is_empty() => (name.to_owned(), Selection::default()),
+            (ReadVerb::Get, name) => (format!("{namespace}/{name}"), Selection::default()),
+            (ReadVerb::List | ReadVerb::Watch, "") => {
+                let selection = Selection::parse(namespace, first("labelSelector"), first("fieldSelector"))?;
+                (String::new(), selection)
+            }
+            (ReadVerb::List | ReadVerb::Watch, _) => return None,
+        };
+        let limit = number(first("limit"))?;
+        let truth = |name| query.first(name).map(is_true);
+        let token = match first("continue") {
+            "" => None,
+            token => Some(Token::parse(token)?),
+        };
+        Some(Self {
+            resource: target.resource(),
+            collection: target.collection(),
+            selection,
+            key,
+            plan: plan(call.verb, &query, limit, token.as_ref())?,
+            first: token.map(|token| token.first(namespace)).unwrap_or_default(),
+            limit,
+            bookmarks: truth("allowWatchBookmarks") == Some(true),
+            explicit: truth("sendInitialEvents") == Some(true),
+        })
+    }
+}
+
+fn plan(verb: ReadVerb, query: &Query, limit: u64, token: Option<&Token>) -> Option<ReadPlan> {
+    let first = |name| query.first(name).unwrap_or_default();
+    let version = number(first("resourceVersion"))?;
+    let fresh = match first("resourceVersion") {
+        "" => Fresh::Consistent,
+        _ if version == 0 => Fresh::Any,
+        _ => Fresh::NotOlderThan(version),
+    };
+    let matching = first("resourceVersionMatch");
+    match verb {
+        ReadVerb::Get => Some(ReadPlan::Read(fresh)),
+        ReadVerb::List => match (token, matching) {
+            (Some(token), _) => Some(token.plan()),
+            (None, "Exact") => (version > 0).then_some(ReadPlan::Exact(version)),
+            // As it was before there was a match: a limit makes it exact.
+            (None, "") if version > 0 && limit > 0 => Some(ReadPlan::Exact(version)),
+            (None, "" | "NotOlderThan") => Some(ReadPlan::Read(fresh)),
+            (None, _) => None,
+        },
+        ReadVerb::Watch => match query.first("sendInitialEvents").map(is_true) {
+            Some(true) => Some(ReadPlan::State(fresh)),
+            // Without a version the state is meant, since Kubernetes 1.34 as if it had been asked for.
+            None if version == 0 => Some(ReadPlan::State(fresh)),
+            Some(false) if version == 0 => Some(ReadPlan::Next(fresh)),
+            _ => Some(ReadPlan::Behind(version)),
+        },
+    }
+}
+
+/// A continue token, as far as it matters.
+#[derive(Deserialize)]
+struct Token {
+    rv: i64,
+    start: String,
+}
+
+impl Token {
+    fn parse(text: &str) -> Option<Self> {
+        serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()
+    }
+
+    fn plan(&self) -> ReadPlan {
+        // −1 is: as it is now.
+        u64::try_from(self.rv).map_or(ReadPlan::Read(Fresh::Consistent), ReadPlan::Page)
+    }
+
+    /// The first key that may come, whole. Tokens name it relative to the collection, with a slash or without.
+    fn first(&self, namespace: &str) -> String {
+        let relative = self.start.strip_prefix('/').unwrap_or(&self.start);
+        if namespace.is_empty() { relative.to_owned() } else { format!("{namespace}/{relative}") }
+    }
+}
+
+/// Absent and empty are zero.
+fn number(text: &str) -> Option<u64> {
+    if text.is_empty() { Some(0) } else { text.parse().ok() }
+}
+
+/// Whatever is not plainly false is true.
+fn is_true(text: &str) -> bool {
+    !text.eq_ignore_ascii_case("false") && text != "0"
+}
+
+/// The parts of a path.
+struct Target<'a> {
+    /// `/api/v1`, `/apis/apps/v1`.
+    root: &'a str,
+    /// Empty for the core group.
+    group: &'a str,
+    namespace: &'a str,
+    plural: &'a str,
+    name: &'a str,
+}
+
+impl<'a> Target<'a> {
+    fn parse(path: &'a str) -> Option<Self> {
+        let parts: Vec<_> = path.strip_prefix('/')?.split('/').collect();
+        let (group, rest) = match parts.as_slice() {
+            ["api", _, rest @ ..] => ("", rest),
+            ["apis", group, _, rest @ ..] => (*group, rest),
+            _ => return None,
+        };
+        let (namespace, plural, name) = match rest {
+            ["namespaces", namespace, plural] => (*namespace, *plural, ""),
+            ["namespaces", namespace, plural, name] => (*namespace, *plural, *name),
+            [plural] => ("", *plural, ""),
+            [plural, name] => ("", *plural, *name),
+            _ => return None,
+        };
+        let behind: usize = rest.iter().map(|part| part.len() + 1).sum();
+        Some(Self { root: &path[..path.len() - behind], group, namespace, plural, name })
+    }
+
+    fn resource(&self) -> String {
+        if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
+    }
+
+    fn collection(&self) -> String {
+        format!("{}/{}", self.root, self.plural)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(verb: ReadVerb, path: &str, query: &str) -> Option<ParsedCall> {
+        ParsedCall::parse(&CallRecord { verb, path: path.into(), query: query.into(), ..CallRecord::default() })
+    }
+
+    #[test]
+    fn paths_name_a_resource_a_namespace_and_an_object() {
+        let list = ask(ReadVerb::List, "/apis/apps/v1/namespaces/a/deployments", "labelSelector=app%3Dx").unwrap();
+        assert_eq!(
+            (list.resource.as_str(), list.collection.as_str()),
+            ("deployments.apps", "/apis/apps/v1/deployments")
+        );
+        assert!(list.selection.covers("a/x") && !list.selection.covers("b/x") && list.selection.is_selective());
+        let get = ask(ReadVerb::Get, "/api/v1/namespaces/a/configmaps/x", "").unwrap();
+        assert_eq!((get.resource.as_str(), get.key.as_str()), ("configmaps", "a/x"));
+        assert_eq!(ask(ReadVerb::Get, "/api/v1/namespaces/a", "").unwrap().key, "a");
+        assert_eq!(ask(ReadVerb::Watch, "/api/v1/namespaces", "").unwrap().resource, "namespaces");
+        for path in ["/healthz", "/api/v1", "/api/v1/namespaces/a/pods/x/log"] {
+            assert_eq!(ask(ReadVerb::Get, path, ""), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn every_row_of_the_list_matrix() {
+        let token = |rv| BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"meta.k8s.io/v1","rv":{rv},"start":"x"}}"#));
+        let rows = [
+            (String::new(), ReadPlan::Read(Fresh::Consistent)),
+            ("limit=5".to_owned(), ReadPlan::Read(Fresh::Consistent)),
+            ("resourceVersion=0&limit=5".to_owned(), ReadPlan::Read(Fresh::Any)),
+            ("resourceVersion=7".to_owned(), ReadPlan::Read(Fresh::NotOlderThan(7))),
+            ("resourceVersion=7&limit=5".to_owned(), ReadPlan::Exact(7)),
+            (
+                "resourceVersion=7&limit=5&resourceVersionMatch=NotOlderThan".to_owned(),
+                ReadPlan::Read(Fresh::NotOlderThan(7)),
+            ),
+            ("resourceVersion=7&resourceVersionMatch=Exact".to_owned(), ReadPlan::Exact(7)),
+            (format!("limit=5&continue={}", token(9)), ReadPlan::Page(9)),
+            (format!("limit=5&continue={}", token(-1)), ReadPlan::Read(Fresh::Consistent)),
+        ];
+        for (query, plan) in rows {
+            assert_eq!(ask(ReadVerb::List, "/api/v1/pods", &query).unwrap().plan, plan, "{query}");
+        }
+        let page = ask(ReadVerb::List, "/api/v1/namespaces/a/pods", &format!("continue={}", token(9))).unwrap();
+        assert_eq!(page.first, "a/x");
+        assert_eq!(ask(ReadVerb::List, "/api/v1/pods", "resourceVersionMatch=Exact&resourceVersion=0"), None);
+        assert_eq!(ask(ReadVerb::List, "/api/v1/pods", "resourceVersion=x"), None);
+    }
+
+    #[test]
+    fn every_row_of_the_watch_matrix() {
+        let rows = [
+            ("", ReadPlan::State(Fresh::Consistent)),
+            ("resourceVersion=0", ReadPlan::State(Fresh::Any)),
+            ("resourceVersion=7", ReadPlan::Behind(7)),
+            ("sendInitialEvents=false", ReadPlan::Next(Fresh::Consistent)),
+            ("sendInitialEvents=false&resourceVersion=0", ReadPlan::Next(Fresh::Any)),
+            ("sendInitialEvents=false&resourceVersion=7", ReadPlan::Behind(7)),
+            ("sendInitialEvents=true", ReadPlan::State(Fresh::Consistent)),
+            ("sendInitialEvents=true&resourceVersion=0", ReadPlan::State(Fresh::Any)),
+            ("sendInitialEvents=1&resourceVersion=7", ReadPlan::State(Fresh::NotOlderThan(7))),
+        ];
+        for (query, plan) in rows {
+            assert_eq!(ask(ReadVerb::Watch, "/api/v1/pods", query).unwrap().plan, plan, "{query}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+use std::time::Duration;
+
+use crate::verify::record::{AskedServer, RecordedEncoding, Transport};
+use crate::verify::scene::{Scene, between};
+use crate::verify::world::World;
+
+/// What a client is, for the whole of a run: drawn from the seed and its number.
+#[derive(Clone, Debug)]
+pub(in crate::verify) struct Behaviour {
+    pub(in crate::verify) role: Role,
+    pub(in crate::verify) server: AskedServer,
+    pub(in crate::verify) encoding: RecordedEncoding,
+    pub(in crate::verify) transport: Transport,
+    /// The namespace that it asks about; all of them without it.
+    pub(in crate::verify) namespace: Option<String>,
+    pub(in crate::verify) labels: Option<String>,
+    pub(in crate::verify) fields: Option<String>,
+    pub(in crate::verify) bookmarks: bool,
+}
+
+/// What a client does all the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::verify) enum Role {
+    /// Lists, watches from there, goes on from where it was, and lists again when it must.
+    Informer,
+    /// The same with the list in the watch (`sendInitialEvents`).
+    Streamer,
+    /// Watches without a version or from 0, as clients did that are older than both.
+    Legacy,
+    /// Lists, in all the ways there are.
+    Lister,
+    /// Gets single objects.
+    Reader,
+    /// Watches from versions that informers rarely have: long gone, of a moment ago, of the future.
+    Prober,
+}
+
+/// The roles of sixteen clients in a row: the first ones already do something of everything.
+const ROLES: [Role; 16] = [
+    Role::Informer,
+    Role::Streamer,
+    Role::Lister,
+    Role::Informer,
+    Role::Prober,
+    Role::Reader,
+    Role::Streamer,
+    Role::Informer,
+    Role::Legacy,
+    Role::Informer,
+    Role::Streamer,
+    Role::Lister,
+    Role::Informer,
+    Role::Informer,
+    Role::Streamer,
+    Role::Informer,
+];
+
+/// How long one watch goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::verify) struct WatchLength {
+    /// `timeoutSeconds`.
+    pub(in crate::verify) timeout_seconds: Option<u32>,
+    /// The client leaves by itself.
+    pub(in crate::verify) cut: Option<Duration>,
+}
+
+impl Behaviour {
+    pub(in crate::verify) fn draw(client: u32, scene: &Scene, rng: &mut fastrand::Rng) -> Self {
+        let world = &scene.world;
+        let role = ROLES[client as usize % ROLES.len()];
+        // What has been drawn is used whether or not it is needed: what comes later does not depend on it.
+        let (encoding, transport) = (rng.usize(..), rng.usize(..));
+        let encodings = &scene.encodings;
+        // Half of all clients read JSON, the only encoding whose content is compared whole.
+        let of_encodings = if encoding % 2 == 0 { 0 } else { encoding / 2 % encodings.len() };
+        let namespace = rng.usize(..world.namespaces.len());
+        let namespace = rng.bool().then(|| world.namespaces[namespace].clone());
+        let (labels, fields) = (World::label_selector(rng), world.field_selector(rng));
+        let selects = rng.u8(..10);
+        Self {
+            role,
+            server: AskedServer::Subject,
+            encoding: encodings[of_encodings],
+            transport: scene.transports[transport % scene.transports.len()],
+            namespace,
+            labels: matches!(selects, 0..=4).then_some(labels),
+            fields: matches!(selects, 4..=5).then_some(fields),
+            bookmarks: rng.u8(..4) > 0,
+        }
+    }
+
+    /// One that follows everything at the apiserver itself, for comparison.
+    pub(in crate::verify) fn twin(encoding: RecordedEncoding) -> Self {
+        Self {
+            role: Role::Informer,
+            server: AskedServer::Direct,
+            encoding,
+            transport: Transport::H2,
+            namespace: None,
+            labels: None,
+            fields: None,
+            bookmarks: true,
+        }
+    }
+
+    pub(in crate::verify) fn path(&self, world: &World) -> String {
+        world.resource.collection(self.namespace.as_deref())
+    }
+}
+
+impl WatchLength {
+    pub(in crate::verify) fn draw(rng: &mut fastrand::Rng) -> Self {
+        let (timeout_seconds, cut) = (rng.u32(2..=8), between(rng, Duration::from_millis(200), Duration::from_secs(6)));
+        match rng.u8(..8) {
+            // One without a time of its own is left all the same: nobody would go on from it before the end of the run.
+            0 => Self { cut: Some(3 * cut), ..Self::default() },
+            1..=3 => Self { cut: Some(cut), ..Self::default() },
+            4..=6 => Self { timeout_seconds: Some(timeout_seconds), ..Self::default() },
+            _ => Self { timeout_seconds: Some(timeout_seconds), cut: Some(cut) },
+        }
+    }
+}

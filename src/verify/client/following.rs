@@ -1,0 +1,145 @@
+use super::backoff;
+use super::behaviour::{Behaviour, Role, WatchLength};
+use super::query::QueryText;
+use super::reading::{Answered, ClientReads, WatchFrom, WatchOver};
+use crate::verify::record::Op;
+use crate::verify::scene::between;
+
+use std::time::Duration;
+
+/// Pages of one list that are fetched at most.
+const PAGES_MAX: usize = 1000;
+
+/// Where a client is: a version, and the operation that told it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    version: u64,
+    told_by: Op,
+}
+
+struct Following<'a> {
+    reads: ClientReads<'a>,
+    rng: fastrand::Rng,
+    place: Option<Place>,
+    failures: u32,
+    /// The server does not know watch-lists.
+    lists_instead: bool,
+}
+
+/// Lists, or lets itself be told the state, watches, and goes on, until it is to leave.
+pub(super) async fn run(reads: ClientReads<'_>, rng: fastrand::Rng) {
+    let mut following = Following { reads, rng, place: None, failures: 0, lists_instead: false };
+    let scene = following.reads.scene;
+    while !scene.leave.is_cancelled() {
+        let wait = following.step().await;
+        if !wait.is_zero() && !scene.pause(wait).await {
+            return;
+        }
+    }
+}
+
+impl Following<'_> {
+    /// One list, or one watch; how long to wait before the next.
+    async fn step(&mut self) -> Duration {
+        let Behaviour { role, .. } = self.reads.behaviour;
+        match (self.place, role) {
+            (Some(place), _) => {
+                let from = WatchFrom::Version(place.version);
+                self.watch(from, Some(place.told_by)).await
+            }
+            (None, Role::Streamer) if !self.lists_instead => {
+                let version = self.version_to_begin_with();
+                self.watch(WatchFrom::Initial(version), None).await
+            }
+            (None, Role::Legacy) => {
+                let zero = self.rng.bool();
+                self.watch(WatchFrom::Anything { zero }, None).await
+            }
+            (None, _) => self.list().await,
+        }
+    }
+
+    /// As watch-lists name it: none, 0, or one that was seen.
+    fn version_to_begin_with(&mut self) -> Option<u64> {
+        match self.rng.u8(..4) {
+            0 | 1 => None,
+            2 => Some(0),
+            _ => Some(self.reads.scene.world.latest()),
+        }
+    }
+
+    async fn watch(&mut self, from: WatchFrom, resumes: Option<Op>) -> Duration {
+        let length = WatchLength::draw(&mut self.rng);
+        match self.reads.watch(from, resumes, length).await {
+            Answered::With(op, over) => self.watched(op, &over),
+            Answered::Refused { code: 410, .. } => {
+                self.place = None;
+                self.failed(0)
+            }
+            Answered::Refused { code: 400 | 422, .. } if matches!(from, WatchFrom::Initial(_)) => {
+                self.lists_instead = true;
+                self.reads.scene.notes.add("the server refuses watch-lists: clients list instead");
+                Duration::ZERO
+            }
+            Answered::Refused { retry_after, .. } => self.failed(retry_after),
+            Answered::Broken => self.failed(0),
+        }
+    }
+
+    fn watched(&mut self, op: Op, over: &WatchOver) -> Duration {
+        self.place = over.place.filter(|_| !over.is_expired).map(|version| Place { version, told_by: op });
+        // Informers that are started again list again.
+        if self.rng.u8(..12) == 0 {
+            self.place = None;
+        }
+        if over.is_expired || over.is_short {
+            return self.failed(0);
+        }
+        self.failures = 0;
+        // Most go on at once, some are away for a while.
+        match self.rng.u8(..4) {
+            0 => between(&mut self.rng, Duration::ZERO, Duration::from_secs(2)),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn failed(&mut self, retry_after: u64) -> Duration {
+        self.failures += 1;
+        backoff(&mut self.rng, self.failures, retry_after)
+    }
+
+    /// A list by one of the ways there are, page by page or at once.
+    async fn list(&mut self) -> Duration {
+        let scene = self.reads.scene;
+        let Behaviour { labels, fields, .. } = self.reads.behaviour.clone();
+        let selects = QueryText::default()
+            .with_some("labelSelector", labels.as_deref())
+            .with_some("fieldSelector", fields.as_deref());
+        let limit = (self.rng.u8(..3) == 0).then(|| self.rng.u32(1..=7).to_string());
+        let first = match self.rng.u8(..4) {
+            0 | 1 => selects.clone().with("resourceVersion", "0"),
+            2 => selects.clone(),
+            _ => selects.clone().with("resourceVersion", &scene.world.latest().to_string()),
+        };
+        let mut query = first.with_some("limit", limit.as_deref());
+        let mut page_of = None;
+        for _ in 0..PAGES_MAX {
+            let (op, read) = match self.reads.list(&query, page_of).await {
+                Answered::With(op, read) => (op, read),
+                Answered::Refused { retry_after, .. } => return self.failed(retry_after),
+                Answered::Broken => return self.failed(0),
+            };
+            let Some(token) = read.token else {
+                self.failures = 0;
+                self.place = read.version.map(|version| Place { version, told_by: op });
+                return Duration::ZERO;
+            };
+            query = selects.clone().with_some("limit", limit.as_deref()).with("continue", &token);
+            page_of = Some(op);
+            if scene.leave.is_cancelled() {
+                break;
+            }
+        }
+        Duration::ZERO
+    }
+}

@@ -1,0 +1,164 @@
+//! Digests of objects: whether two contents are the same, in sixteen letters.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::str::FromStr;
+
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+/// The first 64 bits of a SHA-256. What is compared is one content with the one that should be there, never one with
+/// all others: so few bits tell them apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(NonZeroU64);
+
+impl Digest {
+    /// Of bytes as they are.
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        let mut first = [0; 8];
+        first.copy_from_slice(&digest(&SHA256, bytes).as_ref()[..8]);
+        Self(NonZeroU64::new(u64::from_be_bytes(first)).unwrap_or(NonZeroU64::MIN))
+    }
+
+    /// Of an object's content, however its members are ordered: without `apiVersion` and `kind`, which lists leave
+    /// out, and without its version, which is told apart.
+    pub fn of_object(object: &Value) -> Self {
+        let mut text = Vec::new();
+        write(object, Place::Object, &mut text);
+        Self::of_bytes(&text)
+    }
+
+    /// Of an object's content where it is asked for as `PartialObjectMetadata`.
+    pub fn of_metadata(object: &Value) -> Self {
+        let mut text = b"{\"metadata\":".to_vec();
+        write(object.get("metadata").unwrap_or(&Value::Null), Place::Metadata, &mut text);
+        text.push(b'}');
+        Self::of_bytes(&text)
+    }
+}
+
+/// Where in an object a value stands, as far as something is left out there.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Object,
+    Metadata,
+    Deeper,
+}
+
+/// JSON without spaces, with members in the order of their names.
+fn write(value: &Value, place: Place, to: &mut Vec<u8>) {
+    match value {
+        Value::Object(members) => {
+            let left_out = |name: &str| match place {
+                Place::Object => name == "apiVersion" || name == "kind",
+                Place::Metadata => name == "resourceVersion",
+                Place::Deeper => false,
+            };
+            let mut members: Vec<_> = members.iter().filter(|(name, _)| !left_out(name)).collect();
+            members.sort_unstable_by_key(|(name, _)| *name);
+            to.push(b'{');
+            for (at, (name, value)) in members.into_iter().enumerate() {
+                if at > 0 {
+                    to.push(b',');
+                }
+                to.extend_from_slice(Value::from(name.as_str()).to_string().as_bytes());
+                to.push(b':');
+                let metadata = place == Place::Object && name == "metadata";
+                write(value, if metadata { Place::Metadata } else { Place::Deeper }, to);
+            }
+            to.push(b'}');
+        }
+        Value::Array(values) => {
+            to.push(b'[');
+            for (at, value) in values.iter().enumerate() {
+                if at > 0 {
+                    to.push(b',');
+                }
+                write(value, Place::Deeper, to);
+            }
+            to.push(b']');
+        }
+        plain => to.extend_from_slice(plain.to_string().as_bytes()),
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bits = u64::from_str_radix(text, 16).ok().and_then(NonZeroU64::new);
+        bits.map(Self).ok_or("no digest: at most sixteen hexadecimal digits, and not zero")
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Hex;
+        impl serde::de::Visitor<'_> for Hex {
+            type Value = Digest;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a digest in hexadecimal digits")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Digest, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Hex)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn order_version_and_type_make_no_difference_and_everything_else_does() {
+        let stored = json!({"kind": "ConfigMap", "apiVersion": "v1", "data": {"a": "1", "kind": "x"},
+            "metadata": {"name": "n"}});
+        let told = json!({"metadata": {"resourceVersion": "7", "name": "n"}, "data": {"kind": "x", "a": "1"}});
+        assert_eq!(Digest::of_object(&stored), Digest::of_object(&told));
+        let others = [
+            json!({"metadata": {"name": "n"}, "data": {"a": "1"}}),
+            json!({"metadata": {"name": "n"}, "data": {"kind": "x", "a": 1}}),
+            json!({"metadata": {"name": "n"}, "data": {"kind": "x", "a": "1", "resourceVersion": "7"}}),
+        ];
+        for other in others {
+            assert_ne!(Digest::of_object(&stored), Digest::of_object(&other), "{other}");
+        }
+        let partial = json!({"kind": "PartialObjectMetadata", "metadata": {"name": "n", "resourceVersion": "9"}});
+        assert_eq!(Digest::of_metadata(&stored), Digest::of_object(&partial));
+    }
+
+    #[test]
+    fn a_digest_reads_as_it_is_written() {
+        let digest = Digest::of_bytes(b"x");
+        assert_eq!(digest.to_string().parse(), Ok(digest));
+        assert_eq!(serde_json::from_str::<Digest>("\"a1\"").unwrap().to_string(), "a1");
+        for wrong in ["\"no\"", "\"0\"", "7"] {
+            assert!(serde_json::from_str::<Digest>(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A watch beside the events that it must get.
+
+use super::operation::Operation;
+use super::truth::ResourceTruth;
+use super::view::SelectionView;
+
+/// What one event of a watch is, beside those that it must get. Events are numbered from the first live one on,
+/// positions are those of the view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It is one that must come, in its place or out of it.
+    Due { event: usize, position: usize },
+    /// Those before it have come already, itself perhaps too; or it is at or below the version that was asked for.
+    Past { event: usize, position: Option<usize> },
+    /// One that must come had not when a later event or a bookmark came.
+    Missed { position: usize, event: usize },
+    /// It tells a change that does not concern this selection.
+    Foreign { event: usize },
+    /// It tells what never happened.
+    Unheard { event: usize },
+}
+
+/// How far a watch got.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Followed {
+    /// The first position that nothing was told of, nor of any behind it.
+    pub(super) next: usize,
+    /// Positions before that which may still come: they share the last version.
+    pub(super) pending: Vec<usize>,
+}
+
+/// Goes through the live events of a watch, as far as the truth is known. Events of one version come in any order.
+pub(super) fn follow(
+    truth: &ResourceTruth,
+    view: &SelectionView,
+    op: &Operation,
+    mut step: impl FnMut(Step),
+) -> Followed {
+    let first = || op.live().iter().find(|told| told.change().is_some());
+    let start = op.start().or_else(|| first().map(|told| told.version - 1)).unwrap_or(u64::MAX);
+    let mut reached = Followed { next: view.index_behind(start.max(truth.from)), pending: Vec::new() };
+    for (event, told) in op.live().iter().enumerate() {
+        if told.is_bookmark() {
+            reached.pass(view, told.version.min(truth.to), |position| step(Step::Missed { position, event }));
+            continue;
+        }
+        let is_known = truth.from < told.version && told.version <= truth.to;
+        if !told.is_object() {
+            continue;
+        }
+        if told.version <= start {
+            step(Step::Past { event, position: told.change().and_then(|change| view.position(change)) });
+            continue;
+        }
+        if !is_known {
+            continue;
+        }
+        let Some(change) = told.change() else {
+            step(Step::Unheard { event });
+            continue;
+        };
+        let Some(position) = view.position(change) else {
+            step(Step::Foreign { event });
+            continue;
+        };
+        if let Some(at) = reached.pending.iter().position(|pending| *pending == position) {
+            reached.pending.swap_remove(at);
+        } else if position < reached.next {
+            step(Step::Past { event, position: Some(position) });
+            continue;
+        } else {
+            reached.pass(view, told.version - 1, |position| step(Step::Missed { position, event }));
+            reached.pending.extend(reached.next..position);
+            reached.next = position + 1;
+        }
+        step(Step::Due { event, position });
+    }
+    reached
+}
+
+impl Followed {
+    /// Everything up to a version should have come.
+    fn pass(&mut self, view: &SelectionView, version: u64, mut missed: impl FnMut(usize)) {
+        let is_due = |position: usize| view.events.get(position).is_some_and(|event| event.version <= version);
+        self.pending.retain(|position| {
+            if is_due(*position) {
+                missed(*position);
+            }
+            !is_due(*position)
+        });
+        while is_due(self.next) {
+            missed(self.next);
+            self.next += 1;
+        }
+    }
+}

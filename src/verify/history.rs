@@ -1,0 +1,235 @@
+//! A history: all records of a run, read, put in order and set beside the truth.
+
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::sync::Arc;
+
+use super::names::{KeyNumber, Keys, Numbered};
+use super::operation::{Operation, Told};
+use super::promise::Promise;
+use super::reading::HistoryReader;
+use super::record::{
+    AskedRecord, AskedServer, CompactedRecord, FaultRecord, Op, ReadVerb, Record, RunRecord, WindowRecord, WriteVerb,
+    WrittenRecord,
+};
+use super::selection::{LabelsAndFields, Selection};
+use super::timeline::Witnessed;
+use super::truth::ResourceTruth;
+use super::view::SelectionView;
+
+/// A record that is kept as it was, with its line.
+#[derive(Clone, Debug)]
+pub(super) struct AtLine<T> {
+    pub(super) line: u32,
+    pub(super) record: T,
+}
+
+/// Why records are no history.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct ReadError {
+    /// Counted from 1.
+    pub line: u32,
+    pub what: String,
+}
+
+/// All records of a run, set beside the truth.
+#[derive(Debug, Default)]
+pub struct History {
+    pub(super) run: RunRecord,
+    pub(super) keys: Keys,
+    pub(super) truths: Vec<ResourceTruth>,
+    pub(super) views: Vec<SelectionView>,
+    /// In the order of their records.
+    pub(super) operations: Vec<Operation>,
+    pub(super) by_op: HashMap<Op, usize>,
+    pub(super) written: Vec<AtLine<WrittenRecord>>,
+    pub(super) compacted: Vec<AtLine<CompactedRecord>>,
+    pub(super) windows: Vec<AtLine<WindowRecord>>,
+    pub(super) faults: Vec<AtLine<FaultRecord>>,
+    pub(super) asked: Vec<AtLine<AskedRecord>>,
+    /// Of each truth, which version somebody had seen by when.
+    pub(super) witnessed: Vec<Witnessed>,
+    /// The last moment of the run.
+    pub(super) end_ns: u64,
+}
+
+impl History {
+    /// Reads a run, one record a line; empty lines are no records.
+    ///
+    /// # Errors
+    /// The first line that is no record, or that cannot follow those before it.
+    pub fn read(mut from: impl BufRead) -> Result<Self, ReadError> {
+        let mut reading = HistoryReader::default();
+        let mut text = String::new();
+        for line in 1.. {
+            text.clear();
+            let wrong = |what: String| ReadError { line, what };
+            if from.read_line(&mut text).map_err(|error| wrong(error.to_string()))? == 0 {
+                break;
+            }
+            if !text.trim().is_empty() {
+                let record: Record = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+                reading.push(record, line).map_err(wrong)?;
+            }
+        }
+        reading.finish()
+    }
+
+    /// The same of records that are at hand, which are numbered as if each were a line.
+    ///
+    /// # Errors
+    /// The first record that cannot follow those before it.
+    pub fn of(records: impl IntoIterator<Item = Record>) -> Result<Self, ReadError> {
+        let mut reader = HistoryReader::default();
+        for (line, record) in (1..).zip(records) {
+            reader.push(record, line).map_err(|what| ReadError { line, what })?;
+        }
+        reader.finish()
+    }
+
+    /// What a run says of itself.
+    pub fn run(&self) -> &RunRecord {
+        &self.run
+    }
+
+    /// The watches that a promise is judged by: those of the judged server that were accepted.
+    pub(super) fn watches(&self, promise: Promise) -> impl Iterator<Item = &Operation> {
+        self.judged(promise).filter(|op| op.verb == ReadVerb::Watch && op.answered(200).is_some())
+    }
+
+    /// The operations that a promise is judged by: those of the judged server that are understood, and in whose time
+    /// nothing waives the promise.
+    pub(super) fn judged(&self, promise: Promise) -> impl Iterator<Item = &Operation> {
+        self.operations.iter().filter(move |op| {
+            let last = op.last_ns().unwrap_or(self.end_ns);
+            op.server == AskedServer::Subject && op.ask.is_some() && !self.is_waived(promise, op.at_ns, last)
+        })
+    }
+
+    pub(super) fn is_waived(&self, promise: Promise, from_ns: u64, to_ns: u64) -> bool {
+        let mut waivers = self.faults.iter().filter(|fault| fault.record.waives.contains(&promise));
+        waivers.any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
+    }
+
+    /// Whether something was broken at some time between two moments.
+    pub(super) fn is_disturbed(&self, from_ns: u64, to_ns: u64) -> bool {
+        self.faults.iter().any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
+    }
+
+    pub(super) fn truth(&self, op: &Operation) -> Option<&ResourceTruth> {
+        op.truth.map(|at| &self.truths[at]).filter(|truth| truth.to > 0)
+    }
+
+    /// What a list or watch selects, beside the truth about its resource.
+    pub(super) fn view(&self, op: &Operation) -> Option<(&ResourceTruth, &SelectionView)> {
+        Some((self.truth(op)?, &self.views[op.view?]))
+    }
+
+    /// The operation that one goes on from.
+    pub(super) fn before(&self, op: &Operation) -> Option<&Operation> {
+        self.by_op.get(&op.resumes?).map(|at| &self.operations[*at])
+    }
+
+    /// The newest version of an operation's resource that somebody had seen before a moment.
+    pub(super) fn witnessed(&self, op: &Operation, before_ns: u64) -> u64 {
+        op.truth.map_or(0, |at| self.witnessed[at].before(before_ns))
+    }
+
+    pub(super) fn key(&self, key: KeyNumber) -> &str {
+        self.keys.text(key)
+    }
+}
+
+/// What comes after the last record.
+impl History {
+    /// Gives keys their order, and links what was told with what is true.
+    pub(super) fn settle(mut self, attributes: Numbered<LabelsAndFields>) -> Result<Self, ReadError> {
+        let moved = self.keys.sort();
+        let place = |key: KeyNumber| moved.get(key.0 as usize).copied().unwrap_or_default();
+        for truth in &mut self.truths {
+            truth.changes.iter_mut().for_each(|change| change.key = place(change.key));
+            truth.link().map_err(|(line, what)| ReadError { line, what: format!("the truth has {what}") })?;
+        }
+        let resources: HashMap<String, usize> =
+            self.truths.iter().enumerate().map(|(at, truth)| (truth.resource.clone(), at)).collect();
+        let attributes = attributes.into_values();
+        for op in &mut self.operations {
+            let items = op.answer.iter_mut().flat_map(|answer| &mut answer.items);
+            items.chain(&mut op.events).for_each(|told| told.key = place(told.key));
+            op.truth = op.ask.as_ref().and_then(|ask| resources.get(&ask.resource).copied());
+        }
+        self.link_told();
+        self.add_views(&attributes);
+        for op in &mut self.operations {
+            let view = op.view.map(|at| &self.views[at]);
+            let truth = op.truth.map(|at| &self.truths[at]);
+            op.find_state(view, |version| truth.is_some_and(|truth| truth.knows(version)));
+        }
+        self.witnessed = (0..self.truths.len()).map(|truth| self.witness(truth)).collect();
+        Ok(self)
+    }
+
+    /// Finds the change that each event and item tells; it had happened when that came.
+    fn link_told(&mut self) {
+        for op in &mut self.operations {
+            let Some(at) = op.truth else { continue };
+            let truth = &mut self.truths[at];
+            let items = op.answer.iter_mut().flat_map(|answer| &mut answer.items);
+            for told in items.chain(&mut op.events).filter(|told| told.is_object()) {
+                let change = truth.change_at(told.key, told.version);
+                told.set_change(change);
+                if let Some(change) = change {
+                    let learnt = &mut truth.changes[change as usize].learnt_ns;
+                    *learnt = told.at_ns.min(*learnt);
+                }
+            }
+        }
+    }
+
+    fn add_views(&mut self, attributes: &[Arc<LabelsAndFields>]) {
+        let mut numbers: HashMap<(usize, Selection), usize> = HashMap::new();
+        for op in &mut self.operations {
+            let (Some(at), Some(ask), ReadVerb::List | ReadVerb::Watch) = (op.truth, &op.ask, op.verb) else {
+                continue;
+            };
+            let number = *numbers.entry((at, ask.selection.clone())).or_insert_with(|| {
+                self.views.push(SelectionView::new(
+                    at,
+                    &self.truths[at],
+                    ask.selection.clone(),
+                    attributes,
+                    &self.keys,
+                ));
+                self.views.len() - 1
+            });
+            op.view = Some(number);
+        }
+    }
+
+    /// Which version of a resource somebody had seen by when: from the truth, from writes that returned, and from the
+    /// versions that answers and bookmarks name.
+    fn witness(&self, at: usize) -> Witnessed {
+        let truth = &self.truths[at];
+        let mut points: Vec<_> = truth.changes.iter().map(|change| (change.learnt_ns, change.version)).collect();
+        points.extend(&truth.reached);
+        for op in self.operations.iter().filter(|op| op.truth == Some(at)) {
+            let answer = op.answer.as_ref().filter(|answer| answer.code == 200);
+            points.extend(answer.and_then(|answer| Some((answer.at_ns, answer.version?))));
+            let bookmarks = op.events.iter().filter(|told| told.is_bookmark());
+            points.extend(bookmarks.map(|told: &Told| (told.at_ns, told.version)));
+        }
+        for AtLine { record: write, .. } in &self.written {
+            let done = (200..300).contains(&write.code) && write.resource == truth.resource;
+            let Some(version) = write.version.filter(|_| done) else { continue };
+            // Of a deletion it is known what it deleted; what came next of that had happened by then.
+            let next = || self.keys.get(&write.key).and_then(|key| truth.next_of(key, version, |_| true));
+            let version = match write.verb {
+                WriteVerb::Delete => next().map(|change| change.version),
+                _ => Some(version),
+            };
+            points.extend(version.map(|version| (write.return_ns, version)));
+        }
+        Witnessed::new(points)
+    }
+}

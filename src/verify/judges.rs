@@ -1,0 +1,59 @@
+//! The judges: one for each promise, each a pure function of a history.
+
+mod bookmarks;
+mod bytes;
+mod continuity;
+mod delivery;
+mod difference;
+mod events;
+mod freshness;
+mod initial_events;
+mod lists;
+mod order;
+mod refusals;
+mod relists;
+mod versions;
+
+#[cfg(test)]
+mod tests;
+
+use super::history::History;
+use super::promise::Promise;
+use super::violation::Judged;
+
+impl Promise {
+    fn judge(self, history: &History) -> Judged {
+        match self {
+            Self::Ordered => order::ordered(history),
+            Self::Unique => order::unique(history),
+            Self::Reliable => delivery::reliable(history),
+            Self::Filtered => events::filtered(history),
+            Self::Typed => events::typed(history),
+            Self::Resumable => delivery::resumable(history),
+            Self::Expired => refusals::expired(history),
+            Self::Future => refusals::future(history),
+            Self::Bookmarkable => bookmarks::bookmarkable(history),
+            Self::InitialEvents => initial_events::initial_events(history),
+            Self::ListSnapshot => lists::list_snapshot(history),
+            Self::Continuity => continuity::continuity(history),
+            Self::NotOlderThan => versions::not_older_than(history),
+            Self::Exact => versions::exact(history),
+            Self::Consistent => freshness::consistent(history),
+            Self::Monotone => freshness::monotone(history),
+            Self::TypedBytes => bytes::typed_bytes(history),
+            Self::OneRelist => relists::one_relist(history),
+        }
+    }
+}
+
+impl History {
+    /// What became of one promise.
+    pub fn judge(&self, promise: Promise) -> Judged {
+        promise.judge(self).sorted()
+    }
+
+    /// What became of each promise.
+    pub fn judge_all(&self) -> Vec<Judged> {
+        Promise::ALL.map(|promise| self.judge(promise)).into()
+    }
+}

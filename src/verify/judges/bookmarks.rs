@@ -1,0 +1,68 @@
+//! Bookmarkable: a bookmark says that everything up to it was delivered.
+
+use super::super::follow::{Step, follow};
+use super::super::history::History;
+use super::super::operation::{Operation, Told};
+use super::super::promise::Promise;
+use super::super::say;
+use super::super::violation::Judged;
+
+/// Every matching change up to a bookmark was sent before it, and all later ones are above it; bookmarks do not
+/// decrease, and only those who asked get them.
+pub(super) fn bookmarkable(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Bookmarkable);
+    for op in history.watches(Promise::Bookmarkable) {
+        let asked = op.ask.as_ref().is_some_and(|ask| ask.bookmarks);
+        for told in op.events.iter().filter(|told| told.is_bookmark()) {
+            judged.instances += 1;
+            if !asked {
+                judged.violation(op, &[told.line], || ("no bookmarks, unasked".to_owned(), say::told(history, told)));
+            }
+        }
+        rising(history, op, &mut judged);
+        missed(history, op, &mut judged);
+    }
+    judged
+}
+
+/// A bookmark is not below what was told before it, and what is told behind it is above it.
+fn rising(history: &History, op: &Operation, judged: &mut Judged) {
+    // The last bookmark, and the newest moment that was told of, with the line that did.
+    let end = op.events[..op.live_from].last().filter(|told| told.initial_end);
+    let mut bookmark = end.copied();
+    let mut newest = (op.start().unwrap_or(0), op.line);
+    for told in op.live() {
+        let behind = |bookmark: &Told| told.is_object() && told.version <= bookmark.version;
+        if told.is_bookmark() && told.version < newest.0 {
+            judged.violation(op, &[newest.1, told.line], || {
+                (format!("bookmarks at {} and later", newest.0), say::told(history, told))
+            });
+        }
+        if let Some(bookmark) = bookmark.filter(|bookmark| behind(bookmark)) {
+            judged.violation(op, &[bookmark.line, told.line], || {
+                (format!("events above {} behind the bookmark there", bookmark.version), say::told(history, told))
+            });
+        }
+        if told.is_bookmark() {
+            bookmark = Some(*told);
+        }
+        if (told.is_object() || told.is_bookmark()) && told.version > newest.0 {
+            newest = (told.version, told.line);
+        }
+    }
+}
+
+fn missed(history: &History, op: &Operation, judged: &mut Judged) {
+    let Some((truth, view)) = history.view(op) else { return };
+    follow(truth, view, op, |step| {
+        let Step::Missed { position, event } = step else { return };
+        let (told, expected) = (&op.live()[event], &view.events[position]);
+        if told.is_bookmark() {
+            let line = truth.changes[expected.change as usize].line;
+            judged.violation(op, &[line, told.line], || {
+                let got = format!("{} without it", say::told(history, told));
+                (format!("{} before", say::expected(history, truth, expected)), got)
+            });
+        }
+    });
+}

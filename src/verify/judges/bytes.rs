@@ -1,0 +1,65 @@
+//! `TypedBytes`: an object has the same bytes for everybody, and in the encoding that was asked for.
+
+use std::collections::HashMap;
+
+use super::super::digest::Digest;
+use super::super::history::History;
+use super::super::operation::{Operation, Told};
+use super::super::promise::Promise;
+use super::super::record::{AskedServer, EventKind, ReadVerb, RecordedEncoding};
+use super::super::say;
+use super::super::violation::Judged;
+
+/// What has one spelling: an object at a version, as an event, an item or by itself; of an event, whether it is gone.
+type Spelled<'a> = (&'a str, RecordedEncoding, ReadVerb, super::super::names::KeyNumber, u64, bool);
+
+/// Where a spelling was seen first.
+struct Seen<'a> {
+    bytes: Digest,
+    line: u32,
+    op: &'a Operation,
+}
+
+/// The bytes of an object are those of every other answer, and of the apiserver's where that was asked too; an answer
+/// is in the encoding that was asked for.
+pub(super) fn typed_bytes(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::TypedBytes);
+    let mut first: HashMap<Spelled<'_>, Seen<'_>> = HashMap::new();
+    let direct = history.operations.iter().filter(|op| op.server == AskedServer::Direct);
+    // The apiserver's come first: the others are compared with them.
+    for op in direct.chain(history.judged(Promise::TypedBytes)) {
+        let (Some(ask), Some(answer)) = (&op.ask, op.answered(200)) else { continue };
+        let is_judged = op.server == AskedServer::Subject;
+        if let Some(encoding) = answer.encoding.filter(|encoding| is_judged && *encoding != op.encoding) {
+            judged.instances += 1;
+            judged.violation(op, &[answer.line], || {
+                (say::encoding(op.encoding).to_owned(), say::encoding(encoding).to_owned())
+            });
+        }
+        for told in answer.items.iter().chain(&op.events).filter(|told| told.is_object()) {
+            let Some(bytes) = told.bytes else { continue };
+            let gone = told.kind == EventKind::Deleted;
+            let spelled = (ask.collection.as_str(), op.encoding, op.verb, told.key, told.version, gone);
+            let Some(seen) = first.get(&spelled) else {
+                first.insert(spelled, Seen { bytes, line: told.line, op });
+                continue;
+            };
+            if is_judged {
+                judged.instances += 1;
+                if seen.bytes != bytes {
+                    other(history, op, told, seen, &mut judged);
+                }
+            }
+        }
+    }
+    judged
+}
+
+fn other(history: &History, op: &Operation, told: &Told, seen: &Seen<'_>, judged: &mut Judged) {
+    judged.violation(op, &[seen.op.line, seen.line, told.line], || {
+        let who = if seen.op.server == AskedServer::Direct { "the apiserver" } else { "another answer" };
+        let encoding = say::encoding(op.encoding);
+        let object = format!("{} of {} in {encoding}", history.key(told.key), told.version);
+        (format!("{object} as {who} has it"), "other bytes".to_owned())
+    });
+}

@@ -1,0 +1,157 @@
+//! Continuity: a client that lists, watches and resumes holds the state at every moment that it knows of.
+
+use std::collections::HashMap;
+
+use super::super::history::History;
+use super::super::names::KeyNumber;
+use super::super::operation::{Operation, Told};
+use super::super::promise::Promise;
+use super::super::record::{EventKind, Op, ReadVerb};
+use super::super::truth::ResourceTruth;
+use super::super::view::{SelectionView, Sum};
+use super::super::violation::Judged;
+use super::difference::difference;
+
+/// What a client holds: the version of each object.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    objects: HashMap<KeyNumber, u64>,
+    sum: Sum,
+    /// The version of the last event that it got, or of the list.
+    event: u64,
+    /// The last moment that it knows of: of an event, a bookmark or the list.
+    moment: u64,
+}
+
+/// A list and the watches behind it leave no gap and do not overlap: what a client makes of them is the state at every
+/// bookmark, and where each watch ends.
+pub(super) fn continuity(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Continuity);
+    let mut resumed: HashMap<Op, usize> = HashMap::new();
+    for before in history.operations.iter().filter_map(|op| op.resumes) {
+        *resumed.entry(before).or_default() += 1;
+    }
+    let mut held: HashMap<Op, Held> = HashMap::new();
+    for op in history.watches(Promise::Continuity) {
+        let Some((truth, view)) = history.view(op) else { continue };
+        let Some(base) = base(history, op, &mut held, &mut resumed) else { continue };
+        let after = watch(history, op, truth, view, base, &mut judged);
+        if let Some(after) = after.filter(|_| resumed.contains_key(&op.op)) {
+            held.insert(op.op, after);
+        }
+    }
+    judged
+}
+
+/// What the client holds when the watch begins.
+fn base(
+    history: &History,
+    op: &Operation,
+    held: &mut HashMap<Op, Held>,
+    resumed: &mut HashMap<Op, usize>,
+) -> Option<Held> {
+    if op.state.is_some() {
+        return Some(Held::of(op.initial().iter(), op.state?));
+    }
+    let (start, before) = (op.start()?, history.before(op)?);
+    if before.verb == ReadVerb::List {
+        return listed(history, before).filter(|held| held.moment == start && before.view == op.view);
+    }
+    // The last one that goes on from a watch takes what it left.
+    let left = resumed.get_mut(&before.op)?;
+    *left = left.saturating_sub(1);
+    let held = if *left == 0 { held.remove(&before.op) } else { held.get(&before.op).cloned() };
+    held.filter(|held| (held.event..=held.moment).contains(&start) && before.view == op.view)
+}
+
+/// The pages of a list that ends with this one, all of one version.
+fn listed(history: &History, last: &Operation) -> Option<Held> {
+    let answer = last.answered(200).filter(|answer| !answer.more)?;
+    let mut pages = vec![answer];
+    let mut page = last;
+    while !page.ask.as_ref()?.first.is_empty() {
+        let before = history.before(page).filter(|before| before.view == last.view && before.op < page.op)?;
+        pages.push(before.answered(200).filter(|before| before.version == answer.version)?);
+        page = before;
+    }
+    Some(Held::of(pages.iter().flat_map(|page| &page.items), answer.version?))
+}
+
+/// Takes in the events of a watch; nothing once it does not hold the state any more.
+fn watch(
+    history: &History,
+    op: &Operation,
+    truth: &ResourceTruth,
+    view: &SelectionView,
+    mut held: Held,
+    judged: &mut Judged,
+) -> Option<Held> {
+    for told in op.live() {
+        match told.kind {
+            EventKind::Added | EventKind::Modified => held.put(told),
+            EventKind::Deleted => held.drop(told),
+            EventKind::Bookmark => {
+                held.moment = told.version;
+                judge(history, op, truth, view, &held, told.line, judged)?;
+            }
+            EventKind::Error => break,
+        }
+    }
+    // Where a stream breaks amid changes of one version, the rest of them is lost to who goes on from that version.
+    let last = held.moment;
+    let of_last = view.index_behind(last) - view.index_behind(last.saturating_sub(1));
+    if of_last > 1 && held.sum != view.sum_at(last) {
+        return None;
+    }
+    judge(history, op, truth, view, &held, op.over.map_or(0, |over| over.line), judged)?;
+    Some(held)
+}
+
+fn judge(
+    history: &History,
+    op: &Operation,
+    truth: &ResourceTruth,
+    view: &SelectionView,
+    held: &Held,
+    line: u32,
+    judged: &mut Judged,
+) -> Option<()> {
+    let moment = held.moment;
+    if !truth.knows(moment) {
+        return Some(());
+    }
+    judged.instances += 1;
+    if held.sum == view.sum_at(moment) {
+        return Some(());
+    }
+    let mut replay = view.replay(truth);
+    let objects = held.objects.iter().map(|(key, version)| (*key, *version));
+    let found = difference(history, truth, replay.at(moment).iter(), objects);
+    let (expected, got, change) = found.unwrap_or_default();
+    judged.violation(op, &[change, line], || {
+        (format!("a client that holds the state at {moment}, with {expected}"), format!("one with {got}"))
+    });
+    None
+}
+
+impl Held {
+    fn of<'a>(told: impl Iterator<Item = &'a Told>, version: u64) -> Self {
+        let mut held = Self::default();
+        told.for_each(|told| held.put(told));
+        (held.event, held.moment) = (version, version);
+        held
+    }
+
+    fn put(&mut self, told: &Told) {
+        self.drop(told);
+        self.sum.add(told.key, told.version);
+        self.objects.insert(told.key, told.version);
+    }
+
+    fn drop(&mut self, told: &Told) {
+        if let Some(version) = self.objects.remove(&told.key) {
+            self.sum.take(told.key, version);
+        }
+        (self.event, self.moment) = (told.version, told.version);
+    }
+}

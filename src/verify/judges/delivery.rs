@@ -1,0 +1,104 @@
+//! Reliable and Resumable: every change that must come has come.
+
+use std::collections::BTreeMap;
+
+use super::super::follow::{Followed, Step, follow};
+use super::super::history::History;
+use super::super::operation::Operation;
+use super::super::promise::Promise;
+use super::super::record::Ending;
+use super::super::say;
+use super::super::truth::ResourceTruth;
+use super::super::view::SelectionView;
+use super::super::violation::Judged;
+
+/// Every matching change between two delivered moments is delivered, and nothing that never happened; and no event is
+/// cut short by an end that looks whole.
+pub(super) fn reliable(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Reliable);
+    for op in history.watches(Promise::Reliable) {
+        if let Some(over) = op.over.filter(|over| over.how == Ending::Torn) {
+            judged.violation(op, &[over.line], || ("an end between two events".into(), "an end within one".into()));
+        }
+        let Some((truth, view)) = history.view(op) else { continue };
+        // Positions that were passed over, with the event that did so. What comes too late came nevertheless.
+        let mut missed: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut unheard = Vec::new();
+        let reached = follow(truth, view, op, |step| match step {
+            Step::Due { .. } => judged.instances += 1,
+            Step::Missed { position, event } => drop(missed.insert(position, event)),
+            Step::Past { position: Some(position), .. } => drop(missed.remove(&position)),
+            Step::Unheard { event } => unheard.push(event),
+            Step::Past { .. } | Step::Foreign { .. } => {}
+        });
+        for event in unheard {
+            let told = &op.live()[event];
+            judged.violation(op, &[told.line], || {
+                (
+                    "events of changes that happened".to_owned(),
+                    format!("{}, which nothing changed", say::told(history, told)),
+                )
+            });
+        }
+        for (position, event) in missed {
+            let (told, expected) = (&op.live()[event], &view.events[position]);
+            judged.violation(op, &[truth.changes[expected.change as usize].line, told.line], || {
+                let got = format!("{} without it", say::told(history, told));
+                (format!("{} before", say::expected(history, truth, expected)), got)
+            });
+        }
+        overdue(history, op, truth, view, &reached, &mut judged);
+    }
+    judged
+}
+
+/// What nothing passed over and yet did not come, although the watch was open for longer than a change may take.
+fn overdue(
+    history: &History,
+    op: &Operation,
+    truth: &ResourceTruth,
+    view: &SelectionView,
+    reached: &Followed,
+    judged: &mut Judged,
+) {
+    let Some(patience) = history.run.patience_ns.filter(|_| op.start().is_some()) else { return };
+    let until = op.over.map_or(history.end_ns, |over| over.at_ns);
+    let rest = reached.pending.iter().copied().chain(reached.next..view.events.len());
+    let rest = rest.map(|position| &view.events[position]).filter(|expected| expected.version <= truth.to);
+    let failed = op.live().last().is_some_and(|told| !told.is_object() && !told.is_bookmark());
+    if let Some(expected) = rest.filter(|_| !failed).find(|expected| {
+        let since = truth.changes[expected.change as usize].learnt_ns.max(op.at_ns);
+        let by = since.saturating_add(patience);
+        by < until && !history.is_disturbed(since, by)
+    }) {
+        let line = truth.changes[expected.change as usize].line;
+        let end = op.over.map_or(0, |over| over.line);
+        judged.violation(op, &[line, end], || {
+            let expected = say::expected(history, truth, expected);
+            (format!("{expected} within {} ms", patience / 1_000_000), "neither it nor anything behind it".to_owned())
+        });
+    }
+}
+
+/// A watch from a version begins with the first matching change behind it.
+pub(super) fn resumable(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Resumable);
+    for op in history.watches(Promise::Resumable) {
+        let Some((truth, view)) = history.view(op) else { continue };
+        let Some(start) = op.start().filter(|start| op.state.is_none() && truth.knows(*start)) else { continue };
+        let Some(told) = op.live().iter().find(|told| told.is_object() && told.version <= truth.to) else { continue };
+        judged.instances += 1;
+        let first = view.events.get(view.index_behind(start));
+        let is_first = first.is_some_and(|first| first.version == told.version);
+        let is_none = told.change().is_none_or(|change| view.position(change).is_none());
+        // What never happened or does not match is for others to judge; what is not behind the version is not.
+        if !is_first && (!is_none || told.version <= start) {
+            let line = first.map_or(0, |first| truth.changes[first.change as usize].line);
+            judged.violation(op, &[line, told.line], || {
+                let first = first.map_or_else(|| "nothing".to_owned(), |first| say::expected(history, truth, first));
+                (format!("{first} first behind {start}"), format!("{} first", say::told(history, told)))
+            });
+        }
+    }
+    judged
+}

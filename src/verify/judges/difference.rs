@@ -1,0 +1,42 @@
+//! How objects that were told differ from the state that they should be.
+
+use std::collections::BTreeMap;
+
+use super::super::history::History;
+use super::super::names::KeyNumber;
+use super::super::operation::Told;
+use super::super::truth::ResourceTruth;
+
+/// The first difference, in the order of keys: what was expected and got, and the line of the change.
+pub(super) fn difference<'a>(
+    history: &History,
+    truth: &ResourceTruth,
+    expected: impl Iterator<Item = (&'a KeyNumber, &'a u32)>,
+    told: impl Iterator<Item = (KeyNumber, u64)>,
+) -> Option<(String, String, u32)> {
+    let mut told_of: BTreeMap<KeyNumber, u64> = BTreeMap::new();
+    for (key, version) in told {
+        if told_of.insert(key, version).is_some() {
+            let key = history.key(key);
+            return Some((format!("{key} once"), format!("{key} twice"), 0));
+        }
+    }
+    for (key, change) in expected {
+        let change = &truth.changes[*change as usize];
+        let name = || format!("{} of {}", history.key(*key), change.version);
+        match told_of.remove(key) {
+            None => return Some((name(), "none of it".to_owned(), change.line)),
+            Some(version) if version != change.version => {
+                return Some((name(), format!("that of {version}"), change.line));
+            }
+            Some(_) => {}
+        }
+    }
+    let (key, version) = told_of.pop_first()?;
+    Some((format!("nothing of {}", history.key(key)), format!("{} of {version}", history.key(key)), 0))
+}
+
+/// What was told, as [`difference`] reads it.
+pub(super) fn objects(told: &[Told]) -> impl Iterator<Item = (KeyNumber, u64)> {
+    told.iter().map(|told| (told.key, told.version))
+}

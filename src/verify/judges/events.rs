@@ -1,0 +1,92 @@
+//! Filtered and Typed: each event is one that its watch should see, and as it should see it.
+
+use super::super::history::History;
+use super::super::operation::{Operation, Told};
+use super::super::promise::Promise;
+use super::super::record::EventKind;
+use super::super::say;
+use super::super::truth::ResourceTruth;
+use super::super::view::SelectionView;
+use super::super::violation::Judged;
+
+/// Nothing is delivered that matches neither before nor after the change.
+pub(super) fn filtered(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Filtered);
+    for op in history.watches(Promise::Filtered) {
+        let Some((truth, view)) = history.view(op) else { continue };
+        for (at, told) in objects(op) {
+            judged.instances += 1;
+            let is_covered = view.selection.covers(history.key(told.key));
+            let is_foreign = told.change().is_some_and(|change| {
+                let is_live = at >= op.live_from && told.version > truth.from;
+                if is_live { view.position(change).is_none() } else { !view.matches(change) }
+            });
+            if !is_covered || is_foreign {
+                let line = told.change().map_or(0, |change| truth.changes[change as usize].line);
+                judged.violation(op, &[line, told.line], || {
+                    ("events of objects that are selected".to_owned(), say::told(history, told))
+                });
+            }
+        }
+    }
+    judged
+}
+
+/// Each event has the type and the content that its change has for the selection.
+pub(super) fn typed(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Typed);
+    for op in history.watches(Promise::Typed) {
+        let Some((truth, view)) = history.view(op) else { continue };
+        for (at, told) in objects(op) {
+            let Some(change) = told.change() else { continue };
+            let is_live = at >= op.live_from;
+            if is_live && told.version <= truth.from {
+                continue;
+            }
+            let kind = if is_live {
+                let Some(position) = view.position(change) else { continue };
+                view.events[position].kind
+            } else {
+                EventKind::Added
+            };
+            judged.instances += 1;
+            let content = content(op, truth, change, kind);
+            let is_other = told.digest.zip(content).is_some_and(|(got, expected)| got != expected);
+            if told.kind != kind || is_other {
+                let line = truth.changes[change as usize].line;
+                judged.violation(op, &[line, told.line], || {
+                    let mut expected = *told;
+                    expected.kind = kind;
+                    let [expected, got] = [(&expected, content), (told, told.digest)]
+                        .map(|(told, digest)| format!("{} {}", say::told(history, told), say::content(digest)));
+                    (expected, got)
+                });
+            }
+        }
+    }
+    judged
+}
+
+fn objects(op: &Operation) -> impl Iterator<Item = (usize, &Told)> {
+    op.events.iter().enumerate().filter(|(_, told)| told.is_object())
+}
+
+/// What the event of a change shows: of a deletion, and of what leaves the selection, what was before.
+fn content(
+    op: &Operation,
+    truth: &ResourceTruth,
+    change: u32,
+    kind: EventKind,
+) -> Option<super::super::digest::Digest> {
+    let change = &truth.changes[change as usize];
+    let shown = if kind == EventKind::Deleted { &truth.changes[change.before? as usize] } else { change };
+    shown.content(op.encoding)
+}
+
+impl SelectionView {
+    /// Whether the object that a change left is selected: whether it is ADDED or MODIFIED here, or was there first.
+    fn matches(&self, change: u32) -> bool {
+        let live = || self.position(change).is_some_and(|position| self.events[position].kind != EventKind::Deleted);
+        self.is_initial(change) || live()
+    }
+}

@@ -1,0 +1,115 @@
+//! Consistent and Monotone: an answer has what was known before it was asked for.
+
+use std::collections::HashMap;
+
+use super::super::ask::{Fresh, ReadPlan};
+use super::super::history::History;
+use super::super::operation::Operation;
+use super::super::promise::Promise;
+use super::super::record::{AskedServer, ReadVerb, RecordedEncoding};
+use super::super::say;
+use super::super::timeline::Witnessed;
+use super::super::violation::Judged;
+use super::versions::{ShownVersion, shown};
+
+/// An answer without a version has everything that anybody knew before it was asked for.
+pub(super) fn consistent(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Consistent);
+    for op in history.judged(Promise::Consistent) {
+        let plan = op.ask.as_ref().map(|ask| ask.plan);
+        let Some(
+            ReadPlan::Read(Fresh::Consistent) | ReadPlan::State(Fresh::Consistent) | ReadPlan::Next(Fresh::Consistent),
+        ) = plan
+        else {
+            continue;
+        };
+        let Some(truth) = history.truth(op) else { continue };
+        let known = history.witnessed(op, op.at_ns).min(truth.to);
+        if matches!(plan, Some(ReadPlan::Next(_))) {
+            next(history, op, known, &mut judged);
+            continue;
+        }
+        let Some(shown) = shown(history, op) else { continue };
+        judged.instances += 1;
+        let words = || format!("everything up to {known}, which was known before");
+        match shown {
+            // A list may name an older version as long as nothing has changed since.
+            ShownVersion::State { version, line } => {
+                let newer = truth.next(version).filter(|change| change.version <= known);
+                if let Some(change) = newer {
+                    judged.violation(op, &[change.line, line], || {
+                        (
+                            format!("{}, with {}", words(), say::change(history, change)),
+                            format!("the state at {version}"),
+                        )
+                    });
+                }
+            }
+            ShownVersion::Object { .. } => shown.judge(history, op, known, &mut judged, words),
+        }
+    }
+    judged
+}
+
+/// A watch that begins with what comes next begins behind all that was known.
+fn next(history: &History, op: &Operation, known: u64, judged: &mut Judged) {
+    let Some(told) = op.events.iter().find(|told| told.is_object()) else { return };
+    judged.instances += 1;
+    if told.version <= known {
+        judged.violation(op, &[told.line], || {
+            (format!("events behind {known}, which was known before"), say::told(history, told))
+        });
+    }
+}
+
+/// An answer from memory is not older than an earlier one.
+pub(super) fn monotone(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Monotone);
+    let seen = seen(history);
+    for op in history.judged(Promise::Monotone) {
+        let Some(ask) = &op.ask else { continue };
+        let (ReadPlan::Read(Fresh::Any) | ReadPlan::State(Fresh::Any)) = ask.plan else { continue };
+        let Some(shown) = shown(history, op) else { continue };
+        judged.instances += 1;
+        let timeline = seen.get(&(ask.collection.as_str(), op.encoding, period(history, op.at_ns)));
+        let known = timeline.map_or(0, |seen| seen.before(op.at_ns));
+        shown
+            .judge(history, op, known, &mut judged, || format!("an answer of {known} or later, as an earlier one was"));
+    }
+    judged
+}
+
+/// What the judged server had shown from memory by when, of each collection in each encoding, between two moments at
+/// which it was allowed to go back.
+fn seen(history: &History) -> HashMap<(&str, RecordedEncoding, usize), Witnessed> {
+    let mut points: HashMap<_, Vec<_>> = HashMap::new();
+    for op in history.operations.iter().filter(|op| op.server == AskedServer::Subject) {
+        let Some(ask) = &op.ask else { continue };
+        let mut add = |at_ns, version| {
+            let key = (ask.collection.as_str(), op.encoding, period(history, at_ns));
+            points.entry(key).or_default().push((at_ns, version));
+        };
+        for told in op.events.iter().filter(|told| told.is_bookmark()) {
+            add(told.at_ns, told.version);
+        }
+        // Where a page is asked for the store may have been.
+        let is_memory = match ask.plan {
+            ReadPlan::Read(Fresh::Any) => true,
+            ReadPlan::Read(Fresh::NotOlderThan(_)) => ask.limit == 0,
+            _ => false,
+        };
+        let answer = op.answered(200).filter(|_| is_memory && op.verb == ReadVerb::List);
+        if let Some((at_ns, version)) = answer.and_then(|answer| Some((answer.at_ns, answer.version?))) {
+            add(at_ns, version);
+        }
+    }
+    points.into_iter().map(|(key, points)| (key, Witnessed::new(points))).collect()
+}
+
+/// How many faults that let a server go back had begun by a moment.
+fn period(history: &History, at_ns: u64) -> usize {
+    let waives = |fault: &&super::super::history::AtLine<super::super::record::FaultRecord>| {
+        fault.record.waives.contains(&Promise::Monotone) && fault.record.from_ns <= at_ns
+    };
+    history.faults.iter().filter(waives).count()
+}

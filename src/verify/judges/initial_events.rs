@@ -1,0 +1,63 @@
+//! `InitialEvents`: a watch that begins with the state begins with that of one version.
+
+use super::super::ask::ReadPlan;
+use super::super::history::History;
+use super::super::operation::Operation;
+use super::super::promise::Promise;
+use super::super::record::EventKind;
+use super::super::say;
+use super::super::view::Sum;
+use super::super::violation::Judged;
+use super::difference::{difference, objects};
+
+/// Only ADDED, exactly the matching part of the state of one version, each object once; then, for those who asked, one
+/// bookmark at that version that says so; nobody else gets that.
+pub(super) fn initial_events(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::InitialEvents);
+    for op in history.watches(Promise::InitialEvents) {
+        let begins = matches!(op.ask.as_ref().map(|ask| ask.plan), Some(ReadPlan::State(_)));
+        let stray = if begins { op.live() } else { &op.events };
+        for told in stray.iter().filter(|told| told.initial_end) {
+            judged.violation(op, &[told.line], || {
+                let expected = if begins { "one end of the initial events" } else { "no initial events, unasked" };
+                (expected.to_owned(), say::told(history, told))
+            });
+        }
+        if begins && (op.state.is_some() || op.is_no_state) {
+            judged.instances += 1;
+            state(history, op, &mut judged);
+        }
+    }
+    judged
+}
+
+fn state(history: &History, op: &Operation, judged: &mut Judged) {
+    let Some(version) = op.state else {
+        let line = op.events.get(op.live_from).map_or(0, |told| told.line);
+        judged.violation(op, &[line], || {
+            ("initial events that are the state of a version".to_owned(), "the state of none".to_owned())
+        });
+        return;
+    };
+    let end = op.events[..op.live_from].last().map_or(0, |told| told.line);
+    let odd = |told: &&super::super::operation::Told| told.kind != EventKind::Added || told.version > version;
+    if let Some(told) = op.initial().iter().find(odd) {
+        judged.violation(op, &[told.line, end], || {
+            (format!("ADDED up to {version} as initial events"), say::told(history, told))
+        });
+        return;
+    }
+    let Some((truth, view)) = history.view(op).filter(|(truth, _)| truth.knows(version)) else { return };
+    let mut sum = Sum::default();
+    op.initial().iter().for_each(|told| sum.add(told.key, told.version));
+    if sum != view.sum_at(version) && judged.has_room() {
+        let mut replay = view.replay(truth);
+        let Some((expected, got, line)) = difference(history, truth, replay.at(version).iter(), objects(op.initial()))
+        else {
+            return;
+        };
+        judged.violation(op, &[line, end], || {
+            (format!("the state at {version}, with {expected}"), format!("initial events with {got}"))
+        });
+    }
+}

@@ -1,0 +1,157 @@
+//! `ListSnapshot`: a list is the matching part of the state at its version, in the order of keys.
+
+use super::super::history::History;
+use super::super::names::KeyNumber;
+use super::super::operation::{Answer, Operation, Told};
+use super::super::promise::Promise;
+use super::super::record::{Op, ReadVerb};
+use super::super::truth::ResourceTruth;
+use super::super::view::{SelectionView, Sum};
+use super::super::violation::Judged;
+use super::difference::{difference, objects};
+use std::collections::{BTreeMap, HashMap};
+
+/// A list or a page is what it says that it is, and a GET is an object that there was.
+pub(super) fn list_snapshot(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::ListSnapshot);
+    // Pages, and lists that are not the state, by what they select and their version: the state moves on once for all.
+    let mut closer: Vec<(usize, u64, &Operation)> = Vec::new();
+    for op in history.judged(Promise::ListSnapshot) {
+        let Some(answer) = op.answered(200) else { continue };
+        match op.verb {
+            ReadVerb::Watch => {}
+            ReadVerb::Get => get(history, op, answer, &mut judged),
+            ReadVerb::List => {
+                let Some(version) = answer.version else {
+                    judged.instances += 1;
+                    judged.violation(op, &[answer.line], || ("the version of a list".into(), "a list of none".into()));
+                    continue;
+                };
+                let Some((truth, view)) = history.view(op).filter(|(truth, _)| truth.knows(version)) else { continue };
+                judged.instances += 1;
+                contents(history, op, answer, truth, &mut judged);
+                if !is_whole(op, answer, view, version) {
+                    closer.push((op.view.unwrap_or_default(), version, op));
+                }
+            }
+        }
+    }
+    let ends = ends(history);
+    closer.sort_by_key(|(view, version, op)| (*view, *version, op.op));
+    for of_view in closer.chunk_by(|one, next| one.0 == next.0) {
+        let view = &history.views[of_view[0].0];
+        let truth = &history.truths[view.truth];
+        let mut replay = view.replay(truth);
+        for (_, version, op) in of_view {
+            page(history, op, replay.at(*version), &ends, truth, view, &mut judged);
+        }
+    }
+    judged
+}
+
+/// Whether it is a list in one page, in order, and the state.
+fn is_whole(op: &Operation, answer: &Answer, view: &SelectionView, version: u64) -> bool {
+    let mut sum = Sum::default();
+    answer.items.iter().for_each(|item| sum.add(item.key, item.version));
+    let is_one_page = !answer.more && op.ask.as_ref().is_some_and(|ask| ask.first.is_empty());
+    let remains = answer.remaining.unwrap_or(0);
+    is_one_page && remains == 0 && answer.items.is_sorted_by_key(|item| item.key) && sum == view.sum_at(version)
+}
+
+/// Whether each item has the content of its version.
+fn contents(history: &History, op: &Operation, answer: &Answer, truth: &ResourceTruth, judged: &mut Judged) {
+    let other = |item: &&Told| {
+        let change = item.change().map(|change| &truth.changes[change as usize]);
+        let content = change.and_then(|change| change.content(op.encoding));
+        item.digest.zip(content).is_some_and(|(got, expected)| got != expected)
+    };
+    if let Some(item) = answer.items.iter().find(other) {
+        let change = item.change().map(|change| &truth.changes[change as usize]);
+        judged.violation(op, &[change.map_or(0, |change| change.line), item.line], || {
+            let words = |digest| {
+                format!("{} of {} {}", history.key(item.key), item.version, super::super::say::content(digest))
+            };
+            (words(change.and_then(|change| change.content(op.encoding))), words(item.digest))
+        });
+    }
+}
+
+/// Where the next page of a list begins, by its operation.
+fn ends(history: &History) -> HashMap<Op, KeyNumber> {
+    let lists = history.operations.iter().filter(|op| op.verb == ReadVerb::List);
+    let end = |op: &Operation| {
+        let first = op.ask.as_ref().map(|ask| ask.first.as_str()).filter(|first| !first.is_empty())?;
+        Some((op.resumes?, history.keys.at_or_behind(first)))
+    };
+    lists.filter_map(end).collect()
+}
+
+fn page(
+    history: &History,
+    op: &Operation,
+    state: &BTreeMap<KeyNumber, u32>,
+    ends: &HashMap<Op, KeyNumber>,
+    truth: &ResourceTruth,
+    view: &SelectionView,
+    judged: &mut Judged,
+) {
+    let (Some(answer), Some(ask)) = (&op.answer, &op.ask) else { return };
+    let items = &answer.items;
+    if let Some([first, second]) = items.windows(2).find(|pair| pair[0].key >= pair[1].key) {
+        let [first, second] = [first, second].map(|item| history.key(item.key));
+        judged.violation(op, &[answer.line], || {
+            (format!("a list in the order of keys, {second} before {first}"), format!("{first} before {second}"))
+        });
+        return;
+    }
+    let version = answer.version.unwrap_or_default();
+    let first = history.keys.at_or_behind(&ask.first);
+    let rest = || state.range(first..);
+    // A page reaches to where the next one begins; where nobody asked for that, to its last key.
+    let is_on_it = |key: &KeyNumber| match ends.get(&op.op) {
+        _ if !answer.more => true,
+        Some(end) => key < end,
+        None => items.last().is_some_and(|last| *key <= last.key),
+    };
+    let count = rest().take_while(|(key, _)| is_on_it(key)).count();
+    if let Some((expected, got, line)) = difference(history, truth, rest().take(count), objects(items)) {
+        judged.violation(op, &[line, answer.line], || {
+            (format!("the state at {version}, with {expected}"), format!("a list with {got}"))
+        });
+        return;
+    }
+    // With selectors the apiserver says that there is more before it has looked whether any of it matches.
+    let remains = (rest().count() - count) as u64;
+    let is_wrong = match answer.remaining {
+        Some(said) => said != remains,
+        None => answer.more && remains == 0 && !view.selection.is_selective(),
+    };
+    if is_wrong {
+        let said =
+            answer.remaining.map_or_else(|| "that there are more".to_owned(), |said| format!("that there are {said}"));
+        judged.violation(op, &[answer.line], || {
+            (format!("a page at {version} behind which there are {remains} more"), format!("one that says {said}"))
+        });
+    }
+}
+
+fn get(history: &History, op: &Operation, answer: &Answer, judged: &mut Judged) {
+    let Some(truth) = history.truth(op) else { return };
+    let Some(item) = answer.items.first().filter(|item| item.version <= truth.to) else { return };
+    let change = item.change().map(|change| &truth.changes[change as usize]);
+    // What was before the truth begins is not known.
+    if change.is_none() && item.version <= truth.from {
+        return;
+    }
+    judged.instances += 1;
+    let is_asked = op.ask.as_ref().is_some_and(|ask| ask.key == history.key(item.key));
+    let is_there = change.is_some_and(|change| !change.is_deletion());
+    if !is_asked || !is_there {
+        judged.violation(op, &[answer.line], || {
+            let expected = format!("an object that there was at {}", op.ask.as_ref().map_or("", |ask| &ask.key));
+            (expected, format!("{} of {}", history.key(item.key), item.version))
+        });
+        return;
+    }
+    contents(history, op, answer, truth, judged);
+}

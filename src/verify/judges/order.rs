@@ -1,0 +1,67 @@
+//! Ordered and Unique: versions rise, and no change comes twice.
+
+use super::super::history::History;
+use super::super::names::KeyNumber;
+use super::super::operation::{Operation, Told};
+use super::super::promise::Promise;
+use super::super::say;
+use super::super::violation::Judged;
+use std::collections::HashMap;
+
+/// Behind the initial events versions never decrease, and those of one object increase.
+pub(super) fn ordered(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Ordered);
+    for op in history.watches(Promise::Ordered) {
+        let mut of_key: HashMap<KeyNumber, &Told> = op.initial().iter().map(|told| (told.key, told)).collect();
+        let mut last: Option<&Told> = None;
+        for told in op.live().iter().filter(|told| told.is_object()) {
+            judged.instances += 1;
+            let same = of_key.insert(told.key, told).filter(|before| before.version >= told.version);
+            let any = last.filter(|last| last.version > told.version);
+            if let Some(before) = same.or(any) {
+                judged.violation(op, &[before.line, told.line], || {
+                    let least = if same.is_some() { "an event above" } else { "no event below" };
+                    (format!("{least} {}", say::told(history, before)), say::told(history, told))
+                });
+            }
+            last = Some(told);
+        }
+    }
+    judged
+}
+
+/// No change is delivered twice, nor again to who resumes behind it.
+pub(super) fn unique(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Unique);
+    for op in history.watches(Promise::Unique) {
+        let mut newest: HashMap<KeyNumber, u64> = HashMap::new();
+        for (at, told) in op.live().iter().enumerate().filter(|(_, told)| told.is_object()) {
+            judged.instances += 1;
+            let newest = newest.entry(told.key).or_default();
+            let again = if told.version > *newest { None } else { find(&op.live()[..at], told) };
+            let again = again.or_else(|| told_before(history, op, told));
+            *newest = told.version.max(*newest);
+            if let Some(first) = again {
+                judged.violation(op, &[first.line, told.line], || {
+                    let told = say::told(history, told);
+                    (format!("{told} once"), format!("{told} again"))
+                });
+            }
+        }
+    }
+    judged
+}
+
+fn find<'a>(events: &'a [Told], wanted: &Told) -> Option<&'a Told> {
+    events.iter().find(|told| told.is_object() && told.key == wanted.key && told.version == wanted.version)
+}
+
+/// The same event in a watch that this one goes on from, behind it.
+fn told_before<'a>(history: &'a History, op: &Operation, told: &Told) -> Option<&'a Told> {
+    if op.start().is_none_or(|start| told.version > start) {
+        return None;
+    }
+    let chain = std::iter::successors(history.before(op), |op| history.before(op));
+    // A chain cannot be longer than there are operations: a circle of them is cut there.
+    chain.take(history.operations.len()).find_map(|before| find(&before.events, told))
+}

@@ -1,0 +1,52 @@
+//! `OneRelist`: after an incident the server lists each resource once, however many clients it has.
+
+use std::collections::HashMap;
+
+use super::super::ask::ParsedCall;
+use super::super::history::{AtLine, History};
+use super::super::promise::Promise;
+use super::super::record::{AskedRecord, CallRecord, ReadVerb, RecordedEncoding};
+use super::super::violation::Judged;
+
+/// From each fault to the next, a collection is listed as often as the fault took effect, and once at least.
+pub(super) fn one_relist(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::OneRelist);
+    let mut faults: Vec<_> = history.faults.iter().map(|line| &line.record).collect();
+    faults.sort_by_key(|fault| fault.from_ns);
+    for (at, fault) in faults.iter().enumerate() {
+        let until = faults.get(at + 1).map_or(u64::MAX, |next| next.from_ns);
+        if fault.waives.contains(&Promise::OneRelist) {
+            continue;
+        }
+        judged.instances += 1;
+        let mut lists: HashMap<(&str, RecordedEncoding), Vec<u32>> = HashMap::new();
+        let during = |asked: &&AtLine<AskedRecord>| fault.from_ns <= asked.record.at_ns && asked.record.at_ns < until;
+        for asked in history.asked.iter().filter(during).filter(|asked| is_relist(&asked.record)) {
+            let of_one = lists.entry((asked.record.path.as_str(), asked.record.encoding)).or_default();
+            of_one.push(asked.line);
+        }
+        let allowed = usize::try_from(fault.hits).unwrap_or(usize::MAX).max(1);
+        let mut lists: Vec<_> = lists.into_iter().filter(|(_, lines)| lines.len() > allowed).collect();
+        lists.sort_unstable();
+        for ((path, _), lines) in lists {
+            let expected =
+                format!("{allowed} at most of {path} behind {} at {} ms", fault.name, fault.from_ns / 1_000_000);
+            judged.violation_of_none(lines.clone(), expected, format!("{} lists", lines.len()));
+        }
+    }
+    judged
+}
+
+/// Whether the server asked for a whole state of its own accord: as a list, of which further pages do not count, or as
+/// a watch that begins so. One object, or a selection, only tells how new the store is.
+fn is_relist(asked: &AskedRecord) -> bool {
+    let call =
+        CallRecord { verb: asked.verb, path: asked.path.clone(), query: asked.query.clone(), ..CallRecord::default() };
+    let Some(ask) = ParsedCall::parse(&call).filter(|_| asked.code == 200 && !asked.forwarded) else { return false };
+    let is_whole = match asked.verb {
+        ReadVerb::List => ask.limit != 1 && ask.first.is_empty(),
+        ReadVerb::Watch => ask.explicit,
+        ReadVerb::Get => false,
+    };
+    is_whole && !ask.selection.is_selective()
+}

@@ -1,0 +1,135 @@
+use super::super::super::promise::Promise::{Consistent, Exact, Monotone, NotOlderThan};
+use super::{broken, events, get_at, kept, list, list_at, watch, watch_at};
+
+/// A list of a version, of which nothing else matters here.
+fn of(version: u64) -> String {
+    format!(r#""code":200,"version":{version}"#)
+}
+
+fn object(version: u64) -> String {
+    format!(r#""code":200,"version":{version},"items":[{{"key":"a/y","version":{version}}}]"#)
+}
+
+#[test]
+fn an_answer_is_not_older_than_asked() {
+    kept(NotOlderThan, 1, &[&list(1, "resourceVersion=12", &of(12))]);
+    kept(NotOlderThan, 1, &[&list(1, "resourceVersion=12&resourceVersionMatch=NotOlderThan", &of(13))]);
+    broken(NotOlderThan, "an answer of 12 or later", "one of 11", &[&list(1, "resourceVersion=12", &of(11))]);
+    let state = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=12&allowWatchBookmarks=true";
+    kept(NotOlderThan, 1, &[&watch(1, state), &events("ADDED a/x 12, ADDED a/y 11, END - 12")]);
+    let words = ["an answer of 12 or later", "one of 11"];
+    broken(NotOlderThan, words[0], words[1], &[&watch(1, state), &events("ADDED a/x 5, ADDED a/y 11, END - 11")]);
+}
+
+#[test]
+fn an_object_is_not_older_than_asked_unless_nothing_changed_it() {
+    kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=12", &object(11))]);
+    kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=13", r#""code":404"#)]);
+    // It may have been deleted in between.
+    kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=12", r#""code":404"#)]);
+    let words = "an answer of 13 or later, with the change DELETED of a/y at 13";
+    broken(NotOlderThan, words, "that of 11", &[&get_at(100, 1, "resourceVersion=13", &object(11))]);
+    let gone = get_at(100, 1, "resourceVersion=15", r#""code":404"#).replace("pods/y", "pods/x");
+    let words = "an answer of 15 or later, with the change MODIFIED of a/x at 15";
+    broken(NotOlderThan, words, "none", &[&gone]);
+}
+
+#[test]
+fn a_list_of_a_version_is_of_that_version_and_so_are_its_pages() {
+    // {"v":"meta.k8s.io/v1","rv":12,"start":"a/x\u0000"}
+    let token = "limit=1&continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MTIsInN0YXJ0IjoiYS94XHUwMDAwIn0";
+    let more = |version: u64| format!(r#"{},"more":true"#, of(version));
+    let page = |version: u64| list(2, token, &of(version)).replace(r#""verb""#, r#""resumes":1,"verb""#);
+    kept(Exact, 1, &[&list(1, "resourceVersion=12&resourceVersionMatch=Exact", &of(12))]);
+    kept(Exact, 1, &[&list(1, "limit=1", &more(12)), &page(12)]);
+    let exact = list(1, "resourceVersion=12&resourceVersionMatch=Exact", &of(13));
+    broken(Exact, "a list of 12", "one of 13", &[&exact]);
+    broken(Exact, "a list of 12", "one of 11", &[&list(1, "resourceVersion=12&limit=5", &of(11))]);
+    broken(Exact, "a list of 12", "one of 14", &[&list(1, "limit=1", &more(12)), &page(14)]);
+    broken(Exact, "a list of 11", "one of 12", &[&list(1, "limit=1", &more(11)), &page(12)]);
+}
+
+#[test]
+fn a_consistent_answer_has_all_that_was_known_before() {
+    kept(Consistent, 1, &[&list_at(150, 1, "", &of(14))]);
+    kept(Consistent, 1, &[&list_at(151, 1, "", &of(15))]);
+    // Nothing changed between 16 and 20.
+    kept(Consistent, 1, &[&list_at(900, 1, "", &of(16))]);
+    let words = "everything up to 15, which was known before, with the change MODIFIED of a/x at 15";
+    broken(Consistent, words, "the state at 14", &[&list_at(151, 1, "", &of(14))]);
+    let state = events("ADDED a-b/z 14, ADDED a/x 12, END - 14");
+    let open = watch_at(151, 1, "/api/v1/pods", "sendInitialEvents=true&allowWatchBookmarks=true");
+    broken(Consistent, words, "the state at 14", &[&open, &state]);
+    // Whatever is in memory may be older, and so may what is not older than asked.
+    kept(Consistent, 0, &[&list_at(151, 1, "resourceVersion=0", &of(14))]);
+}
+
+#[test]
+fn what_somebody_else_was_told_was_known() {
+    let write = r#"{"written":{"call_ns":90,"return_ns":99,"verb":"update","#.to_owned()
+        + r#""resource":"pods","key":"a/x","version":15,"code":200}}"#;
+    let words = "everything up to 15, which was known before, with the change ADDED of a/y at 11";
+    broken(Consistent, words, "the state at 10", &[&list(1, "", &of(10)), &write]);
+    kept(Consistent, 1, &[&list(1, "", &of(10)), &write.replace("\"return_ns\":99", "\"return_ns\":100")]);
+    kept(Consistent, 1, &[&list(1, "", &of(10)), &write.replace("\"code\":200", "\"code\":0")]);
+    // Who deleted what was of 11 knows of its deletion at 13.
+    let delete = write.replace("update", "delete").replace("a/x", "a/y").replace("15", "11");
+    let words = "everything up to 13, which was known before, with the change DELETED of a/y at 13";
+    broken(Consistent, words, "the state at 12", &[&list(1, "", &of(12)), &delete]);
+    // An earlier list, and an event.
+    let words = "everything up to 12, which was known before, with the change MODIFIED of a/x at 12";
+    let early = list_at(90, 2, "resourceVersion=0", &of(12));
+    broken(Consistent, words, "the state at 11", &[&early, &list(1, "", &of(11))]);
+    let event = watch(2, "resourceVersion=10")
+        + r#"{"event":{"op":2,"at_ns":99,"type":"MODIFIED","key":"a/x","version":12}}"#
+        + "\n";
+    broken(Consistent, words, "the state at 11", &[&event, &list(1, "", &of(11))]);
+}
+
+#[test]
+fn a_consistent_get_has_the_last_state_of_its_object() {
+    kept(Consistent, 1, &[&get_at(121, 1, "", &object(11))]);
+    kept(Consistent, 1, &[&get_at(105, 1, "", r#""code":404"#)]);
+    let words = "everything up to 13, which was known before, with the change DELETED of a/y at 13";
+    broken(Consistent, words, "that of 11", &[&get_at(131, 1, "", &object(11))]);
+}
+
+#[test]
+fn a_watch_that_begins_with_what_comes_begins_behind_what_was_known() {
+    let open = watch_at(121, 1, "/api/v1/pods", "sendInitialEvents=false");
+    kept(Consistent, 1, &[&open, &events("DELETED a/y 13")]);
+    let words = ["events behind 12, which was known before", "MODIFIED a/x at 12"];
+    broken(Consistent, words[0], words[1], &[&open, &events("MODIFIED a/x 12")]);
+}
+
+#[test]
+fn answers_from_memory_do_not_go_back() {
+    let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
+    kept(Monotone, 2, &[&any(100, 1, 12), &any(110, 2, 12)]);
+    // The second was asked for before the first had come.
+    kept(Monotone, 2, &[&any(100, 1, 12), &any(101, 2, 11)]);
+    let words = "an answer of 12 or later, as an earlier one was";
+    broken(Monotone, words, "one of 11", &[&any(100, 1, 12), &any(102, 2, 11)]);
+    let bookmark = watch(1, "resourceVersion=10&allowWatchBookmarks=true") + &events("BOOKMARK - 12");
+    broken(Monotone, words, "one of 11", &[&bookmark, &any(300, 2, 11)]);
+    let object = get_at(300, 2, "resourceVersion=0", r#""code":404"#).replace("pods/y", "pods/x");
+    broken(Monotone, &format!("{words}, with the change MODIFIED of a/x at 12"), "none", &[&any(100, 1, 12), &object]);
+    // A consistent answer may be the store's, and each encoding has a memory of its own.
+    kept(Monotone, 1, &[&list(1, "", &of(12)), &any(300, 2, 11)]);
+    let protobuf = any(100, 1, 12).replace(r#""verb""#, r#""encoding":"protobuf","verb""#);
+    kept(Monotone, 2, &[&protobuf, &any(300, 2, 11)]);
+}
+
+#[test]
+fn a_fault_may_waive_a_promise_in_its_time_and_across_it() {
+    let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
+    let fault = |from: u64, to: u64| {
+        let waives = r#""hits":1,"waives":["monotone"]"#;
+        format!("{{\"fault\":{{\"name\":\"restart\",\"from_ns\":{from},\"to_ns\":{to},{waives}}}}}\n")
+    };
+    kept(Monotone, 2, &[&any(100, 1, 12), &any(300, 2, 11), &fault(200, 250)]);
+    kept(Monotone, 1, &[&any(100, 1, 12), &any(300, 2, 11), &fault(200, 300)]);
+    let words = ["an answer of 12 or later, as an earlier one was", "one of 11"];
+    broken(Monotone, words[0], words[1], &[&any(100, 1, 12), &any(300, 2, 11), &fault(50, 60)]);
+    kept(Monotone, 0, &[&any(100, 1, 12), &any(300, 2, 11), &fault(50, 400)]);
+}

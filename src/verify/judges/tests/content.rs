@@ -1,0 +1,90 @@
+use super::super::super::promise::Promise::{Filtered, Typed, TypedBytes};
+use super::{broken, events, events_of, kept, list, watch, watch_at};
+
+#[test]
+fn what_matched_before_or_after_may_come() {
+    let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
+    kept(Filtered, 2, &[&selected, &events("ADDED a/y 11, DELETED a/x 12")]);
+    let state = watch(1, "labelSelector=app%3D1&allowWatchBookmarks=true");
+    kept(Filtered, 2, &[&state, &events("ADDED a/x 5, END - 10, ADDED a/y 11")]);
+}
+
+#[test]
+fn what_matches_neither_before_nor_after_may_not() {
+    let words = "events of objects that are selected";
+    let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
+    broken(Filtered, words, "ADDED a-b/z at 14", &[&selected, &events("ADDED a-b/z 14")]);
+    // A namespace whose name begins alike.
+    let path = "/api/v1/namespaces/a/pods";
+    broken(
+        Filtered,
+        words,
+        "ADDED a-b/z at 14",
+        &[&watch_at(100, 1, path, "resourceVersion=10"), &events("ADDED a-b/z 14")],
+    );
+    let state = watch(1, "labelSelector=app%3D1&allowWatchBookmarks=true");
+    broken(Filtered, words, "ADDED a/x at 12", &[&state, &events("ADDED a/x 12, END - 12")]);
+    // Of what never happened the namespace is known all the same.
+    broken(
+        Filtered,
+        words,
+        "ADDED b/q at 14",
+        &[&watch_at(100, 1, path, "resourceVersion=10"), &events("ADDED b/q 14")],
+    );
+}
+
+#[test]
+fn an_event_has_the_type_and_content_that_its_change_has_here() {
+    let all = watch(1, "resourceVersion=10");
+    // A deletion shows what was before it.
+    kept(Typed, 3, &[&all, &events("ADDED a/y 11 11, MODIFIED a/x 12 12, DELETED a/y 13 11")]);
+    let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
+    kept(Typed, 3, &[&selected, &events("DELETED a/x 12 5, DELETED a/y 13 11, ADDED a/x 15 15")]);
+    let state = watch(1, "allowWatchBookmarks=true");
+    kept(Typed, 2, &[&state, &events("ADDED a/x 12 12, ADDED a/y 11 11, END - 12")]);
+}
+
+#[test]
+fn a_type_or_content_of_somebody_elses_selection_is_wrong() {
+    let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
+    let left = "DELETED a/x at 12 of content 5";
+    broken(Typed, left, "MODIFIED a/x at 12 of content 12", &[&selected, &events("MODIFIED a/x 12 12")]);
+    broken(Typed, left, "DELETED a/x at 12 of content 12", &[&selected, &events("DELETED a/x 12 12")]);
+    let came = "ADDED a/x at 15 of content 15";
+    broken(Typed, came, "MODIFIED a/x at 15 of content 15", &[&selected, &events("MODIFIED a/x 15 15")]);
+    // A deletion at the version of what it deletes.
+    let all = watch(1, "resourceVersion=10");
+    let words = ["ADDED a/y at 11 of content 11", "DELETED a/y at 11 of content 11"];
+    broken(Typed, words[0], words[1], &[&all, &events("DELETED a/y 11 11")]);
+    let state = watch(1, "allowWatchBookmarks=true");
+    let words = ["ADDED a/x at 12 of content 12", "ADDED a/x at 12 of content 5"];
+    broken(Typed, words[0], words[1], &[&state, &events("ADDED a/x 12 5, END - 12")]);
+}
+
+/// A watch at the apiserver behind the server.
+fn direct(op: u64) -> String {
+    watch(op, "resourceVersion=10").replace(r#""client":1"#, r#""client":1,"server":"direct""#)
+}
+
+#[test]
+fn an_object_has_the_same_bytes_for_everybody() {
+    let bytes = |op, bytes: &str| events_of(op, "ADDED a/y 11 1").replace("digest", "bytes").replace("\"1\"", bytes);
+    let [one, two] = [watch(1, "resourceVersion=10"), watch(2, "resourceVersion=10")];
+    kept(TypedBytes, 1, &[&one, &two, &bytes(1, "\"1\""), &bytes(2, "\"1\"")]);
+    kept(TypedBytes, 1, &[&one, &direct(2), &bytes(1, "\"1\""), &bytes(2, "\"1\"")]);
+    // Nobody to compare with.
+    kept(TypedBytes, 0, &[&one, &bytes(1, "\"1\"")]);
+    let mine = ["a/y of 11 in JSON as another answer has it", "other bytes"];
+    broken(TypedBytes, mine[0], mine[1], &[&one, &two, &bytes(1, "\"1\""), &bytes(2, "\"2\"")]);
+    let theirs = "a/y of 11 in JSON as the apiserver has it";
+    broken(TypedBytes, theirs, "other bytes", &[&one, &direct(2), &bytes(1, "\"1\""), &bytes(2, "\"2\"")]);
+}
+
+#[test]
+fn an_answer_is_in_the_encoding_that_was_asked_for() {
+    let answer = list(1, "", r#""code":200,"version":10,"encoding":"protobuf""#);
+    broken(TypedBytes, "JSON", "protobuf", &[&answer]);
+    let table = answer.replace(r#""verb""#, r#""encoding":"table","verb""#);
+    broken(TypedBytes, "a table", "protobuf", &[&table]);
+    kept(TypedBytes, 0, &[&answer.replace(r#""verb""#, r#""encoding":"protobuf","verb""#)]);
+}

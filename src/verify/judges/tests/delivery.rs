@@ -1,0 +1,119 @@
+use super::super::super::promise::Promise::{Bookmarkable, Reliable, Resumable};
+use super::{broken, events, judge, kept, watch, watch_at};
+
+const ALL: &str = "ADDED a/y 11, MODIFIED a/x 12, DELETED a/y 13, ADDED a-b/z 14, MODIFIED a/x 15";
+
+#[test]
+fn all_that_matches_comes() {
+    let open = watch(1, "resourceVersion=10");
+    kept(Reliable, 7, &[&open, &events(ALL), &events("ADDED a/t 16, ADDED a/s 16")]);
+    // A watch that ends between two of one version is to be resumed before it; nothing passed the other.
+    kept(Reliable, 6, &[&open, &events(ALL), &events("ADDED a/t 16")]);
+    let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
+    kept(Reliable, 4, &[&selected, &events("ADDED a/y 11, DELETED a/x 12, DELETED a/y 13, ADDED a/x 15")]);
+    kept(
+        Reliable,
+        1,
+        &[&watch_at(100, 1, "/api/v1/namespaces/a-b/pods", "resourceVersion=10"), &events("ADDED a-b/z 14")],
+    );
+    let state = watch(1, "sendInitialEvents=true&allowWatchBookmarks=true");
+    kept(Reliable, 1, &[&state, &events("ADDED a/x 12, ADDED a/y 11, END - 12, DELETED a/y 13")]);
+}
+
+#[test]
+fn what_is_passed_over_is_lost() {
+    let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
+    let lost = ALL.replace("DELETED a/y 13, ", "");
+    broken(Reliable, "DELETED a/y at 13 before", "ADDED a-b/z at 14 without it", &[&open, &events(&lost)]);
+    let bookmark = events("ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 13");
+    broken(Reliable, "DELETED a/y at 13 before", "BOOKMARK at 13 without it", &[&open, &bookmark]);
+    // One of two that share a version.
+    let state = watch(1, "sendInitialEvents=true&allowWatchBookmarks=true");
+    let sibling = events("ADDED a-b/z 14, ADDED a/x 15, END - 15, ADDED a/t 16, BOOKMARK - 17");
+    broken(Reliable, "ADDED a/s at 16 before", "BOOKMARK at 17 without it", &[&state, &sibling]);
+    let invented = events("ADDED a/y 11, MODIFIED a/y 12, MODIFIED a/x 12");
+    let got = "MODIFIED a/y at 12, which nothing changed";
+    broken(Reliable, "events of changes that happened", got, &[&open, &invented]);
+}
+
+#[test]
+fn an_end_within_an_event_looks_whole_and_is_not() {
+    let open = watch(1, "resourceVersion=10");
+    let end = |how: &str| format!(r#"{{"end":{{"op":1,"at_ns":900,"how":"{how}"}}}}"#);
+    kept(Reliable, 1, &[&open, &events("ADDED a/y 11"), &end("clean")]);
+    let words = ["an end between two events", "an end within one"];
+    broken(Reliable, words[0], words[1], &[&open, &events("ADDED a/y 11"), &end("torn")]);
+}
+
+#[test]
+fn whoever_is_told_nothing_waits_no_longer_than_a_change_may_take() {
+    let run = r#"{"run":{"patience_ns":1000}}"#.to_owned() + "\n";
+    let open = watch(1, "resourceVersion=15");
+    let end = |at_ns: u64| format!("{{\"end\":{{\"op\":1,\"at_ns\":{at_ns},\"how\":\"left\"}}}}\n");
+    kept(Reliable, 0, &[&run, &open, &end(1160)]);
+    let words = ["ADDED a/s at 16 within 0 ms", "neither it nor anything behind it"];
+    broken(Reliable, words[0], words[1], &[&run, &open, &end(1161)]);
+    let fault = r#"{"fault":{"name":"cut","from_ns":1000,"to_ns":1010,"hits":1}}"#.to_owned() + "\n";
+    kept(Reliable, 0, &[&run, &open, &end(1161), &fault]);
+    kept(Reliable, 2, &[&run, &open, &events("ADDED a/s 16, ADDED a/t 16"), &end(9000)]);
+}
+
+#[test]
+fn a_watch_begins_with_what_is_first_behind_its_version() {
+    kept(Resumable, 1, &[&watch(1, "resourceVersion=10"), &events("ADDED a/y 11")]);
+    kept(Resumable, 1, &[&watch(1, "resourceVersion=15"), &events("ADDED a/t 16")]);
+    // Nothing that it selects is between.
+    kept(Resumable, 1, &[&watch(1, "resourceVersion=13&labelSelector=app%3D1"), &events("ADDED a/x 15")]);
+    // What was before the truth begins is not known.
+    kept(Resumable, 0, &[&watch(1, "resourceVersion=9"), &events("ADDED a/y 11")]);
+}
+
+#[test]
+fn a_watch_that_begins_too_late_or_too_early_is_not_resumed() {
+    let open = watch(1, "resourceVersion=11");
+    let words = "MODIFIED a/x at 12 first behind 11";
+    broken(Resumable, words, "DELETED a/y at 13 first", &[&open, &events("DELETED a/y 13")]);
+    broken(Resumable, words, "ADDED a/y at 11 first", &[&open, &events("ADDED a/y 11, MODIFIED a/x 12")]);
+    let last = watch(1, "resourceVersion=16");
+    broken(Resumable, "nothing first behind 16", "ADDED a/s at 16 first", &[&last, &events("ADDED a/s 16")]);
+}
+
+#[test]
+fn a_bookmark_vouches_for_what_is_before_it() {
+    let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
+    kept(
+        Bookmarkable,
+        3,
+        &[&open, &events("BOOKMARK - 10, ADDED a/y 11, BOOKMARK - 11, MODIFIED a/x 12, BOOKMARK - 12")],
+    );
+    let selected = watch(1, "resourceVersion=15&allowWatchBookmarks=true&labelSelector=app%3D2");
+    kept(Bookmarkable, 2, &[&selected, &events("BOOKMARK - 16, BOOKMARK - 20")]);
+}
+
+#[test]
+fn a_bookmark_ahead_of_what_it_vouches_for_is_early() {
+    let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
+    let early = events("BOOKMARK - 11, ADDED a/y 11");
+    let judged = judge(Bookmarkable, &[&open, &early]);
+    let words: Vec<_> = judged.violations.iter().map(|v| (v.expected.as_str(), v.got.as_str())).collect();
+    let passed = ("ADDED a/y at 11 before", "BOOKMARK at 11 without it");
+    assert_eq!(words, [passed, ("events above 11 behind the bookmark there", "ADDED a/y at 11")]);
+    // One of two that share its version is yet to come.
+    let state = watch(1, "resourceVersion=15&allowWatchBookmarks=true");
+    let amid = events("ADDED a/t 16, BOOKMARK - 16");
+    broken(Bookmarkable, "ADDED a/s at 16 before", "BOOKMARK at 16 without it", &[&state, &amid]);
+}
+
+#[test]
+fn bookmarks_do_not_fall_and_are_only_for_those_who_ask() {
+    let open = watch(1, "resourceVersion=16&allowWatchBookmarks=true");
+    broken(
+        Bookmarkable,
+        "bookmarks at 18 and later",
+        "BOOKMARK at 17",
+        &[&open, &events("BOOKMARK - 18, BOOKMARK - 17")],
+    );
+    broken(Bookmarkable, "bookmarks at 16 and later", "BOOKMARK at 15", &[&open, &events("BOOKMARK - 15")]);
+    let unasked = watch(1, "resourceVersion=16&allowWatchBookmarks=false");
+    broken(Bookmarkable, "no bookmarks, unasked", "BOOKMARK at 17", &[&unasked, &events("BOOKMARK - 17")]);
+}

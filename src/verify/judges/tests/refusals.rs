@@ -1,0 +1,119 @@
+use super::super::super::promise::Promise::{Expired, Future, OneRelist};
+use super::{broken, events, kept, list, list_at, watch, watch_at};
+
+fn error(code: u16, at_ns: u64) -> String {
+    let cause = if code == 504 { r#","cause":"ResourceVersionTooLarge""# } else { "" };
+    let status = format!(r#""status":{{"code":{code},"message":"m"{cause}}}"#);
+    format!("{{\"event\":{{\"op\":1,\"at_ns\":{at_ns},\"type\":\"ERROR\",{status}}}}}\n")
+}
+
+fn line(name: &str, members: &str) -> String {
+    format!("{{\"{name}\":{{{members}}}}}\n")
+}
+
+#[test]
+fn a_410_is_for_history_that_may_be_gone() {
+    let open = watch(1, "resourceVersion=10");
+    let refused = error(410, 300);
+    kept(Expired, 1, &[&open, &refused, &line("compacted", r#""version":12,"at_ns":300"#)]);
+    kept(Expired, 1, &[&open, &refused, &line("window", r#""version":11,"at_ns":300"#)]);
+    kept(Expired, 1, &[&open, &refused, &line("window", r#""resource":"pods","version":11,"at_ns":300"#)]);
+    // Seven changes are behind version 10.
+    kept(Expired, 1, &[&open, &refused, &line("run", r#""window_changes":6"#)]);
+    let list = |query| list_at(300, 1, query, r#""code":410,"status":{"code":410,"message":"m"}"#);
+    let compacted = line("compacted", r#""version":12,"at_ns":300"#);
+    kept(Expired, 1, &[&list("resourceVersion=11&resourceVersionMatch=Exact"), &compacted]);
+    // Any other error is not about history.
+    kept(Expired, 1, &[&open, &error(500, 300)]);
+}
+
+#[test]
+fn a_410_for_history_that_is_there_is_wrong() {
+    let open = watch(1, "resourceVersion=10");
+    let words = ["what came behind 10, which nothing had let go of", "410 m"];
+    let wrong = |records: &[&str]| broken(Expired, words[0], words[1], records);
+    wrong(&[&open, &error(410, 300)]);
+    // The compaction keeps its own version, which is the first behind 10.
+    wrong(&[&open, &error(410, 300), &line("compacted", r#""version":11,"at_ns":300"#)]);
+    wrong(&[&open, &error(410, 300), &line("compacted", r#""version":12,"at_ns":301"#)]);
+    wrong(&[&open, &error(410, 300), &line("window", r#""version":10,"at_ns":300"#)]);
+    wrong(&[&open, &error(410, 300), &line("window", r#""resource":"secrets","version":11,"at_ns":300"#)]);
+    wrong(&[&open, &error(410, 300), &line("run", r#""window_changes":7"#)]);
+    // It had got further than where it began.
+    let told = events("ADDED a/y 11");
+    let further = "what came behind 11, which nothing had let go of";
+    broken(
+        Expired,
+        further,
+        "410 m",
+        &[&open, &told, &error(410, 300), &line("compacted", r#""version":12,"at_ns":1"#)],
+    );
+    let list = |query| list(1, query, r#""code":410,"status":{"code":410,"message":"m"}"#);
+    let exact = "resourceVersion=11&resourceVersionMatch=Exact";
+    let compacted = line("compacted", r#""version":11,"at_ns":1"#);
+    broken(Expired, "the state at 11, which nothing had compacted", "410 m", &[&list(exact), &compacted]);
+    broken(Expired, "what there is", "410 m", &[&list("resourceVersion=11"), &compacted]);
+}
+
+#[test]
+fn a_410_is_one_event_and_the_last() {
+    let open = watch(1, "resourceVersion=10");
+    let gone = line("compacted", r#""version":20,"at_ns":1"#);
+    let behind = [error(410, 300), events("ADDED a/y 11")].concat();
+    broken(Expired, "nothing behind an error", "ADDED a/y at 11", &[&open, &behind, &gone]);
+    let before = watch(1, "resourceVersion=10").replace("200", "410");
+    broken(Expired, "200, and a 410 as an event if at all", "410 ", &[&before, &gone]);
+}
+
+#[test]
+fn who_watches_from_the_future_waits() {
+    let open = watch(1, "resourceVersion=15&allowWatchBookmarks=true");
+    kept(Future, 1, &[&open, &events("ADDED a/s 16, ADDED a/t 16, BOOKMARK - 16")]);
+    // At 160 version 15 is of the past.
+    kept(Future, 0, &[&watch_at(160, 1, "/api/v1/pods", "resourceVersion=15"), &events("ADDED a/s 16")]);
+    let words = "what comes behind 15, which is to come";
+    broken(Future, words, "MODIFIED a/x at 15", &[&open, &events("MODIFIED a/x 15")]);
+    broken(Future, words, "BOOKMARK at 14", &[&open, &events("BOOKMARK - 14")]);
+    broken(Future, words, "410 m", &[&open, &error(410, 300)]);
+    broken(Future, words, "504 m", &[&open, &error(504, 300)]);
+}
+
+#[test]
+fn who_reads_at_a_version_is_refused_only_while_it_is_to_come() {
+    let answer = r#""code":504,"status":{"code":504,"message":"Too large resource version: 15, current: 3"}"#;
+    kept(Future, 1, &[&list_at(150, 1, "resourceVersion=15", answer)]);
+    let words = ["an answer: 15 was known before", "15 is refused as too large"];
+    broken(Future, words[0], words[1], &[&list_at(151, 1, "resourceVersion=15", answer)]);
+    let state = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=15";
+    broken(Future, words[0], words[1], &[&watch_at(151, 1, "/api/v1/pods", state), &error(504, 300)]);
+    kept(Future, 1, &[&watch_at(150, 1, "/api/v1/pods", state), &error(504, 300)]);
+    // While something is broken the server may be behind.
+    let fault = line("fault", r#""name":"slow","from_ns":140,"to_ns":152,"hits":1"#);
+    kept(Future, 1, &[&list_at(151, 1, "resourceVersion=15", answer), &fault]);
+}
+
+#[test]
+fn a_fault_costs_one_list_of_each_collection() {
+    let asked = |at_ns: u64, query: &str| {
+        let members = format!(r#""at_ns":{at_ns},"verb":"list","path":"/api/v1/pods","query":"{query}","code":200"#);
+        line("asked", &members)
+    };
+    let cut = |hits: u64| line("fault", &format!(r#""name":"cut","from_ns":1000000,"to_ns":1000100,"hits":{hits}"#));
+    let [before, first, second] = [10, 1_000_020, 1_000_030].map(|at_ns| asked(at_ns, "limit=500"));
+    kept(OneRelist, 1, &[&cut(1), &before, &first]);
+    kept(OneRelist, 1, &[&cut(2), &before, &first, &second]);
+    kept(OneRelist, 0, &[&before, &first, &second]);
+    let words = ["1 at most of /api/v1/pods behind cut at 1 ms", "2 lists"];
+    broken(OneRelist, words[0], words[1], &[&cut(1), &first, &second]);
+    broken(OneRelist, words[0], words[1], &[&cut(1), &first, &watched()]);
+    // One object, a client's own list that was passed on, or what failed, is no relist.
+    let forwarded = second.replace(r#""code":200"#, r#""code":200,"forwarded":true"#);
+    let failed = second.replace(r#""code":200"#, r#""code":500"#);
+    kept(OneRelist, 1, &[&cut(1), &first, &asked(1_000_030, "limit=1"), &forwarded, &failed]);
+}
+
+/// A list that is streamed.
+fn watched() -> String {
+    let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    line("asked", &format!(r#""at_ns":1000050,"verb":"watch","path":"/api/v1/pods","query":"{query}","code":200"#))
+}

@@ -1,0 +1,155 @@
+use super::super::super::promise::Promise::{Continuity, InitialEvents, ListSnapshot};
+use super::{broken, events, events_of, get_at, kept, list, resume, watch};
+
+const STATE: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+
+/// The answer of a list, its items written as `a/x 12`, with what else it says.
+fn answer(version: u64, items: &str, rest: &str) -> String {
+    let item = |words: &str| {
+        let words: Vec<_> = words.split(' ').collect();
+        let digest = words.get(2).map(|digest| format!(r#","digest":"{digest}""#)).unwrap_or_default();
+        format!(r#"{{"key":"{}","version":{}{digest}}}"#, words[0], words[1])
+    };
+    let items: Vec<_> = items.split(", ").filter(|words| !words.is_empty()).map(item).collect();
+    format!(r#""code":200,"version":{version},"items":[{}]{rest}"#, items.join(","))
+}
+
+#[test]
+fn initial_events_are_the_state_of_the_version_that_ends_them() {
+    kept(InitialEvents, 1, &[&watch(1, STATE), &events("ADDED a-b/z 14, ADDED a/x 12, END - 14, MODIFIED a/x 15")]);
+    let selected = watch(1, &format!("{STATE}&labelSelector=app%3D1"));
+    kept(InitialEvents, 1, &[&selected, &events("END - 14")]);
+    // A stream that broke off amid them.
+    kept(InitialEvents, 0, &[&watch(1, STATE), &events("ADDED a-b/z 14")]);
+}
+
+#[test]
+fn initial_events_that_are_no_state_or_not_only_added_are_wrong() {
+    let wrong = |expected: &str, got: &str, told: &str| {
+        broken(InitialEvents, expected, got, &[&watch(1, STATE), &events(told)]);
+    };
+    let expected = "the state at 14, with a-b/z of 14";
+    wrong(expected, "initial events with none of it", "ADDED a/x 12, END - 14, ADDED a-b/z 14");
+    wrong("the state at 12, with a/x of 12", "initial events with that of 5", "ADDED a/x 5, ADDED a/y 11, END - 12");
+    let gone = "ADDED a-b/z 14, ADDED a/x 12, ADDED a/y 11, END - 14";
+    wrong("the state at 14, with nothing of a/y", "initial events with a/y of 11", gone);
+    let twice = "ADDED a-b/z 14, ADDED a/x 12, ADDED a/x 12, END - 14";
+    wrong("the state at 14, with a/x once", "initial events with a/x twice", twice);
+    let deleted = "ADDED a/x 12, ADDED a/y 11, DELETED a/y 13, END - 13";
+    wrong("ADDED up to 13 as initial events", "DELETED a/y at 13", deleted);
+    wrong("ADDED up to 14 as initial events", "ADDED a/x at 15", "ADDED a-b/z 14, ADDED a/x 15, END - 14");
+    wrong("ADDED up to 12 as initial events", "BOOKMARK at 12", "ADDED a/x 12, BOOKMARK - 12, ADDED a/y 11, END - 12");
+    let again = "ADDED a/x 12, END - 13, END - 13";
+    wrong("one end of the initial events", "the BOOKMARK at 13 that ends the initial events", again);
+    let behind = watch(1, "resourceVersion=13&allowWatchBookmarks=true");
+    let words = ["no initial events, unasked", "the BOOKMARK at 13 that ends the initial events"];
+    broken(InitialEvents, words[0], words[1], &[&behind, &events("END - 13")]);
+}
+
+#[test]
+fn without_a_bookmark_they_end_before_what_cannot_be_one_of_them() {
+    let open = watch(1, "");
+    kept(InitialEvents, 1, &[&open, &events("ADDED a-b/z 14, ADDED a/x 12, MODIFIED a/x 15")]);
+    // What is ADDED first of all may look like one of them.
+    kept(InitialEvents, 1, &[&open, &events("ADDED a/x 5, ADDED a/y 11, MODIFIED a/x 12")]);
+    let words = ["initial events that are the state of a version", "the state of none"];
+    broken(InitialEvents, words[0], words[1], &[&open, &events("ADDED a-b/z 14, MODIFIED a/x 15")]);
+    broken(InitialEvents, words[0], words[1], &[&open, &events("ADDED a/x 12, ADDED a/y 11, ADDED a-b/z 14")]);
+    // What nobody can tell is not judged.
+    kept(InitialEvents, 0, &[&open, &events("ADDED a-b/z 14, ADDED a/x 12")]);
+}
+
+#[test]
+fn a_list_is_the_state_at_its_version() {
+    kept(ListSnapshot, 1, &[&list(1, "", &answer(14, "a-b/z 14 14, a/x 12 12", ""))]);
+    kept(ListSnapshot, 1, &[&list(1, "labelSelector=app%3D1", &answer(14, "", ""))]);
+    kept(ListSnapshot, 1, &[&list(1, "labelSelector=app%3D1", &answer(17, "a/s 16, a/t 16, a/x 15", ""))]);
+    // Nobody knows what was at 9.
+    kept(ListSnapshot, 0, &[&list(1, "", &answer(9, "a/q 3", ""))]);
+}
+
+#[test]
+fn a_list_of_no_state_or_in_another_order_is_wrong() {
+    let wrong = |expected: &str, got: &str, answer: &str| broken(ListSnapshot, expected, got, &[&list(1, "", answer)]);
+    let state = "the state at 14, with a-b/z of 14";
+    wrong(state, "a list with none of it", &answer(14, "a/x 12", ""));
+    // One half of it is of another version.
+    wrong("the state at 13, with nothing of a-b/z", "a list with a-b/z of 14", &answer(13, "a-b/z 14, a/x 12", ""));
+    let tuples = "a list in the order of keys, a-b/z before a/x";
+    wrong(tuples, "a/x before a-b/z", &answer(14, "a/x 12, a-b/z 14", ""));
+    wrong("a/x of 12 of content 12", "a/x of 12 of content 5", &answer(14, "a-b/z 14 14, a/x 12 5", ""));
+    wrong("the version of a list", "a list of none", r#""code":200"#);
+}
+
+#[test]
+fn a_page_is_part_of_the_state_and_says_what_remains() {
+    // {"v":"meta.k8s.io/v1","rv":17,"start":"a-b/z\u0000"}
+    let token = "continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MTcsInN0YXJ0IjoiYS1iL3pcdTAwMDAifQ&limit=2";
+    let first = |rest: &str| list(1, "limit=1", &answer(17, "a-b/z 14", rest));
+    kept(ListSnapshot, 1, &[&first(r#","more":true,"remaining":3"#)]);
+    kept(ListSnapshot, 1, &[&list(1, token, &answer(17, "a/s 16, a/t 16", r#","more":true,"remaining":1"#))]);
+    let last = token.replace("limit=2", "limit=3");
+    kept(ListSnapshot, 1, &[&list(1, &last, &answer(17, "a/s 16, a/t 16, a/x 15", ""))]);
+    // With a selector there may be nothing more.
+    let selected = list(1, "limit=1&labelSelector=app%3D2", &answer(17, "a-b/z 14", r#","more":true"#));
+    kept(ListSnapshot, 1, &[&selected]);
+
+    let words = ["a page at 17 behind which there are 3 more", "one that says that there are 2"];
+    broken(ListSnapshot, words[0], words[1], &[&first(r#","more":true,"remaining":2"#)]);
+    let ended = ["the state at 17, with a/s of 16", "a list with none of it"];
+    broken(ListSnapshot, ended[0], ended[1], &[&first("")]);
+    let skipped = list(1, token, &answer(17, "a/t 16, a/x 15", ""));
+    broken(ListSnapshot, ended[0], ended[1], &[&skipped]);
+    // What follows tells how far a page without objects reaches.
+    let next =
+        list(2, token, &answer(17, "a/s 16, a/t 16", r#","more":true"#)).replace(r#""verb""#, r#""resumes":1,"verb""#);
+    let words = ["the state at 17, with a-b/z of 14", "a list with none of it"];
+    broken(ListSnapshot, words[0], words[1], &[&list(1, "limit=1", &answer(17, "", r#","more":true"#)), &next]);
+    let overlap = list(1, token, &answer(17, "a-b/z 14, a/s 16", r#","more":true"#));
+    let words = ["the state at 17, with nothing of a-b/z", "a list with a-b/z of 14"];
+    broken(ListSnapshot, words[0], words[1], &[&overlap]);
+}
+
+#[test]
+fn a_get_is_an_object_that_there_was() {
+    kept(ListSnapshot, 1, &[&get_at(100, 1, "", &answer(11, "a/y 11 11", ""))]);
+    let words = ["an object that there was at a/y", "a/y of 12"];
+    broken(ListSnapshot, words[0], words[1], &[&get_at(100, 1, "", &answer(12, "a/y 12", ""))]);
+    let other = get_at(100, 1, "", &answer(12, "a/x 12", ""));
+    broken(ListSnapshot, words[0], "a/x of 12", &[&other]);
+    let content = ["a/y of 11 of content 11", "a/y of 11 of content 12"];
+    broken(ListSnapshot, content[0], content[1], &[&get_at(100, 1, "", &answer(11, "a/y 11 12", ""))]);
+}
+
+#[test]
+fn who_lists_watches_and_resumes_holds_the_state() {
+    let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10&allowWatchBookmarks=true")];
+    let told = events_of(2, "ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 12");
+    // At the bookmark, where the watch ends, and where the next one does.
+    let next = [resume(3, 2, "resourceVersion=12"), events_of(3, "DELETED a/y 13, ADDED a-b/z 14")];
+    kept(Continuity, 3, &[&start.concat(), &told, &next.concat()]);
+    let state = [watch(1, STATE), events("ADDED a/x 5, END - 10, ADDED a/y 11")];
+    let next = [resume(2, 1, "resourceVersion=11"), events_of(2, "MODIFIED a/x 12")];
+    kept(Continuity, 2, &[&state.concat(), &next.concat()]);
+    // It ends amid two of one version: the next one tells the other.
+    let amid = [watch(1, "resourceVersion=15"), events("ADDED a/t 16")];
+    kept(Continuity, 0, &[&amid.concat()]);
+}
+
+#[test]
+fn a_gap_or_an_overlap_shows_in_what_a_client_holds() {
+    let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10")].concat();
+    let wrong = |expected: &str, got: &str, records: &[&str]| broken(Continuity, expected, got, records);
+    // The first change behind the list is lost.
+    let expected = "a client that holds the state at 12, with a/y of 11";
+    wrong(expected, "one with none of it", &[&start, &events_of(2, "MODIFIED a/x 12")]);
+    // A change between two watches is lost.
+    let told = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
+    let next = [resume(3, 2, "resourceVersion=12"), events_of(3, "ADDED a-b/z 14")].concat();
+    let expected = "a client that holds the state at 14, with nothing of a/y";
+    wrong(expected, "one with a/y of 11", &[&start, &told, &next]);
+    // The list was torn.
+    let torn = [list(1, "", &answer(12, "a/x 5, a/y 11", "")), resume(2, 1, "resourceVersion=12")].concat();
+    let expected = "a client that holds the state at 13, with a/x of 12";
+    wrong(expected, "one with that of 5", &[&torn, &events_of(2, "DELETED a/y 13")]);
+}

@@ -1,0 +1,116 @@
+//! `NotOlderThan` and Exact: an answer is of the version that was asked for, or of a later one.
+
+use super::super::ask::{Fresh, ReadPlan};
+use super::super::history::History;
+use super::super::operation::Operation;
+use super::super::promise::Promise;
+use super::super::record::ReadVerb;
+use super::super::violation::Judged;
+
+/// An answer is not older than the version that was asked for.
+pub(super) fn not_older_than(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::NotOlderThan);
+    for op in history.judged(Promise::NotOlderThan) {
+        let plan = op.ask.as_ref().map(|ask| ask.plan);
+        let Some(ReadPlan::Read(Fresh::NotOlderThan(asked)) | ReadPlan::State(Fresh::NotOlderThan(asked))) = plan
+        else {
+            continue;
+        };
+        if let Some(shown) = shown(history, op) {
+            judged.instances += 1;
+            shown.judge(history, op, asked, &mut judged, || format!("an answer of {asked} or later"));
+        }
+    }
+    judged
+}
+
+/// A list that asks for a version is of it, and so is each of its pages.
+pub(super) fn exact(history: &History) -> Judged {
+    let mut judged = Judged::new(Promise::Exact);
+    for op in history.judged(Promise::Exact) {
+        let Some(ReadPlan::Exact(asked) | ReadPlan::Page(asked)) = op.ask.as_ref().map(|ask| ask.plan) else {
+            continue;
+        };
+        let Some(answer) = op.answered(200) else { continue };
+        judged.instances += 1;
+        let before = history.before(op).and_then(|before| before.answered(200));
+        let before = before.filter(|before| before.more && before.version != answer.version);
+        if answer.version != Some(asked) || before.is_some() {
+            let asked = before.and_then(|before| before.version).unwrap_or(asked);
+            judged.violation(op, &[before.map_or(0, |before| before.line), answer.line], || {
+                (format!("a list of {asked}"), of_version(answer.version))
+            });
+        }
+    }
+    judged
+}
+
+fn of_version(version: Option<u64>) -> String {
+    version.map_or_else(|| "one of no version".to_owned(), |version| format!("one of {version}"))
+}
+
+/// What an answer shows, as far as its age is judged.
+pub(super) enum ShownVersion {
+    /// A state: of a list, or of the initial events of a watch.
+    State { version: u64, line: u32 },
+    /// One object of a version, or that there is none.
+    Object { version: Option<u64>, line: u32 },
+}
+
+/// `None` where nothing was shown.
+pub(super) fn shown(history: &History, op: &Operation) -> Option<ShownVersion> {
+    let answer = op.answer.as_ref()?;
+    match (op.verb, answer.code) {
+        (ReadVerb::List, 200) => Some(ShownVersion::State { version: answer.version?, line: answer.line }),
+        (ReadVerb::Watch, 200) => {
+            let line = op.events[..op.live_from].last().map_or(answer.line, |told| told.line);
+            Some(ShownVersion::State { version: op.state?, line })
+        }
+        (ReadVerb::Get, 200) => {
+            Some(ShownVersion::Object { version: Some(answer.items.first()?.version), line: answer.line })
+        }
+        (ReadVerb::Get, 404) => history.truth(op).map(|_| ShownVersion::Object { version: None, line: answer.line }),
+        _ => None,
+    }
+}
+
+impl ShownVersion {
+    /// Whether it is not older than a version: of an object, whether it was so at that version or later.
+    pub(super) fn judge(
+        &self,
+        history: &History,
+        op: &Operation,
+        least: u64,
+        judged: &mut Judged,
+        expected: impl FnOnce() -> String,
+    ) {
+        match self {
+            Self::State { version, line } if *version < least => {
+                judged.violation(op, &[*line], || (expected(), of_version(Some(*version))));
+            }
+            Self::State { .. } => {}
+            Self::Object { version, line } => {
+                let (Some(truth), Some(ask)) = (history.truth(op), &op.ask) else { return };
+                let Some(key) = history.keys.get(&ask.key) else { return };
+                let least = least.min(truth.to);
+                let changed = match version {
+                    // It was not there at all, or was changed since.
+                    Some(version) => truth.next_of(key, *version, |_| true).filter(|change| change.version <= least),
+                    // It is there, and is not deleted later either.
+                    None => {
+                        let there = truth.state_of(key, least).filter(|there| !there.is_deletion());
+                        there.filter(|_| {
+                            truth.next_of(key, least, super::super::truth::TrueChange::is_deletion).is_none()
+                        })
+                    }
+                };
+                if let Some(change) = changed {
+                    judged.violation(op, &[change.line, *line], || {
+                        let got = version.map_or_else(|| "none".to_owned(), |version| format!("that of {version}"));
+                        (format!("{}, with {}", expected(), super::super::say::change(history, change)), got)
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Texts by number, so that a history of millions of events holds each key once.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+/// Numbers values in the order in which they come.
+#[derive(Debug)]
+pub(super) struct Numbered<T> {
+    values: Vec<Arc<T>>,
+    numbers: HashMap<Arc<T>, u32>,
+}
+
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        Self { values: Vec::new(), numbers: HashMap::new() }
+    }
+}
+
+impl<T: Eq + Hash> Numbered<T> {
+    pub(super) fn number(&mut self, value: T) -> u32 {
+        if let Some(number) = self.numbers.get(&value) {
+            return *number;
+        }
+        let value = Arc::new(value);
+        let number = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
+        self.values.push(Arc::clone(&value));
+        self.numbers.insert(value, number);
+        number
+    }
+
+    pub(super) fn into_values(self) -> Vec<Arc<T>> {
+        self.values
+    }
+}
+
+/// The number of an object's key. Once a history is whole, numbers have the order of the keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct KeyNumber(pub(super) u32);
+
+/// Keys by number.
+#[derive(Debug, Default)]
+pub(super) struct Keys {
+    texts: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, u32>,
+}
+
+impl Keys {
+    pub(super) fn number(&mut self, text: &str) -> KeyNumber {
+        if let Some(number) = self.numbers.get(text) {
+            return KeyNumber(*number);
+        }
+        let text: Arc<str> = text.into();
+        let number = u32::try_from(self.texts.len()).unwrap_or(u32::MAX);
+        self.texts.push(Arc::clone(&text));
+        self.numbers.insert(text, number);
+        KeyNumber(number)
+    }
+
+    /// Orders keys as the apiserver does, by their bytes, and tells the new number of each old one.
+    pub(super) fn sort(&mut self) -> Vec<KeyNumber> {
+        self.texts.sort_unstable();
+        let mut moved = vec![KeyNumber(0); self.texts.len()];
+        for (new, text) in self.texts.iter().enumerate() {
+            let new = u32::try_from(new).unwrap_or(u32::MAX);
+            if let Some(old) = self.numbers.insert(Arc::clone(text), new) {
+                moved[old as usize] = KeyNumber(new);
+            }
+        }
+        moved
+    }
+
+    pub(super) fn text(&self, key: KeyNumber) -> &str {
+        self.texts.get(key.0 as usize).map_or("", |text| text)
+    }
+
+    /// The first key that is not before a text, once keys are sorted.
+    pub(super) fn at_or_behind(&self, text: &str) -> KeyNumber {
+        KeyNumber(u32::try_from(self.texts.partition_point(|key| **key < *text)).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn get(&self, text: &str) -> Option<KeyNumber> {
+        self.numbers.get(text).copied().map(KeyNumber)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sorted_keys_have_the_order_of_the_apiservers_lists() {
+        let mut keys = Keys::default();
+        let old: Vec<_> = ["t1/b", "t1-a/z", "t1/a", "t1/b"].map(|text| keys.number(text)).into();
+        let moved = keys.sort();
+        let new: Vec<_> = old.iter().map(|key| moved[key.0 as usize]).collect();
+        assert_eq!(new, [KeyNumber(2), KeyNumber(0), KeyNumber(1), KeyNumber(2)]);
+        assert_eq!(new.iter().map(|key| keys.text(*key)).collect::<Vec<_>>(), ["t1/b", "t1-a/z", "t1/a", "t1/b"]);
+        assert_eq!(keys.get("t1/a"), Some(KeyNumber(1)));
+        assert_eq!(["", "t1/a", "t1/a\0", "u"].map(|text| keys.at_or_behind(text).0), [0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,181 @@
+//! One request, and everything that came of it.
+
+use super::ask::{ParsedCall, ReadPlan};
+use super::digest::Digest;
+use super::names::KeyNumber;
+use super::record::{AskedServer, Ending, EventKind, Op, ReadVerb, RecordedEncoding, RecordedStatus};
+use super::view::{SelectionView, Sum};
+
+/// An object, as an event or an item told it; or a bookmark, or an error.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    pub(super) at_ns: u64,
+    pub(super) version: u64,
+    pub(super) digest: Option<Digest>,
+    pub(super) bytes: Option<Digest>,
+    pub(super) key: KeyNumber,
+    /// The change that it tells; [`u32::MAX`] where the truth has none of that key and version.
+    change: u32,
+    pub(super) line: u32,
+    pub(super) kind: EventKind,
+    /// A bookmark that ends the initial events.
+    pub(super) initial_end: bool,
+}
+
+impl Told {
+    pub(super) fn new(at_ns: u64, line: u32, kind: EventKind, key: KeyNumber, version: u64) -> Self {
+        let (digest, bytes, change, initial_end) = (None, None, u32::MAX, false);
+        Self { at_ns, version, digest, bytes, key, change, line, kind, initial_end }
+    }
+
+    pub(super) fn change(&self) -> Option<u32> {
+        (self.change != u32::MAX).then_some(self.change)
+    }
+
+    pub(super) fn set_change(&mut self, change: Option<u32>) {
+        self.change = change.unwrap_or(u32::MAX);
+    }
+
+    /// Whether it tells of an object, as bookmarks and errors do not.
+    pub(super) fn is_object(&self) -> bool {
+        !matches!(self.kind, EventKind::Bookmark | EventKind::Error)
+    }
+
+    pub(super) fn is_bookmark(&self) -> bool {
+        self.kind == EventKind::Bookmark
+    }
+}
+
+/// The head of an answer, and all of it where it is no watch.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) at_ns: u64,
+    pub(super) line: u32,
+    pub(super) code: u16,
+    pub(super) version: Option<u64>,
+    pub(super) encoding: Option<RecordedEncoding>,
+    pub(super) items: Vec<Told>,
+    pub(super) more: bool,
+    pub(super) remaining: Option<u64>,
+    pub(super) status: RecordedStatus,
+}
+
+/// How and when a watch was over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Over {
+    pub(super) at_ns: u64,
+    pub(super) how: Ending,
+    pub(super) line: u32,
+}
+
+/// One request, and everything that came of it.
+#[derive(Clone, Debug)]
+pub(super) struct Operation {
+    pub(super) op: Op,
+    pub(super) at_ns: u64,
+    pub(super) line: u32,
+    pub(super) verb: ReadVerb,
+    pub(super) server: AskedServer,
+    pub(super) encoding: RecordedEncoding,
+    pub(super) resumes: Option<Op>,
+    /// None where it is not understood, and so not judged.
+    pub(super) ask: Option<ParsedCall>,
+    pub(super) answer: Option<Answer>,
+    pub(super) events: Vec<Told>,
+    /// What the errors among the events say, in their order.
+    pub(super) errors: Vec<RecordedStatus>,
+    pub(super) over: Option<Over>,
+    /// The truth about its resource, if there is any.
+    pub(super) truth: Option<usize>,
+    /// What it selects of that, of a list and a watch.
+    pub(super) view: Option<usize>,
+    /// Where the events behind the initial ones begin, and their bookmark if there is one.
+    pub(super) live_from: usize,
+    /// The version of the state that the initial events are; none where there are none, or where it cannot be told.
+    pub(super) state: Option<u64>,
+    /// The initial events are over, and yet the state of no version.
+    pub(super) is_no_state: bool,
+}
+
+impl Operation {
+    /// The version behind which its live events are; none where that is not known.
+    pub(super) fn start(&self) -> Option<u64> {
+        match self.ask.as_ref()?.plan {
+            ReadPlan::Behind(version) => Some(version),
+            ReadPlan::State(_) => self.state,
+            _ => None,
+        }
+    }
+
+    /// Events behind the initial ones and their bookmark.
+    pub(super) fn live(&self) -> &[Told] {
+        &self.events[self.live_from..]
+    }
+
+    /// Initial events, without the bookmark that ends them.
+    pub(super) fn initial(&self) -> &[Told] {
+        match self.events[..self.live_from].split_last() {
+            Some((end, initial)) if end.initial_end => initial,
+            _ => &self.events[..self.live_from],
+        }
+    }
+
+    pub(super) fn answered(&self, code: u16) -> Option<&Answer> {
+        self.answer.as_ref().filter(|answer| answer.code == code)
+    }
+
+    /// When the last thing came of it.
+    pub(super) fn last_ns(&self) -> Option<u64> {
+        let over = self.over.map(|over| over.at_ns);
+        let answer = self.answer.as_ref().filter(|_| self.verb != ReadVerb::Watch).map(|answer| answer.at_ns);
+        over.or(answer)
+    }
+
+    /// Finds where the initial events end: at the bookmark that says so; or, where none was asked for, before the first
+    /// event that cannot be one, so that they are the state of some version.
+    pub(super) fn find_state(&mut self, view: Option<&SelectionView>, known: impl Fn(u64) -> bool) {
+        let Some(ask) = &self.ask else { return };
+        if !matches!(ask.plan, ReadPlan::State(_)) {
+            return;
+        }
+        if let Some(end) = self.events.iter().position(|event| event.initial_end) {
+            self.live_from = end + 1;
+            self.state = Some(self.events[end].version);
+            return;
+        }
+        // Initial events come in the order of keys, and are ADDED.
+        let ordered = |pair: &[Told]| pair[1].kind == EventKind::Added && pair[0].key < pair[1].key;
+        let first = self.events.first().is_some_and(|event| event.kind == EventKind::Added);
+        let longest = if first { 1 + self.events.windows(2).take_while(|pair| ordered(pair)).count() } else { 0 };
+        self.live_from = longest;
+        if self.events.get(longest).is_none_or(|event| event.kind == EventKind::Error) {
+            return;
+        }
+        let (Some(view), false) = (view, ask.bookmarks && ask.explicit) else { return };
+        let mut sums = vec![Sum::default()];
+        for event in &self.events[..longest] {
+            let mut sum = sums[sums.len() - 1];
+            sum.add(event.key, event.version);
+            sums.push(sum);
+        }
+        let before = |at: usize| {
+            let event = &self.events[at];
+            if event.is_bookmark() { event.version } else { event.version.saturating_sub(1) }
+        };
+        // The last of the initial events may be live ones already, if they happen to go on in the order of keys: their
+        // versions do not decrease.
+        let mut least = u64::MAX;
+        for at in (0..=longest).rev() {
+            if self.events[at].version > least {
+                break;
+            }
+            least = self.events[at].version;
+            if known(before(at)) && view.sum_at(before(at)) == sums[at] {
+                self.live_from = at;
+                self.state = Some(before(at));
+                return;
+            }
+        }
+        self.is_no_state = known(before(longest));
+    }
+}

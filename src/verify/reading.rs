@@ -1,0 +1,190 @@
+//! Records become a history, one by one.
+
+use super::ask::ParsedCall;
+use super::history::{AtLine, History, ReadError};
+use super::names::Numbered;
+use super::operation::{Answer, Operation, Over, Told};
+use super::record::{
+    CallRecord, EndRecord, EventKind, EventRecord, KnownRecord, Op, Record, ReturnRecord, TruthRecord,
+};
+use super::selection::LabelsAndFields;
+use super::truth::{ResourceTruth, TrueChange};
+
+/// A history that is being read.
+#[derive(Debug, Default)]
+pub(super) struct HistoryReader {
+    history: History,
+    attributes: Numbered<LabelsAndFields>,
+}
+
+impl HistoryReader {
+    /// # Errors
+    /// Why the record cannot follow those before it.
+    pub(super) fn push(&mut self, record: Record, line: u32) -> Result<(), String> {
+        let history = &mut self.history;
+        let seen_ns = match record {
+            Record::Run(run) => {
+                history.run = run;
+                0
+            }
+            Record::Call(call) => self.call(&call, line)?,
+            Record::Return(answer) => self.answer(answer, line)?,
+            Record::Event(event) => self.event(event, line)?,
+            Record::End(end) => self.end(&end, line)?,
+            Record::Written(record) => {
+                let at_ns = record.return_ns;
+                history.written.push(AtLine { line, record });
+                at_ns
+            }
+            Record::Truth(change) => self.change(change, line),
+            Record::Known(known) => self.known(&known)?,
+            Record::Compacted(record) => {
+                history.compacted.push(AtLine { line, record });
+                0
+            }
+            Record::Window(record) => {
+                history.windows.push(AtLine { line, record });
+                0
+            }
+            Record::Fault(record) => {
+                history.faults.push(AtLine { line, record });
+                0
+            }
+            Record::Asked(record) => {
+                let at_ns = record.at_ns;
+                history.asked.push(AtLine { line, record });
+                at_ns
+            }
+        };
+        self.history.end_ns = self.history.end_ns.max(seen_ns);
+        Ok(())
+    }
+
+    /// # Errors
+    /// The line that makes the truth none.
+    pub(super) fn finish(self) -> Result<History, ReadError> {
+        self.history.settle(self.attributes)
+    }
+
+    fn call(&mut self, call: &CallRecord, line: u32) -> Result<u64, String> {
+        let at = self.history.operations.len();
+        if self.history.by_op.insert(call.op, at).is_some() {
+            return Err(format!("a second call of operation {}", call.op));
+        }
+        self.history.operations.push(Operation {
+            op: call.op,
+            at_ns: call.at_ns,
+            line,
+            verb: call.verb,
+            server: call.server,
+            encoding: call.encoding,
+            resumes: call.resumes,
+            ask: ParsedCall::parse(call),
+            answer: None,
+            events: Vec::new(),
+            errors: Vec::new(),
+            over: None,
+            truth: None,
+            view: None,
+            live_from: 0,
+            state: None,
+            is_no_state: false,
+        });
+        Ok(call.at_ns)
+    }
+
+    fn operation(&mut self, op: Op) -> Result<&mut Operation, String> {
+        let at = self.history.by_op.get(&op).ok_or_else(|| format!("nobody called operation {op}"))?;
+        Ok(&mut self.history.operations[*at])
+    }
+
+    fn answer(&mut self, answer: ReturnRecord, line: u32) -> Result<u64, String> {
+        let item = |item: super::record::RecordedItem| {
+            let key = self.history.keys.number(&item.key);
+            let mut told = Told::new(answer.at_ns, line, EventKind::Added, key, item.version);
+            (told.digest, told.bytes) = (item.digest, item.bytes);
+            told
+        };
+        let items = answer.items.into_iter().map(item).collect();
+        let op = self.operation(answer.op)?;
+        if op.answer.is_some() {
+            return Err(format!("a second answer to operation {}", answer.op));
+        }
+        op.answer = Some(Answer {
+            at_ns: answer.at_ns,
+            line,
+            code: answer.code,
+            version: answer.version,
+            encoding: answer.encoding,
+            items,
+            more: answer.more,
+            remaining: answer.remaining,
+            status: answer.status,
+        });
+        Ok(answer.at_ns)
+    }
+
+    fn event(&mut self, event: EventRecord, line: u32) -> Result<u64, String> {
+        let key = if event.key.is_empty() {
+            super::names::KeyNumber::default()
+        } else {
+            self.history.keys.number(&event.key)
+        };
+        let op = self.operation(event.op)?;
+        if op.over.is_some() {
+            return Err(format!("an event of operation {}, which is over", event.op));
+        }
+        let mut told = Told::new(event.at_ns, line, event.kind, key, event.version);
+        (told.digest, told.bytes, told.initial_end) = (event.digest, event.bytes, event.initial_end);
+        op.events.push(told);
+        if event.kind == EventKind::Error {
+            op.errors.push(event.status);
+        }
+        Ok(event.at_ns)
+    }
+
+    fn end(&mut self, end: &EndRecord, line: u32) -> Result<u64, String> {
+        let op = self.operation(end.op)?;
+        if op.over.replace(Over { at_ns: end.at_ns, how: end.how, line }).is_some() {
+            return Err(format!("a second end of operation {}", end.op));
+        }
+        Ok(end.at_ns)
+    }
+
+    fn truth(&mut self, resource: &str) -> &mut ResourceTruth {
+        let truths = &mut self.history.truths;
+        let at = truths.iter().position(|truth| truth.resource == resource).unwrap_or_else(|| {
+            truths.push(ResourceTruth::of(resource));
+            truths.len() - 1
+        });
+        &mut truths[at]
+    }
+
+    fn change(&mut self, change: TruthRecord, line: u32) -> u64 {
+        let attributes = self.attributes.number(LabelsAndFields { labels: change.labels, fields: change.fields });
+        let key = self.history.keys.number(&change.key);
+        self.truth(&change.resource).changes.push(TrueChange {
+            version: change.version,
+            key,
+            kind: change.kind,
+            digest: change.digest,
+            metadata: change.metadata,
+            attributes,
+            learnt_ns: change.at_ns,
+            before: None,
+            after: None,
+            line,
+        });
+        change.at_ns
+    }
+
+    fn known(&mut self, known: &KnownRecord) -> Result<u64, String> {
+        let truth = self.truth(&known.resource);
+        if truth.to > 0 && truth.from != known.from {
+            return Err(format!("the truth about {} begins twice", known.resource));
+        }
+        (truth.from, truth.to) = (known.from, truth.to.max(known.to));
+        truth.reached.push((known.at_ns, known.to));
+        Ok(known.at_ns)
+    }
+}

@@ -1,0 +1,56 @@
+//! Words for what was told and what should have been.
+
+use super::digest::Digest;
+use super::history::History;
+use super::operation::Told;
+use super::record::{EventKind, RecordedEncoding};
+use super::truth::{ResourceTruth, TrueChange};
+use super::view::Expected;
+
+/// `MODIFIED a/x at 7`, `BOOKMARK at 7`.
+pub(super) fn told(history: &History, told: &Told) -> String {
+    let kind = name(told.kind);
+    match told.kind {
+        EventKind::Error => kind.to_owned(),
+        EventKind::Bookmark if told.initial_end => {
+            format!("the BOOKMARK at {} that ends the initial events", told.version)
+        }
+        EventKind::Bookmark => format!("{kind} at {}", told.version),
+        _ => format!("{kind} {} at {}", history.key(told.key), told.version),
+    }
+}
+
+/// The same of an event that should have been.
+pub(super) fn expected(history: &History, truth: &ResourceTruth, expected: &Expected) -> String {
+    let key = history.key(truth.changes[expected.change as usize].key);
+    format!("{} {key} at {}", name(expected.kind), expected.version)
+}
+
+/// `the change MODIFIED of a/x at 7`.
+pub(super) fn change(history: &History, change: &TrueChange) -> String {
+    format!("the change {} of {} at {}", name(change.kind), history.key(change.key), change.version)
+}
+
+pub(super) fn content(digest: Option<Digest>) -> String {
+    digest.map_or_else(|| "of unknown content".to_owned(), |digest| format!("of content {digest}"))
+}
+
+pub(super) fn encoding(encoding: RecordedEncoding) -> &'static str {
+    match encoding {
+        RecordedEncoding::Json => "JSON",
+        RecordedEncoding::Protobuf => "protobuf",
+        RecordedEncoding::Metadata => "metadata in JSON",
+        RecordedEncoding::MetadataProtobuf => "metadata in protobuf",
+        RecordedEncoding::Table => "a table",
+    }
+}
+
+fn name(kind: EventKind) -> &'static str {
+    match kind {
+        EventKind::Added => "ADDED",
+        EventKind::Modified => "MODIFIED",
+        EventKind::Deleted => "DELETED",
+        EventKind::Bookmark => "BOOKMARK",
+        EventKind::Error => "ERROR",
+    }
+}

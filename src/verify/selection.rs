@@ -1,0 +1,208 @@
+//! What a request selects, read without the code that is judged: a namespace, labels and fields.
+
+use std::collections::BTreeMap;
+
+/// What selectors look at in an object, besides its key.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct LabelsAndFields {
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) fields: BTreeMap<String, String>,
+}
+
+/// A namespace, or all, and what labels and fields must be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Selection {
+    /// Empty for all namespaces and where there are none.
+    pub(super) namespace: String,
+    labels: Vec<(String, Test)>,
+    fields: Vec<Term>,
+}
+
+/// What a label must be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Test {
+    Present,
+    Absent,
+    OneOf(Vec<String>),
+    /// An object without the label matches too.
+    NoneOf(Vec<String>),
+    Above(i64),
+    Below(i64),
+}
+
+/// What a field must be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Term {
+    field: String,
+    value: String,
+    equal: bool,
+}
+
+impl Selection {
+    /// `None` where a selector is malformed: what the server makes of it is no question of history.
+    pub(super) fn parse(namespace: &str, labels: &str, fields: &str) -> Option<Self> {
+        let labels = pieces(labels, true).into_iter().map(label).collect::<Option<_>>()?;
+        let fields = pieces(fields, false).into_iter().map(field).collect::<Option<_>>()?;
+        Some(Self { namespace: namespace.to_owned(), labels, fields })
+    }
+
+    /// Whether there is more than a namespace.
+    pub(super) fn is_selective(&self) -> bool {
+        !self.labels.is_empty() || !self.fields.is_empty()
+    }
+
+    /// Whether an object is within it as far as its key tells.
+    pub(super) fn covers(&self, key: &str) -> bool {
+        let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+        let fits = |term: &Term| match term.field.as_str() {
+            "metadata.name" => (term.value == name) == term.equal,
+            "metadata.namespace" => (term.value == namespace) == term.equal,
+            _ => true,
+        };
+        (self.namespace.is_empty() || self.namespace == namespace) && self.fields.iter().all(fits)
+    }
+
+    /// Whether labels and fields are as they must be, name and namespace apart.
+    pub(super) fn admits(&self, object: &LabelsAndFields) -> bool {
+        let fits = |term: &Term| {
+            let found = object.fields.get(&term.field).map_or("", String::as_str);
+            term.is_of_key() || (found == term.value) == term.equal
+        };
+        self.labels.iter().all(|(key, test)| test.holds(object.labels.get(key))) && self.fields.iter().all(fits)
+    }
+}
+
+impl Term {
+    fn is_of_key(&self) -> bool {
+        matches!(self.field.as_str(), "metadata.name" | "metadata.namespace")
+    }
+}
+
+impl Test {
+    fn holds(&self, value: Option<&String>) -> bool {
+        let number = || value.and_then(|value| value.parse::<i64>().ok());
+        match self {
+            Self::Present => value.is_some(),
+            Self::Absent => value.is_none(),
+            Self::OneOf(values) => value.is_some_and(|value| values.contains(value)),
+            Self::NoneOf(values) => value.is_none_or(|value| !values.contains(value)),
+            Self::Above(bound) => number().is_some_and(|number| number > *bound),
+            Self::Below(bound) => number().is_some_and(|number| number < *bound),
+        }
+    }
+}
+
+/// The parts between commas that stand in no parentheses (of labels) and behind no backslash (of fields).
+fn pieces(text: &str, parentheses: bool) -> Vec<&str> {
+    let (mut found, mut start, mut depth, mut escaped) = (Vec::new(), 0, 0_usize, false);
+    for (at, letter) in text.char_indices() {
+        match letter {
+            _ if escaped => escaped = false,
+            '\\' if !parentheses => escaped = true,
+            '(' if parentheses => depth += 1,
+            ')' if parentheses => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                found.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    found.push(&text[start..]);
+    found.into_iter().map(str::trim).filter(|piece| !piece.is_empty()).collect()
+}
+
+fn label(piece: &str) -> Option<(String, Test)> {
+    let named = |key: &str, test| {
+        let key = key.trim();
+        let odd = |letter: char| letter.is_whitespace() || "=!<>()".contains(letter);
+        (!key.is_empty() && !key.contains(odd)).then(|| (key.to_owned(), test))
+    };
+    let one = |value: &str| vec![value.trim().to_owned()];
+    if let Some(key) = piece.strip_prefix('!') {
+        return named(key, Test::Absent);
+    }
+    if let Some((before, values)) = piece.strip_suffix(')').and_then(|piece| piece.split_once('(')) {
+        let values = values.split(',').map(|value| value.trim().to_owned()).collect();
+        let before = before.trim();
+        return match before.rsplit_once(char::is_whitespace)? {
+            (key, "in") => named(key, Test::OneOf(values)),
+            (key, "notin") => named(key, Test::NoneOf(values)),
+            _ => None,
+        };
+    }
+    if let Some((key, value)) = piece.split_once("!=") {
+        return named(key, Test::NoneOf(one(value)));
+    }
+    if let Some((key, value)) = piece.split_once('=') {
+        return named(key, Test::OneOf(one(value.strip_prefix('=').unwrap_or(value))));
+    }
+    if let Some((key, bound)) = piece.split_once('>') {
+        return named(key, Test::Above(bound.trim().parse().ok()?));
+    }
+    if let Some((key, bound)) = piece.split_once('<') {
+        return named(key, Test::Below(bound.trim().parse().ok()?));
+    }
+    named(piece, Test::Present)
+}
+
+fn field(piece: &str) -> Option<Term> {
+    let at = piece.find('=')?;
+    let (field, equal) = match piece[..at].strip_suffix('!') {
+        Some(field) => (field, false),
+        None => (&piece[..at], true),
+    };
+    let value = &piece[at + 1..];
+    let value = if equal { value.strip_prefix('=').unwrap_or(value) } else { value };
+    let mut plain = String::new();
+    let mut letters = value.chars();
+    while let Some(letter) = letters.next() {
+        plain.push(if letter == '\\' { letters.next()? } else { letter });
+    }
+    Some(Term { field: field.to_owned(), value: plain, equal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(labels: &[(&str, &str)], fields: &[(&str, &str)]) -> LabelsAndFields {
+        let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        LabelsAndFields { labels: map(labels), fields: map(fields) }
+    }
+
+    #[test]
+    fn each_operator_admits_what_the_documentation_says() {
+        let object = object(&[("app", "x"), ("n", "5"), ("empty", "")], &[("spec.nodeName", "n,1")]);
+        let admits = |labels: &str, fields: &str| Selection::parse("", labels, fields).unwrap().admits(&object);
+        let yes = "app; !other; app=x; app == x; app!=y; other!=y; app in (x, y); app notin (z); n>4; n<6; empty=; \
+            empty in (); app,n,app!=z; other notin (a); app in (y,x),n in (5)";
+        for labels in yes.split("; ") {
+            assert!(admits(labels, ""), "{labels}");
+        }
+        for labels in "!app; other; app=y; app!=x; app in (y); app notin (x,y); n>5; app>1; other>1; app,z".split("; ")
+        {
+            assert!(!admits(labels, ""), "{labels}");
+        }
+        for fields in [r"spec.nodeName=n\,1", r"spec.nodeName==n\,1", "spec.nodeName!=n", "status.phase=", ""] {
+            assert!(admits("", fields), "{fields}");
+        }
+        assert!(!admits("", "spec.nodeName=") && !admits("", "status.phase!="));
+    }
+
+    #[test]
+    fn a_key_is_covered_by_its_own_namespace_and_name_alone() {
+        let covers = |namespace, fields, key| Selection::parse(namespace, "", fields).unwrap().covers(key);
+        assert!(covers("", "", "a/x") && covers("a", "", "a/x") && !covers("a", "", "a-b/x") && !covers("a", "", "x"));
+        assert!(covers("", "metadata.name=x", "a/x") && !covers("", "metadata.name=x", "a/xy"));
+        assert!(covers("", "metadata.namespace!=b", "a/x") && !covers("", "metadata.namespace=b", "a/x"));
+    }
+
+    #[test]
+    fn what_is_malformed_is_not_guessed_at() {
+        for labels in ["a in", "a b", "=x", "n>x", "a foo (b)"] {
+            assert_eq!(Selection::parse("", labels, ""), None, "{labels}");
+        }
+        assert_eq!(Selection::parse("", "", "name"), None);
+    }
+}

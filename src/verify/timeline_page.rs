@@ -1,0 +1,282 @@
+//! What happened around a violation, as a picture: a row for each client, one for what is true, one for the writers.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader};
+use std::path::Path;
+
+use super::record::{CallRecord, Op, Record};
+use super::report::{escaped, put};
+
+/// Before and behind what shows the violation.
+const AROUND_NS: u64 = 400_000_000;
+/// A violation may be shown by records far apart: then its end is shown.
+const SPAN_NS_MAX: u64 = 15_000_000_000;
+const ROWS_MAX: usize = 40;
+/// What the line of a request begins with.
+const CALL: &str = "{\"call\"";
+const MARKS_MAX: usize = 6_000;
+const WIDTH: f64 = 1100.0;
+const LEFT: f64 = 190.0;
+const ROW: f64 = 20.0;
+const TOP: f64 = 24.0;
+
+/// Who something is shown for. Their order is that of the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Who {
+    Truth,
+    Writers,
+    /// The one whose operation shows the violation.
+    Culprit(u32),
+    Client(u32),
+}
+
+/// Something to be drawn.
+#[derive(Debug)]
+struct Mark {
+    who: Who,
+    from_ns: u64,
+    to_ns: u64,
+    class: &'static str,
+    is_wrong: bool,
+    /// What is shown where somebody points at it.
+    about: String,
+}
+
+struct Span {
+    from_ns: u64,
+    to_ns: u64,
+}
+
+/// The picture around the records of these lines, and the records themselves.
+///
+/// # Errors
+/// If the record cannot be read.
+pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Result<String> {
+    let mut shown = Vec::new();
+    each(record, |number, text, record| {
+        if lines.contains(&number) {
+            shown.push((number, text.to_owned(), time(record)));
+        }
+    })?;
+    // What was asked may be long ago; what came of it shows the violation.
+    let answers = shown.iter().filter(|(_, text, _)| !text.starts_with(CALL)).filter_map(|(.., at)| *at);
+    let span = Span::around(answers).or_else(|| Span::around(shown.iter().filter_map(|(.., at)| *at)));
+    let Some(span) = span else { return Ok(String::new()) };
+    let mut drawing = Drawing { span, lines, op, calls: HashMap::new(), marks: Vec::new(), faults: Vec::new() };
+    each(record, |number, text, record| drawing.take(number, text, record))?;
+    let mut out = "<h2>Around the first violation</h2>\n<div class=\"wide\">".to_owned();
+    out.push_str(&drawing.svg());
+    out.push_str("</div>\n<p class=\"dim\">The records that show it, by their lines:</p>\n<pre>");
+    for (number, text, _) in shown {
+        put(&mut out, format_args!("{number}: {}\n", escaped(&text)));
+    }
+    out.push_str("</pre>\n");
+    Ok(out)
+}
+
+/// Every record with its line, counted from 1.
+fn each(record: &Path, mut with: impl FnMut(u32, &str, &Record)) -> io::Result<()> {
+    for (number, line) in (1..).zip(BufReader::new(File::open(record)?).lines()) {
+        let line = line?;
+        if let Ok(record) = serde_json::from_str(&line) {
+            with(number, &line, &record);
+        }
+    }
+    Ok(())
+}
+
+/// When it happened, or was over.
+fn time(record: &Record) -> Option<u64> {
+    Some(match record {
+        Record::Call(call) => call.at_ns,
+        Record::Return(answer) => answer.at_ns,
+        Record::Event(event) => event.at_ns,
+        Record::End(end) => end.at_ns,
+        Record::Written(write) => write.return_ns,
+        Record::Truth(change) => change.at_ns,
+        Record::Asked(asked) => asked.at_ns,
+        Record::Fault(fault) => fault.to_ns,
+        Record::Run(_) | Record::Known(_) | Record::Compacted(_) | Record::Window(_) => return None,
+    })
+}
+
+impl Span {
+    fn around(times: impl Iterator<Item = u64>) -> Option<Self> {
+        let (first, last) = times.fold(None, |span: Option<(u64, u64)>, at| {
+            let (first, last) = span.unwrap_or((at, at));
+            Some((first.min(at), last.max(at)))
+        })?;
+        let from_ns = first.max(last.saturating_sub(SPAN_NS_MAX)).saturating_sub(AROUND_NS);
+        Some(Self { from_ns, to_ns: last + AROUND_NS })
+    }
+
+    fn has(&self, from_ns: u64, to_ns: u64) -> bool {
+        from_ns <= self.to_ns && self.from_ns <= to_ns
+    }
+
+    fn x(&self, at_ns: u64) -> f64 {
+        let at = at_ns.clamp(self.from_ns, self.to_ns) - self.from_ns;
+        LEFT + at as f64 / (self.to_ns - self.from_ns) as f64 * (WIDTH - LEFT - 10.0)
+    }
+}
+
+struct Drawing<'a> {
+    span: Span,
+    lines: &'a [u32],
+    op: Option<Op>,
+    /// What is under way, with its line.
+    calls: HashMap<Op, (u32, CallRecord)>,
+    marks: Vec<Mark>,
+    faults: Vec<(u64, u64, String)>,
+}
+
+impl Drawing<'_> {
+    fn take(&mut self, line: u32, text: &str, record: &Record) {
+        let is_wrong = self.lines.contains(&line);
+        match record {
+            Record::Call(call) => drop(self.calls.insert(call.op, (line, call.clone()))),
+            Record::Return(answer) => match self.calls.get(&answer.op) {
+                Some((_, call)) if call.verb == super::record::ReadVerb::Watch && answer.code == 200 => {}
+                _ => self.over(answer.op, answer.at_ns, is_wrong, &format!("answered {}", answer.code)),
+            },
+            Record::End(end) => self.over(end.op, end.at_ns, is_wrong, &format!("ended: {:?}", end.how)),
+            Record::Event(event) => {
+                let Some(who) = self.who(event.op) else { return };
+                self.mark(Mark { who, class: class(event.kind), is_wrong, ..Mark::at(event.at_ns, text) });
+            }
+            Record::Truth(change) => {
+                let (who, class) = (Who::Truth, class(change.kind));
+                self.mark(Mark { who, class, is_wrong, ..Mark::at(change.at_ns, text) });
+            }
+            Record::Written(write) => {
+                let (from_ns, to_ns, about) = (write.call_ns, write.return_ns, text.to_owned());
+                self.mark(Mark { who: Who::Writers, from_ns, to_ns, class: "bar", is_wrong, about });
+            }
+            Record::Fault(fault) if self.span.has(fault.from_ns, fault.to_ns) => {
+                self.faults.push((fault.from_ns, fault.to_ns, fault.name.clone()));
+            }
+            _ => {}
+        }
+    }
+
+    fn who(&self, op: Op) -> Option<Who> {
+        let (_, call) = self.calls.get(&op)?;
+        let culprit = self.op.and_then(|op| self.calls.get(&op)).map(|(_, call)| call.client);
+        Some(if culprit == Some(call.client) { Who::Culprit(call.client) } else { Who::Client(call.client) })
+    }
+
+    /// An operation is over, and becomes a bar.
+    fn over(&mut self, op: Op, to_ns: u64, is_wrong: bool, how: &str) {
+        let Some(who) = self.who(op) else { return };
+        let Some((line, call)) = self.calls.get(&op) else { return };
+        let is_wrong = is_wrong || self.lines.contains(line);
+        let about = about(call, how);
+        let from_ns = call.at_ns;
+        if self.op != Some(op) {
+            self.calls.remove(&op);
+        }
+        self.mark(Mark { who, from_ns, to_ns, class: "bar", is_wrong, about });
+    }
+
+    fn mark(&mut self, mark: Mark) {
+        if self.span.has(mark.from_ns, mark.to_ns) && (self.marks.len() < MARKS_MAX || mark.is_wrong) {
+            self.marks.push(mark);
+        }
+    }
+
+    fn svg(mut self) -> String {
+        // What is still under way at the end of the record.
+        let open: Vec<_> = self.calls.keys().copied().filter(|op| Some(*op) != self.op).collect();
+        let end = self.span.to_ns;
+        open.into_iter().for_each(|op| self.over(op, end, false, "still open"));
+        let who: BTreeSet<_> = self.marks.iter().map(|mark| mark.who).collect();
+        let culprits = |who: &&Who| matches!(who, Who::Client(_));
+        let spare = ROWS_MAX.saturating_sub(who.iter().filter(|who| !culprits(who)).count());
+        let fixed = who.iter().filter(|who| !culprits(who)).copied();
+        let rows: Vec<_> = fixed.chain(who.iter().filter(culprits).take(spare).copied()).collect();
+        let rows: BTreeMap<_, _> = rows.into_iter().zip(0_u32..).collect();
+        let height = TOP + ROW * (rows.len() as f64 + 1.0);
+        let mut out = format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"timeline\">\n");
+        for (from_ns, to_ns, name) in &self.faults {
+            let (x, to) = (self.span.x(*from_ns), self.span.x(*to_ns));
+            let (wide, high) = ((to - x).max(1.0), height - TOP);
+            put(&mut out, format_args!("<rect x=\"{x:.1}\" y=\"{TOP}\" width=\"{wide:.1}\" height=\"{high}\" "));
+            put(&mut out, format_args!("class=\"fault\"><title>fault: {}</title></rect>\n", escaped(name)));
+        }
+        self.axis(&mut out, height);
+        for (who, row) in &rows {
+            let y = TOP + ROW * (f64::from(*row) + 0.7);
+            put(&mut out, format_args!("<text x=\"0\" y=\"{y:.1}\">{}</text>\n", name(*who)));
+        }
+        // Bars first, so that events are on top of them.
+        self.marks.sort_by_key(|mark| (mark.class != "bar", mark.from_ns));
+        for mark in &self.marks {
+            if let Some(row) = rows.get(&mark.who) {
+                draw(&mut out, &self.span, mark, TOP + ROW * (f64::from(*row) + 0.5));
+            }
+        }
+        out.push_str("</svg>\n");
+        out
+    }
+
+    fn axis(&self, out: &mut String, height: f64) {
+        const STEPS: u64 = 8;
+        for step in 0..=STEPS {
+            let at_ns = self.span.from_ns + (self.span.to_ns - self.span.from_ns) / STEPS * step;
+            let (x, seconds) = (self.span.x(at_ns), at_ns as f64 / 1e9);
+            put(out, format_args!("<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{height}\" class=\"grid\"/>"));
+            put(out, format_args!("<text x=\"{:.1}\" y=\"14\" class=\"dim\">{seconds:.3} s</text>\n", x - 20.0));
+        }
+    }
+}
+
+impl Mark {
+    /// Something without a length.
+    fn at(at_ns: u64, about: &str) -> Self {
+        let about = about.to_owned();
+        Self { who: Who::Truth, from_ns: at_ns, to_ns: at_ns, class: "mark", is_wrong: false, about }
+    }
+}
+
+fn about(call: &CallRecord, how: &str) -> String {
+    let CallRecord { op, verb, path, query, encoding, transport, .. } = call;
+    let query = if query.is_empty() { String::new() } else { format!("?{query}") };
+    format!("operation {op}: {verb:?} {path}{query} ({encoding:?}, {transport:?}), {how}")
+}
+
+fn class(kind: super::record::EventKind) -> &'static str {
+    use super::record::EventKind;
+    match kind {
+        EventKind::Added => "ADDED",
+        EventKind::Modified => "MODIFIED",
+        EventKind::Deleted => "DELETED",
+        EventKind::Bookmark => "BOOKMARK",
+        EventKind::Error => "ERROR",
+    }
+}
+
+fn name(who: Who) -> String {
+    match who {
+        Who::Truth => "the truth".to_owned(),
+        Who::Writers => "writers".to_owned(),
+        Who::Culprit(client) => format!("client {client}, which shows it"),
+        Who::Client(client) => format!("client {client}"),
+    }
+}
+
+fn draw(out: &mut String, span: &Span, mark: &Mark, y: f64) {
+    let (x, to) = (span.x(mark.from_ns), span.x(mark.to_ns));
+    let class = if mark.is_wrong { format!("{} wrong", mark.class) } else { mark.class.to_owned() };
+    if mark.class == "bar" {
+        let (wide, top) = ((to - x).max(1.5), y - 5.0);
+        put(
+            out,
+            format_args!("<rect x=\"{x:.1}\" y=\"{top:.1}\" width=\"{wide:.1}\" height=\"10\" class=\"{class}\">"),
+        );
+        put(out, format_args!("<title>{}</title></rect>\n", escaped(&mark.about)));
+    } else {
+        put(out, format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" class=\"{class}\">"));
+        put(out, format_args!("<title>{}</title></circle>\n", escaped(&mark.about)));
+    }
+}

@@ -1,0 +1,201 @@
+//! The truth about one resource: what its objects were at every version.
+
+use super::digest::Digest;
+use super::names::KeyNumber;
+use super::record::{EventKind, RecordedEncoding};
+
+/// A change that happened, or an object of the state that the truth begins with.
+#[derive(Clone, Debug)]
+pub(super) struct TrueChange {
+    pub(super) version: u64,
+    pub(super) key: KeyNumber,
+    /// ADDED, MODIFIED or DELETED.
+    pub(super) kind: EventKind,
+    pub(super) digest: Option<Digest>,
+    pub(super) metadata: Option<Digest>,
+    /// Number of what selectors look at.
+    pub(super) attributes: u32,
+    /// It had happened by then.
+    pub(super) learnt_ns: u64,
+    /// The change of the same key before it.
+    pub(super) before: Option<u32>,
+    /// The change of the same key behind it.
+    pub(super) after: Option<u32>,
+    pub(super) line: u32,
+}
+
+impl TrueChange {
+    pub(super) fn is_deletion(&self) -> bool {
+        self.kind == EventKind::Deleted
+    }
+
+    /// What a client that asks for this encoding reads; none where that is not known.
+    pub(super) fn content(&self, encoding: RecordedEncoding) -> Option<Digest> {
+        match encoding {
+            RecordedEncoding::Json | RecordedEncoding::Protobuf => self.digest,
+            RecordedEncoding::Metadata | RecordedEncoding::MetadataProtobuf => self.metadata,
+            RecordedEncoding::Table => None,
+        }
+    }
+}
+
+/// What is known of one resource: its state at `from`, and every change behind it up to `to`.
+#[derive(Debug, Default)]
+pub(super) struct ResourceTruth {
+    pub(super) resource: String,
+    pub(super) from: u64,
+    pub(super) to: u64,
+    /// Moments, and how far the truth reached by then.
+    pub(super) reached: Vec<(u64, u64)>,
+    /// Ordered by version, those of one version by key.
+    pub(super) changes: Vec<TrueChange>,
+    /// Changes by key, those of one key by version.
+    by_key: Vec<(KeyNumber, u32)>,
+}
+
+impl ResourceTruth {
+    /// Nothing is known yet.
+    pub(super) fn of(resource: &str) -> Self {
+        Self { resource: resource.to_owned(), ..Self::default() }
+    }
+
+    /// Orders and links the changes.
+    ///
+    /// # Errors
+    /// The line of a change that cannot have happened, and why: then nothing can be judged by it.
+    pub(super) fn link(&mut self) -> Result<(), (u32, String)> {
+        self.changes.sort_by_key(|change| (change.version, change.key));
+        self.by_key = (0..).zip(&self.changes).map(|(at, change)| (change.key, at)).collect();
+        self.by_key.sort_unstable();
+        for at in 0..self.by_key.len() {
+            let (key, change) = self.by_key[at];
+            let before = at.checked_sub(1).map(|at| self.by_key[at]).filter(|(other, _)| *other == key);
+            let before = before.map(|(_, before)| before);
+            if let Some(before) = before {
+                self.changes[before as usize].after = Some(change);
+            }
+            let was = before.map(|before| &self.changes[before as usize]);
+            let now = &self.changes[change as usize];
+            if let Some(why) = self.impossible(was, now) {
+                return Err((now.line, why.to_owned()));
+            }
+            self.changes[change as usize].before = before;
+        }
+        Ok(())
+    }
+
+    fn impossible(&self, was: Option<&TrueChange>, now: &TrueChange) -> Option<&'static str> {
+        let existed = was.is_some_and(|was| !was.is_deletion());
+        match now.kind {
+            _ if was.is_some_and(|was| was.version == now.version) => Some("a second change of a key at one version"),
+            _ if now.version <= self.from && (now.kind != EventKind::Added || was.is_some()) => {
+                Some("a change in the state that the truth begins with")
+            }
+            EventKind::Added if existed => Some("ADDED of what exists"),
+            EventKind::Modified | EventKind::Deleted if !existed => Some("a change of what does not exist"),
+            EventKind::Bookmark | EventKind::Error => Some("no change at all"),
+            _ => None,
+        }
+    }
+
+    /// Whether the state at a version is known.
+    pub(super) fn knows(&self, version: u64) -> bool {
+        self.to > 0 && (self.from..=self.to).contains(&version)
+    }
+
+    /// The change of a key at a version.
+    pub(super) fn change_at(&self, key: KeyNumber, version: u64) -> Option<u32> {
+        let at = self.changes.binary_search_by_key(&(version, key), |change| (change.version, change.key)).ok()?;
+        u32::try_from(at).ok()
+    }
+
+    /// The last change of a key that is not behind a version; the key exists there unless it is a deletion.
+    pub(super) fn state_of(&self, key: KeyNumber, version: u64) -> Option<&TrueChange> {
+        let of_key = self.of_key(key);
+        let behind = of_key.partition_point(|(_, at)| self.changes[*at as usize].version <= version);
+        behind.checked_sub(1).map(|at| &self.changes[of_key[at].1 as usize])
+    }
+
+    /// The first change of a key behind a version that is as wanted.
+    pub(super) fn next_of(
+        &self,
+        key: KeyNumber,
+        version: u64,
+        wanted: impl Fn(&TrueChange) -> bool,
+    ) -> Option<&TrueChange> {
+        let changes = self.of_key(key).iter().map(|(_, at)| &self.changes[*at as usize]);
+        changes.filter(|change| change.version > version).find(|change| wanted(change))
+    }
+
+    /// The first change of any object behind a version.
+    pub(super) fn next(&self, version: u64) -> Option<&TrueChange> {
+        self.changes.get(self.index_behind(version))
+    }
+
+    /// Where the changes behind a version begin.
+    pub(super) fn index_behind(&self, version: u64) -> usize {
+        self.changes.partition_point(|change| change.version <= version)
+    }
+
+    fn of_key(&self, key: KeyNumber) -> &[(KeyNumber, u32)] {
+        let start = self.by_key.partition_point(|(other, _)| *other < key);
+        let end = self.by_key.partition_point(|(other, _)| *other <= key);
+        &self.by_key[start..end]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(version: u64, key: u32, kind: EventKind) -> TrueChange {
+        TrueChange {
+            version,
+            key: KeyNumber(key),
+            kind,
+            digest: None,
+            metadata: None,
+            attributes: 0,
+            learnt_ns: 0,
+            before: None,
+            after: None,
+            line: u32::try_from(version).unwrap(),
+        }
+    }
+
+    fn truth(changes: &[(u64, u32, EventKind)]) -> Result<ResourceTruth, (u32, String)> {
+        let changes = changes.iter().map(|(version, key, kind)| change(*version, *key, *kind)).collect();
+        let mut truth = ResourceTruth { from: 2, to: 9, changes, ..ResourceTruth::default() };
+        truth.link().map(|()| truth)
+    }
+
+    #[test]
+    fn an_object_is_at_each_version_what_its_last_change_left() {
+        use EventKind::{Added, Deleted, Modified};
+        let truth = truth(&[(5, 1, Deleted), (1, 1, Added), (3, 1, Modified), (5, 0, Added), (7, 1, Added)]).unwrap();
+        let at = |version| truth.state_of(KeyNumber(1), version).map(|change| (change.version, change.is_deletion()));
+        let all: Vec<_> = (0..8).map(at).collect();
+        let [one, three, five] = [Some((1, false)), Some((3, false)), Some((5, true))];
+        assert_eq!(all, [None, one, one, three, three, five, five, Some((7, false))]);
+        assert_eq!(truth.changes.iter().map(|change| change.key.0).collect::<Vec<_>>(), [1, 1, 0, 1, 1]);
+        let deletion = &truth.changes[truth.change_at(KeyNumber(1), 5).unwrap() as usize];
+        assert_eq!((deletion.before, deletion.after), (Some(1), Some(4)));
+        assert_eq!(truth.next_of(KeyNumber(1), 3, |change| !change.is_deletion()).unwrap().version, 7);
+    }
+
+    #[test]
+    fn what_cannot_have_happened_is_no_truth() {
+        use EventKind::{Added, Deleted, Modified};
+        let wrong: [(&[_], _); 6] = [
+            (&[(3, 1, Modified)], 3),
+            (&[(3, 1, Added), (4, 1, Added)], 4),
+            (&[(3, 1, Added), (4, 1, Deleted), (5, 1, Deleted)], 5),
+            (&[(3, 1, Added), (3, 1, Modified)], 3),
+            (&[(1, 1, Added), (2, 1, Modified)], 2),
+            (&[(3, 1, EventKind::Bookmark)], 3),
+        ];
+        for (changes, line) in wrong {
+            assert_eq!(truth(changes).unwrap_err().0, line, "{changes:?}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What one selection of a resource shows: the events that a watch of it must get, and its state at every version.
+
+use super::names::{KeyNumber, Keys};
+use super::record::EventKind;
+use super::selection::{LabelsAndFields, Selection};
+use super::truth::{ResourceTruth, TrueChange};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// An event that each watch of the selection gets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    pub(super) version: u64,
+    /// Its change in the truth.
+    pub(super) change: u32,
+    /// As who selects so sees it.
+    pub(super) kind: EventKind,
+    sum: Sum,
+}
+
+/// A state as a number: two states of the same count and mix are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) count: u32,
+    mix: u64,
+}
+
+impl Sum {
+    pub(super) fn add(&mut self, key: KeyNumber, version: u64) {
+        self.count = self.count.wrapping_add(1);
+        self.mix ^= mixed(key, version);
+    }
+
+    pub(super) fn take(&mut self, key: KeyNumber, version: u64) {
+        self.count = self.count.wrapping_sub(1);
+        self.mix ^= mixed(key, version);
+    }
+}
+
+/// Spreads a key and a version over 64 bits, as splitmix64 does.
+fn mixed(key: KeyNumber, version: u64) -> u64 {
+    let mut mix = version.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(key.0).wrapping_mul(0xd1b5_4a32_d192_ed03);
+    for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
+        mix = (mix ^ mix >> shift).wrapping_mul(factor);
+    }
+    mix ^ mix >> 31
+}
+
+/// One selection of a resource.
+#[derive(Debug)]
+pub(super) struct SelectionView {
+    /// Which truth it is of.
+    pub(super) truth: usize,
+    pub(super) selection: Selection,
+    /// What matches at the version that the truth begins with, by change.
+    initial: Vec<u32>,
+    initial_sum: Sum,
+    /// In the order of the truth.
+    pub(super) events: Vec<Expected>,
+}
+
+impl SelectionView {
+    pub(super) fn new(
+        at: usize,
+        truth: &ResourceTruth,
+        selection: Selection,
+        attributes: &[Arc<LabelsAndFields>],
+        keys: &Keys,
+    ) -> Self {
+        let admitted: Vec<bool> = attributes.iter().map(|attributes| selection.admits(attributes)).collect();
+        let matches = |change: &TrueChange| {
+            !change.is_deletion()
+                && admitted.get(change.attributes as usize) == Some(&true)
+                && selection.covers(keys.text(change.key))
+        };
+        let mut sum = Sum::default();
+        let mut initial = Vec::new();
+        let mut events = Vec::new();
+        let mut initial_sum = sum;
+        for (number, change) in (0..).zip(&truth.changes) {
+            let now = matches(change);
+            if change.version <= truth.from {
+                if now {
+                    initial.push(number);
+                    sum.add(change.key, change.version);
+                }
+                initial_sum = sum;
+                continue;
+            }
+            let before = change.before.map(|before| &truth.changes[before as usize]).filter(|before| matches(before));
+            if let Some(before) = before {
+                sum.take(change.key, before.version);
+            }
+            if now {
+                sum.add(change.key, change.version);
+            }
+            let kind = match (before.is_some(), now) {
+                (false, true) => EventKind::Added,
+                (true, true) => EventKind::Modified,
+                (true, false) => EventKind::Deleted,
+                (false, false) => continue,
+            };
+            events.push(Expected { version: change.version, change: number, kind, sum });
+        }
+        Self { truth: at, selection, initial, initial_sum, events }
+    }
+
+    /// Where the events behind a version begin.
+    pub(super) fn index_behind(&self, version: u64) -> usize {
+        self.events.partition_point(|event| event.version <= version)
+    }
+
+    /// Where the event of a change is, if there is one.
+    pub(super) fn position(&self, change: u32) -> Option<usize> {
+        self.events.binary_search_by_key(&change, |event| event.change).ok()
+    }
+
+    /// Whether the object that a change left is part of the state that the truth begins with.
+    pub(super) fn is_initial(&self, change: u32) -> bool {
+        self.initial.binary_search(&change).is_ok()
+    }
+
+    /// The state at a version that the truth knows.
+    pub(super) fn sum_at(&self, version: u64) -> Sum {
+        self.index_behind(version).checked_sub(1).map_or(self.initial_sum, |last| self.events[last].sum)
+    }
+
+    /// The states at versions, which must not decrease, one by one.
+    pub(super) fn replay<'a>(&'a self, truth: &'a ResourceTruth) -> Replay<'a> {
+        let state = self.initial.iter().map(|change| (truth.changes[*change as usize].key, *change)).collect();
+        Replay { view: self, truth, next: 0, state }
+    }
+}
+
+/// A state that moves on.
+pub(super) struct Replay<'a> {
+    view: &'a SelectionView,
+    truth: &'a ResourceTruth,
+    next: usize,
+    /// The change that each object was left by, in the order of lists.
+    state: BTreeMap<KeyNumber, u32>,
+}
+
+impl Replay<'_> {
+    /// The objects at a version, each with the change that left it.
+    pub(super) fn at(&mut self, version: u64) -> &BTreeMap<KeyNumber, u32> {
+        while let Some(event) = self.view.events.get(self.next).filter(|event| event.version <= version) {
+            let key = self.truth.changes[event.change as usize].key;
+            if event.kind == EventKind::Deleted {
+                self.state.remove(&key);
+            } else {
+                self.state.insert(key, event.change);
+            }
+            self.next += 1;
+        }
+        &self.state
+    }
+}

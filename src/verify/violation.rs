@@ -1,0 +1,69 @@
+//! What a judge finds.
+
+use super::operation::Operation;
+use super::promise::Promise;
+use super::record::Op;
+
+/// A promise that was not kept once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub promise: Promise,
+    /// The operation that shows it.
+    pub op: Option<Op>,
+    pub expected: String,
+    pub got: String,
+    /// The records that show it, in their order.
+    pub lines: Vec<u32>,
+}
+
+/// What became of one promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged {
+    pub promise: Promise,
+    /// How often it could have been broken. What was judged never was not kept: it was not judged.
+    pub instances: u64,
+    /// How often it was broken.
+    pub broken: u64,
+    /// The first of those, in the order of their records.
+    pub violations: Vec<Violation>,
+}
+
+/// So many violations of a promise are kept, the rest is counted.
+const VIOLATIONS_MAX: usize = 100;
+
+impl Judged {
+    pub(super) fn new(promise: Promise) -> Self {
+        Self { promise, instances: 0, broken: 0, violations: Vec::new() }
+    }
+
+    /// Notes a violation, unless there are so many that it is only counted.
+    pub(super) fn violation(&mut self, op: &Operation, lines: &[u32], words: impl FnOnce() -> (String, String)) {
+        self.broken += 1;
+        if self.has_room() {
+            let mut lines: Vec<_> = [op.line].iter().chain(lines).copied().filter(|line| *line > 0).collect();
+            lines.sort_unstable();
+            lines.dedup();
+            let (expected, got) = words();
+            self.violations.push(Violation { promise: self.promise, op: Some(op.op), expected, got, lines });
+        }
+    }
+
+    /// Notes a violation that no operation of a client shows.
+    pub(super) fn violation_of_none(&mut self, lines: Vec<u32>, expected: String, got: String) {
+        self.broken += 1;
+        if self.has_room() {
+            self.violations.push(Violation { promise: self.promise, op: None, expected, got, lines });
+        }
+    }
+
+    /// Whether a further violation would be kept.
+    pub(super) fn has_room(&self) -> bool {
+        self.violations.len() < VIOLATIONS_MAX
+    }
+
+    /// Puts the first violation first: the one whose last record is the earliest.
+    pub(super) fn sorted(mut self) -> Self {
+        self.violations.sort_by_key(|violation| violation.lines.last().copied());
+        self
+    }
+}

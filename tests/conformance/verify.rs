@@ -1,0 +1,105 @@
+//! `kube-fanout verify` on a real control plane: the apiserver keeps its promises, judged by its own etcd, and so does
+//! the proxy in front of it, also while the apiserver is killed (`make verify` for long).
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::bed::{self, Plan, Plane, Target, say};
+
+/// Configmaps are stored as JSON, so that etcd's gateway shows them.
+const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
+
+/// What a run came to.
+struct Verified {
+    code: Option<i32>,
+    said: String,
+}
+
+/// Runs it against a server, with the truth from etcd, and bytes from the apiserver.
+async fn verify(plane: &Plane, target: &Target, more: &[&str]) -> Verified {
+    let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
+    let mut command = Command::new(built);
+    command.args(["verify", &target.url, "--kubeconfig"]).arg(plane.kubeconfig());
+    command.arg("--truth").arg(format!("etcd={}", plane.etcd_url())).arg("--out").arg(plane.file("verify"));
+    if let Some(ca) = &target.ca {
+        command.arg("--ca").arg(ca);
+    }
+    command.args(["--seed", &bed::number("VERIFY_SEED", 1).to_string()]).args(more);
+    let running = tokio::task::spawn_blocking(move || command.output().expect("the binary runs"));
+    let output = running.await.expect("no panic");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Verified { code: output.status.code(), said: format!("{}{}", text(&output.stdout), text(&output.stderr)) }
+}
+
+impl Verified {
+    /// That nothing was broken, and that these promises were judged.
+    fn assert_held(&self, promises: &[&str]) {
+        assert_eq!(self.code, Some(0), "{}", self.said);
+        for promise in promises {
+            let line = self.said.lines().find(|line| line.trim_start().starts_with(promise));
+            assert!(line.is_some_and(|line| line.contains("ok in")), "{promise}: {}", self.said);
+        }
+        self.said.lines().filter(|line| line.contains(" events, ")).for_each(say);
+    }
+}
+
+const ALWAYS: [&str; 11] = [
+    "Ordered",
+    "Unique",
+    "Reliable",
+    "Filtered",
+    "Typed",
+    "InitialEvents",
+    "ListSnapshot",
+    "Continuity",
+    "Exact",
+    "Consistent",
+    "TypedBytes",
+];
+
+#[tokio::test]
+async fn the_apiserver_is_found_to_keep_what_it_promises() {
+    let Some(bed) = bed::own_with("verify-itself", &AS_JSON).await else { return };
+    let found = verify(&bed, &bed.target(), &["--duration", "10s"]).await;
+    found.assert_held(&ALWAYS);
+}
+
+#[tokio::test]
+async fn the_proxy_is_found_to_keep_it_too_for_built_in_and_for_custom_resources() {
+    let Some(bed) = bed::own_with("verify-proxy", &AS_JSON).await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    for resource in ["configmaps", "samples.verify.kube-fanout.io"] {
+        let found = verify(&bed, &proxy.target(), &["--duration", "10s", "--resource", resource]).await;
+        found.assert_held(&ALWAYS);
+    }
+    proxy.assert_sound();
+}
+
+#[tokio::test]
+async fn nothing_is_broken_while_the_apiserver_is_killed_again_and_again() {
+    let Some(bed) = bed::own_with("verify-killed", &AS_JSON).await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let kill = killing(&bed.dir, &bed.binary);
+    let duration = format!("{}s", bed::number("VERIFY_SECONDS", 15));
+    let found =
+        verify(&bed, &proxy.target(), &["--duration", &duration, "--fault", &kill, "--fault-every", "3s", "20s"]).await;
+    found.assert_held(&["Ordered", "Unique", "Reliable", "Continuity", "Consistent"]);
+    assert!(!found.said.contains("the fault"), "the apiserver was killed and started again: {}", found.said);
+    proxy.assert_sound();
+}
+
+/// A command that kills the apiserver of a directory and starts it again. The one that it starts ends with the others.
+fn killing(dir: &Path, binary: &Path) -> String {
+    let (dir, binary) = (dir.display(), binary.display());
+    format!("kill -KILL $(cat {dir}/apiserver.pid) && sleep 1 && {{ {binary} apiserver --dir {dir} & }}")
+}
+
+#[tokio::test]
+async fn what_etcd_holds_as_protobuf_is_said_to_be_no_truth() {
+    let Some(bed) = bed::beside_others().await else { return };
+    let path = "/api/v1/namespaces/default/configmaps";
+    bed.direct().create(path, serde_json::json!({"metadata": {"name": bed::unique("verify")}})).await;
+    let found = verify(&bed, &bed.target(), &["--duration", "1s"]).await;
+    assert_eq!(found.code, Some(2), "{}", found.said);
+    assert!(found.said.contains("protobuf") && found.said.contains("custom resource"), "{}", found.said);
+}

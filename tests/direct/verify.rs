@@ -1,0 +1,231 @@
+//! `verify`, from outside: what keeps its promises is found to, what lies is caught, and what says nothing is void.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use http::{Request, Uri};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use kube_fanout::demo;
+use tokio::sync::mpsc;
+
+use crate::direct::{self, Dir, Stub, stub};
+use crate::process::{Output, run};
+
+/// What a relay does to one line of some watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lie {
+    None,
+    Drop,
+    Repeat,
+    /// Nothing comes any more.
+    Silence,
+    /// The stream ends in the middle of the line, as if that were its end.
+    Tear,
+}
+
+/// The change that is lied about, among those that pass.
+const VICTIM: usize = 100;
+
+/// A server in front of another one that relays everything, but for one line.
+async fn relay(url: &str, lie: Lie) -> Stub {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Incoming>();
+    let (to, passed) = (url.to_owned(), Arc::new(AtomicUsize::new(0)));
+    let answer = move |request: Request<Incoming>| {
+        let (client, to, passed) = (client.clone(), to.clone(), passed.clone());
+        async move {
+            let (mut head, body) = request.into_parts();
+            let is_watch = head.uri.query().is_some_and(|query| query.contains("watch=true"));
+            let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+            head.uri = format!("{to}{path}").parse::<Uri>()?;
+            head.version = http::Version::HTTP_11;
+            let (head, body) = client.request(Request::from_parts(head, body)).await?.into_parts();
+            let mut answer = http::Response::from_parts(head, ());
+            answer.headers_mut().remove("transfer-encoding");
+            let body = if is_watch { lying(body, lie, passed) } else { body.map_err(Into::into).boxed_unsync() };
+            Ok(answer.map(|()| body))
+        }
+    };
+    stub(answer).await
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body line by line, with one of the changes dropped or repeated.
+fn lying(
+    mut body: Incoming,
+    lie: Lie,
+    passed: Arc<AtomicUsize>,
+) -> http_body_util::combinators::UnsyncBoxBody<Bytes, Failure> {
+    let (lines, rest) = mpsc::channel::<Result<Frame<Bytes>, Failure>>(8);
+    drop(tokio::spawn(async move {
+        let mut partial = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let data = match frame {
+                Ok(frame) => frame.into_data().unwrap_or_default(),
+                Err(error) => return drop(lines.send(Err(error.into())).await),
+            };
+            partial.extend_from_slice(&data);
+            while let Some(at) = partial.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = partial.drain(..=at).collect();
+                let is_change = line.starts_with(br#"{"type":"MODIFIED""#);
+                let nth =
+                    if is_change { passed.fetch_add(1, Ordering::Relaxed) } else { passed.load(Ordering::Relaxed) };
+                let is_victim = is_change && nth == VICTIM;
+                let times = match lie {
+                    Lie::Drop if is_victim => 0,
+                    Lie::Repeat if is_victim => 2,
+                    Lie::Silence if nth > VICTIM => 0,
+                    _ => 1,
+                };
+                if lie == Lie::Tear && is_victim {
+                    let half = line[..line.len() / 2].to_vec();
+                    return drop(lines.send(Ok(Frame::data(half.into()))).await);
+                }
+                for _ in 0..times {
+                    if lines.send(Ok(Frame::data(line.clone().into()))).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }));
+    let rest = futures_util::stream::unfold(rest, |mut rest| async move { Some((rest.recv().await?, rest)) });
+    StreamBody::new(rest).boxed_unsync()
+}
+
+/// Runs `verify` against a server with the truth from another one.
+async fn verify(url: &str, truth: &str, dir: &Dir, more: &[&str]) -> Output {
+    let out = dir.join("out").to_str().expect("a path").to_owned();
+    let few = ["--clients", "12", "--objects", "20", "--patience", "2s", "--transports", "h1,h2"];
+    let arguments = [&["verify", url, "--truth", truth, "--seed", "7", "--out", &out][..], &few, more].concat();
+    let arguments: Vec<_> = arguments.into_iter().map(str::to_owned).collect();
+    let running = tokio::task::spawn_blocking(move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
+    direct::within("verify", running).await.expect("no panic")
+}
+
+/// A file of a run.
+fn file(dir: &Dir, name: &str) -> String {
+    std::fs::read_to_string(dir.join("out").join(name)).expect("it was written")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_proxy_is_found_to_keep_its_promises() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    let dir = Dir::new();
+    let all = ["--transports", "ws", "--encodings", "json,metadata", "--duration", "5s", "--rate", "100"];
+    let output = verify(&app.url(), &up.url(), &dir, &all).await;
+    assert_eq!(output.code, Some(0), "{}{}", output.stdout, output.stderr);
+    for promise in ["Ordered", "Reliable", "Typed", "InitialEvents", "ListSnapshot", "Consistent", "TypedBytes"] {
+        let line = output.stdout.lines().find(|line| line.trim_start().starts_with(promise));
+        assert!(line.is_some_and(|line| line.contains("ok in")), "{promise}: {}", output.stdout);
+    }
+    assert!(output.stderr.contains("writes") && output.stderr.contains("events"), "progress: {}", output.stderr);
+    assert!(output.stdout.contains("--seed 7"), "how to repeat it: {}", output.stdout);
+    assert!(file(&dir, "report.html").contains("class=\"verdict held\""));
+    let left = direct::straight(&up).get("/api/v1/configmaps").await;
+    assert!(!left.text().contains("verify-object"), "objects were left behind");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_drops_repeats_or_tears_a_line_of_a_watch_or_falls_silent_is_found_and_shown() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    let json = ["--encodings", "json", "--duration", "5s", "--rate", "100"];
+    let honest = relay(&app.url(), Lie::None).await;
+    let output = verify(&honest.url(), &up.url(), &Dir::new(), &json).await;
+    assert_eq!(output.code, Some(0), "the relay itself is clean: {}{}", output.stdout, output.stderr);
+    let lies = [(Lie::Drop, "Reliable"), (Lie::Repeat, "Unique"), (Lie::Silence, "Reliable"), (Lie::Tear, "Reliable")];
+    for (lie, promise) in lies {
+        let (dir, liar) = (Dir::new(), relay(&app.url(), lie).await);
+        let output = verify(&liar.url(), &up.url(), &dir, &json).await;
+        assert_eq!(output.code, Some(1), "{lie:?}: {}{}", output.stdout, output.stderr);
+        assert!(is_broken(&output, promise), "{lie:?}: {}", output.stdout);
+        let page = file(&dir, "report.html");
+        for words in ["class=\"verdict violated\"", "which shows it", "wrong\"", promise] {
+            assert!(page.contains(words), "{lie:?}: {words}");
+        }
+        judged_again(&dir.join("out").join("records.jsonl"), promise);
+    }
+}
+
+/// Whether a promise is said to be broken.
+fn is_broken(output: &Output, promise: &str) -> bool {
+    output.stdout.lines().any(|line| line.trim_start().starts_with(promise) && line.contains("BROKEN"))
+}
+
+/// The record alone shows it, too.
+fn judged_again(record: &Path, promise: &str) {
+    let path = record.to_str().expect("a path");
+    let output = run(&["verify", "judge", path]);
+    assert_eq!(output.code, Some(1), "{}{}", output.stdout, output.stderr);
+    assert!(output.stdout.contains("The first violation"), "{}", output.stdout);
+    assert!(is_broken(&output, promise), "{}", output.stdout);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_in_which_little_happens_is_void_and_so_is_one_without_a_truth() {
+    let up = demo::upstream().run().await;
+    let dir = Dir::new();
+    let little = ["--rate", "0.2", "--duration", "1s", "--min-events", "2000"];
+    let idle = verify(&up.url(), &up.url(), &dir, &little).await;
+    assert_eq!(idle.code, Some(2), "{}{}", idle.stdout, idle.stderr);
+    assert!(idle.stdout.contains("The run is void") && idle.stdout.contains("2000 are needed"), "{}", idle.stdout);
+    let blind = verify(&up.url(), "etcd=http://127.0.0.1:1", &Dir::new(), &["--duration", "1s"]).await;
+    assert_eq!(blind.code, Some(2), "{}{}", blind.stdout, blind.stderr);
+    assert!(blind.stderr.contains("the truth") && blind.stderr.contains("127.0.0.1:1"), "{}", blind.stderr);
+}
+
+/// An etcd that has compacted what comes behind its state.
+async fn compacted_etcd() -> Stub {
+    stub(|request: Request<Incoming>| async move {
+        let answer = match request.uri().path() {
+            "/v3/kv/range" => r#"{"header":{"revision":"5"}}"#.to_owned(),
+            _ => {
+                let created = r#"{"result":{"header":{"revision":"20"},"created":true}}"#;
+                let refused = r#"{"result":{"header":{"revision":"20"},"canceled":true,"compact_revision":"9"}}"#;
+                format!("{created}\n{refused}\n")
+            }
+        };
+        Ok(Stub::reply(200, answer))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_truth_that_lost_its_history_judges_nothing() {
+    let (up, etcd) = (demo::upstream().run().await, compacted_etcd().await);
+    let output = verify(&up.url(), &format!("etcd={}", etcd.url()), &Dir::new(), &["--duration", "5s"]).await;
+    assert_eq!(output.code, Some(2), "{}{}", output.stdout, output.stderr);
+    assert!(output.stderr.contains("compacted up to 9"), "{}", output.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fault_that_fails_is_told_and_a_run_without_one_that_works_is_void() {
+    let up = demo::upstream().run().await;
+    let fault = ["--duration", "3s", "--fault", "echo no apiserver here >&2; false", "--fault-every", "1s", "1s"];
+    let output = verify(&up.url(), &up.url(), &Dir::new(), &fault).await;
+    assert_eq!(output.code, Some(2), "{}{}", output.stdout, output.stderr);
+    assert!(output.stdout.contains("no apiserver here") && output.stdout.contains("0 faults"), "{}", output.stdout);
+}
+
+#[test]
+fn wrong_usage_is_64_with_every_problem_at_once() {
+    let wrong = ["verify", "http://127.0.0.1:1", "--clients", "0", "--truth", "etcd=", "--namespaces", "99"];
+    let output = run(&wrong);
+    assert_eq!(output.code, Some(64), "{}", output.stderr);
+    for word in ["clients", "truth", "namespaces"] {
+        assert!(output.stderr.contains(word), "{word}: {}", output.stderr);
+    }
+    for arguments in [&["verify"][..], &["verify", "x", "--transports", "h3"], &["verify", "judge"]] {
+        assert_eq!(run(arguments).code, Some(64), "{arguments:?}");
+    }
+    assert_eq!(run(&["verify", "judge", "no-such-file"]).code, Some(2));
+    let help = run(&["verify", "--help"]);
+    assert!(help.code == Some(0) && help.stdout.contains("Exit codes") && help.stdout.contains("judge"));
+}
