@@ -1,1 +1,80 @@
-//! Histories of whole runs.
+//! Histories of whole runs: of a model that keeps every promise, and of the same spoiled in one place.
+
+mod acts;
+mod model;
+mod mutations;
+mod spoiling;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+
+use super::history::History;
+use super::promise::Promise;
+use super::record::Record;
+use super::violation::Violation;
+
+fn violations(records: &[Record]) -> Vec<Violation> {
+    let history = History::of(records.iter().cloned()).unwrap();
+    history.judge_all().into_iter().flat_map(|judged| judged.violations).collect()
+}
+
+/// As many cases as are asked for, and never few.
+fn config() -> ProptestConfig {
+    let config = ProptestConfig::default();
+    ProptestConfig { cases: config.cases.max(500), ..config }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn a_server_that_keeps_its_promises_is_found_to(acts in acts::acts()) {
+        let model = model::run(&acts);
+        let violations = violations(&model.records);
+        prop_assert!(violations.is_empty(), "{violations:#?}\n{:#?}", model.records);
+    }
+}
+
+/// So many runs of the model, the same each time.
+fn runs(count: usize) -> impl Iterator<Item = model::Model> {
+    let mut runner = TestRunner::deterministic();
+    let some = prop::collection::vec(acts::acts(), 2).prop_map(|acts| acts.concat());
+    (0..count).map(move |_| model::run(&some.new_tree(&mut runner).unwrap().current()))
+}
+
+#[test]
+fn every_promise_is_put_to_the_test() {
+    let mut instances = [0; Promise::ALL.len()];
+    for model in runs(60) {
+        let history = History::of(model.records).unwrap();
+        let judged = history.judge_all();
+        instances.iter_mut().zip(judged).for_each(|(sum, judged)| *sum += judged.instances);
+    }
+    let rare: Vec<_> = Promise::ALL.iter().zip(instances).filter(|(_, instances)| *instances < 60).collect();
+    assert!(rare.is_empty(), "{rare:?}");
+}
+
+#[test]
+fn every_lie_is_found_by_the_judge_of_its_promise() {
+    let mut found = vec![0; mutations::all().len()];
+    for (seed, model) in (0..).zip(runs(150)) {
+        for (found, (name, promise, mutation)) in found.iter_mut().zip(mutations::all()) {
+            let random = fastrand::Rng::with_seed(seed);
+            let mut spoiling = spoiling::Spoiling { model: &model, records: model.records.clone(), random };
+            if mutation(&mut spoiling).is_none() {
+                continue;
+            }
+            *found += 1;
+            let records = spoiling.records;
+            let judged = History::of(records.iter().cloned()).unwrap().judge(promise);
+            assert!(judged.broken > 0, "{name}: seed {seed}, {:#?}", lines(&records));
+        }
+    }
+    let rare: Vec<_> = mutations::all().into_iter().zip(found).filter(|(_, found)| *found < 10).collect();
+    assert!(rare.is_empty(), "{rare:?}");
+}
+
+fn lines(records: &[Record]) -> Vec<String> {
+    records.iter().map(|record| serde_json::to_string(record).unwrap()).collect()
+}

@@ -1,0 +1,273 @@
+//! Lies of lists and GETs, of bytes, and of the server towards its upstream.
+
+use super::super::super::promise::Promise;
+use super::super::super::record::{EventKind, ReadVerb, Record, RecordedEncoding, RecordedStatus};
+use super::super::model::content;
+use super::super::spoiling::{Answered, Spoiling};
+use super::Mutation;
+
+pub(super) const MUTATIONS: [Mutation; 22] = [
+    ("a list has an object of another version", Promise::ListSnapshot, torn),
+    ("a list lacks an object", Promise::ListSnapshot, lacking),
+    ("a list has an object twice", Promise::ListSnapshot, twice),
+    ("a list is in another order", Promise::ListSnapshot, disordered),
+    ("a list shows another content", Promise::ListSnapshot, other_content),
+    ("a page says that more remains than does", Promise::ListSnapshot, remaining),
+    ("a page begins too late", Promise::ListSnapshot, skipped),
+    ("a GET of what never was", Promise::ListSnapshot, never),
+    ("a list of another version than asked for", Promise::Exact, not_exact),
+    ("a page of another version", Promise::Exact, other_page),
+    ("a list that is older than asked for", Promise::NotOlderThan, older),
+    ("an object that is older than asked for", Promise::NotOlderThan, older_object),
+    ("a list without what was written", Promise::Consistent, stale),
+    ("an object without what was written", Promise::Consistent, stale_object),
+    ("initial events without what was written", Promise::Consistent, stale_state),
+    ("a list that is older than the one before", Promise::Monotone, back),
+    ("an object that is older than the list before", Promise::Monotone, object_back),
+    ("a 410 for a version that is there", Promise::Expired, refused),
+    ("a version that is known is of the future", Promise::Future, too_large),
+    ("an object has other bytes", Promise::TypedBytes, other_bytes),
+    ("an answer in another encoding", Promise::TypedBytes, other_encoding),
+    ("a second list after an incident", Promise::OneRelist, second_list),
+];
+
+fn nonempty(it: &Spoiling<'_>, least: usize) -> Vec<Answered> {
+    it.lists().into_iter().filter(|list| it.answer(list.at).items.len() >= least).collect()
+}
+
+fn torn(it: &mut Spoiling<'_>) -> Option<()> {
+    let list = it.pick(nonempty(it, 1))?;
+    it.answer_mut(list.at).items[0].version -= 1;
+    Some(())
+}
+
+fn lacking(it: &mut Spoiling<'_>) -> Option<()> {
+    let list = it.pick(nonempty(it, 1))?;
+    it.answer_mut(list.at).items.pop();
+    Some(())
+}
+
+fn twice(it: &mut Spoiling<'_>) -> Option<()> {
+    let list = it.pick(nonempty(it, 1))?;
+    let items = &mut it.answer_mut(list.at).items;
+    items.insert(0, items[0].clone());
+    Some(())
+}
+
+fn disordered(it: &mut Spoiling<'_>) -> Option<()> {
+    let list = it.pick(nonempty(it, 2))?;
+    it.answer_mut(list.at).items.swap(0, 1);
+    Some(())
+}
+
+fn other_content(it: &mut Spoiling<'_>) -> Option<()> {
+    let list = it.pick(nonempty(it, 1))?;
+    it.answer_mut(list.at).items[0].digest = Some(content("other", 1));
+    Some(())
+}
+
+fn remaining(it: &mut Spoiling<'_>) -> Option<()> {
+    let pages = it.reads(ReadVerb::List).into_iter().filter(|page| it.answer(page.at).remaining.is_some());
+    let page = it.pick(pages.collect())?;
+    *it.answer_mut(page.at).remaining.as_mut()? += 1;
+    Some(())
+}
+
+fn pages(it: &Spoiling<'_>) -> Vec<Answered> {
+    it.reads(ReadVerb::List).into_iter().filter(|page| page.query.contains("continue")).collect()
+}
+
+fn skipped(it: &mut Spoiling<'_>) -> Option<()> {
+    let pages = pages(it).into_iter().filter(|page| !it.answer(page.at).items.is_empty());
+    let page = it.pick(pages.collect())?;
+    let answer = it.answer_mut(page.at);
+    answer.items.remove(0);
+    Some(())
+}
+
+fn never(it: &mut Spoiling<'_>) -> Option<()> {
+    // A version at which that object was not changed, and the truth reaches.
+    let last = it.model.past.last()?.version;
+    let free = |get: &Answered| {
+        let item = &it.answer(get.at).items[0];
+        let version = item.version.max(10) + 1;
+        let changed = it.model.past.iter().any(|past| past.key == item.key && past.version == version);
+        version <= last && !changed
+    };
+    let get = it.pick(it.reads(ReadVerb::Get).into_iter().filter(free).collect())?;
+    let item = &mut it.answer_mut(get.at).items[0];
+    item.version = item.version.max(10) + 1;
+    Some(())
+}
+
+fn not_exact(it: &mut Spoiling<'_>) -> Option<()> {
+    let exact = it.lists().into_iter().filter(|list| list.query.contains("Exact"));
+    let list = it.pick(exact.collect())?;
+    let version = list.number("resourceVersion")? + 1;
+    it.show_state(&list, version);
+    Some(())
+}
+
+fn other_page(it: &mut Spoiling<'_>) -> Option<()> {
+    let page = it.pick(pages(it))?;
+    *it.answer_mut(page.at).version.as_mut()? += 1;
+    Some(())
+}
+
+fn older(it: &mut Spoiling<'_>) -> Option<()> {
+    let asked = it.lists().into_iter().filter(|list| list.query.contains("NotOlderThan"));
+    let list = it.pick(asked.collect())?;
+    let version = list.number("resourceVersion")? - 1;
+    it.show_state(&list, version);
+    Some(())
+}
+
+/// Versions at which the object of a GET was changed before the call.
+fn changes_of(it: &Spoiling<'_>, get: &Answered) -> Vec<u64> {
+    let path: Vec<_> = get.path.split('/').collect();
+    let key = format!("{}/{}", path[4], path[6]);
+    let is_of = |version: &u64| it.model.past.iter().any(|past| past.version == *version && past.key == key);
+    it.changed_before(get.call).into_iter().filter(is_of).collect()
+}
+
+fn older_object(it: &mut Spoiling<'_>) -> Option<()> {
+    let mut places = Vec::new();
+    for get in it.reads(ReadVerb::Get) {
+        let Some(asked) = get.number("resourceVersion").filter(|version| *version > 0) else { continue };
+        // An object that is not there any more may be gone for good; one that is there is plainly older.
+        let change = changes_of(it, &get).into_iter().filter(|version| *version <= asked).max();
+        let there = |version: &u64| {
+            let key = it.answer(get.at).items[0].key.clone();
+            it.model.state(version - 1).contains_key(key.as_str())
+        };
+        places.extend(change.filter(there).map(|version| (get.clone(), version - 1)));
+    }
+    let (get, version) = it.pick(places)?;
+    it.show_object(&get, version);
+    Some(())
+}
+
+/// Reads of a kind, each with the versions right before changes that were made before the call.
+fn before_changes(it: &Spoiling<'_>, reads: Vec<Answered>) -> Vec<(Answered, u64)> {
+    let versions = |read: Answered| {
+        let changes = it.changed_before(read.call);
+        changes.into_iter().map(move |version| (read.clone(), version - 1)).collect::<Vec<_>>()
+    };
+    reads.into_iter().flat_map(versions).collect()
+}
+
+fn stale(it: &mut Spoiling<'_>) -> Option<()> {
+    let lists = it.lists().into_iter().filter(Answered::is_consistent).collect();
+    let (list, version) = it.pick(before_changes(it, lists))?;
+    it.show_state(&list, version);
+    Some(())
+}
+
+fn stale_object(it: &mut Spoiling<'_>) -> Option<()> {
+    let gets = it.reads(ReadVerb::Get).into_iter().filter(Answered::is_consistent);
+    let stale = gets.filter_map(|get| {
+        let last = changes_of(it, &get).into_iter().max()?;
+        let key = it.answer(get.at).items[0].key.clone();
+        it.model.state(last - 1).contains_key(key.as_str()).then_some((get, last - 1))
+    });
+    let (get, version) = it.pick(stale.collect())?;
+    it.show_object(&get, version);
+    Some(())
+}
+
+fn stale_state(it: &mut Spoiling<'_>) -> Option<()> {
+    let mut places = Vec::new();
+    for stream in it.streams().into_iter().filter(|stream| !stream.query.contains("resourceVersion=")) {
+        let end = stream.initial.last().copied();
+        let changes = it.changed_before(stream.call);
+        places.extend(end.into_iter().flat_map(|end| changes.iter().map(move |version| (end, version - 1))));
+    }
+    let (end, version) = it.pick(places)?;
+    it.event_mut(end).version = version;
+    Some(())
+}
+
+/// Reads from memory, each with the version of a list from memory that had come before.
+fn after_lists(it: &Spoiling<'_>, reads: Vec<Answered>) -> Vec<(Answered, u64)> {
+    let is_any = |read: &Answered| read.number("resourceVersion") == Some(0);
+    let lists: Vec<_> = it.lists().into_iter().filter(is_any).collect();
+    let mut places = Vec::new();
+    for read in reads.into_iter().filter(is_any) {
+        let before = lists.iter().map(|list| it.answer(list.at)).filter(|answer| answer.at_ns < read.call_ns);
+        places.extend(before.filter_map(|answer| Some((read.clone(), answer.version?))));
+    }
+    places
+}
+
+fn back(it: &mut Spoiling<'_>) -> Option<()> {
+    let (list, version) = it.pick(after_lists(it, it.lists()))?;
+    it.show_state(&list, version - 1);
+    Some(())
+}
+
+fn object_back(it: &mut Spoiling<'_>) -> Option<()> {
+    let changed = |(get, version): (Answered, u64)| {
+        let last = changes_of(it, &get).into_iter().filter(|change| *change <= version).max()?;
+        let key = it.answer(get.at).items[0].key.clone();
+        it.model.state(last - 1).contains_key(key.as_str()).then_some((get, last - 1))
+    };
+    let gets = after_lists(it, it.reads(ReadVerb::Get)).into_iter().filter_map(changed);
+    let (get, version) = it.pick(gets.collect())?;
+    it.show_object(&get, version);
+    Some(())
+}
+
+fn refused(it: &mut Spoiling<'_>) -> Option<()> {
+    let there = |list: &Answered| {
+        let exact = list.number("resourceVersion").filter(|_| list.query.contains("Exact"));
+        exact.is_some_and(|version| version >= it.compacted_before(list.at))
+    };
+    let list = it.pick(it.reads(ReadVerb::List).into_iter().filter(there).collect())?;
+    let answer = it.answer_mut(list.at);
+    (answer.code, answer.version) = (410, None);
+    answer.items.clear();
+    Some(())
+}
+
+fn too_large(it: &mut Spoiling<'_>) -> Option<()> {
+    // Somebody had written it, and had heard of that.
+    let known = |list: &Answered| {
+        let asked = list.number("resourceVersion").filter(|version| *version > 0);
+        let heard = it.changed_before(list.call).into_iter().max().unwrap_or(10);
+        asked.is_some_and(|asked| asked <= heard)
+    };
+    let lists = it.reads(ReadVerb::List).into_iter().filter(known);
+    let lists = if it.has_faults() { Vec::new() } else { lists.collect() };
+    let list = it.pick(lists)?;
+    let answer = it.answer_mut(list.at);
+    let cause = "ResourceVersionTooLarge".to_owned();
+    (answer.code, answer.version, answer.status) =
+        (504, None, RecordedStatus { code: 504, cause, ..Default::default() });
+    answer.items.clear();
+    Some(())
+}
+
+fn other_bytes(it: &mut Spoiling<'_>) -> Option<()> {
+    let objects = it.objects();
+    let gone = |at: usize| it.event(at).kind == EventKind::Deleted;
+    let spelled = |at: usize| (it.event(at).key.clone(), it.event(at).version, gone(at));
+    let shared = objects.iter().filter(|(stream, at)| {
+        objects.iter().any(|(other, there)| other.op != stream.op && spelled(*there) == spelled(*at))
+    });
+    let at = it.pick(shared.map(|(_, at)| *at).collect())?;
+    it.event_mut(at).bytes = Some(content("other", 1));
+    Some(())
+}
+
+fn other_encoding(it: &mut Spoiling<'_>) -> Option<()> {
+    let list = it.pick(it.lists())?;
+    it.answer_mut(list.at).encoding = Some(RecordedEncoding::Protobuf);
+    Some(())
+}
+
+fn second_list(it: &mut Spoiling<'_>) -> Option<()> {
+    let asked = (0..it.records.len()).filter(|at| matches!(it.records[*at], Record::Asked(_))).collect();
+    let at = it.pick(asked)?;
+    it.records.insert(at, it.records[at].clone());
+    Some(())
+}

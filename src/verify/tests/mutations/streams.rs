@@ -1,0 +1,302 @@
+//! Lies of watches.
+
+use super::super::super::promise::Promise;
+use super::super::super::record::{Ending, EventKind, EventRecord, Record, RecordedStatus};
+use super::super::model::content;
+use super::super::spoiling::{Spoiling, Stream};
+use super::Mutation;
+
+pub(super) const MUTATIONS: [Mutation; 27] = [
+    ("an event is lost", Promise::Reliable, lose),
+    ("a deletion is lost", Promise::Reliable, lose_deletion),
+    ("one of two of a version is lost", Promise::Reliable, lose_sibling),
+    ("a stream falls silent", Promise::Reliable, fall_silent),
+    ("a stream ends within an event, as if it were whole", Promise::Reliable, tear),
+    ("an event of nothing", Promise::Reliable, invent),
+    ("an event comes twice", Promise::Unique, repeat),
+    ("what was told is told again behind a resume", Promise::Unique, replay),
+    ("two events change places", Promise::Ordered, swap),
+    ("the first event behind a resume is lost", Promise::Resumable, lose_first),
+    ("a resume begins too early", Promise::Resumable, replay),
+    ("ADDED for MODIFIED", Promise::Typed, mistype),
+    ("what leaves a selection is MODIFIED", Promise::Typed, leave_as_modified),
+    ("a deletion shows another content", Promise::Typed, deletion_of_other),
+    ("an event shows another content", Promise::Typed, other_content),
+    ("an event of another selection", Promise::Filtered, foreign),
+    ("a bookmark runs ahead of an event", Promise::Bookmarkable, early_bookmark),
+    ("a bookmark that nobody asked for", Promise::Bookmarkable, unasked_bookmark),
+    ("a bookmark goes back", Promise::Bookmarkable, falling_bookmark),
+    ("the initial events end before the last of them", Promise::InitialEvents, early_end),
+    ("a deletion among initial events", Promise::InitialEvents, initial_deletion),
+    ("an initial event of another version", Promise::InitialEvents, initial_other),
+    ("an initial event is lost", Promise::InitialEvents, initial_lost),
+    ("a 410 for history that is there", Promise::Expired, expire),
+    ("an event behind an error", Promise::Expired, behind_error),
+    ("an old event for who waits for the future", Promise::Future, old_for_future),
+    ("a change between two moments is lost to who holds a state", Promise::Continuity, lose_held),
+];
+
+fn lose(it: &mut Spoiling<'_>) -> Option<()> {
+    let (_, at) = it.pick(it.passed())?;
+    it.records.remove(at);
+    Some(())
+}
+
+fn lose_deletion(it: &mut Spoiling<'_>) -> Option<()> {
+    let deletions = it.passed().into_iter().filter(|(_, at)| it.event(*at).kind == EventKind::Deleted);
+    let (_, at) = it.pick(deletions.collect())?;
+    it.records.remove(at);
+    Some(())
+}
+
+fn lose_sibling(it: &mut Spoiling<'_>) -> Option<()> {
+    let has_sibling = |(stream, at): &(Stream, usize)| {
+        let version = it.event(*at).version;
+        stream.live.iter().filter(|other| it.is_object(**other) && it.event(**other).version == version).count() > 1
+    };
+    let (_, at) = it.pick(it.passed().into_iter().filter(has_sibling).collect())?;
+    it.records.remove(at);
+    Some(())
+}
+
+fn fall_silent(it: &mut Spoiling<'_>) -> Option<()> {
+    let left = |op| {
+        let mut records = it.records.iter();
+        records.any(|record| matches!(record, Record::End(end) if end.op == op && end.how == Ending::Left))
+    };
+    let objects = it.objects().into_iter().filter(|(stream, _)| left(stream.op));
+    let objects = if it.has_faults() { Vec::new() } else { objects.collect() };
+    let (stream, from) = it.pick(objects)?;
+    stream.live.iter().rev().filter(|at| **at >= from).for_each(|at| drop(it.records.remove(*at)));
+    Some(())
+}
+
+fn tear(it: &mut Spoiling<'_>) -> Option<()> {
+    let ends: Vec<_> = it.streams().iter().map(|stream| stream.op).collect();
+    let is_end = |record: &Record| matches!(record, Record::End(end) if ends.contains(&end.op));
+    let ends = (0..it.records.len()).filter(|at| is_end(&it.records[*at])).collect();
+    let at = it.pick(ends)?;
+    let Record::End(end) = &mut it.records[at] else { return None };
+    end.how = Ending::Torn;
+    Some(())
+}
+
+fn invent(it: &mut Spoiling<'_>) -> Option<()> {
+    // A version at which that object was not changed, and the truth reaches.
+    let last = it.model.past.last()?.version;
+    let free = |(_, at): &(Stream, usize)| {
+        let event = it.event(*at);
+        let mut past = it.model.past.iter();
+        event.version < last && !past.any(|past| past.key == event.key && past.version == event.version + 1)
+    };
+    let (_, at) = it.pick(it.objects().into_iter().filter(free).collect())?;
+    let event = it.event(at).clone();
+    it.records.insert(at + 1, Record::Event(EventRecord { version: event.version + 1, ..event }));
+    Some(())
+}
+
+fn repeat(it: &mut Spoiling<'_>) -> Option<()> {
+    let (_, at) = it.pick(it.objects())?;
+    it.records.insert(at + 1, it.records[at].clone());
+    Some(())
+}
+
+/// A stream that resumes another begins with the last event of that.
+fn replay(it: &mut Spoiling<'_>) -> Option<()> {
+    let streams = it.streams();
+    let last = |stream: &Stream| {
+        let before = streams.iter().find(|before| Some(before.op) == stream.resumes)?;
+        let last = *before.live.iter().rfind(|at| it.is_object(**at))?;
+        // What was before the truth began is known to nobody.
+        let first = *stream.live.first()?;
+        (stream.start >= 10 && it.is_object(first)).then_some((first, last))
+    };
+    let (first, last) = it.pick(streams.iter().filter_map(last).collect())?;
+    let (again, op) = (it.event(last).clone(), it.event(first).op);
+    it.records.insert(first, Record::Event(EventRecord { op, at_ns: it.event(first).at_ns, ..again }));
+    Some(())
+}
+
+fn swap(it: &mut Spoiling<'_>) -> Option<()> {
+    let pairs = it.streams().into_iter().flat_map(|stream| {
+        let pairs = stream.live.windows(2).map(|pair| [pair[0], pair[1]]);
+        pairs.collect::<Vec<_>>()
+    });
+    let pairs = pairs.filter(|[one, next]| it.is_object(*one) && it.is_object(*next));
+    let pairs = pairs.filter(|[one, next]| it.event(*one).version < it.event(*next).version).collect();
+    let [one, next] = it.pick(pairs)?;
+    it.records.swap(one, next);
+    Some(())
+}
+
+fn lose_first(it: &mut Spoiling<'_>) -> Option<()> {
+    let first = |stream: &Stream| {
+        let first = *stream.live.first()?;
+        let next = stream.live[1..].iter().find(|at| it.is_object(**at))?;
+        let is_first = it.is_object(first) && it.event(first).version < it.event(*next).version;
+        (stream.initial.is_empty() && stream.start >= 10 && is_first).then_some(first)
+    };
+    let at = it.pick(it.streams().iter().filter_map(first).collect())?;
+    it.records.remove(at);
+    Some(())
+}
+
+fn mistype(it: &mut Spoiling<'_>) -> Option<()> {
+    let living = it.objects().into_iter().filter(|(_, at)| it.event(*at).kind != EventKind::Deleted);
+    let (_, at) = it.pick(living.collect())?;
+    let event = it.event_mut(at);
+    event.kind = if event.kind == EventKind::Added { EventKind::Modified } else { EventKind::Added };
+    Some(())
+}
+
+fn leave_as_modified(it: &mut Spoiling<'_>) -> Option<()> {
+    let is_there = |event: &EventRecord| it.model.state(event.version).contains_key(event.key.as_str());
+    let left = |(_, at): &(Stream, usize)| it.event(*at).kind == EventKind::Deleted && is_there(it.event(*at));
+    let (_, at) = it.pick(it.objects().into_iter().filter(left).collect())?;
+    let event = it.event_mut(at);
+    (event.kind, event.digest) = (EventKind::Modified, Some(content(&event.key, event.version)));
+    Some(())
+}
+
+fn deletion_of_other(it: &mut Spoiling<'_>) -> Option<()> {
+    let deletions = it.objects().into_iter().filter(|(_, at)| it.event(*at).kind == EventKind::Deleted);
+    let (_, at) = it.pick(deletions.collect())?;
+    let event = it.event_mut(at);
+    event.digest = Some(content(&event.key, event.version));
+    Some(())
+}
+
+fn other_content(it: &mut Spoiling<'_>) -> Option<()> {
+    let initial = it.streams().into_iter().flat_map(|stream| stream.initial).filter(|at| it.is_object(*at));
+    let mut places: Vec<_> = it.objects().into_iter().map(|(_, at)| at).collect();
+    places.extend(initial);
+    let at = it.pick(places)?;
+    it.event_mut(at).digest = Some(content("other", 1));
+    Some(())
+}
+
+fn foreign(it: &mut Spoiling<'_>) -> Option<()> {
+    let mut places = Vec::new();
+    for stream in it.streams() {
+        let foreign = it.model.past.iter().filter(|past| past.version > stream.start.max(10));
+        for past in foreign.filter(|past| it.model.seen(**past, stream.of).is_none()) {
+            let behind = stream.live.iter().find(|at| it.event(**at).version > past.version);
+            places.extend(behind.map(|at| (*at, stream.op, *past)));
+        }
+    }
+    let (at, op, past) = it.pick(places)?;
+    let (key, version, at_ns) = (past.key.to_owned(), past.version, it.event(at).at_ns);
+    let kind = EventKind::Modified;
+    it.records.insert(at, Record::Event(EventRecord { op, at_ns, kind, key, version, ..EventRecord::default() }));
+    Some(())
+}
+
+/// A bookmark in a stream, before a record.
+fn bookmark(it: &mut Spoiling<'_>, at: usize, version: u64) {
+    let (op, at_ns, kind) = (it.event(at).op, it.event(at).at_ns, EventKind::Bookmark);
+    it.records.insert(at, Record::Event(EventRecord { op, at_ns, kind, version, ..EventRecord::default() }));
+}
+
+fn early_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
+    let asked = it.objects().into_iter().filter(|(stream, _)| stream.asked_for_bookmarks());
+    let (_, at) = it.pick(asked.collect())?;
+    bookmark(it, at, it.event(at).version);
+    Some(())
+}
+
+fn unasked_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
+    let unasked = it.objects().into_iter().filter(|(stream, _)| !stream.asked_for_bookmarks());
+    let (_, at) = it.pick(unasked.collect())?;
+    bookmark(it, at, it.event(at).version - 1);
+    Some(())
+}
+
+fn falling_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
+    let streams = it.streams().into_iter().filter(Stream::asked_for_bookmarks);
+    let bookmarks = streams.flat_map(|stream| {
+        let bookmarks = stream.live.into_iter().filter(|at| it.event(*at).kind == EventKind::Bookmark);
+        bookmarks.map(|at| (at, stream.start)).collect::<Vec<_>>()
+    });
+    let (at, start) = it.pick(bookmarks.collect())?;
+    it.event_mut(at).version = start - 1;
+    Some(())
+}
+
+/// Streams with initial events, and where the last of those and their end are.
+fn states(it: &Spoiling<'_>) -> Vec<(usize, usize)> {
+    let streams = it.streams();
+    let two =
+        streams.iter().filter_map(|stream| stream.initial.len().checked_sub(2).map(|last| &stream.initial[last..]));
+    two.map(|pair| (pair[0], pair[1])).collect()
+}
+
+fn early_end(it: &mut Spoiling<'_>) -> Option<()> {
+    let (last, end) = it.pick(states(it))?;
+    it.records.swap(last, end);
+    Some(())
+}
+
+fn initial_deletion(it: &mut Spoiling<'_>) -> Option<()> {
+    let (last, _) = it.pick(states(it))?;
+    it.event_mut(last).kind = EventKind::Deleted;
+    Some(())
+}
+
+fn initial_other(it: &mut Spoiling<'_>) -> Option<()> {
+    let (last, _) = it.pick(states(it))?;
+    it.event_mut(last).version -= 1;
+    Some(())
+}
+
+fn initial_lost(it: &mut Spoiling<'_>) -> Option<()> {
+    let (last, _) = it.pick(states(it))?;
+    it.records.remove(last);
+    Some(())
+}
+
+fn expire(it: &mut Spoiling<'_>) -> Option<()> {
+    // Whoever has got so far needs nothing that was compacted.
+    let place = |stream: &Stream| {
+        let at = *stream.live.last()?;
+        let position = stream.live.iter().rev().skip(1).map(|at| it.event(*at).version).max();
+        let position = position.unwrap_or(0).max(stream.start);
+        (position + 1 >= it.compacted_before(it.records.len())).then_some(at)
+    };
+    let at = it.pick(it.streams().iter().filter_map(place).collect())?;
+    let (op, at_ns, kind) = (it.event(at).op, it.event(at).at_ns, EventKind::Error);
+    let status = RecordedStatus { code: 410, ..RecordedStatus::default() };
+    it.records[at] = Record::Event(EventRecord { op, at_ns, kind, status, ..EventRecord::default() });
+    Some(())
+}
+
+fn behind_error(it: &mut Spoiling<'_>) -> Option<()> {
+    let errors = it.streams().into_iter().flat_map(|stream| stream.live);
+    let errors = errors.filter(|at| it.event(*at).kind == EventKind::Error).collect();
+    let at = it.pick(errors)?;
+    let (op, at_ns, key) = (it.event(at).op, it.event(at).at_ns, "a/x".to_owned());
+    it.records.insert(at + 1, Record::Event(EventRecord { op, at_ns, key, version: 99, ..EventRecord::default() }));
+    Some(())
+}
+
+fn old_for_future(it: &mut Spoiling<'_>) -> Option<()> {
+    let waits = |stream: &Stream| stream.initial.is_empty() && stream.start > it.newest_before(stream.call);
+    let waiting = it.streams().into_iter().filter(waits);
+    let first = waiting.filter_map(|stream| Some((*stream.live.first()?, stream.start))).collect();
+    let (at, version) = it.pick(first)?;
+    let (op, at_ns, key) = (it.event(at).op, it.event(at).at_ns, "a/x".to_owned());
+    it.records.insert(at, Record::Event(EventRecord { op, at_ns, key, version, ..EventRecord::default() }));
+    Some(())
+}
+
+fn lose_held(it: &mut Spoiling<'_>) -> Option<()> {
+    let is_held = |(stream, at): &(Stream, usize)| {
+        let event = it.event(*at);
+        let later = |other: &&usize| **other > *at;
+        let mut of_key = stream.live.iter().filter(later).filter(|other| it.event(**other).key == event.key);
+        let mut bookmarks = stream.live.iter().filter(later).filter(|other| !it.is_object(**other));
+        !stream.initial.is_empty() && of_key.next().is_none() && bookmarks.next().is_some()
+    };
+    let (_, at) = it.pick(it.objects().into_iter().filter(is_held).collect())?;
+    it.records.remove(at);
+    Some(())
+}

@@ -1,0 +1,216 @@
+//! What mutations work on: the records of a run, and where its streams and reads are in them.
+
+use super::super::record::{AskedServer, EventKind, EventRecord, Op, ReadVerb, Record, ReturnRecord};
+use super::acts::Scope;
+use super::model::Model;
+
+/// A history that is to be spoiled.
+pub(super) struct Spoiling<'a> {
+    pub(super) model: &'a Model,
+    pub(super) records: Vec<Record>,
+    pub(super) random: fastrand::Rng,
+}
+
+/// A watch of the judged server whose start is known.
+#[derive(Clone, Debug)]
+pub(super) struct Stream {
+    pub(super) op: Op,
+    pub(super) of: Scope,
+    pub(super) query: String,
+    pub(super) resumes: Option<Op>,
+    /// Where its call is.
+    pub(super) call: usize,
+    /// The version that its live events are behind.
+    pub(super) start: u64,
+    /// Where its initial events are, with the bookmark that ends them.
+    pub(super) initial: Vec<usize>,
+    pub(super) live: Vec<usize>,
+}
+
+/// A list or a GET that was answered.
+#[derive(Clone, Debug)]
+pub(super) struct Answered {
+    pub(super) of: Option<Scope>,
+    pub(super) path: String,
+    pub(super) query: String,
+    pub(super) call: usize,
+    pub(super) call_ns: u64,
+    /// Where its answer is.
+    pub(super) at: usize,
+}
+
+impl Stream {
+    pub(super) fn asked_for_bookmarks(&self) -> bool {
+        self.query.contains("allowWatchBookmarks=true")
+    }
+}
+
+impl Answered {
+    pub(super) fn is_consistent(&self) -> bool {
+        !self.query.contains("resourceVersion") && !self.query.contains("continue")
+    }
+
+    /// The number that a parameter names.
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        let mut pairs = self.query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(key, _)| *key == name)?.1.parse().ok()
+    }
+}
+
+impl Spoiling<'_> {
+    pub(super) fn pick<T>(&mut self, mut of: Vec<T>) -> Option<T> {
+        let count = of.len();
+        (count > 0).then(|| of.swap_remove(self.random.usize(..count)))
+    }
+
+    pub(super) fn event(&self, at: usize) -> &EventRecord {
+        let Record::Event(event) = &self.records[at] else { panic!("no event at {at}") };
+        event
+    }
+
+    pub(super) fn event_mut(&mut self, at: usize) -> &mut EventRecord {
+        let Record::Event(event) = &mut self.records[at] else { panic!("no event at {at}") };
+        event
+    }
+
+    pub(super) fn answer(&self, at: usize) -> &ReturnRecord {
+        let Record::Return(answer) = &self.records[at] else { panic!("no answer at {at}") };
+        answer
+    }
+
+    pub(super) fn answer_mut(&mut self, at: usize) -> &mut ReturnRecord {
+        let Record::Return(answer) = &mut self.records[at] else { panic!("no answer at {at}") };
+        answer
+    }
+
+    pub(super) fn is_object(&self, at: usize) -> bool {
+        !matches!(self.event(at).kind, EventKind::Bookmark | EventKind::Error)
+    }
+
+    pub(super) fn streams(&self) -> Vec<Stream> {
+        let calls = self.records.iter().enumerate().filter_map(|(at, record)| match record {
+            Record::Call(call) if call.verb == ReadVerb::Watch && call.server == AskedServer::Subject => {
+                Some((at, call))
+            }
+            _ => None,
+        });
+        let stream = |(call, record): (usize, &super::super::record::CallRecord)| {
+            let is_mine = |at: &usize| matches!(&self.records[*at], Record::Event(event) if event.op == record.op);
+            let events: Vec<_> = (call..self.records.len()).filter(is_mine).collect();
+            let end = events.iter().position(|at| self.event(*at).initial_end);
+            let version = || record.query.split("resourceVersion=").nth(1)?.split('&').next()?.parse().ok();
+            let start = match end {
+                Some(end) => self.event(events[end]).version,
+                None if record.query.contains("sendInitialEvents") => return None,
+                None => version()?,
+            };
+            let (initial, live) = events.split_at(end.map_or(0, |end| end + 1));
+            Some(Stream {
+                op: record.op,
+                of: self.model.scopes[&record.op],
+                query: record.query.clone(),
+                resumes: record.resumes,
+                call,
+                start,
+                initial: initial.to_vec(),
+                live: live.to_vec(),
+            })
+        };
+        calls.filter_map(stream).collect()
+    }
+
+    /// The places of live events of objects, each with its stream.
+    pub(super) fn objects(&self) -> Vec<(Stream, usize)> {
+        let of_one = |stream: Stream| {
+            let objects = stream.live.clone().into_iter().filter(|at| self.is_object(*at));
+            objects.map(move |at| (stream.clone(), at)).collect::<Vec<_>>()
+        };
+        self.streams().into_iter().flat_map(of_one).collect()
+    }
+
+    /// The live events of objects behind which something passes them.
+    pub(super) fn passed(&self) -> Vec<(Stream, usize)> {
+        let is_passed = |(stream, at): &(Stream, usize)| {
+            let version = self.event(*at).version;
+            stream.live.iter().any(|later| later > at && self.event(*later).version > version)
+        };
+        self.objects().into_iter().filter(is_passed).collect()
+    }
+
+    /// Lists and GETs that were answered with 200.
+    pub(super) fn reads(&self, verb: ReadVerb) -> Vec<Answered> {
+        let read = |(call, record): (usize, &Record)| {
+            let Record::Call(asked) = record else { return None };
+            let is_answer = |record: &Record| matches!(record, Record::Return(answer) if answer.op == asked.op);
+            let at = self.records.iter().position(is_answer)?;
+            (asked.verb == verb && self.answer(at).code == 200).then(|| Answered {
+                of: self.model.scopes.get(&asked.op).copied(),
+                path: asked.path.clone(),
+                query: asked.query.clone(),
+                call,
+                call_ns: asked.at_ns,
+                at,
+            })
+        };
+        self.records.iter().enumerate().filter_map(read).collect()
+    }
+
+    /// Lists in one page, that begin at the beginning.
+    pub(super) fn lists(&self) -> Vec<Answered> {
+        let whole = |read: &Answered| !self.answer(read.at).more && !read.query.contains("continue");
+        self.reads(ReadVerb::List).into_iter().filter(whole).collect()
+    }
+
+    /// Versions of changes that were made before a record, and are no part of the beginning.
+    pub(super) fn changed_before(&self, at: usize) -> Vec<u64> {
+        let version = |record: &Record| match record {
+            Record::Truth(truth) if truth.version > 10 => Some(truth.version),
+            _ => None,
+        };
+        self.records[..at].iter().filter_map(version).collect()
+    }
+
+    /// The newest version that anybody can have known of before a record.
+    pub(super) fn newest_before(&self, at: usize) -> u64 {
+        let version = |record: &Record| match record {
+            Record::Truth(truth) => Some(truth.version),
+            Record::Return(answer) => answer.version,
+            Record::Event(event) => Some(event.version),
+            Record::Known(known) => Some(known.to),
+            _ => None,
+        };
+        self.records[..at].iter().filter_map(version).max().unwrap_or(0)
+    }
+
+    /// The last version that was compacted before a record.
+    pub(super) fn compacted_before(&self, at: usize) -> u64 {
+        let version = |record: &Record| match record {
+            Record::Compacted(compacted) => Some(compacted.version),
+            _ => None,
+        };
+        self.records[..at].iter().filter_map(version).max().unwrap_or(0)
+    }
+
+    pub(super) fn has_faults(&self) -> bool {
+        self.records.iter().any(|record| matches!(record, Record::Fault(_)))
+    }
+
+    /// A list shows what was at another version.
+    pub(super) fn show_state(&mut self, list: &Answered, version: u64) {
+        let items = self.model.items(version, list.of.unwrap());
+        let answer = self.answer_mut(list.at);
+        (answer.version, answer.items) = (Some(version), items);
+    }
+
+    /// A GET shows what was at another version.
+    pub(super) fn show_object(&mut self, get: &Answered, version: u64) {
+        let path: Vec<_> = get.path.split('/').collect();
+        let key = format!("{}/{}", path[4], path[6]);
+        let all = Scope { namespace: "", selector: ("", &[0, 1, 2]) };
+        let item = self.model.items(version, all).into_iter().find(|item| item.key == key);
+        let answer = self.answer_mut(get.at);
+        answer.code = if item.is_some() { 200 } else { 404 };
+        answer.version = item.as_ref().map(|item| item.version);
+        answer.items = item.into_iter().collect();
+    }
+}
