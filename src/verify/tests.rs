@@ -4,6 +4,7 @@ mod acts;
 mod model;
 mod mutations;
 mod spoiling;
+mod verdicts;
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;

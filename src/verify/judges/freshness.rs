@@ -65,13 +65,14 @@ fn next(history: &History, op: &Operation, known: u64, judged: &mut Judged) {
 /// An answer from memory is not older than an earlier one.
 pub(super) fn monotone(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Monotone);
-    let seen = seen(history);
+    let waived = waived(history);
+    let seen = seen(history, &waived);
     for op in history.judged(Promise::Monotone) {
         let Some(ask) = &op.ask else { continue };
         let (ReadPlan::Read(Fresh::Any) | ReadPlan::State(Fresh::Any)) = ask.plan else { continue };
         let Some(shown) = shown(history, op) else { continue };
         judged.instances += 1;
-        let timeline = seen.get(&(ask.collection.as_str(), op.encoding, period(history, op.at_ns)));
+        let timeline = seen.get(&(ask.collection.as_str(), op.encoding, period(&waived, op.at_ns)));
         let known = timeline.map_or(0, |seen| seen.before(op.at_ns));
         shown
             .judge(history, op, known, &mut judged, || format!("an answer of {known} or later, as an earlier one was"));
@@ -81,12 +82,12 @@ pub(super) fn monotone(history: &History) -> Judged {
 
 /// What the judged server had shown from memory by when, of each collection in each encoding, between two moments at
 /// which it was allowed to go back.
-fn seen(history: &History) -> HashMap<(&str, RecordedEncoding, usize), Witnessed> {
+fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<(&'a str, RecordedEncoding, usize), Witnessed> {
     let mut points: HashMap<_, Vec<_>> = HashMap::new();
     for op in history.operations.iter().filter(|op| op.server == AskedServer::Subject) {
         let Some(ask) = &op.ask else { continue };
         let mut add = |at_ns, version| {
-            let key = (ask.collection.as_str(), op.encoding, period(history, at_ns));
+            let key = (ask.collection.as_str(), op.encoding, period(waived, at_ns));
             points.entry(key).or_default().push((at_ns, version));
         };
         for told in op.events.iter().filter(|told| told.is_bookmark()) {
@@ -106,10 +107,16 @@ fn seen(history: &History) -> HashMap<(&str, RecordedEncoding, usize), Witnessed
     points.into_iter().map(|(key, points)| (key, Witnessed::new(points))).collect()
 }
 
-/// How many faults that let a server go back had begun by a moment.
-fn period(history: &History, at_ns: u64) -> usize {
-    let waives = |fault: &&super::super::history::AtLine<super::super::record::FaultRecord>| {
-        fault.record.waives.contains(&Promise::Monotone) && fault.record.from_ns <= at_ns
-    };
-    history.faults.iter().filter(waives).count()
+/// When faults began that let a server go back, in their order.
+fn waived(history: &History) -> Vec<u64> {
+    let faults = history.faults.iter().map(|line| &line.record);
+    let waives = faults.filter(|fault| fault.waives.contains(&Promise::Monotone));
+    let mut began: Vec<_> = waives.map(|fault| fault.from_ns).collect();
+    began.sort_unstable();
+    began
+}
+
+/// How many of them had begun by a moment.
+fn period(began: &[u64], at_ns: u64) -> usize {
+    began.partition_point(|began| *began <= at_ns)
 }

@@ -42,8 +42,14 @@ pub(super) fn list_snapshot(history: &History) -> Judged {
         let view = &history.views[of_view[0].0];
         let truth = &history.truths[view.truth];
         let mut replay = view.replay(truth);
+        // How many objects were told up to the end of each page.
+        let mut told: HashMap<Op, usize> = HashMap::new();
         for (_, version, op) in of_view {
-            page(history, op, replay.at(*version), &ends, truth, view, &mut judged);
+            let state = replay.at(*version);
+            let before = if is_first(op) { Some(0) } else { op.resumes.and_then(|op| told.get(&op).copied()) };
+            if let Some(count) = page(history, op, state, &ends, truth, view, before, &mut judged) {
+                told.extend(before.map(|before| (op.op, before + count)));
+            }
         }
     }
     judged
@@ -53,9 +59,12 @@ pub(super) fn list_snapshot(history: &History) -> Judged {
 fn is_whole(op: &Operation, answer: &Answer, view: &SelectionView, version: u64) -> bool {
     let mut sum = Sum::default();
     answer.items.iter().for_each(|item| sum.add(item.key, item.version));
-    let is_one_page = !answer.more && op.ask.as_ref().is_some_and(|ask| ask.first.is_empty());
-    let remains = answer.remaining.unwrap_or(0);
-    is_one_page && remains == 0 && answer.items.is_sorted_by_key(|item| item.key) && sum == view.sum_at(version)
+    let is_one_page = !answer.more && is_first(op) && answer.remaining.unwrap_or(0) == 0;
+    is_one_page && answer.items.is_sorted_by_key(|item| item.key) && sum == view.sum_at(version)
+}
+
+fn is_first(op: &Operation) -> bool {
+    op.ask.as_ref().is_some_and(|ask| ask.first.is_empty())
 }
 
 /// Whether each item has the content of its version.
@@ -86,6 +95,8 @@ fn ends(history: &History) -> HashMap<Op, KeyNumber> {
     lists.filter_map(end).collect()
 }
 
+/// How many objects are on a page, unless they are not the right ones.
+#[expect(clippy::too_many_arguments, reason = "a page is one of a list, whose state and other pages are known")]
 fn page(
     history: &History,
     op: &Operation,
@@ -93,16 +104,17 @@ fn page(
     ends: &HashMap<Op, KeyNumber>,
     truth: &ResourceTruth,
     view: &SelectionView,
+    before: Option<usize>,
     judged: &mut Judged,
-) {
-    let (Some(answer), Some(ask)) = (&op.answer, &op.ask) else { return };
+) -> Option<usize> {
+    let (answer, ask) = (op.answer.as_ref()?, op.ask.as_ref()?);
     let items = &answer.items;
     if let Some([first, second]) = items.windows(2).find(|pair| pair[0].key >= pair[1].key) {
         let [first, second] = [first, second].map(|item| history.key(item.key));
         judged.violation(op, &[answer.line], || {
             (format!("a list in the order of keys, {second} before {first}"), format!("{first} before {second}"))
         });
-        return;
+        return None;
     }
     let version = answer.version.unwrap_or_default();
     let first = history.keys.at_or_behind(&ask.first);
@@ -118,10 +130,14 @@ fn page(
         judged.violation(op, &[line, answer.line], || {
             (format!("the state at {version}, with {expected}"), format!("a list with {got}"))
         });
-        return;
+        return None;
     }
     // With selectors the apiserver says that there is more before it has looked whether any of it matches.
-    let remains = (rest().count() - count) as u64;
+    let remains = match before {
+        _ if !answer.more => 0,
+        Some(before) => state.len() - before - count,
+        None => rest().count() - count,
+    } as u64;
     let is_wrong = match answer.remaining {
         Some(said) => said != remains,
         None => answer.more && remains == 0 && !view.selection.is_selective(),
@@ -133,6 +149,7 @@ fn page(
             (format!("a page at {version} behind which there are {remains} more"), format!("one that says {said}"))
         });
     }
+    Some(count)
 }
 
 fn get(history: &History, op: &Operation, answer: &Answer, judged: &mut Judged) {

@@ -1,0 +1,118 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::history::History;
+use super::super::promise::Promise;
+use super::super::rates::Counts;
+use super::super::verdict::{Outcome, Requirements, RunVerdict, excerpt};
+
+/// One watch is told of one change; what is left to say is whether of the right one.
+fn run(version: u64) -> String {
+    format!(
+        r#"{{"run":{{"url":"https://here","truth":"direct","command":"again --seed 7"}}}}
+{{"truth":{{"resource":"pods","key":"a/x","version":11,"type":"ADDED","at_ns":1}}}}
+{{"known":{{"resource":"pods","from":10,"to":20,"at_ns":9000000}}}}
+
+{{"call":{{"op":1,"client":1,"at_ns":5,"verb":"watch","path":"/api/v1/pods","query":"resourceVersion=10"}}}}
+{{"return":{{"op":1,"at_ns":6,"code":200}}}}
+{{"event":{{"op":1,"at_ns":7,"type":"ADDED","key":"a/x","version":{version}}}}}
+"#
+    )
+}
+
+fn verdict(records: &str, requirements: &Requirements) -> RunVerdict {
+    RunVerdict::of(&History::read(records.as_bytes()).unwrap(), requirements)
+}
+
+#[test]
+fn a_run_is_kept_broken_or_void() {
+    let nothing = Requirements::default();
+    let kept = verdict(&run(11), &nothing);
+    assert_eq!((kept.outcome(), kept.outcome().code()), (Outcome::Kept, 0));
+    let broken = verdict(&run(12), &nothing);
+    assert_eq!((broken.outcome(), broken.outcome().code()), (Outcome::Broken, 1));
+    let least = Counts { events: 2, watches: 1, ..Counts::default() };
+    let busier = Requirements { least, ..Requirements::default() };
+    let void = verdict(&run(11), &busier);
+    assert_eq!((void.outcome(), void.outcome().code()), (Outcome::Void, 2));
+    assert_eq!(void.lacks, ["1 events, 2 are needed"]);
+    // What is broken is broken in however short a run.
+    assert_eq!(verdict(&run(12), &busier).outcome(), Outcome::Broken);
+    let judged = BTreeSet::from([Promise::Reliable, Promise::Exact]);
+    let void = verdict(&run(11), &Requirements { judged, ..Requirements::default() });
+    assert_eq!((void.outcome(), &void.lacks[..]), (Outcome::Void, &["nothing to judge Exact by".to_owned()][..]));
+}
+
+#[test]
+fn a_verdict_in_words_says_what_was_not_judged_and_shows_the_first_violation() {
+    let kept = verdict(&run(11), &Requirements::default());
+    let words = kept.text(&BTreeMap::new());
+    assert!(words.starts_with("https://here judged by the truth from a watch at the apiserver, which is weaker"));
+    assert!(words.contains("  Reliable       ok in 1\n") && words.contains("  Exact          not judged\n"), "{words}");
+    assert!(words.contains("1 watches, 0 resumes, 1 events") && words.contains("9 milliseconds"), "{words}");
+    assert!(!words.contains("violation") && !words.contains("void"), "{words}");
+
+    let records = run(12);
+    let broken = verdict(&records, &Requirements::default());
+    let lines = &broken.first().unwrap().lines;
+    assert_eq!(lines, &[5, 7]);
+    let words = broken.text(&excerpt(records.as_bytes(), lines).unwrap());
+    let end = words.split("\nThe first violation: ").nth(1).unwrap();
+    let texts: Vec<_> = records.lines().collect();
+    let (call, event) = (texts[4], texts[6]);
+    let expected = "Reliable\n  expected: events of changes that happened\n  \
+        got:      ADDED a/x at 12, which nothing changed\n";
+    assert_eq!(end, format!("{expected}  line 5: {call}\n  line 7: {event}\n  again: again --seed 7\n"));
+    assert!(words.contains("  Reliable       BROKEN 1 times in 0\n"), "{words}");
+
+    let least = Counts { events: 2, ..Counts::default() };
+    let void = verdict(&run(11), &Requirements { least, ..Requirements::default() });
+    assert!(void.text(&BTreeMap::new()).ends_with("\nThe run is void: 1 events, 2 are needed\n"));
+}
+
+#[test]
+fn everything_is_counted_that_the_judged_server_did() {
+    let more = r#"{"call":{"op":2,"client":1,"at_ns":5,"verb":"watch","path":"/api/v1/pods","resumes":1}}
+{"return":{"op":2,"at_ns":6,"code":200}}
+{"event":{"op":2,"at_ns":7,"type":"BOOKMARK","version":12}}
+{"call":{"op":3,"client":1,"at_ns":5,"verb":"list","path":"/api/v1/pods"}}
+{"return":{"op":3,"at_ns":6,"code":200,"version":20}}
+{"call":{"op":4,"client":1,"at_ns":5,"verb":"list","path":"/api/v1/pods"}}
+{"return":{"op":4,"at_ns":6,"code":500}}
+{"call":{"op":5,"client":1,"at_ns":5,"verb":"get","path":"/api/v1/namespaces/a/pods/x"}}
+{"return":{"op":5,"at_ns":6,"code":200}}
+{"call":{"op":6,"client":1,"at_ns":5,"verb":"list","path":"/api/v1/pods","server":"direct"}}
+{"return":{"op":6,"at_ns":6,"code":200,"version":20}}
+{"written":{"call_ns":1,"return_ns":2,"verb":"create","resource":"pods","key":"a/x","code":201}}
+{"written":{"call_ns":1,"return_ns":2,"verb":"create","resource":"pods","key":"a/x","code":409}}
+{"fault":{"name":"cut","from_ns":1,"to_ns":2,"hits":3}}
+"#;
+    let (events, writes, watches, resumes, bookmarks, lists, gets, faults, milliseconds) = (1, 1, 2, 1, 1, 1, 1, 3, 9);
+    let counts = Counts { writes, watches, resumes, events, bookmarks, lists, gets, faults, milliseconds };
+    assert_eq!(Counts::of(&History::read((run(11) + more).as_bytes()).unwrap()), counts);
+}
+
+#[test]
+fn what_is_no_history_says_where() {
+    let wrong = [
+        ("{\"call\":{}}", "line 8: missing field `op`"),
+        ("nonsense", "line 8: expected value"),
+        (r#"{"end":{"op":9,"at_ns":1,"how":"clean"}}"#, "line 8: nobody called operation 9"),
+        (r#"{"return":{"op":1,"at_ns":1,"code":200}}"#, "line 8: a second answer to operation 1"),
+        (r#"{"call":{"op":1,"client":1,"at_ns":1,"verb":"get","path":"/"}}"#, "line 8: a second call of operation 1"),
+        (r#"{"known":{"resource":"pods","from":11,"to":12,"at_ns":1}}"#, "line 8: the truth about pods begins twice"),
+        (
+            r#"{"truth":{"resource":"pods","key":"a/y","version":12,"type":"MODIFIED","at_ns":1}}"#,
+            "line 8: the truth has a change of what does not exist",
+        ),
+    ];
+    for (line, expected) in wrong {
+        let error = History::read((run(11) + line).as_bytes()).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let over = "{\"end\":{\"op\":1,\"at_ns\":8,\"how\":\"clean\"}}\n";
+    let event = r#"{"event":{"op":1,"at_ns":9,"type":"BOOKMARK","version":12}}"#;
+    let error = History::read((run(11) + over + event).as_bytes()).unwrap_err().to_string();
+    assert_eq!(error, "line 9: an event of operation 1, which is over");
+    let error = History::read((run(11) + over + over).as_bytes()).unwrap_err().to_string();
+    assert_eq!(error, "line 9: a second end of operation 1");
+}
