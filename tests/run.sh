@@ -68,10 +68,13 @@ begin "JavaScript client"
 javascript_client || missing+=("no Node.js with npm: the test of the JavaScript client")
 
 begin "control plane"
-status=0
+status=0 failed=0
 tests/kube/build.sh || status=$?
 case $status in
-  0) ;;
+  0)
+    begin "tests in Go"
+    tests/kube/test.sh || failed=$?
+    ;;
   3) missing+=("no Go toolchain, so no control plane: the tests in tests/conformance") ;;
   *) exit "$status" ;;
 esac
@@ -100,7 +103,6 @@ begin "building the tests"
 cargo test --no-run "${builds[@]}"
 
 begin "running the tests"
-status=0
-cargo test --no-fail-fast "$@" || status=$?
+cargo test --no-fail-fast "$@" || failed=$?
 warn
-exit "$status"
+exit "$failed"

@@ -2,7 +2,9 @@
 //!
 //! Everything waits on something that can be observed, and nothing waits longer than [`PATIENCE`].
 
+pub mod ages;
 mod certificate;
+pub mod claims;
 mod drive;
 mod frames;
 mod http;
@@ -17,6 +19,7 @@ mod protobuf;
 mod proxy;
 mod raw;
 pub mod rbac;
+mod seed;
 mod watch;
 
 use std::any::Any;
@@ -30,7 +33,7 @@ use tokio::time::{Instant, sleep, timeout};
 pub use certificate::{Authority, write_bundle};
 pub use drive::{Driving, Outcome, kubectl};
 pub use frames::{Frame, gunzip};
-pub use http::{Answer, Ask, Http, Protocol, Target, version_of};
+pub use http::{Answer, Ask, Http, NoAnswer, Protocol, Target, version_of};
 pub use identity::{Account, Identity};
 pub use pair::Pair;
 pub use plane::{BULK_PODS, Plane};
@@ -38,6 +41,7 @@ pub use planter::Planter;
 pub use process::Process;
 pub use proxy::{Plan, Proxy};
 pub use raw::read_until_quiet;
+pub use seed::Seed;
 pub use watch::{Ended, Event, Watch, outline};
 
 /// Nothing takes that long unless it is broken, on a machine that has other things to do too.

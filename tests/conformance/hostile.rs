@@ -2,8 +2,8 @@
 //! past the proxy, and it lives (R-IDENTITY-1, R-THREAT-1 to R-THREAT-4, R-THREAT-10, R-THREAT-12).
 //!
 //! The judge is the apiserver's own audit log. Every request carries a mark in its query, and what is hidden inside of
-//! it another one; the log says which of them arrived, and as whose. `make hostile REQUESTS=10000 SEED=n` sends more
-//! than `make test`.
+//! it another one; the log says which of them arrived, and as whose. `make hostile REQUESTS=10000` sends more than
+//! `make test`.
 
 mod cases;
 mod framing;
@@ -20,7 +20,7 @@ use futures_util::{StreamExt, stream};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::bed::{self, Authority, Identity, Plan, Proxy, eventually, number, read_until_quiet, say, within};
+use crate::bed::{self, Authority, Identity, Plan, Proxy, Seed, eventually, number, read_until_quiet, say, within};
 use cases::{Case, Cast, Wire};
 use judge::Judge;
 
@@ -55,8 +55,9 @@ async fn nobody_becomes_somebody_else_and_nothing_is_smuggled() {
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let cast = Cast::assemble(&bed, &Authority::of(&bed)).await;
     let mut judge = Judge::new(&bed.direct(), &bed.target(), &cast).await;
-    let (count, seed) = (number("HOSTILE_REQUESTS", 1500), number("HOSTILE_SEED", 1));
-    let (mut random, started) = (Rng::with_seed(seed), Instant::now());
+    let count = number("HOSTILE_REQUESTS", 1500);
+    let drawn = Seed::new("HOSTILE_SEED", |seed| format!("make hostile SEED={seed} REQUESTS={count}"));
+    let (seed, mut random, started) = (drawn.first(), Rng::with_seed(drawn.first()), Instant::now());
     let cases: Vec<_> = (0..count).map(|at| Case::draw(&cast, &mut random, at)).collect();
     let answers = stream::iter(cases).map(async |case| {
         let heard = within(case.family, send(&proxy, &cast.callers[case.caller], &case)).await;

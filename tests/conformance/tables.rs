@@ -51,7 +51,7 @@ fn taken_apart(line: &str) -> (String, String) {
     let at = line.find(COLUMNS).unwrap_or_else(|| panic!("no Table: {line}")) + COLUMNS.len();
     let rows = at + line[at..].find(",\"rows\":[{\"cells\":").unwrap_or_else(|| panic!("no rows: {line}"));
     let columns = line[at..rows].to_owned();
-    let rest = bed::normal::without_ages(&line[rows..], &event["object"]);
+    let rest = bed::ages::taken_out(&line[rows..], &event["object"]).0;
     (format!("{}{rest}", &line[..at]), columns)
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,17 +9,9 @@ import (
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
+
+	"kube-e2e/compared"
 )
-
-// result is how one spec went.
-type result struct {
-	Name    string  `json:"name"`
-	State   string  `json:"state"`
-	Seconds float64 `json:"seconds"`
-	Reason  string  `json:"reason,omitempty"`
-}
-
-const passed = "passed"
 
 // results is the file of one run. A line is there as soon as its spec has ended, so
 // that a run that is cut short has told of those before.
@@ -45,7 +36,7 @@ func (r *results) write(report ginkgo.SpecReport) {
 	if report.LeafNodeType != types.NodeTypeIt || report.StartTime.IsZero() || report.NumAttempts == 0 {
 		return
 	}
-	line, err := json.Marshal(result{
+	line, err := json.Marshal(compared.Result{
 		Name:    report.FullText(),
 		State:   report.State.String(),
 		Seconds: report.RunTime.Seconds(),
@@ -62,29 +53,4 @@ func (r *results) close() error {
 		return fmt.Errorf("write results: %w", err)
 	}
 	return nil
-}
-
-// readResults reads the files of one run, as many as it had processes.
-func readResults(paths []string) (map[string]result, error) {
-	all := map[string]result{}
-	for _, path := range paths {
-		file, err := os.Open(path)
-		if err != nil {
-			return nil, fmt.Errorf("open results: %w", err)
-		}
-		defer file.Close()
-		lines := bufio.NewScanner(file)
-		lines.Buffer(nil, 1<<24)
-		for lines.Scan() {
-			var one result
-			if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
-				return nil, fmt.Errorf("%s: %w", path, err)
-			}
-			all[one.Name] = one
-		}
-		if err := lines.Err(); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	return all, nil
 }

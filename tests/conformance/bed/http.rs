@@ -59,6 +59,14 @@ pub struct Answer {
     pub body: Bytes,
 }
 
+/// Why there is no answer.
+#[derive(Debug)]
+pub struct NoAnswer {
+    pub why: String,
+    /// The server closed the connection, and says that it has not looked at the question.
+    pub unheard: bool,
+}
+
 impl Target {
     /// TLS as it trusts this server.
     pub fn tls(&self) -> ClientConfig {
@@ -92,15 +100,16 @@ impl Target {
     }
 }
 
-/// Whether a connection was closed in peace. hyper 1.12 looks at a connection again right behind the request that it
-/// has sent on it (`proto/h2/client.rs`, the second `poll_ready`), and fails the request where the GOAWAY that follows
-/// a 401 came between. That the server loses none then is shown on bare frames:
-/// `floods::every_question_around_a_goodbye_is_answered_or_refused`.
+/// Whether a connection was closed in peace, or a question refused unheard behind that (RFC 9113 §8.7). hyper 1.12
+/// looks at a connection again right behind the request that it has sent on it (`proto/h2/client.rs`, the second
+/// `poll_ready`), and fails the request where the GOAWAY that follows a 401 came between. That the server loses none
+/// then is shown on bare frames: `floods::every_question_around_a_goodbye_is_answered_or_refused`.
 fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
         if let Some(h2) = error.downcast_ref::<h2::Error>() {
-            return h2.is_go_away() && h2.reason() == Some(h2::Reason::NO_ERROR);
+            let refused = h2.is_reset() && h2.reason() == Some(h2::Reason::REFUSED_STREAM);
+            return refused || h2.is_go_away() && h2.reason() == Some(h2::Reason::NO_ERROR);
         }
         cause = error.source();
     }
@@ -152,10 +161,12 @@ impl Http {
     }
 
     /// Asks a server that may break off; why there is no answer.
-    pub async fn try_ask(&self, ask: Ask) -> Result<Answer, String> {
-        let (head, body) =
-            self.client.request(self.request(ask)).await.map_err(|error| format!("{error:?}"))?.into_parts();
-        let body = body.collect().await.map_err(|error| format!("{} and then {error:?}", head.status))?;
+    pub async fn try_ask(&self, ask: Ask) -> Result<Answer, NoAnswer> {
+        let sent = self.client.request(self.request(ask)).await;
+        let unheard = sent.as_ref().is_err_and(is_goodbye);
+        let (head, body) = sent.map_err(|error| NoAnswer { why: format!("{error:?}"), unheard })?.into_parts();
+        let broken = |error| NoAnswer { why: format!("{} and then {error:?}", head.status), unheard: false };
+        let body = body.collect().await.map_err(broken)?;
         Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
     }
 

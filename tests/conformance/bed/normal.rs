@@ -5,34 +5,56 @@
 //! - the same version inside of its continue token, and in the bookmark that ends initial events;
 //! - the slash that a continue token of a cache begins with and one of etcd does not (R-CONTINUE-3);
 //! - bookmarks in between: when they come is up to the server;
-//! - ages in the rows of a Table that is watched: they are of the moment when a row was printed;
+//! - ages in the rows of a Table that is watched: they are of the moment when a row was printed (docs/DIFFERENCES.md);
+//!   those of one that is not are apart from the rest of it, and compared by [`ages::agree`];
 //! - the version that a server says it has, in `Too large resource version` and `too old resource version`.
 
 use serde_json::Value;
 
+use super::ages;
 use super::frames::{Frame, Unframed};
 use super::http::Answer;
 use super::protobuf;
+
+/// What of an answer is to be compared with another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Body {
+    pub text: String,
+    /// The ages in it, if it is a Table, which are not in its text.
+    pub ages: Vec<String>,
+}
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// The body of an answer that is no watch, as something to compare. With `exact`, only what servers say of themselves
 /// is taken out.
-pub fn body(answer: &Answer, exact: bool) -> String {
+pub fn body(answer: &Answer, exact: bool) -> Body {
+    let plain = |text| Body { text, ages: Vec::new() };
     if answer.content_type().starts_with(PROTOBUF) {
-        return protobuf_body(&answer.body, exact);
+        return plain(protobuf_body(&answer.body, exact));
     }
     let text = without_versions(&answer.text());
     if answer.content_type().starts_with("application/yaml") {
-        return yaml_body(text, exact);
+        let is_table = text.contains("\nkind: Table\n");
+        let text = yaml_body(text, exact);
+        let (text, ages) = if is_table { ages::taken_out_of_yaml(&text) } else { (text, Vec::new()) };
+        return Body { text, ages };
     }
-    let Ok(document) = serde_json::from_str::<Value>(&text) else { return text };
+    let Ok(document) = serde_json::from_str::<Value>(&text) else { return plain(text) };
     let kind = document["kind"].as_str().unwrap_or_default();
+    let text = json_body(text, kind, &document["metadata"], exact);
+    if kind != "Table" {
+        return plain(text);
+    }
+    let (text, ages) = ages::taken_out(&text, &document);
+    Body { text, ages }
+}
+
+fn json_body(text: String, kind: &str, metadata: &Value, exact: bool) -> String {
     if !kind.ends_with("List") && !matches!(kind, "Status" | "Table") {
         return text;
     }
     let mut text = text;
-    let metadata = &document["metadata"];
     if let Some(token) = metadata["continue"].as_str().filter(|token| !token.is_empty()) {
         text = text.replacen(token, &continue_token(token, exact), 1);
     }
@@ -65,10 +87,10 @@ fn yaml_body(text: String, exact: bool) -> String {
 }
 
 /// The body of an answer to a write, without what every new object gets of its own: its id and the time.
-pub fn written(answer: &Answer) -> String {
+pub fn written(answer: &Answer) -> Body {
     if answer.content_type().starts_with(PROTOBUF) {
         // Ids and times of today are all of one length.
-        return format!("{} bytes of protobuf", answer.body.len());
+        return Body { text: format!("{} bytes of protobuf", answer.body.len()), ages: Vec::new() };
     }
     let is_hex = |byte: &u8| byte.is_ascii_hexdigit();
     let mut text = answer.body.to_vec();
@@ -84,7 +106,9 @@ pub fn written(answer: &Answer) -> String {
             text[at..at + 20].fill(b'0');
         }
     }
-    String::from_utf8_lossy(&text).into_owned()
+    let (text, document) = (String::from_utf8_lossy(&text), serde_json::from_slice::<Value>(&text).unwrap_or_default());
+    let (text, ages) = ages::taken_out(&text, &document);
+    Body { text, ages }
 }
 
 /// Whether the answer is a stream of events.
@@ -183,7 +207,7 @@ pub fn event(frame: &Frame) -> Option<String> {
                     last.then(|| without_version(&text, object))
                 }
                 Some("ERROR") => Some(without_versions(&text)),
-                _ if object["kind"] == "Table" => Some(without_ages(&text, object)),
+                _ if object["kind"] == "Table" => Some(ages::taken_out(&text, object).0),
                 _ => Some(text),
             }
         }
@@ -204,28 +228,6 @@ pub fn event(frame: &Frame) -> Option<String> {
             }
         }
     }
-}
-
-/// A Table's event without the cells that say how long ago something was: `7m12s`, `2 (3s ago)`.
-pub fn without_ages(text: &str, table: &Value) -> String {
-    let Some((head, rows)) = text.split_once(",\"rows\":[") else { return text.to_owned() };
-    let mut rows = rows.to_owned();
-    for cell in table["rows"].as_array().into_iter().flatten().filter_map(|row| row["cells"].as_array()).flatten() {
-        let Some(text) = cell.as_str().filter(|text| is_age(text) || text.ends_with(" ago)")) else { continue };
-        let kept = text.split_once(" (").map_or("", |(kept, _)| kept);
-        rows = rows.replacen(&format!("\"{text}\""), &format!("\"{kept} AGE\""), 1);
-    }
-    format!("{head},\"rows\":[{rows}")
-}
-
-/// A duration as kubectl prints it: `21s`, `7m12s`, `3h5m`, `2d`, `1y20d`.
-fn is_age(text: &str) -> bool {
-    let parts = text.split_inclusive(|c: char| c.is_ascii_alphabetic());
-    let is_part = |part: &str| {
-        let (digits, unit) = part.split_at(part.len() - 1);
-        !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) && "smhdy".contains(unit)
-    };
-    !text.is_empty() && text.is_ascii() && parts.into_iter().all(is_part)
 }
 
 fn without_version(text: &str, object: &Value) -> String {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::ops::Deref;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -13,7 +13,8 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::{Message, Role};
 
 use super::probe::{Over, Probe};
-use crate::bed::{Answer, Frame, Http, Identity, Pair, Plane, Protocol, Target, gunzip, normal};
+use super::verdict::{Circumstances, Verdict};
+use crate::bed::{Answer, Frame, Http, Identity, NoAnswer, Pair, Plane, Protocol, Target, claims, gunzip, normal};
 
 /// Headers that are not compared.
 const NOT_COMPARED: [(&str, &str); 6] = [
@@ -48,14 +49,20 @@ pub struct Server {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub status: u16,
-    headers: Vec<(String, String)>,
-    body: Vec<String>,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<String>,
+    /// What a Table says of how long ago something was.
+    pub ages: Vec<String>,
 }
 
 /// Both answers.
 pub struct Compared {
     pub expected: Seen,
     pub told: Seen,
+    pub verdict: Verdict,
+    when: Circumstances,
+    /// A server had closed the connection without having heard the question, which was sent again.
+    pub unheard: bool,
     pub cached: bool,
     pub watch: bool,
     /// What the proxy has sent, as it came; of a WebSocket what was understood of it.
@@ -71,6 +78,9 @@ pub struct Servers {
 /// An answer as it came.
 struct Came {
     answer: Answer,
+    /// From the question to the end.
+    took: Duration,
+    unheard: bool,
     /// Messages and the close, when it became a WebSocket.
     messages: Option<Vec<String>>,
 }
@@ -82,14 +92,23 @@ impl Server {
     }
 
     async fn ask(&self, probe: &Probe) -> Result<Came, String> {
+        let began = Instant::now();
         let answer = async {
-            match probe.over {
-                Over::H1 => self.h1.try_ask(probe.ask()).await.map(Came::whole),
-                Over::H2 => self.h2.try_ask(probe.ask()).await.map(Came::whole),
-                Over::WebSocket => self.upgrade(probe).await,
-            }
+            let came = self.ask_once(probe).await;
+            let unheard = came.as_ref().is_err_and(|no| no.unheard);
+            // It has not been looked at: to send it again is not to ask again.
+            let came = if unheard { self.ask_once(probe).await } else { came };
+            came.map(|came| Came { unheard, took: began.elapsed(), ..came }).map_err(|no| no.why)
         };
         timeout(ANSWER_MAX, Box::pin(answer)).await.unwrap_or_else(|_| Err("it does not end".to_owned()))
+    }
+
+    async fn ask_once(&self, probe: &Probe) -> Result<Came, NoAnswer> {
+        match probe.over {
+            Over::H1 => self.h1.try_ask(probe.ask()).await.map(Came::whole),
+            Over::H2 => self.h2.try_ask(probe.ask()).await.map(Came::whole),
+            Over::WebSocket => self.upgrade(probe).await.map_err(|why| NoAnswer { why, unheard: false }),
+        }
     }
 
     async fn upgrade(&self, probe: &Probe) -> Result<Came, String> {
@@ -104,17 +123,21 @@ impl Server {
         let socket = WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Client, None).await;
         let messages =
             socket.map(|message| said(&message.map_err(|error| error.to_string()))).collect::<Vec<_>>().await;
-        let messages = messages.into_iter().flatten().collect();
-        Ok(Came { answer: Answer { status, headers, body: Bytes::new() }, messages: Some(messages) })
+        let messages = Some(messages.into_iter().flatten().collect());
+        Ok(Came { messages, ..Came::of(Answer { status, headers, body: Bytes::new() }) })
     }
 }
 
 impl Came {
+    fn of(answer: Answer) -> Self {
+        Self { answer, took: Duration::ZERO, unheard: false, messages: None }
+    }
+
     fn whole(mut answer: Answer) -> Self {
         if answer.header("content-encoding") == "gzip" {
             answer.body = gunzip(&answer.body);
         }
-        Self { answer, messages: None }
+        Self::of(answer)
     }
 
     /// Whether it refuses a request that never came to upstream: one that did was classified.
@@ -157,32 +180,42 @@ impl Servers {
         Self { direct: of(pair.bed.target()), through: of(pair.proxy.target()) }
     }
 
-    pub async fn compare(&self, probe: &Probe) -> Compared {
+    /// Asks both, once. `settled` is the version of the world, which nobody changes meanwhile.
+    pub async fn compare(&self, probe: &Probe, settled: u64) -> Compared {
+        let began = Instant::now();
         let (direct, through) = futures_util::join!(self.direct.ask(probe), self.through.ask(probe));
+        let through_took = through.as_ref().map_or(Duration::ZERO, |came| came.took);
+        let when = Circumstances { took: began.elapsed(), through_took, settled };
         let cached = through.as_ref().is_ok_and(|came| came.answer.is_cached());
         let own = cached || through.as_ref().is_ok_and(Came::is_refusal);
         let watch = direct.as_ref().is_ok_and(Came::is_watch);
+        let unheard = [&direct, &through].iter().any(|came| came.as_ref().is_ok_and(|came| came.unheard));
         let same =
             matches!((&direct, &through), (Ok(direct), Ok(through)) if direct.answer.body == through.answer.body);
-        let [expected, told] = [&direct, &through].map(|came| Seen::of(probe, came.as_ref(), own, same));
+        let [expected, mut told] = [&direct, &through].map(|came| Seen::of(probe, came.as_ref(), own, same));
+        let claims = through.as_ref().ok().filter(|_| !probe.writes());
+        told.body.extend(claims.and_then(|came| claims::impossible(&came.answer, settled)));
         let bytes = through.as_ref().map_or_else(|_| Vec::new(), Came::bytes);
-        Compared { expected, told, cached, watch, bytes }
+        let verdict = Verdict::of(probe, &expected, &told, when);
+        Compared { expected, told, verdict, when, unheard, cached, watch, bytes }
     }
 }
 
 impl Compared {
     pub fn differs(&self) -> bool {
-        // A connection that upstream breaks off is an answer here (docs/DIFFERENCES.md).
-        let broken_off = self.expected.status == 0 && matches!(self.told.status, 502 | 503);
-        self.expected != self.told && !broken_off
+        self.verdict == Verdict::Different
     }
 
     /// What is not the same, both ways.
     pub fn explain(&self) -> String {
-        let mut text = String::new();
+        let Circumstances { took, through_took, settled } = self.when;
+        let mut text = format!("\n  in {took:.2?}, the proxy in {through_took:.2?}; the world is at {settled}");
         for (who, seen, other) in [("apiserver", &self.expected, &self.told), ("proxy", &self.told, &self.expected)] {
             let headers: Vec<_> = seen.headers.iter().filter(|header| !other.headers.contains(header)).collect();
             let _ = write!(text, "\n  {who:<9} {} {headers:?}", seen.status);
+            if seen.ages != other.ages {
+                let _ = write!(text, " ages {:?}", seen.ages);
+            }
             let differs = |(at, line): &(usize, &String)| other.body.get(*at) != Some(line);
             for (at, line) in seen.body.iter().enumerate().filter(differs).take(3) {
                 let from = other.body.get(at).map_or(0, |other| common(line, other));
@@ -202,17 +235,21 @@ impl Seen {
     fn of(probe: &Probe, came: Result<&Came, &String>, own: bool, same: bool) -> Self {
         let came = match came {
             Ok(came) => came,
-            Err(why) => return Self { status: 0, headers: Vec::new(), body: vec![why.clone()] },
+            Err(why) => return Self { status: 0, headers: Vec::new(), body: vec![why.clone()], ages: Vec::new() },
         };
         let answer = &came.answer;
-        let body = match &came.messages {
-            Some(messages) => messages.clone(),
-            None if same => vec![format!("the same {} bytes", answer.body.len())],
-            None if came.is_watch() => normal::events(answer),
-            None if probe.writes() => vec![normal::written(answer)],
-            None => vec![normal::body(answer, probe.is_exact())],
+        let plain = |body| (body, Vec::new());
+        let (body, ages) = match &came.messages {
+            Some(messages) => plain(messages.clone()),
+            None if same => plain(vec![format!("the same {} bytes", answer.body.len())]),
+            None if came.is_watch() => plain(normal::events(answer)),
+            None => {
+                let written = probe.writes();
+                let body = if written { normal::written(answer) } else { normal::body(answer, probe.is_exact()) };
+                (vec![body.text], body.ages)
+            }
         };
-        Self { status: answer.status.as_u16(), headers: Self::headers(probe, answer, own), body }
+        Self { status: answer.status.as_u16(), headers: Self::headers(probe, answer, own), body, ages }
     }
 
     fn headers(probe: &Probe, answer: &Answer, own: bool) -> Vec<(String, String)> {

@@ -7,7 +7,7 @@ use super::probe::{Over, Parameter, Probe};
 const TRIES_MAX: usize = 150;
 
 /// The smallest that was found, and its answers.
-pub async fn shrink(servers: &Servers, probe: Probe, compared: Compared) -> (Probe, Compared) {
+pub async fn shrink(servers: &Servers, probe: Probe, compared: Compared, settled: u64) -> (Probe, Compared) {
     let mut smallest = (probe, compared);
     let mut tries = 0;
     'smaller: loop {
@@ -16,7 +16,7 @@ pub async fn shrink(servers: &Servers, probe: Probe, compared: Compared) -> (Pro
                 return smallest;
             }
             tries += 1;
-            let compared = servers.compare(&candidate).await;
+            let compared = servers.compare(&candidate, settled).await;
             if compared.differs() {
                 smallest = (candidate, compared);
                 continue 'smaller;

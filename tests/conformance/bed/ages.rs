@@ -1,0 +1,116 @@
+//! Ages in the cells of a Table: how long ago something was, at the moment when the row was printed.
+//!
+//! Two servers print a row at two moments, so that their ages may differ by the time between those, and by no more.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// A Table without its ages, and the ages in their order. `text` is how `table` was written.
+pub fn taken_out(text: &str, table: &Value) -> (String, Vec<String>) {
+    let mut at = text.find("\"rows\"").unwrap_or(text.len());
+    let (mut kept, mut ages) = (text[..at].to_owned(), Vec::new());
+    for cell in table["rows"].as_array().into_iter().flatten().filter_map(|row| row["cells"].as_array()).flatten() {
+        let Some((before, age)) = cell.as_str().and_then(age_in) else { continue };
+        let written = format!("\"{}\"", cell.as_str().expect("it is text"));
+        let Some(found) = text[at..].find(&written) else { continue };
+        kept += &text[at..at + found];
+        kept += &format!("\"{before}AGE\"");
+        ages.push(age.to_owned());
+        at += found + written.len();
+    }
+    (kept + &text[at..], ages)
+}
+
+/// The same of a Table in YAML.
+pub fn taken_out_of_yaml(text: &str) -> (String, Vec<String>) {
+    let mut ages = Vec::new();
+    let lines = text.split_inclusive('\n').map(|line| {
+        let cell = line.trim().strip_prefix("- ").and_then(age_in);
+        let Some((_, age)) = cell else { return line.to_owned() };
+        ages.push(age.to_owned());
+        line.replacen(age, "AGE", 1)
+    });
+    (lines.collect(), ages)
+}
+
+/// Whether both may be ages of one thing at two moments that are no further apart than that.
+pub fn agree(one: &str, other: &str, between: Duration) -> bool {
+    let ((Some(one), Some(other)), between) = ((range(one), range(other)), between.as_secs() + 1) else {
+        return one == other;
+    };
+    one.0 <= other.1 + between && other.0 <= one.1 + between
+}
+
+/// What stands before the age in a cell, and the age: all of `7m12s`, the end of `2 (3s ago)`.
+fn age_in(cell: &str) -> Option<(&str, &str)> {
+    if range(cell).is_some() {
+        return Some(("", cell));
+    }
+    let (before, rest) = cell.split_once(" (")?;
+    let age = rest.strip_suffix(" ago)")?;
+    range(age).map(|_| (before, age))
+}
+
+/// The least and the most seconds that are printed like that, as kubectl does: `21s`, `7m12s`, `3h5m`, `2d`, `1y20d`.
+fn range(age: &str) -> Option<(u64, u64)> {
+    let (mut least, mut unit) = (0, 0);
+    for part in age.split_inclusive(|c: char| c.is_ascii_alphabetic()) {
+        let (digits, name) = part.split_at_checked(part.len() - 1)?;
+        unit = match name {
+            "s" => 1,
+            "m" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            "y" => 365 * 86_400,
+            _ => return None,
+        };
+        least = digits.parse::<u64>().ok()?.checked_mul(unit)?.checked_add(least)?;
+    }
+    // Under ten minutes seconds that are none are not printed.
+    let unit = if (120..600).contains(&least) { 1 } else { unit };
+    (unit > 0).then(|| (least, least + unit - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ages_agree_that_were_printed_so_far_apart_and_others_do_not() {
+        let moment = Duration::from_millis(300);
+        for (one, other, agrees) in [
+            ("9s", "9s", true),
+            ("9s", "10s", true),
+            ("10s", "9s", true),
+            ("9s", "11s", false),
+            ("119s", "2m", true),
+            ("2m", "2m2s", false),
+            ("9m59s", "10m", true),
+            ("10m", "11m", true),
+            ("10m", "12m", false),
+            ("2d", "<unknown>", false),
+            ("<unknown>", "<unknown>", true),
+        ] {
+            assert_eq!(agree(one, other, moment), agrees, "{one} {other}");
+        }
+        assert!(agree("9s", "12s", Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn ages_are_taken_out_of_cells_and_of_nothing_else() {
+        let row =
+            |age: &str| json!({"cells": ["5s-pod", "2 (3s ago)", age, 7], "object": {"metadata": {"name": "5s"}}});
+        let table = json!({"columns": "5s", "rows": [row("5s"), row("7m12s")]});
+        let (text, ages) = taken_out(&table.to_string(), &table);
+        assert_eq!(ages, ["3s", "5s", "3s", "7m12s"]);
+        assert_eq!((text.matches("AGE").count(), text.matches("\"5s\"").count()), (4, 3), "{text}");
+        let (text, ages) = taken_out_of_yaml("rows:\n- cells:\n  - a\n  - 5s\n  object:\n    name: 5s\n");
+        assert_eq!(
+            (text.as_str(), ages),
+            ("rows:\n- cells:\n  - a\n  - AGE\n  object:\n    name: 5s\n", vec!["5s".to_owned()])
+        );
+    }
+}

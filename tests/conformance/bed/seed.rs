@@ -1,0 +1,36 @@
+use super::{number, say};
+
+/// What a test draws with: another one each run, so that every run asks something new, unless the environment says
+/// which. It is said when the test begins, and again when it fails, with the command that draws the same.
+#[derive(Debug)]
+pub struct Seed {
+    first: u64,
+    again: String,
+}
+
+impl Seed {
+    /// From the variable of that name, or a fresh one. `again` is the command for a seed.
+    pub fn new(variable: &str, again: impl FnOnce(u64) -> String) -> Self {
+        let first = number(variable, fastrand::u32(..).into());
+        let again = again(first);
+        say(&format!("drawn with seed {first}: {again}"));
+        Self { first, again }
+    }
+
+    /// The seeds of one round after the other.
+    pub fn rounds(&self) -> impl Iterator<Item = u64> {
+        (0..).map(|round| self.first.wrapping_add(round))
+    }
+
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+}
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            say(&format!("to draw the same again: {}", self.again));
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! How two answers to one question compare, and how often which outcome may be.
+//!
+//! Nothing is asked a second time because it was answered otherwise: a difference is a difference, unless it is one of
+//! those that this file can tell from a wrong answer by looking at it.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::time::Duration;
+
+use super::compare::{Compared, Seen};
+use super::probe::Probe;
+use crate::bed::ages;
+
+/// How an answer of the proxy is beside the apiserver's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    Same,
+    /// Alike but for the moment that it tells of: ages in a Table, and the time of a document that is made anew for
+    /// each answer. They are no further apart than the answers.
+    AnotherMoment,
+    /// A state that the proxy could not prove within the second that the watch was to last, so that it ended with the
+    /// 504 of a state that is waited for: one that there is.
+    Late,
+    /// Otherwise, as docs/DIFFERENCES.md says.
+    Documented,
+    Different,
+}
+
+/// Of so many questions one may have that outcome, and why any may. Far more than what was ever seen: it fails for what
+/// is always so, and not for a machine that has other things to do.
+const ONE_IN: [(Verdict, u64, &str); 3] = [
+    (Verdict::AnotherMoment, 20, "one question in twenty is for a Table, and answers are milliseconds apart"),
+    // L5 has a watch-list wait for its proof for 30 s, and these last for one.
+    (Verdict::Late, 100, "a proof takes milliseconds, and a second only where others have the machine"),
+    (Verdict::Documented, 50, "an apiserver breaks off what makes a handler panic, and forgets who has impersonated"),
+];
+/// A connection is closed behind a question of somebody unknown, and what was sent meanwhile is not heard.
+const UNHEARD_ONE_IN: u64 = 100;
+/// Beneath this many nothing is a rate.
+const FEW: u64 = 3;
+
+/// When two answers came, and what there is to know of the world that they tell of.
+#[derive(Debug, Clone, Copy)]
+pub struct Circumstances {
+    /// How long both took together, and the proxy alone.
+    pub took: Duration,
+    pub through_took: Duration,
+    /// The version of a world that nobody changes.
+    pub settled: u64,
+}
+
+impl Verdict {
+    pub fn of(probe: &Probe, expected: &Seen, told: &Seen, when: Circumstances) -> Self {
+        // No answer is never as good as another one.
+        let alike = told.status != 0 && expected.status == told.status && expected.body == told.body;
+        if alike && expected.headers == told.headers && expected.ages == told.ages {
+            Self::Same
+        } else if alike && is_another_moment(expected, told, when.took) {
+            Self::AnotherMoment
+        } else if is_late(probe, expected, told, when) {
+            Self::Late
+        } else if expected.status == 0 && matches!(told.status, 502 | 503) {
+            // A connection that upstream breaks off is an answer here.
+            Self::Documented
+        } else {
+            Self::Different
+        }
+    }
+}
+
+fn is_another_moment(expected: &Seen, told: &Seen, took: Duration) -> bool {
+    const MODIFIED: &str = "last-modified";
+    let others = |seen: &Seen| seen.headers.iter().filter(|(name, _)| name != MODIFIED).cloned().collect::<Vec<_>>();
+    let modified = |seen: &Seen| seen.headers.iter().find(|(name, _)| name == MODIFIED).map(|(_, date)| second(date));
+    let of_ages = expected.ages.len() == told.ages.len()
+        && expected.ages.iter().zip(&told.ages).all(|(one, other)| ages::agree(one, other, took));
+    let of_documents = match (modified(expected), modified(told)) {
+        (Some(Some(one)), Some(Some(other))) => one.abs_diff(other) <= took.as_secs() + 1,
+        (one, other) => one == other,
+    };
+    others(expected) == others(told) && of_ages && of_documents
+}
+
+/// The second of the day of a date as headers have it: `Mon, 23 Nov 2026 00:28:42 GMT`.
+fn second(date: &str) -> Option<u64> {
+    let time = date.strip_suffix(" GMT")?.rsplit_once(' ')?.1;
+    let parts = time.split(':').map(|part| part.parse::<u64>().ok()).collect::<Option<Vec<_>>>()?;
+    let [hours, minutes, seconds] = parts[..] else { return None };
+    Some(hours * 3600 + minutes * 60 + seconds)
+}
+
+/// Whether it was asked for the present state, was to end after a second, and ended then. It says the version behind
+/// the one that it has come to, which is that of the world or before it. What was refused at once, or for a version
+/// that was asked for, is no lateness.
+fn is_late(probe: &Probe, expected: &Seen, told: &Seen, when: Circumstances) -> bool {
+    let Some((first, others)) = told.body.split_first() else { return false };
+    // A WebSocket says when it is closed.
+    let is_all = others.iter().all(|message| message.starts_with("Ok(Close("));
+    let Some((head, rest)) = first.split_once("Too large resource version: ") else { return false };
+    let version: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    let is_there = version.parse::<u64>().is_ok_and(|version| version <= when.settled + 1);
+    let lasts = probe.first("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    let waited = lasts.is_some_and(|lasts| when.through_took >= lasts);
+    let of_now = probe.first("resourceVersion").is_none_or(str::is_empty);
+    is_all
+        && expected.status == told.status
+        && expected.headers == told.headers
+        && head.contains("ERROR")
+        && is_there
+        && waited
+        && of_now
+}
+
+/// What the questions of a run came to.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub asked: u64,
+    pub watches: u64,
+    pub cached: u64,
+    unheard: u64,
+    verdicts: BTreeMap<Verdict, u64>,
+}
+
+impl Counts {
+    pub fn count(&mut self, compared: &Compared, verdict: Verdict) {
+        self.asked += 1;
+        self.watches += u64::from(compared.watch);
+        self.cached += u64::from(compared.cached);
+        self.unheard += u64::from(compared.unheard);
+        *self.verdicts.entry(verdict).or_default() += 1;
+    }
+
+    fn of(&self, verdict: Verdict) -> u64 {
+        self.verdicts.get(&verdict).copied().unwrap_or_default()
+    }
+
+    /// What makes the run worth nothing, although no answer was wrong: outcomes that were too many, and answers from
+    /// the cache that were less than one in so many. Without those upstream would have been compared with itself.
+    pub fn complaints(&self, cached_one_in: u64) -> Vec<String> {
+        let may = |one_in: u64| FEW.max(self.asked / one_in);
+        let too_many = ONE_IN.into_iter().filter(|(verdict, one_in, _)| self.of(*verdict) > may(*one_in));
+        let mut complaints: Vec<_> = too_many
+            .map(|(verdict, one_in, why)| {
+                format!("{} of {} are {verdict:?}, and {} may be: {why}", self.of(verdict), self.asked, may(one_in))
+            })
+            .collect();
+        if self.unheard > may(UNHEARD_ONE_IN) {
+            complaints.push(format!("{} of {} were not heard and sent again", self.unheard, self.asked));
+        }
+        if self.cached < self.asked / cached_one_in {
+            complaints.push(format!("only {} of {} were answered from the cache", self.cached, self.asked));
+        }
+        complaints
+    }
+}
+
+impl Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked, watches, cached, unheard, verdicts } = self;
+        write!(
+            f,
+            "{asked} asked, {watches} watches, {cached} answered from the cache, {unheard} sent again; {verdicts:?}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::probe::{Over, Parameter};
+    use super::*;
+
+    const WHEN: Circumstances =
+        Circumstances { took: Duration::from_millis(1100), through_took: Duration::from_millis(1010), settled: 500 };
+
+    fn probe(query: &[(&'static str, &str)]) -> Probe {
+        let query = query.iter().map(|(name, value)| Parameter::Value(name, (*value).to_owned())).collect();
+        Probe { method: "GET", path: "/".to_owned(), query, headers: vec![], body: String::new(), over: Over::H1 }
+    }
+
+    fn seen(status: u16, body: &str, ages: &[&str], modified: &str) -> Seen {
+        let headers = vec![("last-modified".to_owned(), modified.to_owned())];
+        let ages = ages.iter().map(|age| (*age).to_owned()).collect();
+        Seen { status, headers, body: vec![body.to_owned()], ages }
+    }
+
+    #[test]
+    fn another_moment_is_one_that_is_no_further_apart_than_the_answers() {
+        let of = |other: &Seen| {
+            Verdict::of(&probe(&[]), &seen(200, "a", &["9s"], "Mon, 23 Nov 2026 00:28:59 GMT"), other, WHEN)
+        };
+        assert_eq!(of(&seen(200, "a", &["9s"], "Mon, 23 Nov 2026 00:28:59 GMT")), Verdict::Same);
+        assert_eq!(of(&seen(200, "a", &["10s"], "Mon, 23 Nov 2026 00:29:00 GMT")), Verdict::AnotherMoment);
+        assert_eq!(of(&seen(200, "a", &["14s"], "Mon, 23 Nov 2026 00:28:59 GMT")), Verdict::Different);
+        assert_eq!(of(&seen(200, "a", &["9s"], "Mon, 23 Nov 2026 00:29:09 GMT")), Verdict::Different);
+        assert_eq!(of(&seen(200, "a", &[], "Mon, 23 Nov 2026 00:28:59 GMT")), Verdict::Different);
+        assert_eq!(of(&seen(200, "b", &["9s"], "Mon, 23 Nov 2026 00:28:59 GMT")), Verdict::Different);
+        assert_eq!(of(&seen(404, "a", &["9s"], "Mon, 23 Nov 2026 00:28:59 GMT")), Verdict::Different);
+    }
+
+    #[test]
+    fn late_is_who_waited_for_a_version_that_there_is_and_was_not_asked_for() {
+        let now = [("timeoutSeconds", "1"), ("watch", "1")];
+        let error =
+            |version: u64| seen(200, &format!("ERROR Too large resource version: {version}, current: M"), &[], "");
+        let of = |probe: &Probe, told: &Seen, when| Verdict::of(probe, &seen(200, "ADDED", &[], ""), told, when);
+        assert_eq!(of(&probe(&now), &error(501), WHEN), Verdict::Late);
+        assert_eq!(of(&probe(&now), &error(502), WHEN), Verdict::Different);
+        let at_once = Circumstances { through_took: Duration::from_millis(900), ..WHEN };
+        assert_eq!(of(&probe(&now), &error(500), at_once), Verdict::Different);
+        let named = [now[0], now[1], ("resourceVersion", "500")];
+        assert_eq!(of(&probe(&named), &error(500), WHEN), Verdict::Different);
+        assert_eq!(of(&probe(&now), &seen(200, "ERROR expired", &[], ""), WHEN), Verdict::Different);
+    }
+
+    #[test]
+    fn a_run_without_a_cache_or_with_too_many_excuses_is_complained_of() {
+        let counts = |cached, late| Counts {
+            asked: 1000,
+            cached,
+            verdicts: BTreeMap::from([(Verdict::Late, late), (Verdict::Same, 1000 - late)]),
+            ..Counts::default()
+        };
+        assert_eq!(counts(200, 10).complaints(5), Vec::<String>::new());
+        assert_eq!(counts(199, 10).complaints(5).len(), 1);
+        assert_eq!(counts(200, 11).complaints(5).len(), 1);
+        assert_eq!(Counts { unheard: 11, ..counts(200, 0) }.complaints(5).len(), 1);
+    }
+}
