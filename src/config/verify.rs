@@ -10,9 +10,9 @@ pub struct VerifyArguments {
     /// The server to verify: http://HOST:PORT or https://HOST:PORT
     #[arg(value_name = "URL", required = true)]
     pub url: Option<String>,
-    /// Where the truth is learnt: etcd's JSON gateway (etcd=URL, and behind commas the files of its CA, a certificate and
-    /// its key), or the apiserver's URL, which is weaker; given both, bytes are compared with the apiserver's as well
-    /// [default: the kubeconfig's server, or URL]
+    /// Where the truth is learnt: etcd's JSON gateway (etcd=URL, and behind commas the files of its CA, a certificate
+    /// and its key), or the apiserver's URL, which is weaker; given both, bytes are compared with the apiserver's as
+    /// well [default: the kubeconfig's server, or URL]
     #[arg(long, value_name = "etcd=URL,..|URL")]
     pub truth: Vec<String>,
     /// What keys of the resource begin with in etcd [default: /registry/[GROUP/]RESOURCE/]
