@@ -22,7 +22,7 @@ pub(super) fn revoked(why: &'static str) {
     counter!("kube_fanout_auth_revoked_total", "reason" => why).increment(1);
 }
 
-/// So many more are held; fewer, if it is negative.
+/// Counts leases that are held: `more` of them, or fewer if it is negative.
 pub(super) fn leases(more: f64) {
     gauge!("kube_fanout_auth_leases").increment(more);
 }

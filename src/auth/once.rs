@@ -12,7 +12,7 @@ use rustls::pki_types::{AlgorithmIdentifier, InvalidSignature, SignatureVerifica
 #[derive(Debug)]
 pub(super) struct Once<'a> {
     algorithm: &'a dyn SignatureVerificationAlgorithm,
-    /// Results by a digest of key, message and signature. One thread looks at a chain; the lock is for the trait's sake.
+    /// Results by a digest of key, message and signature. One thread looks at a chain; the lock is for the trait.
     known: Mutex<HashMap<[u8; 32], bool>>,
 }
 

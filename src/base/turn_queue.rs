@@ -55,7 +55,7 @@ struct Line {
     waiting: BTreeMap<i64, oneshot::Sender<()>>,
 }
 
-/// Of a holder's own line.
+/// The end of a holder's own line that a place is taken at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Back,

@@ -56,8 +56,8 @@ impl Connection {
         self.advance(ConnectionState::Closing);
     }
 
-    /// Closes the connection, because nobody knows who has asked on it; but not where others may share it: one of HTTP/2
-    /// that somebody known has asked on.
+    /// Closes the connection, because nobody knows who has asked on it; but not where others may share it: one of
+    /// HTTP/2 that somebody known has asked on.
     pub fn turn_away(&self) {
         if !(self.is_multiplexed() && self.0.is_of_somebody.load(Ordering::Relaxed)) {
             self.close();

@@ -16,10 +16,10 @@ pub(super) struct ParsedCall {
     /// The collection for all namespaces, which tells versions of a group apart: `/apis/apps/v1/deployments`.
     pub(super) collection: String,
     pub(super) selection: Selection,
-    /// Of a GET, the key of its object.
+    /// The key of the object that a GET names.
     pub(super) key: String,
     pub(super) plan: ReadPlan,
-    /// Of a page that goes on, the first key that may be on it.
+    /// The first key that may be on a page that goes on.
     pub(super) first: String,
     pub(super) limit: u64,
     pub(super) bookmarks: bool,
@@ -27,7 +27,7 @@ pub(super) struct ParsedCall {
     pub(super) explicit: bool,
 }
 
-/// Of which version an answer is to be.
+/// Which version an answer is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadPlan {
     /// A list or a GET.

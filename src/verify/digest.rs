@@ -14,22 +14,22 @@ use serde_json::Value;
 pub struct Digest(NonZeroU64);
 
 impl Digest {
-    /// Of bytes as they are.
+    /// A digest of bytes as they are.
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let mut first = [0; 8];
         first.copy_from_slice(&digest(&SHA256, bytes).as_ref()[..8]);
         Self(NonZeroU64::new(u64::from_be_bytes(first)).unwrap_or(NonZeroU64::MIN))
     }
 
-    /// Of an object's content, however its members are ordered: without `apiVersion` and `kind`, which lists leave
-    /// out, and without its version, which is told apart.
+    /// A digest of an object's content, however its members are ordered: without `apiVersion` and `kind`, which lists
+    /// leave out, and without its version, which is told apart.
     pub fn of_object(object: &Value) -> Self {
         let mut text = Vec::new();
         write(object, Place::Object, &mut text);
         Self::of_bytes(&text)
     }
 
-    /// Of an object's content where it is asked for as `PartialObjectMetadata`.
+    /// A digest of an object's content where it is asked for as `PartialObjectMetadata`.
     pub fn of_metadata(object: &Value) -> Self {
         let mut text = b"{\"metadata\":".to_vec();
         write(object.get("metadata").unwrap_or(&Value::Null), Place::Metadata, &mut text);

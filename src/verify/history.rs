@@ -48,7 +48,7 @@ pub struct History {
     pub(super) windows: Vec<AtLine<WindowRecord>>,
     pub(super) faults: Vec<AtLine<FaultRecord>>,
     pub(super) asked: Vec<AtLine<AskedRecord>>,
-    /// Of each truth, which version somebody had seen by when.
+    /// Which version of each truth somebody had seen by when.
     pub(super) witnessed: Vec<Witnessed>,
     /// The last moment of the run.
     pub(super) end_ns: u64,

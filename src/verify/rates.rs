@@ -10,7 +10,7 @@ pub struct Counts {
     pub writes: u64,
     /// Watches of the judged server that were accepted.
     pub watches: u64,
-    /// Of those, the ones that went on from another or from a list.
+    /// How many of those went on from another or from a list.
     pub resumes: u64,
     /// Events of objects that they delivered.
     pub events: u64,

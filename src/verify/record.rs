@@ -157,7 +157,7 @@ pub struct ReturnRecord {
     pub at_ns: u64,
     /// 0 when no answer came: the connection broke, or the client gave up.
     pub code: u16,
-    /// Of a list, the list's; of a GET, the object's.
+    /// The version of a list, or of the object of a GET.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
     /// What the answer's `Content-Type` says, where it is not what was asked for.
@@ -182,10 +182,10 @@ pub struct ReturnRecord {
 pub struct RecordedItem {
     pub key: String,
     pub version: u64,
-    /// Of its content; none where the encoding could not be read.
+    /// A digest of its content; none where the encoding could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// Of its bytes as they came.
+    /// A digest of its bytes as they came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Digest>,
 }
@@ -219,16 +219,16 @@ pub struct EventRecord {
     /// 0 for an error.
     #[serde(default, skip_serializing_if = "is_default")]
     pub version: u64,
-    /// Of the object's content; none where the encoding could not be read, for a bookmark and for an error.
+    /// A digest of the object's content; none where the encoding could not be read, for a bookmark and for an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// Of the object's bytes as they came.
+    /// A digest of the object's bytes as they came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Digest>,
     /// Whether a bookmark is annotated as the end of the initial events.
     #[serde(default, skip_serializing_if = "is_default")]
     pub initial_end: bool,
-    /// Of an error.
+    /// What an error says.
     #[serde(default, skip_serializing_if = "is_default")]
     pub status: RecordedStatus,
 }
@@ -278,7 +278,7 @@ pub struct WrittenRecord {
     pub verb: WriteVerb,
     pub resource: String,
     pub key: String,
-    /// Of a deletion, the version of what was deleted; none where the answer does not tell.
+    /// The version of what a deletion has deleted; none where the answer does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
     /// 0 when no answer came: it may have happened, or may yet.
@@ -302,16 +302,16 @@ pub enum WriteVerb {
 pub struct TruthRecord {
     pub resource: String,
     pub key: String,
-    /// Of a deletion, the deletion's.
+    /// The version of the change; a deletion has its own.
     pub version: u64,
     #[serde(rename = "type")]
     pub kind: EventKind,
     /// When it was learnt: it had happened by then.
     pub at_ns: u64,
-    /// Of the content; none for a deletion, and where it is not known.
+    /// A digest of the content; none for a deletion, and where it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// Of the content as `PartialObjectMetadata`.
+    /// A digest of the content as `PartialObjectMetadata`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Digest>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -37,7 +37,7 @@ proptest! {
     }
 }
 
-/// So many runs of the model, the same each time.
+/// How many runs of the model there are, the same each time.
 fn runs(count: usize) -> impl Iterator<Item = model::Model> {
     let mut runner = TestRunner::deterministic();
     let some = prop::collection::vec(acts::acts(), 2).prop_map(|acts| acts.concat());

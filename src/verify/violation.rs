@@ -28,7 +28,7 @@ pub struct Judged {
     pub violations: Vec<Violation>,
 }
 
-/// So many violations of a promise are kept, the rest is counted.
+/// How many violations of a promise are kept; the rest is counted.
 const VIOLATIONS_MAX: usize = 100;
 
 impl Judged {

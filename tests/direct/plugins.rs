@@ -13,7 +13,7 @@ use crate::direct::{Dir, eventually};
 use crate::process::{Process, run};
 
 const CANARY: &str = "CANARY-3b9f";
-/// Of the plugin; some look like ours.
+/// The plugin's own arguments; some look like ours.
 const ARGUMENTS: [&str; 4] = ["-x", "--", "run-plugin", "two words"];
 const LOG: &str = "/api/v1/namespaces/default/pods/p/log";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";

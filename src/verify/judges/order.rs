@@ -8,7 +8,7 @@ use super::super::say;
 use super::super::violation::Judged;
 use std::collections::HashMap;
 
-/// Behind the initial events versions never decrease, and those of one object increase.
+/// Versions never decrease behind the initial events, and those of one object increase.
 pub(super) fn ordered(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Ordered);
     for op in history.watches(Promise::Ordered) {

@@ -63,9 +63,9 @@ pub(super) enum Plan {
     /// So far back from the newest, or ahead of it.
     AtLeast(i64),
     Exact(i64),
-    /// Of a watch: behind a version.
+    /// A watch behind a version.
     Behind(i64),
-    /// Of a watch: what comes next.
+    /// What comes next on a watch.
     Next,
 }
 

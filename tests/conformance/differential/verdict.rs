@@ -26,7 +26,7 @@ pub enum Verdict {
     Different,
 }
 
-/// Of so many questions one may have that outcome, and why any may. Far more than what was ever seen: it fails for what
+/// One in so many questions may have that outcome, and why any may. Far more than what was ever seen: it fails for what
 /// is always so, and not for a machine that has other things to do.
 const ONE_IN: [(Verdict, u64, &str); 3] = [
     (Verdict::AnotherMoment, 20, "one question in twenty is for a Table, and answers are milliseconds apart"),
