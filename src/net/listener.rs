@@ -67,7 +67,7 @@ const ROOT: u32 = 0;
 impl Listener {
     /// Binds an address. A socket file that a dead process left behind is replaced, one that answers is not. A unix
     /// socket is for our own user and for root.
-    pub async fn bind(address: &Address) -> io::Result<Self> {
+    pub fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => {
                 let listener = TcpListener::from_std(bind_tcp(*address, Beside::Nobody)?)?;

@@ -117,6 +117,20 @@ impl Error {
 }
 
 #[cfg(test)]
+impl Error {
+    /// What a connection says whose peer has gone away before it answered.
+    pub(crate) async fn broken_off() -> hyper::Error {
+        let (ours, theirs) = tokio::io::duplex(64);
+        drop(theirs);
+        let io = hyper_util::rt::TokioIo::new(ours);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("nothing is read yet");
+        let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
+        let (answer, _) = tokio::join!(sender.send_request(request), connection);
+        answer.expect_err("nobody answers")
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -140,19 +154,5 @@ mod tests {
         assert!(Error::Timeout(std::time::Duration::ZERO).may_pass());
         assert!(Error::Credentials("a plugin failed".to_owned()).may_pass());
         assert!(!Error::EndlessPages.may_pass() && !Error::OverBudget.may_pass());
-    }
-}
-
-#[cfg(test)]
-impl Error {
-    /// What a connection says whose peer has gone away before it answered.
-    pub(crate) async fn broken_off() -> hyper::Error {
-        let (ours, theirs) = tokio::io::duplex(64);
-        drop(theirs);
-        let io = hyper_util::rt::TokioIo::new(ours);
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("nothing is read yet");
-        let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
-        let (answer, _) = tokio::join!(sender.send_request(request), connection);
-        answer.expect_err("nobody answers")
     }
 }

@@ -36,7 +36,7 @@ impl Gateway {
         let (dir, names) = (Dir::new(), vec!["127.0.0.1".to_owned()]);
         let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
         let trust = Trust::in_file(&dir.file("ca.pem", tls.self_signed_pem().expect("we made it")));
-        let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+        let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
         let address = listener.local_address().expect("it is bound").to_string().parse().expect("an address");
         // However slow the machine is: what is asserted is who is let in, and in which order.
         let limits = ConnectionLimits { handshake_max: Duration::from_secs(3600), ..ConnectionLimits::default() };
@@ -82,7 +82,7 @@ fn is_answered(io: &StdTcpStream) -> bool {
 #[tokio::test]
 async fn whoever_comes_at_once_waits_to_be_accepted() {
     const COME: usize = 1_000;
-    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let address = listener.local_address().expect("it is bound").to_string().parse().expect("an address");
     let came: Vec<_> = (0..COME).map_while(|_| StdTcpStream::connect_timeout(&address, SOON).ok()).collect();
     assert_eq!(came.len(), COME);

@@ -72,7 +72,7 @@ async fn new_credentials_are_for_new_requests() {
     let (dir, old, new, newer) = (Dir::new(), pair(), pair(), pair());
     let tls = Tls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Requested).expect("a certificate");
     dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
-    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let address = listener.local_address().expect("it is bound").to_string();
     let upstream = Listening::start(listener, Some(tls), ConnectionLimits::default());
     install(&dir, "client", &old);

@@ -29,8 +29,8 @@ fn patient(connections_max: usize) -> ConnectionLimits {
     }
 }
 
-async fn listener() -> Listener {
-    Listener::bind(&"127.0.0.1:0".parse().expect("an address")).await.expect("a free port")
+fn listener() -> Listener {
+    Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port")
 }
 
 async fn silent(address: &str, count: usize) -> Vec<TcpStream> {
@@ -49,7 +49,7 @@ async fn ends(io: &mut TcpStream) -> bool {
 #[tokio::test]
 async fn whoever_says_nothing_makes_room_for_whoever_asks() {
     const ASKED: usize = 5;
-    let listener = listener().await;
+    let listener = listener();
     let address = listener.local_address().expect("it is bound").to_string();
     let listening = Listening::start(listener, None, patient(PLACES));
     let mut silent = silent(&address, PLACES).await;
@@ -70,7 +70,7 @@ async fn handshakes_that_are_not_begun_keep_nobody_out() {
     let (dir, names) = (Dir::new(), vec!["127.0.0.1".to_owned()]);
     let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
     let ca = dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
-    let listener = listener().await;
+    let listener = listener();
     let address = listener.local_address().expect("it is bound").to_string();
     let listening = Listening::start(listener, Some(tls), patient(PLACES));
     // Twice as many as there are places, and some that have begun.
@@ -122,7 +122,7 @@ async fn as_many_may_connect_as_the_hard_limit_allows() {
 
 #[tokio::test]
 async fn whoever_has_asked_and_idles_makes_room_and_a_stream_does_not() {
-    let listening = Listening::start(listener().await, None, patient(PLACES));
+    let listening = Listening::start(listener(), None, patient(PLACES));
     let mut streams = Vec::new();
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = listening.client().over(protocol);
@@ -165,7 +165,7 @@ async fn unread(listening: &Listening) -> tokio::task::JoinHandle<Result<(), h2:
 
 #[tokio::test]
 async fn whoever_does_not_read_an_answer_makes_room_for_whoever_asks() {
-    let listening = Listening::start(listener().await, None, patient(PLACES));
+    let listening = Listening::start(listener(), None, patient(PLACES));
     let mut kept = Vec::new();
     for _ in 0..PLACES {
         kept.push(unread(&listening).await);
@@ -179,14 +179,14 @@ async fn whoever_does_not_read_an_answer_makes_room_for_whoever_asks() {
 #[tokio::test]
 async fn a_connection_whose_answers_are_not_read_ends_after_a_while() {
     let limits = ConnectionLimits { idle_max: Duration::from_millis(100), ..ConnectionLimits::default() };
-    let listening = Listening::start(listener().await, None, limits);
+    let listening = Listening::start(listener(), None, limits);
     let _ = within("its end", unread(&listening).await).await.expect("no panic");
 }
 
 #[tokio::test]
 async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
     let limits = ConnectionLimits { idle_max: Duration::from_millis(100), ..ConnectionLimits::default() };
-    let listening = Listening::start(listener().await, None, limits);
+    let listening = Listening::start(listener(), None, limits);
     let (idle, busy) = (listening.client().multiplexed().await, listening.client().multiplexed().await);
     assert_eq!(idle.get("/").await.status, 200);
     let mut stream = busy.request(Method::GET, "/stream").open().await.expect("a stream").into_body();
@@ -204,7 +204,7 @@ async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
 
 #[tokio::test]
 async fn a_connection_that_is_closed_looks_at_nothing_more() {
-    let listening = Listening::start(listener().await, None, ConnectionLimits::default());
+    let listening = Listening::start(listener(), None, ConnectionLimits::default());
     let io = listening.client().over(Protocol::Http2).connect().await.expect("a connection");
     let (sender, connection) = h2::client::handshake(io).await.expect("HTTP/2");
     let mut sender = sender.ready().await.expect("it takes requests");

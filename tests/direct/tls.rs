@@ -8,8 +8,8 @@ use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, PeerAddre
 
 use crate::direct::{self, Dir, Listening, PODS, Protocol, Trust, eventually, pair};
 
-async fn bind(address: &str) -> Listener {
-    Listener::bind(&address.parse().expect("an address")).await.expect("it can be bound")
+fn bind(address: &str) -> Listener {
+    Listener::bind(&address.parse().expect("an address")).expect("it can be bound")
 }
 
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn a_clients_certificate_comes_with_each_of_its_requests() {
     let names = vec!["127.0.0.1".to_owned()];
     let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
     let ca = dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
-    let listening = Listening::start(bind("127.0.0.1:0").await, Some(tls), ConnectionLimits::default());
+    let listening = Listening::start(bind("127.0.0.1:0"), Some(tls), ConnectionLimits::default());
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let nobody = listening.client().trusting(Some(Trust::in_file(&ca))).over(protocol);
         assert_eq!(nobody.get("/").await.status, 200);
@@ -31,7 +31,7 @@ async fn a_clients_certificate_comes_with_each_of_its_requests() {
 
 #[tokio::test]
 async fn a_connection_that_is_closed_gives_its_last_answer_first() {
-    let listening = Listening::start(bind("127.0.0.1:0").await, None, ConnectionLimits::default());
+    let listening = Listening::start(bind("127.0.0.1:0"), None, ConnectionLimits::default());
     let client = listening.client().multiplexed().await;
     assert_eq!(client.get("/").await.status, 200);
     assert_eq!(client.get("/leave").await.text(), "here");
@@ -46,11 +46,11 @@ async fn a_connection_that_is_closed_gives_its_last_answer_first() {
 async fn a_unix_socket_is_for_its_own_users() {
     let dir = Dir::new();
     let path = format!("unix:{}", dir.join("api.sock").display());
-    let open = Listening::start(bind(&path).await, None, ConnectionLimits::default());
+    let open = Listening::start(bind(&path), None, ConnectionLimits::default());
     assert_eq!(open.client().get("/").await.status, 200);
     let PeerAddress::Unix { uid: Some(uid) } = open.last_peer("/").address else { panic!("the kernel knows") };
     open.stop().await;
-    let shut = Listening::start(bind(&path).await.for_uids(vec![uid + 1]), None, ConnectionLimits::default());
+    let shut = Listening::start(bind(&path).for_uids(vec![uid + 1]), None, ConnectionLimits::default());
     let refused = shut.client().request(Method::GET, "/").try_send().await;
     assert!(refused.is_err() && shut.requests() == 0, "{refused:?}");
 }
