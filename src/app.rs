@@ -265,7 +265,7 @@ async fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) 
         let bind = |source| StartError::Bind { address: address.clone(), source };
         let listener = match inherited.take(address).map_err(bind)? {
             Some(listener) => listener,
-            None if config.reuse_port => Listener::bind_beside_peers(address).await.map_err(bind)?,
+            None if config.reuse_port => Listener::bind_beside_peers(address).map_err(bind)?,
             None => Listener::bind(address).map_err(bind)?,
         };
         // A unix socket is as private as its file: no TLS there.

@@ -79,13 +79,13 @@ impl Listener {
 
     /// Binds an address beside other processes that do the same: each gets some of the connections. Unix sockets cannot
     /// be shared so.
-    pub async fn bind_beside_peers(address: &Address) -> io::Result<Self> {
+    pub fn bind_beside_peers(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(tcp) => {
                 let listener = TcpListener::from_std(bind_tcp_beside_peers(*tcp)?)?;
                 Ok(Self::of_tcp(listener, Beside::Peers))
             }
-            Address::Unix(_) => Self::bind(address).await,
+            Address::Unix(_) => Self::bind(address),
         }
     }
 
