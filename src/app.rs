@@ -93,17 +93,18 @@ impl Bound {
     /// See [`StartError`].
     #[inline(never)]
     pub fn bind_with(config: Serve, inherited: Inherited) -> BoxFuture<'static, Result<Self, StartError>> {
-        Box::pin(Self::bind_all(config, inherited))
+        // In the future, and not before it: sockets are registered with the runtime that polls it.
+        Box::pin(async move { Self::bind_all(config, inherited) })
     }
 
-    async fn bind_all(config: Serve, inherited: Inherited) -> Result<Self, StartError> {
+    fn bind_all(config: Serve, inherited: Inherited) -> Result<Self, StartError> {
         say_memory(&config);
         // First, for who counts finds its counters when it is made; and not at all where nobody would ever read them.
         let exporter = config.admin.is_some().then(|| admin::exporter(describe)).transpose();
         let exporter = exporter.map_err(StartError::Metrics)?;
         let client = Client::connect(&config.upstream)?;
         let tls = tls(&config)?;
-        let listeners = listeners(&config, inherited, tls.as_ref()).await?;
+        let listeners = listeners(&config, inherited, tls.as_ref())?;
         let ready = Ready::new();
         let tasks = Tasks::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
@@ -259,7 +260,7 @@ impl Bound {
 
 type Listeners = Vec<(Listener, Option<Tls>)>;
 
-async fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Result<Listeners, StartError> {
+fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Result<Listeners, StartError> {
     let mut listeners = Vec::new();
     for address in &config.listen {
         let bind = |source| StartError::Bind { address: address.clone(), source };

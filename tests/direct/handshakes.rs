@@ -32,7 +32,7 @@ struct Gateway {
 }
 
 impl Gateway {
-    async fn open() -> Self {
+    fn open() -> Self {
         let (dir, names) = (Dir::new(), vec!["127.0.0.1".to_owned()]);
         let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
         let trust = Trust::in_file(&dir.file("ca.pem", tls.self_signed_pem().expect("we made it")));
@@ -92,7 +92,7 @@ async fn whoever_comes_at_once_waits_to_be_accepted() {
 #[tokio::test]
 async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first() {
     const HANDSHAKES: usize = 300;
-    let gateway = Gateway::open().await;
+    let gateway = Gateway::open();
     let flood: Vec<_> = (0..HANDSHAKES).map(|_| gateway.begun(FLOOD)).collect();
     gateway.handshake(OTHER).await;
     let before = flood.iter().filter(|io| is_answered(io)).count();
@@ -108,7 +108,7 @@ async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_connections_of_one_source_at_once_are_all_let_in() {
     const NODES: usize = 2_000;
-    let gateway = Gateway::open().await;
+    let gateway = Gateway::open();
     let fleet = join_all((0..NODES).map(|_| gateway.handshake(FLOOD))).await;
     assert_eq!(fleet.len(), NODES);
 }

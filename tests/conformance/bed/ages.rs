@@ -15,7 +15,7 @@ pub fn taken_out(text: &str, table: &Value) -> (String, Vec<String>) {
         let written = format!("\"{}\"", cell.as_str().expect("it is text"));
         let Some(found) = text[at..].find(&written) else { continue };
         kept += &text[at..at + found];
-        kept += &format!("\"{before}AGE\"");
+        kept.extend(["\"", before, "AGE\""]);
         ages.push(age.to_owned());
         at += found + written.len();
     }

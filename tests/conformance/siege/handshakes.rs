@@ -105,9 +105,10 @@ async fn floods_of_handshakes_hold_up_nobody_from_elsewhere() {
             seen
         };
         let blow = |_, _, answers: Answers| async {
-            let is_answered = match is_whole {
-                true => shake(&target, &connector, FLOOD).await.is_ok(),
-                false => begin(&target, &hello).await.is_ok(),
+            let is_answered = if is_whole {
+                shake(&target, &connector, FLOOD).await.is_ok()
+            } else {
+                begin(&target, &hello).await.is_ok()
             };
             answers.put(if is_answered { "answered" } else { "ended" });
             drop(answers);
