@@ -126,5 +126,5 @@ fn the_image_is_built_without_the_demo_and_the_bench() {
     let left_out = "everything is optimized, whatever .cargo/config.toml says for a checkout";
     assert!(!image.contains(".cargo") && !image.contains("COPY . "), "{left_out}");
     let manifest = include_str!("../../Cargo.toml");
-    assert!(manifest.contains("\ndefault = [\"demo\", \"bench\"]\n"), "whoever tries it has both");
+    assert!(manifest.contains("\ndefault = [\"demo\", \"bench\", \"verify\"]\n"), "whoever tries it has all");
 }
