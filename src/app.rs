@@ -7,6 +7,8 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+#[cfg(feature = "probe")]
+mod credentials;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod discovery;

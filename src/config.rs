@@ -8,6 +8,8 @@ mod arguments;
 mod bench;
 mod configuration;
 mod coverage;
+#[cfg(feature = "probe")]
+mod credentials;
 mod delegated;
 mod document;
 mod fields;
@@ -24,6 +26,8 @@ mod words;
 pub use arguments::{Arguments, Command, ConfigCommand, ServeArguments};
 #[cfg(feature = "bench")]
 pub use bench::{BenchArguments, LoadArguments};
+#[cfg(feature = "probe")]
+pub use credentials::CredentialArguments;
 pub use delegated::DelegatedKeys;
 pub use document::TextPosition;
 pub use memory::MemoryLimit;

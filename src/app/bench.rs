@@ -56,14 +56,7 @@ impl Bench {
             Vec::new()
         });
         let sides = sides(&arguments, &mut problems);
-        let credentials = TargetCredentials {
-            kubeconfig: arguments.kubeconfig,
-            ca: arguments.ca,
-            insecure: arguments.insecure_skip_tls_verify,
-            client_certificate: arguments.client_cert,
-            client_key: arguments.client_key,
-            token_file: arguments.token_file,
-        };
+        let credentials = TargetCredentials::from(arguments.credentials);
         let named = credentials.kubeconfig.as_ref().map(|_| credentials.server().map_err(|error| error.to_string()));
         let write = match (arguments.write, named) {
             (Some(url), _) | (None, Some(Ok(url))) => url,

@@ -177,14 +177,7 @@ const EVENTS_PER_CLIENT_AND_SECOND: f64 = 3.0;
 
 fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder, Vec<String>> {
     let mut problems = Vec::new();
-    let credentials = TargetCredentials {
-        kubeconfig: arguments.kubeconfig,
-        ca: arguments.ca,
-        insecure: arguments.insecure_skip_tls_verify,
-        client_certificate: arguments.client_cert,
-        client_key: arguments.client_key,
-        token_file: arguments.token_file,
-    };
+    let credentials = TargetCredentials::from(arguments.credentials);
     let Truths { mut etcd, direct } = Truths::of(&arguments.truth, &mut problems);
     match (&mut etcd, arguments.etcd_prefix) {
         (Some(etcd), prefix) => etcd.prefix = prefix,

@@ -3,6 +3,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::CredentialArguments;
+
 /// What `bench` may be told: against what, and with what load.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct BenchArguments {
@@ -21,24 +23,8 @@ pub struct BenchArguments {
     /// The apiserver that objects are written to [default: the kubeconfig's, or the target]
     #[arg(long, value_name = "URL")]
     pub write: Option<String>,
-    /// Credentials for all servers, an authority to trust, and where to write
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Certificates to trust as well, PEM
-    #[arg(long, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
-    /// Believe any certificate
-    #[arg(long)]
-    pub insecure_skip_tls_verify: bool,
-    /// Certificate to show, PEM
-    #[arg(long, value_name = "FILE", requires = "client_key")]
-    pub client_cert: Option<PathBuf>,
-    /// Its key, PEM
-    #[arg(long, value_name = "FILE", requires = "client_cert")]
-    pub client_key: Option<PathBuf>,
-    /// Token to send, over plain HTTP too
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub credentials: CredentialArguments,
     /// The server's process, for its CPU time and memory
     #[arg(long, value_name = "PID", conflicts_with = "compare")]
     pub pid: Option<u32>,

@@ -1,6 +1,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::CredentialArguments;
+
 /// What `verify` may be told: against what, and how.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -50,24 +52,8 @@ pub struct VerifyArguments {
     /// How long a change may take to be delivered while nothing is broken
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = humantime::parse_duration)]
     pub patience: Duration,
-    /// Credentials for all servers, and an authority to trust
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Certificates to trust as well, PEM
-    #[arg(long, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
-    /// Believe any certificate
-    #[arg(long)]
-    pub insecure_skip_tls_verify: bool,
-    /// Certificate to show, PEM
-    #[arg(long, value_name = "FILE", requires = "client_key")]
-    pub client_cert: Option<PathBuf>,
-    /// Its key, PEM
-    #[arg(long, value_name = "FILE", requires = "client_cert")]
-    pub client_key: Option<PathBuf>,
-    /// Token to send, over plain HTTP too
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub credentials: CredentialArguments,
     #[command(flatten)]
     pub load: VerifyLoadArguments,
 }
