@@ -245,6 +245,19 @@ pub enum EventKind {
     Error,
 }
 
+impl EventKind {
+    /// As it is on the wire and in a record.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+            Self::Bookmark => "BOOKMARK",
+            Self::Error => "ERROR",
+        }
+    }
+}
+
 /// A watch is over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -9,7 +9,7 @@ use super::view::Expected;
 
 /// `MODIFIED a/x at 7`, `BOOKMARK at 7`.
 pub(super) fn told(history: &History, told: &Told) -> String {
-    let kind = name(told.kind);
+    let kind = told.kind.as_str();
     match told.kind {
         EventKind::Error => kind.to_owned(),
         EventKind::Bookmark if told.initial_end => {
@@ -23,12 +23,12 @@ pub(super) fn told(history: &History, told: &Told) -> String {
 /// The same of an event that should have been.
 pub(super) fn expected(history: &History, truth: &ResourceTruth, expected: &Expected) -> String {
     let key = history.key(truth.changes[expected.change as usize].key);
-    format!("{} {key} at {}", name(expected.kind), expected.version)
+    format!("{} {key} at {}", expected.kind.as_str(), expected.version)
 }
 
 /// `the change MODIFIED of a/x at 7`.
 pub(super) fn change(history: &History, change: &TrueChange) -> String {
-    format!("the change {} of {} at {}", name(change.kind), history.key(change.key), change.version)
+    format!("the change {} of {} at {}", change.kind.as_str(), history.key(change.key), change.version)
 }
 
 pub(super) fn content(digest: Option<Digest>) -> String {
@@ -42,15 +42,5 @@ pub(super) fn encoding(encoding: RecordedEncoding) -> &'static str {
         RecordedEncoding::Metadata => "metadata in JSON",
         RecordedEncoding::MetadataProtobuf => "metadata in protobuf",
         RecordedEncoding::Table => "a table",
-    }
-}
-
-fn name(kind: EventKind) -> &'static str {
-    match kind {
-        EventKind::Added => "ADDED",
-        EventKind::Modified => "MODIFIED",
-        EventKind::Deleted => "DELETED",
-        EventKind::Bookmark => "BOOKMARK",
-        EventKind::Error => "ERROR",
     }
 }

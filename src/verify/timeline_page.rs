@@ -143,10 +143,10 @@ impl Drawing<'_> {
             Record::End(end) => self.over(end.op, end.at_ns, is_wrong, &format!("ended: {:?}", end.how)),
             Record::Event(event) => {
                 let Some(who) = self.who(event.op) else { return };
-                self.mark(Mark { who, class: class(event.kind), is_wrong, ..Mark::at(event.at_ns, text) });
+                self.mark(Mark { who, class: event.kind.as_str(), is_wrong, ..Mark::at(event.at_ns, text) });
             }
             Record::Truth(change) => {
-                let (who, class) = (Who::Truth, class(change.kind));
+                let (who, class) = (Who::Truth, change.kind.as_str());
                 self.mark(Mark { who, class, is_wrong, ..Mark::at(change.at_ns, text) });
             }
             Record::Written(write) => {
@@ -243,17 +243,6 @@ fn about(call: &CallRecord, how: &str) -> String {
     let CallRecord { op, verb, path, query, encoding, transport, .. } = call;
     let query = if query.is_empty() { String::new() } else { format!("?{query}") };
     format!("operation {op}: {verb:?} {path}{query} ({encoding:?}, {transport:?}), {how}")
-}
-
-fn class(kind: super::record::EventKind) -> &'static str {
-    use super::record::EventKind;
-    match kind {
-        EventKind::Added => "ADDED",
-        EventKind::Modified => "MODIFIED",
-        EventKind::Deleted => "DELETED",
-        EventKind::Bookmark => "BOOKMARK",
-        EventKind::Error => "ERROR",
-    }
 }
 
 fn name(who: Who) -> String {
