@@ -107,6 +107,7 @@ impl Default for Log {
 
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8001";
 pub(crate) const DEFAULT_ADMIN: &str = "127.0.0.1:9090";
+const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
 
 impl Serve {
     /// Every default, in front of `upstream`, on free loopback ports.
@@ -128,7 +129,7 @@ impl Serve {
             reflect: reflect::ReflectConfig::default(),
             connections: ConnectionLimits::default(),
             look_every: LOOK_EVERY,
-            drain: Duration::from_secs(20),
+            drain: DEFAULT_DRAIN,
             reuse_port: false,
             log: Log::default(),
             audit: None,

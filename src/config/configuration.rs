@@ -1,5 +1,4 @@
 use std::path::PathBuf;
-use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,7 +7,8 @@ use super::fields::{Number, Period};
 use super::words::{ApiVersion, AuthWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
 use crate::{auth, cache, net, reflect, serve};
 
-/// Shorter, and upstream is asked without end; longer, and a right lives on for longer than anybody remembers.
+/// A period about rights has bounds: a shorter one would ask upstream without end, and a longer one would keep a right
+/// alive for longer than anybody remembers.
 type RightsPeriod = Period<10, 3_600_000>;
 
 /// What can be said in the file. The documentation of each field is what docs/CONFIG.md and `config schema` say.
@@ -314,7 +314,7 @@ impl Default for Configuration {
             consistency: ConsistencyWord::Strict,
             preload: Vec::new(),
             node: None,
-            drain: Period(Duration::from_secs(20)),
+            drain: Period(super::DEFAULT_DRAIN),
             reuse_port: false,
             delegated: DelegatedSection::default(),
             window: WindowSection::default(),

@@ -42,7 +42,7 @@ pub(super) struct Node {
 enum Content {
     Scalar(Value),
     Sequence(Vec<Node>),
-    /// Keys with the place of the key itself.
+    /// Each key, where it stands, and its value.
     Mapping(Vec<(String, TextPosition, Node)>),
 }
 

@@ -91,7 +91,7 @@ impl Key {
     }
 }
 
-/// Without what Markdown reads.
+/// The words of a text, without the marks of Markdown.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
