@@ -29,9 +29,8 @@ pub use bench::{BenchArguments, LoadArguments};
 #[cfg(feature = "probe")]
 pub use credentials::CredentialArguments;
 pub use delegated::DelegatedKeys;
-pub use document::TextPosition;
 pub use memory::MemoryLimit;
-pub use problems::Problems;
+pub use problems::{Problems, TextPosition};
 pub use reference::{defaults, schema};
 #[cfg(feature = "verify")]
 pub use verify::{JudgeCommand, VerifyArguments, VerifyLoadArguments};

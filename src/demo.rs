@@ -33,6 +33,7 @@ mod selector;
 mod shared;
 mod status;
 mod store;
+mod switches;
 mod table;
 mod upstream;
 mod view;
@@ -44,11 +45,12 @@ mod tests;
 
 pub use churn::Churning;
 pub use counts::{CountPerResource, RequestCounts};
-pub use faults::{Backup, Faults, RequestKind};
+pub use faults::{Backup, Faults};
 pub use options::Options;
 pub use pods::Pod;
 pub use reviews::{ReviewAnswers, ReviewCounts};
 pub use shared::ReceivedRequest;
+pub use switches::RequestKind;
 pub use upstream::{RunningUpstream, Upstream, upstream};
 pub use view::{LiveFigures, LiveView, Summary};
 

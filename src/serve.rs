@@ -33,6 +33,7 @@ mod route;
 mod serve_config;
 mod session;
 mod sources;
+mod statuses;
 mod watch;
 mod watch_end;
 mod websocket;

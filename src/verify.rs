@@ -17,6 +17,7 @@ mod digest;
 mod faults;
 mod follow;
 mod history;
+mod html;
 mod judges;
 mod learning;
 mod names;

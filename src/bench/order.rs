@@ -4,10 +4,11 @@ use super::BenchError;
 use super::bench_order::{BenchOrder, Side};
 use super::compare::Results;
 use super::objects::WorkloadObjects;
-use super::outcome::RunOutcome;
+use super::outcome::{Figures, RunOutcome};
 use super::population;
 use super::process::Costs;
-use super::session::Session;
+use super::session::{Session, mib};
+use super::storm::requests;
 use crate::base::Tasks;
 use crate::probe::{ProgressLine, ShortClient, Target, WatchProtocol};
 
@@ -69,7 +70,7 @@ async fn run_all(
                 };
                 let of = [side.name.as_str(), variant.name.as_str()].join(" ");
                 progress.phase(format!("{}, round {}", of.trim_end(), round + 1));
-                match session.run().await {
+                match measured(&session).await {
                     Ok(outcome) => outcomes.push(RunOutcome {
                         side: side.name.clone(),
                         variant: variant.name.clone(),
@@ -88,6 +89,32 @@ async fn run_all(
         clean_up(&caller, &made, progress).await;
     }
     failed.map_or(Ok(outcomes), Err)
+}
+
+/// # Errors
+/// If nothing could be measured.
+async fn measured(session: &Session<'_>) -> Result<RunOutcome, BenchError> {
+    let mut outcome = RunOutcome {
+        side: String::new(),
+        target: session.target.url().to_owned(),
+        variant: String::new(),
+        round: 0,
+        interrupted: false,
+        figures: Figures::default(),
+        percentiles: Vec::new(),
+        notes: Vec::new(),
+    };
+    let has_peak = session.costs.reset_peak();
+    if session.plan.is_of_requests() {
+        requests::run(session, &mut outcome).await?;
+    } else {
+        session.watches(&mut outcome).await?;
+    }
+    let end = session.costs.sample().await;
+    let peak = end.peak_bytes.filter(|_| has_peak);
+    outcome.figures.put_some("memory_peak_mib", peak.map(mib));
+    outcome.interrupted = session.stop.is_cancelled();
+    Ok(outcome)
 }
 
 /// Deletes what was made; that it could not be is said, and changes no figure.

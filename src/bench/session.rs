@@ -10,7 +10,6 @@ use super::outcome::{Figures, RunOutcome, curve, ms, quantile_ms};
 use super::plan::Plan;
 use super::process::{Costs, Sample, cores, own_cpu};
 use super::recognise::Recogniser;
-use super::storm::requests;
 use super::tally::WatchCounts;
 use super::words::{Rate, Storm};
 use super::writer::Writing;
@@ -48,32 +47,6 @@ pub(super) struct Moment {
 }
 
 impl Session<'_> {
-    /// # Errors
-    /// If nothing could be measured.
-    pub(super) async fn run(&self) -> Result<RunOutcome, BenchError> {
-        let mut outcome = RunOutcome {
-            side: String::new(),
-            target: self.target.url().to_owned(),
-            variant: String::new(),
-            round: 0,
-            interrupted: false,
-            figures: Figures::default(),
-            percentiles: Vec::new(),
-            notes: Vec::new(),
-        };
-        let has_peak = self.costs.reset_peak();
-        if self.plan.is_of_requests() {
-            requests::run(self, &mut outcome).await?;
-        } else {
-            self.watches(&mut outcome).await?;
-        }
-        let end = self.costs.sample().await;
-        let peak = end.peak_bytes.filter(|_| has_peak);
-        outcome.figures.put_some("memory_peak_mib", peak.map(mib));
-        outcome.interrupted = self.stop.is_cancelled();
-        Ok(outcome)
-    }
-
     fn patience(&self) -> Duration {
         Duration::from_secs_f64(self.plan.patience)
     }
@@ -82,7 +55,11 @@ impl Session<'_> {
         Duration::from_secs_f64(self.plan.seconds)
     }
 
-    async fn watches(&self, outcome: &mut RunOutcome) -> Result<(), BenchError> {
+    /// Opens the watches of the plan, and measures them while it is written.
+    ///
+    /// # Errors
+    /// If nothing could be measured.
+    pub(super) async fn watches(&self, outcome: &mut RunOutcome) -> Result<(), BenchError> {
         let version = self.prime().await?;
         let before = self.costs.sample().await;
         let fleet = Fleet::start_at(self.plan, self.target, Some(version));

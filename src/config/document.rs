@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use serde_path_to_error::{Path, Segment, Track};
 use serde_saphyr::Spanned;
 
-use super::Problems;
+use super::{Problems, TextPosition};
 
 /// A YAML document that knows where each of its values stands.
 ///
@@ -16,19 +16,6 @@ use super::Problems;
 #[derive(Debug, Clone)]
 pub(super) struct YamlDocument {
     root: Node,
-}
-
-/// A line and a column, both from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TextPosition {
-    pub line: u64,
-    pub column: u64,
-}
-
-impl fmt::Display for TextPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
-    }
 }
 
 /// A value and where it stands.

@@ -1,7 +1,5 @@
 use std::fmt;
 
-use super::document::TextPosition;
-
 /// Everything that is wrong with a configuration, in the order it was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Problems {
@@ -14,6 +12,19 @@ struct Problem {
     text: String,
     /// Where it stands in the file; flags and combinations of settings stand nowhere.
     at: Option<TextPosition>,
+}
+
+/// A line and a column, both from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextPosition {
+    pub line: u64,
+    pub column: u64,
+}
+
+impl fmt::Display for TextPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
 }
 
 impl Problems {

@@ -1,172 +1,12 @@
 //! Faults that a test can order. Each takes effect at a point that the test can await, so that no test needs a sleep.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
-use tokio::sync::{broadcast, watch};
-
-use super::freeze::Freeze;
 use super::kinds::known;
 use super::shared::DemoState;
 pub use super::store::Backup;
-
-/// Orders that an open watch may fall behind by before it misses one.
-const ORDERS_MAX: usize = 64;
-
-/// Requests that an answer can be ordered for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestKind {
-    Any,
-    Get,
-    List,
-    /// A LIST with a field selector; `List` is for it as well.
-    Selection,
-    Watch,
-    Write,
-}
-
-/// An order for open watches. They carry it out after everything that had happened before was sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FaultOrder {
-    /// `None` for watches of any resource.
-    pub(crate) kind: Option<usize>,
-    pub(crate) act: Act,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Act {
-    Bookmark,
-    BreakFrame { after_bytes: usize },
-    TearFrame { after_bytes: usize },
-    Duplicate,
-    End,
-    Malformed,
-    Regress,
-    Reset,
-}
-
-/// Where the watches stop that were open when it was ordered.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stall {
-    /// Counts the orders.
-    pub(crate) ordered: u64,
-    pub(crate) after_events: Option<usize>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Answer {
-    on: RequestKind,
-    kind: Option<usize>,
-    left: usize,
-    code: u16,
-    retry_after: Option<u32>,
-}
-
-/// The state behind [`Faults`].
-#[derive(Debug)]
-pub(crate) struct Switches {
-    orders: broadcast::Sender<FaultOrder>,
-    hushed: watch::Sender<bool>,
-    stall: watch::Sender<Stall>,
-    answers: Mutex<VecDeque<Answer>>,
-    lists_held: watch::Sender<bool>,
-    lists_waiting: watch::Sender<usize>,
-    lists_outlast: AtomicU64,
-    /// How often a streamed list of a selection ends with a version that is not the current one, and which.
-    behind: Mutex<(usize, u64)>,
-    /// Minors of the releases that servers behind one address say they are of, in turn; empty for the demo's own.
-    releases: Mutex<VecDeque<u32>>,
-    pub(crate) freeze: Freeze,
-}
-
-impl Switches {
-    pub(crate) fn new() -> Self {
-        Self {
-            orders: broadcast::Sender::new(ORDERS_MAX),
-            hushed: watch::Sender::new(false),
-            stall: watch::Sender::default(),
-            answers: Mutex::default(),
-            lists_held: watch::Sender::new(false),
-            lists_waiting: watch::Sender::new(0),
-            lists_outlast: AtomicU64::new(0),
-            behind: Mutex::default(),
-            releases: Mutex::default(),
-            freeze: Freeze::default(),
-        }
-    }
-
-    pub(crate) fn orders(&self) -> broadcast::Receiver<FaultOrder> {
-        self.orders.subscribe()
-    }
-
-    pub(crate) fn stall(&self) -> watch::Receiver<Stall> {
-        self.stall.subscribe()
-    }
-
-    pub(crate) fn hushed(&self) -> watch::Receiver<bool> {
-        self.hushed.subscribe()
-    }
-
-    /// The status that was ordered for such a request, if one was.
-    pub(crate) fn answer(&self, on: RequestKind, kind: Option<usize>) -> Option<(u16, Option<u32>)> {
-        let mut answers = self.answers.lock();
-        let fits = |answer: &Answer| {
-            let is_list = answer.on == RequestKind::List && on == RequestKind::Selection;
-            let is_such = is_list || answer.on == RequestKind::Any || answer.on == on;
-            is_such && (answer.kind.is_none() || answer.kind == kind)
-        };
-        let at = answers.iter().position(fits)?;
-        let answer = &mut answers[at];
-        answer.left -= 1;
-        let found = (answer.code, answer.retry_after);
-        if answer.left == 0 {
-            answers.remove(at);
-        }
-        Some(found)
-    }
-
-    /// The version that a streamed list of a selection ends with, which was made at `revision`.
-    pub(crate) fn told_of(&self, revision: u64) -> u64 {
-        let (left, old) = &mut *self.behind.lock();
-        if *left == 0 {
-            return revision;
-        }
-        *left -= 1;
-        *old
-    }
-
-    /// The minor that the next question for the version is answered with, if not the demo's own.
-    pub(crate) fn next_release(&self) -> Option<u32> {
-        let mut releases = self.releases.lock();
-        let next = releases.pop_front()?;
-        releases.push_back(next);
-        Some(next)
-    }
-
-    /// How many writes a LIST outlasts.
-    pub(crate) fn writes_outlasted(&self) -> u64 {
-        self.lists_outlast.load(Ordering::Relaxed)
-    }
-
-    /// Where a LIST waits while the gate is shut. Counted as waiting, also if its client gives up.
-    pub(crate) async fn pass_gate(&self) {
-        struct Waiting<'a>(&'a watch::Sender<usize>);
-        impl Drop for Waiting<'_> {
-            fn drop(&mut self) {
-                self.0.send_modify(|waiting| *waiting -= 1);
-            }
-        }
-        let mut held = self.lists_held.subscribe();
-        if *held.borrow_and_update() {
-            self.lists_waiting.send_modify(|waiting| *waiting += 1);
-            let _waiting = Waiting(&self.lists_waiting);
-            // The sender lives as long as `self`, so waiting cannot fail.
-            let _ = held.wait_for(|held| !*held).await;
-        }
-    }
-}
+use super::switches::{Act, FaultOrder, OrderedAnswer, RequestKind, Stall};
 
 /// What a test can do to a running upstream. By default to all resources; [`Faults::only`] narrows that.
 #[derive(Clone)]
@@ -293,7 +133,13 @@ impl Faults {
     /// Answers the next `times` requests of a kind with this status instead of the truth.
     pub fn answer(&self, on: RequestKind, times: usize, code: u16, retry_after: Option<u32>) {
         if times > 0 {
-            self.shared.faults.answers.lock().push_back(Answer { on, kind: self.kind, left: times, code, retry_after });
+            self.shared.faults.answers.lock().push_back(OrderedAnswer {
+                on,
+                kind: self.kind,
+                left: times,
+                code,
+                retry_after,
+            });
         }
     }
 

@@ -11,7 +11,6 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 
 use super::discovery;
-use super::faults::RequestKind;
 use super::form::Form;
 use super::kinds::{KINDS, ServedKind};
 use super::list;
@@ -22,6 +21,7 @@ use super::route::{DemoRoute, route, without_selectors};
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
+use super::switches::RequestKind;
 use super::table::IncludeObject;
 use super::watch::{Watch, WatchOrigin, WatchPlan};
 use super::write::{self, WriteTarget};

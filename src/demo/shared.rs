@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::counts::Counter;
-use super::faults::Switches;
 use super::reviews::ReviewAnswers;
 use super::store::ObjectStore;
+use super::switches::Switches;
 
 /// Requests that are remembered for tests to look at.
 const SEEN_MAX: usize = 4096;

@@ -11,13 +11,13 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::counts::OpenWatch;
-use super::faults::{Act, FaultOrder, Stall};
 use super::form::Form;
 use super::kinds::KINDS;
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
 use super::store::{ObjectMap, StoreEventType, frame};
+use super::switches::{Act, FaultOrder, Stall};
 use super::table::IncludeObject;
 
 use frames::seen_as;

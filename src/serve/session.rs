@@ -25,7 +25,7 @@ use self::watch_timers::{Fired, WatchTimers};
 use super::admission::AdmissionPlace;
 use super::metrics::WatchMetrics;
 use super::overdue::Watchdog;
-use super::refusals::revoked;
+use super::statuses::revoked;
 use super::watch_end::WatchEnd;
 use crate::auth::GrantStatus;
 use crate::cache::{Cursor, FeedState, OpenedWatch, Pull, Snapshot, Stop};

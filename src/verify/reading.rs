@@ -1,5 +1,7 @@
 //! Records become a history, one by one.
 
+use std::io::BufRead;
+
 use super::ask::ParsedCall;
 use super::history::{AtLine, History, ReadError};
 use super::names::Numbered;
@@ -9,6 +11,41 @@ use super::record::{
 };
 use super::selection::LabelsAndFields;
 use super::truth::{ResourceTruth, TrueChange};
+
+impl History {
+    /// Reads a run, one record a line; empty lines are no records.
+    ///
+    /// # Errors
+    /// The first line that is no record, or that cannot follow those before it.
+    pub fn read(mut from: impl BufRead) -> Result<Self, ReadError> {
+        let mut reading = HistoryReader::default();
+        let mut text = String::new();
+        for line in 1.. {
+            text.clear();
+            let wrong = |what: String| ReadError { line, what };
+            if from.read_line(&mut text).map_err(|error| wrong(error.to_string()))? == 0 {
+                break;
+            }
+            if !text.trim().is_empty() {
+                let record: Record = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+                reading.push(record, line).map_err(wrong)?;
+            }
+        }
+        reading.finish()
+    }
+
+    /// The same of records that are at hand, which are numbered as if each were a line.
+    ///
+    /// # Errors
+    /// The first record that cannot follow those before it.
+    pub fn of(records: impl IntoIterator<Item = Record>) -> Result<Self, ReadError> {
+        let mut reader = HistoryReader::default();
+        for (line, record) in (1..).zip(records) {
+            reader.push(record, line).map_err(|what| ReadError { line, what })?;
+        }
+        reader.finish()
+    }
+}
 
 /// A history that is being read.
 #[derive(Debug, Default)]

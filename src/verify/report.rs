@@ -1,7 +1,7 @@
-use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
+use super::html::{escaped, put};
 use super::record::TruthSource;
 use super::timeline_page::timeline;
 use super::{Judged, Outcome, RunVerdict, Violation};
@@ -87,15 +87,6 @@ fn violations(judged: &[Judged]) -> String {
         put(&mut out, format_args!("<pre>{}</pre>\n", escaped(&told(violation))));
         out
     })
-}
-
-/// Writing to a String does not fail.
-pub(super) fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
-    let _ = out.write_fmt(text);
-}
-
-pub(super) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::Path;
 
+use super::html::{escaped, put};
 use super::record::{CallRecord, Op, Record};
-use super::report::{escaped, put};
 
 /// Before and behind what shows the violation.
 const AROUND_NS: u64 = 400_000_000;

@@ -1,0 +1,166 @@
+//! What was ordered by a test, and what of it is still to happen.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::{broadcast, watch};
+
+use super::freeze::Freeze;
+
+/// Orders that an open watch may fall behind by before it misses one.
+const ORDERS_MAX: usize = 64;
+
+/// Requests that an answer can be ordered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    Any,
+    Get,
+    List,
+    /// A LIST with a field selector; `List` is for it as well.
+    Selection,
+    Watch,
+    Write,
+}
+
+/// An order for open watches. They carry it out after everything that had happened before was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FaultOrder {
+    /// `None` for watches of any resource.
+    pub(crate) kind: Option<usize>,
+    pub(crate) act: Act,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Act {
+    Bookmark,
+    BreakFrame { after_bytes: usize },
+    TearFrame { after_bytes: usize },
+    Duplicate,
+    End,
+    Malformed,
+    Regress,
+    Reset,
+}
+
+/// Where the watches stop that were open when it was ordered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stall {
+    /// Counts the orders.
+    pub(crate) ordered: u64,
+    pub(crate) after_events: Option<usize>,
+}
+
+/// A status instead of the truth, for so many requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OrderedAnswer {
+    pub(super) on: RequestKind,
+    pub(super) kind: Option<usize>,
+    pub(super) left: usize,
+    pub(super) code: u16,
+    pub(super) retry_after: Option<u32>,
+}
+
+/// What [`Faults`](super::Faults) sets, and the upstream's parts look at.
+#[derive(Debug)]
+pub(crate) struct Switches {
+    pub(super) orders: broadcast::Sender<FaultOrder>,
+    pub(super) hushed: watch::Sender<bool>,
+    pub(super) stall: watch::Sender<Stall>,
+    pub(super) answers: Mutex<VecDeque<OrderedAnswer>>,
+    pub(super) lists_held: watch::Sender<bool>,
+    pub(super) lists_waiting: watch::Sender<usize>,
+    pub(super) lists_outlast: AtomicU64,
+    /// How often a streamed list of a selection ends with a version that is not the current one, and which.
+    pub(super) behind: Mutex<(usize, u64)>,
+    /// Minors of the releases that servers behind one address say they are of, in turn; empty for the demo's own.
+    pub(super) releases: Mutex<VecDeque<u32>>,
+    pub(crate) freeze: Freeze,
+}
+
+impl Switches {
+    pub(crate) fn new() -> Self {
+        Self {
+            orders: broadcast::Sender::new(ORDERS_MAX),
+            hushed: watch::Sender::new(false),
+            stall: watch::Sender::default(),
+            answers: Mutex::default(),
+            lists_held: watch::Sender::new(false),
+            lists_waiting: watch::Sender::new(0),
+            lists_outlast: AtomicU64::new(0),
+            behind: Mutex::default(),
+            releases: Mutex::default(),
+            freeze: Freeze::default(),
+        }
+    }
+
+    pub(crate) fn orders(&self) -> broadcast::Receiver<FaultOrder> {
+        self.orders.subscribe()
+    }
+
+    pub(crate) fn stall(&self) -> watch::Receiver<Stall> {
+        self.stall.subscribe()
+    }
+
+    pub(crate) fn hushed(&self) -> watch::Receiver<bool> {
+        self.hushed.subscribe()
+    }
+
+    /// The status that was ordered for such a request, if one was.
+    pub(crate) fn answer(&self, on: RequestKind, kind: Option<usize>) -> Option<(u16, Option<u32>)> {
+        let mut answers = self.answers.lock();
+        let fits = |answer: &OrderedAnswer| {
+            let is_list = answer.on == RequestKind::List && on == RequestKind::Selection;
+            let is_such = is_list || answer.on == RequestKind::Any || answer.on == on;
+            is_such && (answer.kind.is_none() || answer.kind == kind)
+        };
+        let at = answers.iter().position(fits)?;
+        let answer = &mut answers[at];
+        answer.left -= 1;
+        let found = (answer.code, answer.retry_after);
+        if answer.left == 0 {
+            answers.remove(at);
+        }
+        Some(found)
+    }
+
+    /// The version that a streamed list of a selection ends with, which was made at `revision`.
+    pub(crate) fn told_of(&self, revision: u64) -> u64 {
+        let (left, old) = &mut *self.behind.lock();
+        if *left == 0 {
+            return revision;
+        }
+        *left -= 1;
+        *old
+    }
+
+    /// The minor that the next question for the version is answered with, if not the demo's own.
+    pub(crate) fn next_release(&self) -> Option<u32> {
+        let mut releases = self.releases.lock();
+        let next = releases.pop_front()?;
+        releases.push_back(next);
+        Some(next)
+    }
+
+    /// How many writes a LIST outlasts.
+    pub(crate) fn writes_outlasted(&self) -> u64 {
+        self.lists_outlast.load(Ordering::Relaxed)
+    }
+
+    /// Where a LIST waits while the gate is shut. Counted as waiting, also if its client gives up.
+    pub(crate) async fn pass_gate(&self) {
+        struct Waiting<'a>(&'a watch::Sender<usize>);
+        impl Drop for Waiting<'_> {
+            fn drop(&mut self) {
+                self.0.send_modify(|waiting| *waiting -= 1);
+            }
+        }
+        let mut held = self.lists_held.subscribe();
+        if *held.borrow_and_update() {
+            self.lists_waiting.send_modify(|waiting| *waiting += 1);
+            let _waiting = Waiting(&self.lists_waiting);
+            // The sender lives as long as `self`, so waiting cannot fail.
+            let _ = held.wait_for(|held| !*held).await;
+        }
+    }
+}

@@ -1,0 +1,10 @@
+use std::fmt::Write as _;
+
+/// Writing to a String does not fail.
+pub(super) fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
+    let _ = out.write_fmt(text);
+}
+
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
