@@ -1,0 +1,176 @@
+//! Files of one module import each other in one direction: whoever reads a file has read what it stands on.
+//!
+//! A file and the files of its folder belong together and are not looked at: the one is the others' face.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::assert_none;
+use crate::files::{self, File};
+use crate::source::{Kind, Source, is};
+
+/// Files that may know each other: one grammar, read from several ends.
+const KNOTS: [&[&str]; 1] = [&["wire"]];
+
+/// The names that a face hands on, each with the file below it that has the name.
+type Faces = BTreeMap<String, BTreeMap<String, String>>;
+
+/// A file's path as a module: `serve/session.rs` is `serve/session`.
+fn module(file: &File) -> Option<String> {
+    Some(file.name.strip_prefix("src/")?.strip_suffix(".rs")?.to_owned())
+}
+
+/// The first words behind `path::` or `path::{…}` at `at`, each with the place where it stands.
+fn first_words(source: &Source, at: usize) -> Vec<usize> {
+    let word = |at: &usize| source.tokens.get(*at).is_some_and(|token| token.kind == Kind::Word);
+    if !source.reads(at, &["{"]) {
+        return Some(at).filter(word).into_iter().collect();
+    }
+    let (mut depth, mut found) = (0_usize, Vec::new());
+    for next in at..source.tokens.len() {
+        match source.tokens[next].text.as_str() {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            _ => {}
+        }
+        match depth {
+            0 => break,
+            1 if is(&source.tokens[next], "{") || is(&source.tokens[next], ",") => found.push(next + 1),
+            _ => {}
+        }
+    }
+    found.into_iter().filter(word).collect()
+}
+
+/// What each face hands on: `pub use lane::{Lane, Step as LaneStep};`.
+fn faces(sources: &BTreeMap<String, Source>) -> Faces {
+    let mut found = Faces::new();
+    for (module, source) in sources {
+        let tokens = &source.tokens;
+        for at in (0..tokens.len()).filter(|at| is(&tokens[*at], "use")) {
+            let is_public = at > 0 && (is(&tokens[at - 1], "pub") || is(&tokens[at - 1], ")"));
+            let Some(child) = tokens.get(at + 1).map(|token| format!("{module}/{}", token.text)) else { continue };
+            if !is_public || !sources.contains_key(&child) || !source.reads(at + 2, &[":", ":"]) {
+                continue;
+            }
+            let until = (at..tokens.len()).find(|at| is(&tokens[*at], ";")).unwrap_or(tokens.len());
+            let names = tokens[at + 4..until].iter().filter(|token| token.kind == Kind::Word);
+            let handed = found.entry(module.clone()).or_default();
+            handed.extend(names.map(|name| (name.text.clone(), child.clone())));
+        }
+    }
+    found
+}
+
+/// The files that one file imports from, by `super::`, `self::` or the path from the crate.
+fn imports(module: &str, source: &Source, sources: &BTreeMap<String, Source>, faces: &Faces) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let tokens = &source.tokens;
+    for at in (0..tokens.len()).filter(|at| !tokens[*at].test && source.reads(at + 1, &[":", ":"])) {
+        let is_climbing = at >= 2 && source.reads(at - 2, &[":", ":"]);
+        let (mut base, mut next) = match tokens[at].text.as_str() {
+            "super" if !is_climbing => (parent(module), at + 3),
+            "crate" => (String::new(), at + 3),
+            _ => continue,
+        };
+        while source.reads(next, &["super", ":", ":"]) {
+            (base, next) = (parent(&base), next + 3);
+        }
+        for mut word in first_words(source, next) {
+            let mut path = base.clone();
+            // As far as the words name files.
+            while let Some(token) = tokens.get(word).filter(|token| token.kind == Kind::Word) {
+                let child = if path.is_empty() { token.text.clone() } else { format!("{path}/{}", token.text) };
+                if sources.contains_key(&child) {
+                    path = child;
+                } else {
+                    path = faces.get(&path).and_then(|names| names.get(&token.text)).cloned().unwrap_or(path);
+                    break;
+                }
+                if !source.reads(word + 1, &[":", ":"]) {
+                    break;
+                }
+                word += 3;
+            }
+            found.insert(path);
+        }
+    }
+    let is_of_one_house = |other: &String| {
+        let (above, below) = (format!("{other}/"), format!("{module}/"));
+        other != module && !module.starts_with(&above) && !other.starts_with(&below) && !other.is_empty()
+    };
+    found.into_iter().filter(is_of_one_house).collect()
+}
+
+fn parent(module: &str) -> String {
+    module.rsplit_once('/').map_or_else(String::new, |(parent, _)| parent.to_owned())
+}
+
+/// Everything that a file stands on, however far below.
+fn below<'a>(from: &'a str, edges: &'a BTreeMap<String, BTreeSet<String>>) -> BTreeSet<&'a str> {
+    let mut seen = BTreeSet::new();
+    let mut left: Vec<&str> = vec![from];
+    while let Some(module) = left.pop() {
+        for next in edges.get(module).into_iter().flatten() {
+            if seen.insert(next.as_str()) {
+                left.push(next);
+            }
+        }
+    }
+    seen
+}
+
+/// The circles, each once, as the files that can come back to themselves through each other.
+fn circles<'a>(files: impl IntoIterator<Item = &'a File>) -> Vec<String> {
+    let named = files.into_iter().filter_map(|file| Some((module(file)?, Source::parse(&file.name, &file.text))));
+    let sources: BTreeMap<String, Source> = named.collect();
+    let faces = faces(&sources);
+    let edges: BTreeMap<String, BTreeSet<String>> =
+        sources.iter().map(|(name, source)| (name.clone(), imports(name, source, &sources, &faces))).collect();
+    let reach: BTreeMap<&str, BTreeSet<&str>> = edges.keys().map(|name| (name.as_str(), below(name, &edges))).collect();
+    let mut found = BTreeSet::new();
+    for (name, seen) in reach.iter().filter(|(name, seen)| seen.contains(**name)) {
+        let circle: Vec<_> = seen.iter().filter(|other| reach[**other].contains(name)).copied().collect();
+        let is_a_knot =
+            |knot: &&[&str]| circle.iter().all(|file| knot.iter().any(|of| file.split('/').next() == Some(of)));
+        if !KNOTS.iter().any(is_a_knot) {
+            found.insert(circle.join(" <-> "));
+        }
+    }
+    found.into_iter().collect()
+}
+
+#[test]
+fn files_import_each_other_in_one_direction() {
+    let files = files::rust();
+    assert_none("files that import each other in a circle", &circles(&files));
+}
+
+#[test]
+fn a_circle_is_found_however_it_is_written() {
+    let file = |name: &str, text: &str| File { name: name.into(), text: text.into() };
+    let below = "use super::b::B;";
+    for (what, other) in [
+        ("by its path", "use super::a::A;"),
+        ("in a group", "use super::{c::C, a::{A, D}};"),
+        ("through the face", "use super::A;"),
+        ("from the crate", "fn f() { crate::serve::a::A::new(); }"),
+        ("on the way", "use super::c::C;"),
+    ] {
+        let face = "mod a; mod b; mod c; pub use a::{A, D}; pub(crate) use b::B;";
+        let third = if what == "on the way" { "use super::a::A;" } else { "" };
+        let files = [
+            file("src/serve.rs", face),
+            file("src/serve/a.rs", below),
+            file("src/serve/b.rs", other),
+            file("src/serve/c.rs", third),
+        ];
+        assert_eq!(circles(&files).len(), 1, "{what}: {:?}", circles(&files));
+    }
+    let fine = [
+        file("src/serve.rs", "mod a; mod b; pub use a::A; use b::B;"),
+        file("src/serve/a.rs", "use super::b::B; use super::Mode; mod own; use self::own::Own;"),
+        file("src/serve/a/own.rs", "use super::Depth; use super::super::b::B;"),
+        file("src/serve/b.rs", "// use super::a::A;\n#[cfg(test)] mod tests { use super::super::a::A; }"),
+    ];
+    assert_eq!(circles(&fine), Vec::<String>::new());
+}
