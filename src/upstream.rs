@@ -29,7 +29,7 @@ pub use build::{Build, Release};
 pub(crate) use client::encoding_of;
 pub use client::{Client, Question};
 pub use credentials::{CredentialError, CredentialSource};
-pub use discovery::{Catalog, Documents, Insistence, Resource, ResourceOrigin};
+pub use discovery::{Catalog, Declaration, DeclaringResource, Documents, Insistence, Resource, ResourceOrigin};
 pub use error::{Error, Unsendable};
 pub use forward::{Forwarder, strip_hop_by_hop};
 pub use forward_pool::ForwardPool;

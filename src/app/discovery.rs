@@ -1,8 +1,10 @@
 //! Keeps the catalog of what upstream serves: asked once, and again when something says that it has changed.
 //!
-//! It reads two feeds like any client, of `CustomResourceDefinitions` and of `APIServices`. What happens there makes it
-//! ask (`schedule` says when, a pure function); where they cannot be read, it asks every 30 seconds. Feeds that the
-//! answer contradicts are retired: their watches end cleanly, as the apiserver ends them.
+//! It reads two feeds like any client, of `CustomResourceDefinitions` and of `APIServices`, and tells the catalog what
+//! stands there: upstream is asked for none of it. What comes with no definition is asked for when a stream of these
+//! was lost, and rarely besides; where they cannot be read, everything is, every 30 seconds (`schedule` says when, a
+//! pure function). Feeds that the catalog contradicts are retired: their watches end cleanly, as the apiserver ends
+//! them.
 
 mod listener;
 mod schedule;
@@ -13,11 +15,11 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::listener::{ChangeListener, News};
-use self::schedule::{ChangesHeard, Schedule};
+use self::schedule::{ChangesHeard, Looks, Schedule};
 use super::rights::Rights;
 use crate::base::{Backoff, NotReady, Tasks};
-use crate::kube::Gvr;
 use crate::serve::feed_spec;
+use crate::upstream::DeclaringResource;
 use crate::wire::JsonLayout;
 
 /// Keeps the catalog in step with upstream, and the feeds in step with the catalog.
@@ -29,9 +31,6 @@ pub(super) struct DiscoveryLoop {
     pub(super) again: Duration,
 }
 
-/// Custom resources and aggregated APIs come and go with these.
-const TELLING: [(&str, &str, &str); 2] =
-    [("apiextensions.k8s.io", "v1", "customresourcedefinitions"), ("apiregistration.k8s.io", "v1", "apiservices")];
 /// News that nobody has read yet.
 const NEWS_MAX: usize = 16;
 /// How long the start waits for the feeds that tell of changes.
@@ -51,16 +50,16 @@ impl DiscoveryLoop {
     /// Asks again whenever that may be needed. `starting` is held until changes are heard of.
     pub(super) async fn keep_up(&self, starting: NotReady) {
         let (told, mut news) = mpsc::channel(NEWS_MAX);
-        for (number, (group, version, resource)) in TELLING.into_iter().enumerate() {
-            let (gvr, told) = (Gvr::new(group, version, resource), told.clone());
-            let listener = ChangeListener { gvr, rights: self.rights.clone(), number, told, again: self.again };
+        for from in DeclaringResource::ALL {
+            let (rights, told) = (self.rights.clone(), told.clone());
+            let listener = ChangeListener { from, rights, told, again: self.again };
             self.tasks.spawn("definitions", listener.run());
         }
-        let mut heard = [None; TELLING.len()];
+        let mut heard = Heard::default();
         // Nothing is lost without them: the routine goes on.
         let _ = timeout(LISTENING_MAX, async {
-            while heard.contains(&None) {
-                note(&mut heard, news.recv().await);
+            while [heard.definitions, heard.services].contains(&None) {
+                heard.note(news.recv().await);
             }
         })
         .await;
@@ -69,15 +68,30 @@ impl DiscoveryLoop {
         let mut schedule = Schedule::new(asked, Instant::now());
         schedule.rely(self.told(is_answered, &heard));
         drop(starting);
+        let mut looks = Looks::default();
         loop {
             tokio::select! {
                 told = news.recv() => {
-                    if note(&mut heard, told) {
-                        schedule.change(Instant::now());
+                    let now = Instant::now();
+                    match heard.note(told) {
+                        Some(Next::Ask) => schedule.change(now),
+                        Some(Next::Look) => {
+                            tracing::info!(resources = self.rights.catalog.len(), "what upstream serves has changed");
+                            self.rights.feeds.forget_refusals();
+                            self.retire_outdated();
+                            looks.change(now);
+                        }
+                        None => {}
                     }
-                    if !is_told(&heard) {
+                    if !heard.is_all() {
                         schedule.rely(self.told(true, &heard));
                     }
+                }
+                () = until(looks.due()) => {
+                    // A feed may have asked before upstream had the resource that its definition tells of.
+                    self.rights.feeds.forget_gone();
+                    self.retire_outdated();
+                    looks.look(Instant::now());
                 }
                 () = sleep_until(schedule.due()) => {
                     let asked = Instant::now();
@@ -110,10 +124,10 @@ impl DiscoveryLoop {
     }
 
     /// How changes are heard from now on, after the last question.
-    fn told(&self, is_answered: bool, heard: &[Option<News>]) -> ChangesHeard {
+    fn told(&self, is_answered: bool, heard: &Heard) -> ChangesHeard {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();
-        match (is_answered, is_told(heard), reads.definitions || reads.services) {
+        match (is_answered, heard.is_all(), reads.definitions || reads.services) {
             (false, ..) | (true, false, true) => ChangesHeard::Part,
             (true, true, _) => ChangesHeard::All,
             (true, false, false) => ChangesHeard::Nothing { again: catalog.refused_until() },
@@ -138,15 +152,47 @@ impl DiscoveryLoop {
     }
 }
 
-/// Takes in what a listener told; whether to ask because of it.
-fn note(heard: &mut [Option<News>], told: Option<(usize, News)>) -> bool {
-    let Some((number, news)) = told else { return false };
-    match news {
-        News::Changed => true,
-        News::Listening | News::Deaf => heard[number].replace(news) != Some(news) && news == News::Listening,
+/// The last news of each listener.
+#[derive(Debug, Default)]
+struct Heard {
+    definitions: Option<News>,
+    services: Option<News>,
+}
+
+/// What follows from a listener's news.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// Upstream is asked: it may serve something else.
+    Ask,
+    /// The catalog has changed.
+    Look,
+}
+
+impl Heard {
+    fn note(&mut self, told: Option<(DeclaringResource, News)>) -> Option<Next> {
+        let (from, news) = told?;
+        let last = match from {
+            DeclaringResource::Definitions => &mut self.definitions,
+            DeclaringResource::Services => &mut self.services,
+        };
+        match news {
+            News::Changed => Some(Next::Look),
+            News::Unread => Some(Next::Ask),
+            News::Listening | News::Deaf => {
+                let is_new = last.replace(news) != Some(news) && news == News::Listening;
+                is_new.then_some(Next::Ask)
+            }
+        }
+    }
+
+    fn is_all(&self) -> bool {
+        [self.definitions, self.services].iter().all(|news| *news == Some(News::Listening))
     }
 }
 
-fn is_told(heard: &[Option<News>]) -> bool {
-    heard.iter().all(|news| *news == Some(News::Listening))
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
 }

@@ -1,5 +1,7 @@
 //! What a client asks before it asks for anything: groups, resources, version, health, schemas.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use http::{HeaderValue, StatusCode};
 
 use super::kinds::{KINDS, ServedKind};
@@ -32,11 +34,19 @@ fn versions(group: &str) -> Vec<&'static str> {
     versions
 }
 
-pub(crate) fn reply(what: &Discovery, style: &Style) -> DemoReply {
+/// `known` is the name of the answer that the client has (`If-None-Match`).
+pub(crate) fn reply(what: &Discovery, style: &Style, known: Option<&HeaderValue>) -> DemoReply {
     let aggregated = style.asks_for("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let body = match what {
         Discovery::Api | Discovery::Apis if aggregated => {
-            let mut reply = style.typed(AGGREGATED, aggregated_list(what));
+            let list = aggregated_list(what);
+            let etag = etag(&list);
+            let mut reply = style.typed(AGGREGATED, list);
+            if known == Some(&etag) {
+                reply = style.typed(AGGREGATED, String::new());
+                *reply.status_mut() = StatusCode::NOT_MODIFIED;
+            }
+            reply.headers_mut().insert(http::header::ETAG, etag);
             reply.headers_mut().insert(http::header::VARY, HeaderValue::from_static("Accept"));
             reply.headers_mut().insert(http::header::CACHE_CONTROL, HeaderValue::from_static("public"));
             return reply;
@@ -53,6 +63,13 @@ pub(crate) fn reply(what: &Discovery, style: &Style) -> DemoReply {
         Discovery::Version(group, version) => resource_list(group, version),
     };
     style.json(StatusCode::OK, format!("{body}\n").into_bytes())
+}
+
+/// The name of an answer: another one for other bytes.
+fn etag(body: &str) -> HeaderValue {
+    let mut hasher = DefaultHasher::new();
+    body.hash(&mut hasher);
+    HeaderValue::from_str(&format!("\"{:016X}\"", hasher.finish())).expect("hexadecimal digits")
 }
 
 fn api_group(group: &str, type_meta: &str) -> String {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, IF_NONE_MATCH};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
@@ -68,7 +68,8 @@ pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -
             call.write(target, head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()), body).await
         }
         DemoRoute::Discovery(what) => {
-            call.ordered(RequestKind::Any, None).map(|()| discovery::reply(&what, &call.style))
+            let known = head.headers.get(IF_NONE_MATCH);
+            call.ordered(RequestKind::Any, None).map(|()| discovery::reply(&what, &call.style, known))
         }
         DemoRoute::Fixed(path) => call.ordered(RequestKind::Any, None).map(|()| {
             let release = (path == "version").then(|| call.shared.faults.next_release()).flatten();

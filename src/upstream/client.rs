@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
+use http::header::{ACCEPT, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, USER_AGENT};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full};
@@ -182,6 +182,27 @@ impl Client {
         let response = self.open(Question::Short, path_and_query, accept).await?;
         let encoding = encoding_of(&response);
         Ok((encoding, self.read(response).await?))
+    }
+
+    /// The same, unless upstream says that it has not changed since the answer that it gave this name to: then `None`.
+    pub(super) async fn fetch_changed(
+        &self,
+        path: &str,
+        accept: &str,
+        known: Option<&HeaderValue>,
+    ) -> Result<Option<(Option<HeaderValue>, Bytes)>, Error> {
+        let mut request = Request::builder().method(Method::GET).header(ACCEPT, accept);
+        if let Some(known) = known {
+            request = request.header(IF_NONE_MATCH, known);
+        }
+        match self.ask(Question::Short, path, request, Bytes::new()).await {
+            Ok(response) => {
+                let etag = response.headers().get(ETAG).cloned();
+                Ok(Some((etag, self.read(response).await?)))
+            }
+            Err(error) if known.is_some() && error.code() == Some(304) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads the body of an answer, whole, if it is no longer than `bytes_max`.

@@ -1,8 +1,10 @@
 //! What upstream serves, and what of it can be watched.
 
+mod declaration;
 mod definitions;
 mod documents;
 mod insistence;
+mod served;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +13,13 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
-use self::definitions::{CustomResourceDefinitions, Definition};
+use self::declaration::Said;
+pub use self::declaration::{Declaration, DeclaringResource};
+use self::definitions::CustomResourceDefinitions;
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
 pub use self::insistence::Insistence;
 use self::insistence::RefusedDocument;
+use self::served::{Found, Known, Root, Served};
 use super::{Client, Error};
 use crate::kube::{FieldTable, Gvr, PageStore};
 use crate::wire::Encoding;
@@ -72,9 +77,16 @@ pub struct Catalog {
 #[derive(Debug)]
 struct Shared {
     insistence: Insistence,
-    served: RwLock<Served>,
+    state: RwLock<State>,
     asking: tokio::sync::Mutex<Asking>,
     refused: Mutex<Documents<RefusedDocument>>,
+}
+
+/// What is known, and what follows from it.
+#[derive(Debug, Default)]
+struct State {
+    known: Known,
+    served: Served,
 }
 
 /// What upstream is asked besides its discovery, and may refuse.
@@ -84,15 +96,6 @@ pub struct Documents<T> {
     pub definitions: T,
     /// The `APIServices`, which say what is behind the aggregation layer.
     pub services: T,
-}
-
-#[derive(Debug, Default, PartialEq)]
-struct Served {
-    resources: HashMap<Gvr, Arc<Resource>>,
-    /// Which documents were read. If the definitions were, there are no other custom resources.
-    read: Documents<bool>,
-    /// The minor of upstream's release, as it was told last.
-    minor: Option<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -109,46 +112,20 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 const JSON: &str = "application/json";
 const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/json";
 
-/// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
-const BUILT_IN_GROUPS: [&str; 21] = [
-    "",
-    "admissionregistration.k8s.io",
-    "apiextensions.k8s.io",
-    "apiregistration.k8s.io",
-    "apps",
-    "authentication.k8s.io",
-    "authorization.k8s.io",
-    "autoscaling",
-    "batch",
-    "certificates.k8s.io",
-    "coordination.k8s.io",
-    "discovery.k8s.io",
-    "events.k8s.io",
-    "flowcontrol.apiserver.k8s.io",
-    "internal.apiserver.k8s.io",
-    "networking.k8s.io",
-    "node.k8s.io",
-    "policy",
-    "rbac.authorization.k8s.io",
-    "resource.k8s.io",
-    "scheduling.k8s.io",
-];
-const BUILT_IN_STORAGE_GROUPS: [&str; 2] = ["storage.k8s.io", "storagemigration.k8s.io"];
-
 impl Catalog {
     /// An empty catalog; [`refresh`](Self::refresh) fills it.
     pub fn new(client: Client, insistence: Insistence) -> Self {
-        let (served, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
-        Self { client, shared: Arc::new(Shared { insistence, served, asking, refused }) }
+        let (state, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
+        Self { client, shared: Arc::new(Shared { insistence, state, asking, refused }) }
     }
 
     pub fn find(&self, gvr: &Gvr) -> Option<Arc<Resource>> {
-        self.shared.served.read().resources.get(gvr).cloned()
+        self.shared.state.read().served.resources.get(gvr).cloned()
     }
 
     /// Resources known by a name as users give it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn find_by_name(&self, name: &str) -> Option<Arc<Resource>> {
-        let served = self.shared.served.read();
+        let served = &self.shared.state.read().served;
         let mut found: Vec<_> = served.resources.values().filter(|resource| resource.is_called(name)).collect();
         // The core group first, as kubectl resolves short names; then stable versions before the others.
         found.sort_by_key(|resource| (resource.gvr.group.len(), resource.gvr.version.len(), resource.gvr.to_string()));
@@ -156,7 +133,7 @@ impl Catalog {
     }
 
     pub fn len(&self) -> usize {
-        self.shared.served.read().resources.len()
+        self.shared.state.read().served.resources.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -166,13 +143,18 @@ impl Catalog {
     /// Whether a custom resource is certain to be served no more: discovery may lack it for a moment, its definition is
     /// there or is not.
     pub fn is_gone(&self, custom: &Gvr) -> bool {
-        let served = self.shared.served.read();
+        let served = &self.shared.state.read().served;
         served.read.definitions && !served.resources.contains_key(custom)
     }
 
     /// What our identity was let read when upstream was asked last.
     pub fn reads(&self) -> Documents<bool> {
-        self.shared.served.read().read
+        self.shared.state.read().served.read
+    }
+
+    /// The minor of upstream's release, as it was told last.
+    pub fn minor(&self) -> Option<u32> {
+        self.shared.state.read().served.minor
     }
 
     /// When something is to be asked for again that our identity may not read, if ever.
@@ -200,64 +182,87 @@ impl Catalog {
         }
         // Failed ones count too, or everybody who waits here would try again in turn.
         asking.last = Some(Instant::now());
-        let known = self.reads();
-        let found = self.discover(known).await?;
-        if known.definitions && !found.read.definitions {
+        let found = self.discover().await?;
+        let mut state = self.shared.state.write();
+        let is_hidden = found.customs.as_ref().is_some_and(Option::is_none) && !state.known.told.definitions;
+        if is_hidden && state.served.read.definitions {
             // Everything that we know of custom resources would be lost, and every watch of them.
             if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
                 return Err(Error::HiddenDefinitions);
             }
         }
         asking.refused_since = None;
-        let mut served = self.shared.served.write();
-        let changed = *served != found;
-        *served = found;
-        Ok(changed)
+        state.known.take(found);
+        Ok(state.settle())
     }
 
-    /// `known` is what could be read the last time, and is asked for whatever it was refused since.
-    async fn discover(&self, known: Documents<bool>) -> Result<Served, Error> {
-        let mut versions = Vec::new();
-        for root in ["/api", "/apis"] {
-            versions.extend(self.versions_below(root).await?);
-        }
-        let (answered, _) = self.client.fetch("/api", PROTOBUF_FIRST).await?;
-        // After discovery: what was created or deleted in between counts as the definitions say.
-        let customs = self
-            .optional::<CustomResourceDefinitions>(definitions::PATH, known.definitions, |of| &mut of.definitions)
-            .await?;
-        let services =
-            self.optional::<ApiServices>(documents::API_SERVICE_PATH, known.services, |of| &mut of.services).await?;
-        // Not worth failing for: a token of either spelling is continued.
-        let release = self.client.release().await.ok().filter(|release| release.major == 1);
-        let known = Known {
-            minor: release.map(|release| release.minor).or_else(|| self.shared.served.read().minor),
-            protobuf: answered == Some(Encoding::Protobuf),
-            customs: customs.map(CustomResourceDefinitions::served),
-            remote: services.map(ApiServices::remote),
-        };
-        let mut resources: HashMap<_, _> = versions
-            .into_iter()
-            .flat_map(|version| version.resources(&known))
-            .map(|resource| (resource.gvr.clone(), Arc::new(resource)))
-            .collect();
-        for resource in known.customs() {
-            // Discovery lags behind the definitions, which decide; but not in groups that the server itself serves.
-            if resources.contains_key(&resource.gvr) || !is_built_in(&resource.gvr.group) {
-                resources.insert(resource.gvr.clone(), Arc::new(resource));
+    /// Takes in what a feed of ours says, all of it. From now on upstream is not asked for it. Returns whether something
+    /// changed.
+    pub fn hear<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a Declaration>) -> bool {
+        let (mut customs, mut remote) = (HashMap::new(), Vec::new());
+        for Declaration(said) in all {
+            match said {
+                Said::Customs(defined) => customs.extend(defined.iter().cloned()),
+                Said::Remote(other) => remote.extend(other.clone()),
             }
         }
-        let read = Documents { definitions: known.customs.is_some(), services: known.remote.is_some() };
-        Ok(Served { resources, read, minor: known.minor })
+        let mut state = self.shared.state.write();
+        match from {
+            DeclaringResource::Definitions => state.known.customs = Some(customs),
+            DeclaringResource::Services => state.known.remote = Some(remote),
+        }
+        *from.of(&mut state.known.told) = true;
+        from.of(&mut self.shared.refused.lock()).answered();
+        state.settle()
     }
 
-    /// Every group version below `/api` or `/apis`: from the aggregated document, or one by one from an older server.
-    async fn versions_below(&self, root: &str) -> Result<Vec<VersionList>, Error> {
-        let (_, body) = self.client.fetch(root, AGGREGATED).await?;
-        if let Some(list) = read::<DiscoveryList>(&body).filter(|list| list.kind == "APIGroupDiscoveryList") {
-            return Ok(list.into_versions());
+    /// Nothing is heard of it any more: what is known stays, and upstream is asked again.
+    pub fn lose(&self, from: DeclaringResource) {
+        *from.of(&mut self.shared.state.write().known.told) = false;
+    }
+
+    /// Asks for what no feed of ours tells.
+    async fn discover(&self) -> Result<Found, Error> {
+        let mut found = Found::default();
+        for (at, root) in ["/api", "/apis"].into_iter().enumerate() {
+            found.roots[at] = self.changed_root(at, root).await?;
         }
-        let groups = read::<Groups>(&body).ok_or_else(|| Error::OtherDocument(root.to_owned()))?;
+        if found.roots.iter().any(Option::is_some) {
+            let (answered, _) = self.client.fetch("/api", PROTOBUF_FIRST).await?;
+            found.protobuf = Some(answered == Some(Encoding::Protobuf));
+        }
+        let told = self.shared.state.read().known.told;
+        // After discovery: what was created or deleted in between counts as the definitions say.
+        if !told.definitions {
+            let read = self.optional::<CustomResourceDefinitions>(DeclaringResource::Definitions).await?;
+            found.customs = Some(read.map(CustomResourceDefinitions::served));
+        }
+        if !told.services {
+            let read = self.optional::<ApiServices>(DeclaringResource::Services).await?;
+            found.remote = Some(read.map(ApiServices::remote));
+        }
+        // Not worth failing for: a token of either spelling is continued.
+        found.minor =
+            self.client.release().await.ok().filter(|release| release.major == 1).map(|release| release.minor);
+        Ok(found)
+    }
+
+    /// What is below `/api` or `/apis`; `None` if that has not changed.
+    async fn changed_root(&self, at: usize, root: &str) -> Result<Option<Root>, Error> {
+        let etag = self.shared.state.read().known.roots[at].etag.clone();
+        let Some((etag, body)) = self.client.fetch_changed(root, AGGREGATED, etag.as_ref()).await? else {
+            return Ok(None);
+        };
+        if let Some(list) = read::<DiscoveryList>(&body).filter(|list| list.kind == "APIGroupDiscoveryList") {
+            return Ok(Some(Root { etag, versions: list.into_versions() }));
+        }
+        // What an older server says here tells nothing of what is below.
+        Ok(Some(Root { etag: None, versions: self.versions_below(root, &body).await? }))
+    }
+
+    /// Every group version below `/api` or `/apis`, one by one, from a server that is older than the aggregated document.
+    async fn versions_below(&self, root: &str, body: &[u8]) -> Result<Vec<VersionList>, Error> {
+        let groups = read::<Groups>(body).ok_or_else(|| Error::OtherDocument(root.to_owned()))?;
         let mut versions = Vec::new();
         for group_version in groups.group_versions() {
             match self.client.fetch(&format!("{root}/{group_version}"), JSON).await {
@@ -270,23 +275,20 @@ impl Catalog {
     }
 
     /// A document that our identity may not be allowed to read: then it is not asked for again soon.
-    async fn optional<T: serde::de::DeserializeOwned>(
-        &self,
-        path: &str,
-        is_known: bool,
-        of: for<'a> fn(&'a mut Documents<RefusedDocument>) -> &'a mut RefusedDocument,
-    ) -> Result<Option<T>, Error> {
+    async fn optional<T: serde::de::DeserializeOwned>(&self, from: DeclaringResource) -> Result<Option<T>, Error> {
         let Shared { insistence, refused, .. } = &*self.shared;
-        if !is_known && of(&mut refused.lock()).stands(Instant::now(), *insistence) {
+        // What could be read the last time is asked for whatever it was refused since.
+        let is_known = *from.of(&mut self.reads());
+        if !is_known && from.of(&mut refused.lock()).stands(Instant::now(), *insistence) {
             return Ok(None);
         }
-        match self.client.fetch(path, JSON).await {
+        match self.client.fetch(from.path(), JSON).await {
             Ok((_, body)) => {
-                of(&mut refused.lock()).answered();
+                from.of(&mut refused.lock()).answered();
                 Ok(read(&body))
             }
             Err(error) if error.code() == Some(403) => {
-                of(&mut refused.lock()).refused(Instant::now(), *insistence);
+                from.of(&mut refused.lock()).refused(Instant::now(), *insistence);
                 Ok(None)
             }
             Err(error) if error.code() == Some(404) => Ok(None),
@@ -295,91 +297,24 @@ impl Catalog {
     }
 }
 
-/// What our identity may read of who serves what; `None` where it may not.
-struct Known {
-    /// The minor of its release.
-    minor: Option<u32>,
-    /// Upstream writes its own types in protobuf.
-    protobuf: bool,
-    customs: Option<HashMap<Gvr, Definition>>,
-    /// Groups and versions behind the aggregation layer.
-    remote: Option<Vec<(String, String)>>,
+impl State {
+    /// Puts together what follows from what is known now; whether that is something else.
+    fn settle(&mut self) -> bool {
+        let served = self.known.served();
+        let changed = self.served != served;
+        self.served = served;
+        changed
+    }
 }
 
-impl Known {
-    /// Who serves a resource. In doubt another server, which is not cached.
-    fn origin(&self, gvr: &Gvr) -> ResourceOrigin {
-        let is_named = |(group, version): &(String, String)| *group == *gvr.group && *version == *gvr.version;
-        let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
-        let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
-        match (remote, is_custom) {
-            (Some(true), _) => ResourceOrigin::Aggregated,
-            (_, true) => ResourceOrigin::Custom,
-            _ if is_built_in(&gvr.group) => ResourceOrigin::BuiltIn,
-            (Some(false), false) if self.customs.is_none() => ResourceOrigin::Custom,
-            _ => ResourceOrigin::Aggregated,
+impl DeclaringResource {
+    /// Its own of two.
+    fn of<T>(self, documents: &mut Documents<T>) -> &mut T {
+        match self {
+            Self::Definitions => &mut documents.definitions,
+            Self::Services => &mut documents.services,
         }
     }
-
-    fn pages(&self, gvr: &Gvr) -> PageStore {
-        PageStore::of_release(self.minor, gvr.has_watch_cache())
-    }
-
-    /// What the definitions say is served, whether discovery has it already or not.
-    fn customs(&self) -> impl Iterator<Item = Resource> {
-        let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
-        defined.map(|(gvr, definition)| Resource {
-            gvr: gvr.clone(),
-            kind: definition.kind.clone(),
-            list_kind: definition.list_kind.clone(),
-            namespaced: definition.namespaced,
-            watchable: true,
-            origin: ResourceOrigin::Custom,
-            fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
-            fields_unknown: false,
-            encoding: Encoding::Json,
-            pages: self.pages(gvr),
-            edition: Some(definition.edition.clone()),
-        })
-    }
-}
-
-impl VersionList {
-    fn resources(self, known: &Known) -> Vec<Resource> {
-        let Self { group, version, resources } = self;
-        let build = |(name, kind, namespaced, verbs): (String, String, bool, Vec<String>)| {
-            let gvr = Gvr::new(&group, &version, &name);
-            let origin = known.origin(&gvr);
-            let fields = match origin {
-                ResourceOrigin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
-                _ => FieldTable::of_custom(&[], namespaced),
-            };
-            let has = |verb: &str| verbs.iter().any(|v| v == verb);
-            Resource {
-                pages: known.pages(&gvr),
-                gvr,
-                list_kind: format!("{kind}List").into(),
-                kind: kind.into(),
-                namespaced,
-                watchable: has("list") && has("watch"),
-                origin,
-                encoding: if known.protobuf && origin == ResourceOrigin::BuiltIn {
-                    Encoding::Protobuf
-                } else {
-                    Encoding::Json
-                },
-                fields: Arc::new(fields),
-                fields_unknown: origin == ResourceOrigin::Custom,
-                edition: None,
-            }
-        };
-        resources.into_iter().map(build).collect()
-    }
-}
-
-/// Whether kube-apiserver itself serves the group.
-fn is_built_in(group: &str) -> bool {
-    BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group)
 }
 
 fn read<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::bed::{Answer, Ask, Ended, Event, Http, Pair, eventually, outline, say, unique, version_of};
+use crate::bed::{self, Answer, Ask, Ended, Event, Http, Pair, Plan, eventually, outline, say, unique, version_of};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// Definitions that are made and changed to see how long it takes until that is served.
@@ -175,6 +175,33 @@ async fn a_watch_of_definitions_shares_the_proxys_own() {
     assert_eq!(metrics.sum("kube_fanout_watches_open", &labels), 1);
     assert_eq!(metrics.sum("kube_fanout_upstream_watches", &labels), 1);
     drop(watch);
+}
+
+/// Each proxy of a fleet hears of it by its own watch, and asks nothing.
+#[tokio::test]
+async fn a_changed_label_of_a_definition_costs_upstream_no_list() {
+    let Some(bed) = bed::own("label").await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    let (direct, through) = (bed.direct(), proxy.client());
+    let names = json!({"plural": "mice", "singular": "mouse", "kind": "Mouse", "listKind": "Mischief"});
+    let spec = json!({"group": "label.example.com", "scope": "Cluster", "names": names, "versions": [stored("v1")]});
+    let definition = format!("{DEFINITIONS}/mice.label.example.com");
+    let manifest = json!({"metadata": {"name": "mice.label.example.com"}, "spec": spec});
+    let created = version_of(&direct.create(DEFINITIONS, manifest).await);
+    let is_held = async || through.get("/apis/label.example.com/v1/mice?resourceVersion=0").await.is_cached();
+    eventually("the new resource is held", async || is_held().await.then_some(())).await;
+    let labels = [("verb", "LIST"), ("resource", "customresourcedefinitions")];
+    let lists = async || bed.metrics().await.sum("apiserver_request_total", &labels);
+    let before = lists().await;
+    assert!(before > 0, "they were listed once");
+    let mut watch = through.watch(Ask::get(&format!("{DEFINITIONS}?watch=1&resourceVersion={created}"))).await;
+    direct.patch(&definition, json!({"metadata": {"labels": {"seen": "yes"}}})).await;
+    while !watch.telling().await.contains("seen") {}
+    // A change that matters is noticed, and the label stands before it in the same stream.
+    direct.delete(&definition).await;
+    eventually("the resource is gone", async || (!is_held().await).then_some(())).await;
+    assert_eq!(lists().await, before);
+    proxy.assert_sound();
 }
 
 #[tokio::test]

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use http::Method;
-use kube_fanout::demo::{self, RequestKind, RunningUpstream};
+use kube_fanout::demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 use serde_json::{Value, json};
 
 use crate::direct::{self, Ended, WIDGETS, Watch, eventually, straight};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 const WIDGETS_CRD: &str = "widgets.demo.kube-fanout.io";
 
 fn definition(up: &RunningUpstream) -> Value {
@@ -30,9 +31,14 @@ async fn relabel(up: &RunningUpstream) {
     assert_eq!(call.header("content-type", "application/merge-patch+json").body(patch).send().await.status, 200);
 }
 
+/// How often the proxy has asked for all of it, and not as a feed does.
+fn lists(up: &RunningUpstream, path: &str) -> usize {
+    direct::asked_by_proxies(up, path).iter().filter(|query| query.is_empty()).count()
+}
+
 /// How often the proxy has read the definitions to see what is served.
 fn readings(up: &RunningUpstream) -> usize {
-    direct::asked_by_proxies(up, CRDS).iter().filter(|query| query.is_empty()).count()
+    lists(up, CRDS)
 }
 
 async fn still_goes_on(watch: &Watch, up: &RunningUpstream) {
@@ -85,16 +91,44 @@ async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition
     assert!(app.get(WIDGETS).await.is_cached());
 }
 
+/// Of 5,000 proxies each would ask.
 #[tokio::test]
-async fn what_does_not_change_a_definition_ends_nothing() {
+async fn changed_definitions_are_heard_of_and_nothing_is_asked_for() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
     let watch = app.watch(WIDGETS).from(up.revision()).await;
-    let before = readings(&up);
+    let is_known = |seen: &&ReceivedRequest| seen.headers.contains_key("if-none-match");
+    let named = || up.requests().iter().filter(is_known).count();
+    // What upstream is asked for by name, and has not changed, is not sent.
+    let asked = || [CRDS, SERVICES, "/api", "/apis"].map(|path| lists(&up, path)).iter().sum::<usize>() - named();
+    let before = asked();
     relabel(&up).await;
-    eventually("definitions are read again", || async { readings(&up) > before }).await;
     still_goes_on(&watch, &up).await;
+    define(&up, |version| version["selectableFields"] = json!([{"jsonPath": ".spec.shape"}]));
+    assert_eq!(watch.ended().await, Ended::Clean, "a change of another kind is noticed");
+    define(&up, |version| version["served"] = json!(false));
+    eventually("a version that goes is noticed", || async {
+        !app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached()
+    })
+    .await;
+    assert_eq!(asked(), before);
+}
+
+/// Upstream's discovery names its answers, and says in a few bytes that they have not changed.
+#[tokio::test]
+async fn discovery_that_has_not_changed_is_not_sent_again() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).run().await;
+    app.discovered().await;
+    let before = lists(&up, "/apis");
+    // Whoever may have been upgraded meanwhile is asked.
+    up.faults().drop_connections();
+    eventually("upstream is asked again", || async { lists(&up, "/apis") > before }).await;
+    let named = |seen: &&ReceivedRequest| seen.uri.path() == "/apis" && seen.headers.contains_key("if-none-match");
+    assert!(up.requests().iter().filter(named).count() > 0, "{:?}", up.requests());
+    assert!(app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached(), "what was known is known still");
+    assert_eq!(readings(&up), 1, "and definitions come by their own feed");
 }
 
 #[tokio::test]
@@ -155,10 +189,16 @@ async fn definitions_that_may_not_be_read_for_a_moment_end_nothing() {
     let app = direct::app(&up).run().await;
     app.discovered().await;
     let watch = app.watch(WIDGETS).from(up.revision()).await;
-    up.faults().only("customresourcedefinitions").answer(RequestKind::List, 1, 403, None);
+    let faults = up.faults().only("customresourcedefinitions");
+    faults.answer(RequestKind::Watch, 1000, 503, None);
+    faults.answer(RequestKind::List, 1, 403, None);
+    faults.reset_watches();
     let before = readings(&up);
-    relabel(&up).await;
-    // Refused once, and then not.
-    eventually("definitions are read again", || async { readings(&up) > before + 1 }).await;
+    // Refused once, and then not: whoever asks for what nobody knows has the proxy ask.
+    eventually("definitions are read again", || async {
+        app.get("/apis/unknown.example/v1/things").await;
+        readings(&up) > before + 1
+    })
+    .await;
     still_goes_on(&watch, &up).await;
 }

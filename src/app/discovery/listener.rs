@@ -1,22 +1,24 @@
+use std::collections::HashMap;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use crate::app::rights::Rights;
-use crate::cache::{Cursor, FeedState, Pull, View};
+use crate::cache::{CacheReader, Cursor, FeedState, Pull, View};
 use crate::feeds::{FeedHandle, Scope};
-use crate::kube::Gvr;
+use crate::kube::{ObjectKey, ResourceVersion};
 use crate::serve::feed_spec;
+use crate::upstream::{Declaration, DeclaringResource};
+use crate::wire::{Encoding, Renderer, Representation};
 
-/// Listens to a resource whose changes say that something else may be served. Its feed is one like any other: clients
-/// that watch the resource share it.
+/// Follows a resource whose objects say what is served, and tells the catalog what they say. Its feed is one like any
+/// other: clients that watch the resource share it.
 pub(super) struct ChangeListener {
-    pub(super) gvr: Gvr,
+    pub(super) from: DeclaringResource,
     pub(super) rights: Rights,
-    /// Tells under which number.
-    pub(super) number: usize,
-    pub(super) told: mpsc::Sender<(usize, News)>,
+    pub(super) told: mpsc::Sender<(DeclaringResource, News)>,
     /// When there is no feed, or it has ended. Upstream is asked no more often than what was refused is.
     pub(super) again: Duration,
 }
@@ -24,13 +26,25 @@ pub(super) struct ChangeListener {
 /// The messages of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum News {
-    /// Every change is told from now on. What came before is not known.
+    /// The catalog is told of every change from now on, and of what has changed before.
     Listening,
+    /// Something else is served, and the catalog has it.
     Changed,
+    /// There was a change that we cannot read: upstream is to be asked.
+    Unread,
     /// Changes may go unheard: there is no feed, or upstream's stream is lost.
     Deaf,
 }
 
+/// What all objects say, each read once.
+#[derive(Default)]
+struct Declarations {
+    known: HashMap<ObjectKey, (ResourceVersion, Declaration)>,
+}
+
+/// From a change to a look at what it was: changes come in groups, and upstream itself follows its definitions by a
+/// moment.
+const SOON: Duration = Duration::from_millis(100);
 /// How much is pulled at once; it is not kept.
 const ROOM: usize = 1 << 20;
 
@@ -40,8 +54,8 @@ impl ChangeListener {
             if let Some(feed) = self.feed() {
                 self.listen(&feed).await;
             }
-            self.tell(News::Deaf).await;
-            tokio::time::sleep(self.again).await;
+            self.deaf().await;
+            sleep(self.again).await;
         }
     }
 
@@ -49,7 +63,7 @@ impl ChangeListener {
         if !self.rights.follow_cluster() {
             return None;
         }
-        let resource = self.rights.catalog.find(&self.gvr).filter(|resource| resource.watchable)?;
+        let resource = self.rights.catalog.find(&self.from.gvr()).filter(|resource| resource.watchable)?;
         self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
@@ -57,14 +71,22 @@ impl ChangeListener {
     async fn listen(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         let mut cursor = None;
+        let mut declarations = Declarations::default();
         loop {
             let now = *state.borrow_and_update();
             match now {
                 FeedState::Ended(_) => return,
                 FeedState::Syncing => cursor = None,
-                FeedState::Live | FeedState::Stale { .. } => {
+                FeedState::Live => {
+                    // The position before the state: what comes between is in both.
                     cursor.get_or_insert_with(|| feed.reader.open_at_end(View::everything()).cursor);
-                    self.tell(if now == FeedState::Live { News::Listening } else { News::Deaf }).await;
+                    let changed = self.read(&mut declarations, &feed.reader);
+                    self.tell(News::Listening).await;
+                    self.tell_change(changed).await;
+                }
+                FeedState::Stale { .. } => {
+                    cursor.get_or_insert_with(|| feed.reader.open_at_end(View::everything()).cursor);
+                    self.deaf().await;
                 }
             }
             loop {
@@ -77,19 +99,72 @@ impl ChangeListener {
                         if !is_whole {
                             // Another history, or none: the state tells which.
                             cursor = None;
-                            self.tell(News::Deaf).await;
+                            self.deaf().await;
                             break;
                         }
-                        self.tell(News::Changed).await;
+                        sleep(SOON).await;
+                        if feed.reader.state() == FeedState::Live {
+                            self.tell_change(self.read(&mut declarations, &feed.reader)).await;
+                        }
                     }
                 }
             }
         }
     }
 
+    /// Tells the catalog what the objects say now; whether something else is served. `None` if that cannot be read.
+    fn read(&self, declarations: &mut Declarations, reader: &CacheReader) -> Option<bool> {
+        let catalog = &self.rights.catalog;
+        if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
+            tracing::warn!(resource = %self.from.gvr(), why, "upstream is asked for what a feed of ours cannot tell");
+            catalog.lose(self.from);
+            return None;
+        }
+        Some(catalog.hear(self.from, declarations.known.values().map(|(_, declaration)| declaration)))
+    }
+
+    async fn tell_change(&self, changed: Option<bool>) {
+        match changed {
+            Some(true) => self.tell(News::Changed).await,
+            Some(false) => {}
+            None => self.tell(News::Unread).await,
+        }
+    }
+
+    async fn deaf(&self) {
+        self.rights.catalog.lose(self.from);
+        self.tell(News::Deaf).await;
+    }
+
     async fn tell(&self, news: News) {
         // Fails only when everything ends.
-        let _ = self.told.send((self.number, news)).await;
+        let _ = self.told.send((self.from, news)).await;
+    }
+}
+
+impl Declarations {
+    /// Reads what has changed, or says why that cannot be read.
+    fn update(
+        &mut self,
+        from: DeclaringResource,
+        reader: &CacheReader,
+        minor: Option<u32>,
+    ) -> Result<(), &'static str> {
+        let json = Representation::Object(Encoding::Json);
+        let minor = minor.ok_or("upstream's release is not known")?;
+        let renderer = Renderer::derived(json, reader.envelope(), minor).ok_or("its JSON is not known")?;
+        let mut last = std::mem::take(&mut self.known);
+        for object in reader.snapshot().iter() {
+            let declaration = match last.remove(&object.key) {
+                Some((rv, declaration)) if rv == object.rv => declaration,
+                _ => {
+                    let document = renderer.object(object.body()).map_err(|_| "an object is not to be had in JSON")?;
+                    from.read(&document).ok_or("an object is of another form")?
+                }
+            };
+            self.known.insert(object.key.clone(), (object.rv, declaration));
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::kube::Gvr;
 pub(super) const PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// What upstream serves under one version of a custom resource.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Definition {
     /// Changes with everything that changes how objects are read: the schema, its defaults, the conversion.
     pub(super) edition: Arc<str>,
@@ -28,7 +28,7 @@ pub(super) struct CustomResourceDefinitions {
 }
 
 #[derive(Deserialize)]
-struct CustomResourceDefinition {
+pub(super) struct CustomResourceDefinition {
     metadata: Metadata,
     spec: Spec,
     #[serde(default)]
@@ -97,27 +97,31 @@ struct Condition {
 impl CustomResourceDefinitions {
     /// Every version that is served.
     pub(super) fn served(self) -> HashMap<Gvr, Definition> {
-        self.items.into_iter().filter(|item| item.status.is_established()).flat_map(served_versions).collect()
+        self.items.into_iter().flat_map(CustomResourceDefinition::served).collect()
     }
 }
 
-fn served_versions(item: CustomResourceDefinition) -> impl Iterator<Item = (Gvr, Definition)> {
-    let CustomResourceDefinition { metadata: Metadata { uid, generation }, spec, status } = item;
-    let Names { plural, kind, list_kind } = status.accepted_names;
-    let Spec { group, scope, versions } = spec;
-    let edition: Arc<str> = format!("{uid}/{generation}").into();
-    let list_kind: Arc<str> = if list_kind.is_empty() { format!("{kind}List").into() } else { list_kind.into() };
-    let (kind, namespaced): (Arc<str>, bool) = (kind.into(), scope == "Namespaced");
-    versions.into_iter().filter(|version| version.served).map(move |version| {
-        let definition = Definition {
-            edition: edition.clone(),
-            kind: kind.clone(),
-            list_kind: list_kind.clone(),
-            namespaced,
-            selectable: version.selectable_fields.into_iter().map(|field| field.json_path).collect(),
-        };
-        (Gvr::new(&group, &version.name, &plural), definition)
-    })
+impl CustomResourceDefinition {
+    /// The versions that are served: none before it is established.
+    pub(super) fn served(self) -> impl Iterator<Item = (Gvr, Definition)> {
+        let is_established = self.status.is_established();
+        let Self { metadata: Metadata { uid, generation }, spec, status } = self;
+        let Names { plural, kind, list_kind } = status.accepted_names;
+        let Spec { group, scope, versions } = spec;
+        let edition: Arc<str> = format!("{uid}/{generation}").into();
+        let list_kind: Arc<str> = if list_kind.is_empty() { format!("{kind}List").into() } else { list_kind.into() };
+        let (kind, namespaced): (Arc<str>, bool) = (kind.into(), scope == "Namespaced");
+        versions.into_iter().filter(move |version| version.served && is_established).map(move |version| {
+            let definition = Definition {
+                edition: edition.clone(),
+                kind: kind.clone(),
+                list_kind: list_kind.clone(),
+                namespaced,
+                selectable: version.selectable_fields.into_iter().map(|field| field.json_path).collect(),
+            };
+            (Gvr::new(&group, &version.name, &plural), definition)
+        })
+    }
 }
 
 impl Status {

@@ -2,13 +2,30 @@
 
 use serde::Deserialize;
 
+use super::served::ServedApi;
+
 pub(super) const API_SERVICE_PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
-/// The resources of one group version: `(plural, kind, namespaced, verbs)`.
+/// The resources of one group version.
+#[derive(Debug)]
 pub(super) struct VersionList {
     pub(super) group: String,
     pub(super) version: String,
-    pub(super) resources: Vec<(String, String, bool, Vec<String>)>,
+    pub(super) resources: Vec<ResourceEntry>,
+}
+
+/// What discovery says of one resource.
+#[derive(Debug)]
+pub(super) struct ResourceEntry {
+    pub(super) plural: String,
+    pub(super) kind: String,
+    pub(super) namespaced: bool,
+    /// It has both `list` and `watch`.
+    pub(super) watchable: bool,
+}
+
+fn is_watchable(verbs: &[String]) -> bool {
+    ["list", "watch"].iter().all(|needed| verbs.iter().any(|verb| verb == needed))
 }
 
 /// `apidiscovery.k8s.io/v2 APIGroupDiscoveryList` (KEP-3352).
@@ -66,13 +83,11 @@ impl DiscoveryList {
                 version,
                 resources: resources
                     .into_iter()
-                    .map(|r| {
-                        (
-                            r.resource,
-                            r.response_kind.map_or_else(String::new, |k| k.kind),
-                            r.scope == "Namespaced",
-                            r.verbs,
-                        )
+                    .map(|entry| ResourceEntry {
+                        plural: entry.resource,
+                        kind: entry.response_kind.map_or_else(String::new, |kind| kind.kind),
+                        namespaced: entry.scope == "Namespaced",
+                        watchable: is_watchable(&entry.verbs),
                     })
                     .collect(),
             })
@@ -138,7 +153,12 @@ impl LegacyList {
                 .into_iter()
                 // Subresources are listed as `pods/log`.
                 .filter(|resource| !resource.name.contains('/'))
-                .map(|resource| (resource.name, resource.kind, resource.namespaced, resource.verbs))
+                .map(|entry| ResourceEntry {
+                    plural: entry.name,
+                    kind: entry.kind,
+                    namespaced: entry.namespaced,
+                    watchable: is_watchable(&entry.verbs),
+                })
                 .collect(),
         }
     }
@@ -151,7 +171,7 @@ pub(super) struct ApiServices {
 }
 
 #[derive(Deserialize)]
-struct ApiService {
+pub(super) struct ApiService {
     spec: ApiServiceSpec,
 }
 
@@ -165,9 +185,16 @@ struct ApiServiceSpec {
 }
 
 impl ApiServices {
-    /// `(group, version)` of everything that another server answers for.
-    pub(super) fn remote(self) -> Vec<(String, String)> {
-        let remote = self.items.into_iter().map(|item| item.spec).filter(|spec| spec.service.is_some());
-        remote.map(|spec| (spec.group, spec.version)).collect()
+    /// Everything that another server answers for.
+    pub(super) fn remote(self) -> Vec<ServedApi> {
+        self.items.into_iter().filter_map(ApiService::remote).collect()
+    }
+}
+
+impl ApiService {
+    /// Whom another server answers for, if it is another.
+    pub(super) fn remote(self) -> Option<ServedApi> {
+        let ApiServiceSpec { group, version, service } = self.spec;
+        service.map(|_| (group, version))
     }
 }

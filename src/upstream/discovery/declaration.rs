@@ -1,0 +1,57 @@
+//! What single definitions and APIServices say, for whoever follows them by a watch.
+
+use super::definitions::{self, CustomResourceDefinition, Definition};
+use super::documents::{self, ApiService};
+use super::served::ServedApi;
+use crate::kube::Gvr;
+
+/// The resources whose objects say what upstream serves besides its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeclaringResource {
+    /// `CustomResourceDefinitions`.
+    Definitions,
+    /// `APIServices`, which say what is behind the aggregation layer.
+    Services,
+}
+
+/// What one of their objects says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Declaration(pub(super) Said);
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Said {
+    /// These are served; none as long as a definition is not established.
+    Customs(Vec<(Gvr, Definition)>),
+    /// Whom another server answers for, if it is another.
+    Remote(Option<ServedApi>),
+}
+
+impl DeclaringResource {
+    pub const ALL: [Self; 2] = [Self::Definitions, Self::Services];
+
+    pub fn gvr(self) -> Gvr {
+        match self {
+            Self::Definitions => Gvr::new("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
+            Self::Services => Gvr::new("apiregistration.k8s.io", "v1", "apiservices"),
+        }
+    }
+
+    /// The path of all of them.
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Definitions => definitions::PATH,
+            Self::Services => documents::API_SERVICE_PATH,
+        }
+    }
+
+    /// Reads an object in JSON; `None` if it is none of these.
+    pub fn read(self, json: &[u8]) -> Option<Declaration> {
+        let said = match self {
+            Self::Definitions => {
+                Said::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
+            }
+            Self::Services => Said::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
+        };
+        Some(Declaration(said))
+    }
+}

@@ -1,0 +1,186 @@
+//! What upstream serves, put together from what was read of it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use http::HeaderValue;
+
+use super::definitions::Definition;
+use super::documents::{ResourceEntry, VersionList};
+use super::{Documents, Resource, ResourceOrigin};
+use crate::kube::{FieldTable, Gvr, PageStore};
+use crate::wire::Encoding;
+
+/// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
+const BUILT_IN_GROUPS: [&str; 21] = [
+    "",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io",
+    "networking.k8s.io",
+    "node.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "resource.k8s.io",
+    "scheduling.k8s.io",
+];
+const BUILT_IN_STORAGE_GROUPS: [&str; 2] = ["storage.k8s.io", "storagemigration.k8s.io"];
+
+/// The group and the version of an API.
+pub(super) type ServedApi = (String, String);
+
+/// What is known of who serves what.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// What is below `/api` and below `/apis`.
+    pub(super) roots: [Root; 2],
+    /// Upstream writes its own types in protobuf.
+    pub(super) protobuf: bool,
+    /// The minor of its release, as it was told last.
+    pub(super) minor: Option<u32>,
+    /// The custom resources that are defined; `None` where our identity may not read that.
+    pub(super) customs: Option<HashMap<Gvr, Definition>>,
+    /// What is behind the aggregation layer; `None` likewise.
+    pub(super) remote: Option<Vec<ServedApi>>,
+    /// What our own feeds tell, so that upstream is not asked for it.
+    pub(super) told: Documents<bool>,
+}
+
+/// The answer of one discovery document.
+#[derive(Debug, Default)]
+pub(super) struct Root {
+    /// What upstream calls this answer, to say that it has not changed.
+    pub(super) etag: Option<HeaderValue>,
+    pub(super) versions: Vec<VersionList>,
+}
+
+/// What a question has found. `None` is what was not asked for, or has not changed.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) roots: [Option<Root>; 2],
+    pub(super) protobuf: Option<bool>,
+    pub(super) minor: Option<u32>,
+    pub(super) customs: Option<Option<HashMap<Gvr, Definition>>>,
+    pub(super) remote: Option<Option<Vec<ServedApi>>>,
+}
+
+/// The resources that upstream serves.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Served {
+    pub(super) resources: HashMap<Gvr, Arc<Resource>>,
+    /// Which documents were read. If the definitions were, there are no other custom resources.
+    pub(super) read: Documents<bool>,
+    /// The minor of upstream's release.
+    pub(super) minor: Option<u32>,
+}
+
+impl Known {
+    /// Takes in what was found. What a feed of ours has told meanwhile is newer, and stays.
+    pub(super) fn take(&mut self, found: Found) {
+        for (root, found) in self.roots.iter_mut().zip(found.roots) {
+            if let Some(found) = found {
+                *root = found;
+            }
+        }
+        self.protobuf = found.protobuf.unwrap_or(self.protobuf);
+        self.minor = found.minor.or(self.minor);
+        if let Some(customs) = found.customs.filter(|_| !self.told.definitions) {
+            self.customs = customs;
+        }
+        if let Some(remote) = found.remote.filter(|_| !self.told.services) {
+            self.remote = remote;
+        }
+    }
+
+    pub(super) fn served(&self) -> Served {
+        let entries = self.roots.iter().flat_map(|root| &root.versions).flat_map(|version| self.of_version(version));
+        let mut resources: HashMap<_, _> = entries.map(|resource| (resource.gvr.clone(), Arc::new(resource))).collect();
+        for resource in self.customs() {
+            // Discovery lags behind the definitions, which decide; but not in groups that the server itself serves.
+            if resources.contains_key(&resource.gvr) || !is_built_in(&resource.gvr.group) {
+                resources.insert(resource.gvr.clone(), Arc::new(resource));
+            }
+        }
+        let read = Documents { definitions: self.customs.is_some(), services: self.remote.is_some() };
+        Served { resources, read, minor: self.minor }
+    }
+
+    /// Who serves a resource. In doubt another server, which is not cached.
+    fn origin(&self, gvr: &Gvr) -> ResourceOrigin {
+        let is_named = |(group, version): &ServedApi| *group == *gvr.group && *version == *gvr.version;
+        let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
+        let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
+        match (remote, is_custom) {
+            (Some(true), _) => ResourceOrigin::Aggregated,
+            (_, true) => ResourceOrigin::Custom,
+            _ if is_built_in(&gvr.group) => ResourceOrigin::BuiltIn,
+            (Some(false), false) if self.customs.is_none() => ResourceOrigin::Custom,
+            _ => ResourceOrigin::Aggregated,
+        }
+    }
+
+    fn pages(&self, gvr: &Gvr) -> PageStore {
+        PageStore::of_release(self.minor, gvr.has_watch_cache())
+    }
+
+    /// What the definitions say is served, whether discovery has it already or not.
+    fn customs(&self) -> impl Iterator<Item = Resource> {
+        let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
+        defined.map(|(gvr, definition)| Resource {
+            gvr: gvr.clone(),
+            kind: definition.kind.clone(),
+            list_kind: definition.list_kind.clone(),
+            namespaced: definition.namespaced,
+            watchable: true,
+            origin: ResourceOrigin::Custom,
+            fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
+            fields_unknown: false,
+            encoding: Encoding::Json,
+            pages: self.pages(gvr),
+            edition: Some(definition.edition.clone()),
+        })
+    }
+
+    fn of_version<'a>(&'a self, version: &'a VersionList) -> impl Iterator<Item = Resource> + use<'a> {
+        let VersionList { group, version, resources } = version;
+        resources.iter().map(move |entry| self.resource(Gvr::new(group, version, &entry.plural), entry))
+    }
+
+    fn resource(&self, gvr: Gvr, entry: &ResourceEntry) -> Resource {
+        let origin = self.origin(&gvr);
+        let fields = match origin {
+            ResourceOrigin::BuiltIn => FieldTable::of_builtin(&gvr, entry.namespaced),
+            _ => FieldTable::of_custom(&[], entry.namespaced),
+        };
+        let is_protobuf = self.protobuf && origin == ResourceOrigin::BuiltIn;
+        Resource {
+            pages: self.pages(&gvr),
+            gvr,
+            list_kind: format!("{}List", entry.kind).into(),
+            kind: entry.kind.as_str().into(),
+            namespaced: entry.namespaced,
+            watchable: entry.watchable,
+            origin,
+            encoding: if is_protobuf { Encoding::Protobuf } else { Encoding::Json },
+            fields: Arc::new(fields),
+            fields_unknown: origin == ResourceOrigin::Custom,
+            edition: None,
+        }
+    }
+}
+
+/// Whether kube-apiserver itself serves the group.
+fn is_built_in(group: &str) -> bool {
+    BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group)
+}
