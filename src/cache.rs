@@ -11,6 +11,7 @@
 //! [`Pull::Expired`], never a silent gap. `rv` is upstream's; `seq` is our own dense index; they are never mixed.
 //! No async I/O and no HTTP in this layer.
 
+mod beginning;
 mod budget;
 mod change;
 mod chunk_cache;
@@ -27,6 +28,7 @@ mod lifecycle;
 mod outgrown;
 mod paging_snapshots;
 mod pinned;
+mod prehistory;
 mod progress;
 mod reader;
 mod ring;
@@ -46,6 +48,7 @@ mod writer;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use beginning::Beginning;
 pub use budget::{Budget, Gone, MemoryKind, MemoryUse};
 pub use change::{Applied, Change, OutOfOrder};
 pub use chunk_cache::{ChunkCache, DeflatedChunk, PlainChunk};
@@ -55,6 +58,7 @@ pub use cursor::{Cursor, Mark, Pull, Sifted, Stop};
 pub use event::{Event, seen_as};
 pub use lifecycle::{FeedEnd, FeedState};
 pub use pinned::{Pin, PinTerms, Pins};
+pub use prehistory::{Misfit, Prehistory, RingRoom, Unexplained};
 pub use progress::{Progress, Settling};
 pub use reader::{CacheReader, OpenedWatch, Start, TooOld};
 pub use snapshot::Snapshot;

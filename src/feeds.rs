@@ -3,7 +3,8 @@
 //! [`Feeds`] is the registry. It gives out a [`FeedHandle`] for each feed that somebody wants. If the feed does not
 //! run, it sends a [`Demand`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and
 //! what is known about it: [`Freshness`] says since when it is proven to be current, [`Renderings`] what may be derived
-//! of it, [`Vintage`] whether the server that it follows writes bodies as they are held.
+//! of it, [`Vintage`] whether the server that it follows writes bodies as they are held, [`Returners`] who waits for
+//! older history.
 //!
 //! **Invariants.** A feed of another definition is another feed. A feed that is over is never handed out. Nothing here
 //! asks upstream, and nothing knows of requests.
@@ -17,6 +18,7 @@ mod refusals;
 mod refused_for;
 mod registry;
 mod renderings;
+mod returners;
 mod vintage;
 
 #[cfg(test)]
@@ -29,6 +31,7 @@ pub use feed_spec::FeedSpec;
 pub use freshness::Freshness;
 pub use registry::{Demand, Feeds, Unavailable};
 pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
+pub use returners::{LookedBack, Retrospect, Returners};
 pub use vintage::Vintage;
 
 /// How many feeds may run at once.

@@ -10,6 +10,7 @@
 //! decode is never applied. Nothing here knows of clients: a slow client is held back elsewhere, where it does not
 //! pull.
 
+mod archivist;
 mod body_writers;
 mod continuity;
 mod failure;

@@ -29,6 +29,7 @@ mod readable;
 mod reader;
 mod refusals;
 mod response_context;
+mod returning;
 mod route;
 mod serve_config;
 mod session;

@@ -45,10 +45,11 @@ const COUNTERS: [Of<FeedCounts>; 4] = [
 ];
 
 /// Counters with one more label.
-const WORDS: [(&str, &str); 3] = [
+const WORDS: [(&str, &str); 4] = [
     ("kube_fanout_upstream_questions_total", "requests upstream besides the watch, by purpose"),
     ("kube_fanout_upstream_failures_total", "upstream streams and lists that failed, by reason"),
     ("kube_fanout_history_gaps_total", "gaps in upstream's history, by how they were closed"),
+    ("kube_fanout_prehistory_reads_total", "reads of the history before a feed's first list, by what came of them"),
 ];
 
 /// The metrics of the memory of all feeds: its budget, what is held of it, and what had to go.

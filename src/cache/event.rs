@@ -21,7 +21,7 @@ pub struct Event {
     pub event_type: EventType,
     /// The object after the change; for `Deleted` its last content at the deletion's version.
     pub object: Arc<Object>,
-    /// The object before the change, if it existed.
+    /// The object before the change, if it existed; `None` in a `Modified` if nobody knows, as in a feed's prehistory.
     pub previous: Option<Arc<Object>>,
     pub(super) at: Instant,
     /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
@@ -70,16 +70,23 @@ impl Event {
         Self { seq, rv, event_type, object, previous, at, frame, alternates: OnceLock::new() }
     }
 
+    /// The same event, now that it is known what was there before.
+    pub(super) fn explained(&self, previous: Arc<Object>) -> Self {
+        let Self { seq, event_type, object, frame, at, .. } = self;
+        Self::new(*seq, *event_type, object.clone(), Some(previous), frame.clone(), *at)
+    }
+
     /// What a watch with this view is told of the change, if anything.
     pub fn seen_by(&self, view: &View) -> Option<EventType> {
         if view.is_everything() {
             return Some(self.event_type);
         }
-        // The deletion of an object that we did not know. Its last content is the best witness of the state before.
         let before = match (&self.previous, self.event_type) {
             (Some(previous), _) => view.matches(previous),
-            (None, EventType::Deleted) => view.matches(&self.object),
-            (None, _) => false,
+            (None, EventType::Added) => false,
+            // What was there before is not known. Of a deletion the last content is the best witness; of a change, only
+            // views that go by the key are shown it.
+            (None, _) => view.matches(&self.object),
         };
         let now = self.event_type != EventType::Deleted && view.matches(&self.object);
         seen_as(before, now)

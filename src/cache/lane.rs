@@ -87,6 +87,23 @@ impl Lane {
         log.take_parked(wake);
     }
 
+    /// Puts events in front of all others, which follow them without a gap. No reader is there yet, so none is woken.
+    pub(super) fn prepend(&self, events: Vec<Arc<Event>>) {
+        let mut log = self.log.lock();
+        log.from = events.first().map_or(log.from, |first| first.seq);
+        log.events.reserve(events.len());
+        for event in events.into_iter().rev() {
+            log.events.push_front(event);
+        }
+    }
+
+    /// Puts an event in the place of another one of the same `seq`, if that is still there. Returns the other one.
+    pub(super) fn exchange(&self, event: Arc<Event>) -> Option<Arc<Event>> {
+        let mut log = self.log.lock();
+        let at = log.events.binary_search_by_key(&event.seq, |held| held.seq).ok()?;
+        Some(std::mem::replace(&mut log.events[at], event))
+    }
+
     /// Wakes every reader without an event, for a bookmark or the end.
     pub(super) fn nudge(&self, wake: &mut Vec<Waker>) {
         self.log.lock().take_parked(wake);

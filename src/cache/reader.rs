@@ -92,6 +92,16 @@ impl CacheReader {
         self.shared.timeline.read().ring.floor
     }
 
+    /// The same for watches that do not go by the key.
+    pub fn known(&self) -> ResourceVersion {
+        self.shared.timeline.read().ring.known()
+    }
+
+    /// Whether a watch with this view may start behind `rv`, at this moment.
+    pub fn reaches(&self, rv: ResourceVersion, view: &View) -> bool {
+        rv >= self.shared.timeline.read().ring.floor_of(view)
+    }
+
     /// Whether no more events of the newest version will come, as far as is known.
     pub fn is_whole(&self) -> bool {
         self.shared.timeline.read().is_whole()
@@ -226,8 +236,11 @@ impl CacheReader {
         let key = LaneKey::of(&view);
         let mut timeline = self.shared.timeline.write();
         match start {
-            Start::After(rv) if rv < timeline.ring.floor => Err(TooOld { requested: rv, floor: timeline.ring.floor }),
             Start::After(rv) => {
+                let floor = timeline.ring.floor_of(&view);
+                if rv < floor {
+                    return Err(TooOld { requested: rv, floor });
+                }
                 // While `rv` is not whole, nobody was told more than came here, and the rest is still to be told.
                 let skip = if timeline.is_open(rv) { timeline.whole() } else { rv };
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })

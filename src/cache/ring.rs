@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use super::budget::Accounts;
 use super::lanes::Lanes;
-use super::{CacheConfig, Event};
+use super::prehistory::RingRoom;
+use super::{CacheConfig, Event, Prehistory, View};
 use crate::base::Charge;
 use crate::kube::{ObjectKey, ResourceVersion};
 
@@ -17,6 +18,8 @@ pub(super) struct Ring {
     pub(super) next_seq: u64,
     /// The version that watches may start from: no later event has been evicted.
     pub(super) floor: ResourceVersion,
+    /// The version behind which it is known of every event what was there before.
+    known: ResourceVersion,
     events: usize,
     /// Bytes of their frames.
     bytes: usize,
@@ -24,12 +27,16 @@ pub(super) struct Ring {
     charge: Charge,
 }
 
+/// Where `seq` begins. There is room for a prehistory below it.
+const FIRST_SEQ: u64 = 1 << 40;
+
 impl Ring {
     pub(super) fn new(accounts: &Accounts, config: &CacheConfig) -> Self {
         Self {
-            lanes: Lanes::new(0, config.lane_events_max),
-            next_seq: 0,
+            lanes: Lanes::new(FIRST_SEQ, config.lane_events_max),
+            next_seq: FIRST_SEQ,
             floor: ResourceVersion::default(),
+            known: ResourceVersion::default(),
             events: 0,
             bytes: 0,
             charge: accounts.events.charge(0),
@@ -39,7 +46,7 @@ impl Ring {
     /// Begins anew behind a list of that version. The lanes of the old history are closed already.
     pub(super) fn restart(&mut self, rv: ResourceVersion) {
         self.lanes.reopen(self.next_seq);
-        self.floor = rv;
+        (self.floor, self.known) = (rv, rv);
         self.empty();
     }
 
@@ -61,6 +68,57 @@ impl Ring {
         self.events += 1;
         self.bytes += event.charge();
         self.charge.set(self.events * Event::OVERHEAD_BYTES);
+    }
+
+    /// The version that a watch with this view may start from.
+    pub(super) fn floor_of(&self, view: &View) -> ResourceVersion {
+        if view.goes_by_key() { self.floor } else { self.known() }
+    }
+
+    /// The version that watches may start from that need to know what was there before each change.
+    pub(super) fn known(&self) -> ResourceVersion {
+        self.floor.max(self.known)
+    }
+
+    /// The `seq` of the oldest event, or of the next one if there is none.
+    pub(super) fn first_seq(&self) -> u64 {
+        self.oldest().map_or(self.next_seq, |oldest| oldest.seq)
+    }
+
+    /// How many events more the ring can take, and how many bytes of them.
+    pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> RingRoom {
+        RingRoom {
+            events: config.window_events_max.saturating_sub(self.events),
+            bytes: config.window_bytes_max.saturating_sub(self.bytes + alternates),
+        }
+    }
+
+    /// Puts events in front of all others. There is room for them, and nothing was evicted.
+    pub(super) fn prepend(&mut self, past: Prehistory) {
+        let Prehistory { from, until, known, events, .. } = past;
+        self.events += events.len();
+        self.bytes += events.iter().map(|event| event.charge()).sum::<usize>();
+        self.charge.set(self.events * Event::OVERHEAD_BYTES);
+        self.lanes.all.prepend(events);
+        self.floor = from;
+        if self.known <= until {
+            self.known = known;
+        }
+    }
+
+    /// Puts events in the place of the same ones of which less was known. Now it is known of every event behind `known`
+    /// what was there before. Returns those that were there.
+    pub(super) fn explain(&mut self, events: Vec<Arc<Event>>, known: ResourceVersion) -> Vec<Arc<Event>> {
+        let mut gone = Vec::new();
+        for event in events {
+            let charge = event.charge();
+            if let Some(before) = self.lanes.all.exchange(event) {
+                self.bytes = self.bytes + charge - before.charge();
+                gone.push(before);
+            }
+        }
+        self.known = self.known.min(known);
+        gone
     }
 
     /// Whether the ring has an event of that object at that version.

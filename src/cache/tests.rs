@@ -12,6 +12,7 @@ mod lanes;
 mod model;
 mod paging;
 mod pinned;
+mod prehistory;
 mod random;
 mod renewals;
 mod siblings;

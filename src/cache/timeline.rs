@@ -6,11 +6,12 @@ use tokio::time::Instant;
 
 use super::budget::Accounts;
 use super::change::{Applied, Change, OutOfOrder};
+use super::prehistory::RingRoom;
 use super::ring::Ring;
 use super::stats::CacheStats;
 use super::store::Store;
 use super::transaction::Transaction;
-use super::{CacheConfig, Event, Snapshot};
+use super::{CacheConfig, Event, Prehistory, Snapshot};
 use crate::base::Account;
 use crate::kube::{EventType, Gvr, ObjectKey, ResourceVersion};
 use crate::wire::{Envelope, Object};
@@ -21,7 +22,9 @@ pub(super) struct Timeline {
     pub(super) store: Store,
     pub(super) ring: Ring,
     /// The version of the list that the history starts with. The list contains every change at that version.
-    base: ResourceVersion,
+    pub(super) base: ResourceVersion,
+    /// The version that the history begins behind: that of the list, or where its prehistory begins.
+    begins: ResourceVersion,
     pub(super) progress: ResourceVersion,
     /// The version of the newest event, or of the state that the history starts with.
     pub(super) last_event: ResourceVersion,
@@ -41,6 +44,7 @@ impl Timeline {
             store: Store::new(accounts),
             ring: Ring::new(accounts, config),
             base: ResourceVersion::default(),
+            begins: ResourceVersion::default(),
             progress: ResourceVersion::default(),
             last_event: ResourceVersion::default(),
             open: None,
@@ -55,7 +59,8 @@ impl Timeline {
         let rv = list.rv;
         self.open = None;
         self.number += 1;
-        (self.base, self.progress, self.last_event) = (rv, rv, rv);
+        (self.base, self.begins) = (rv, rv);
+        (self.progress, self.last_event) = (rv, rv);
         self.ring.restart(rv);
         self.store.restart(list)
     }
@@ -74,10 +79,31 @@ impl Timeline {
         if rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(change)) {
             return Ok(None);
         }
-        if self.ring.has(key, rv) || rv <= self.ring.floor {
+        if self.ring.has(key, rv) || rv <= self.told_from() {
             return Ok(Some(Applied::Duplicate));
         }
         Err(OutOfOrder { key: key.clone(), rv, progress: self.progress })
+    }
+
+    /// The version behind which the ring has all that our own stream has told. A prehistory is no part of that.
+    pub(super) fn told_from(&self) -> ResourceVersion {
+        self.base.max(self.ring.floor)
+    }
+
+    /// Whether earlier events could be put in front of the history. They must join it, so it must be whole; and it must
+    /// be the feed's first, for a later one began because what was before could not be proven, or never happened.
+    pub(super) fn may_begin_earlier(&self) -> bool {
+        !self.is_over && self.number == 1 && self.ring.floor == self.begins
+    }
+
+    /// Puts events in front of the history. Gives them back if they do not join it any more, or there is no room.
+    pub(super) fn begin_earlier(&mut self, past: Prehistory, room: RingRoom) -> Result<(), Prehistory> {
+        if !self.may_begin_earlier() || past.until != self.begins || !room.has(&past) {
+            return Err(past);
+        }
+        self.begins = past.from;
+        self.ring.prepend(past);
+        Ok(())
     }
 
     /// Whether the store is as the change left it. This recognises a change whose event was evicted before others of
@@ -85,7 +111,7 @@ impl Timeline {
     fn shows(&self, change: &Change) -> bool {
         match self.store.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
-            None => change.event_type == EventType::Deleted && change.object.rv <= self.ring.floor,
+            None => change.event_type == EventType::Deleted && change.object.rv <= self.told_from(),
         }
     }
 

@@ -16,6 +16,7 @@ pub struct View {
     namespace: Option<Box<str>>,
     selector: Selector,
     is_dear: bool,
+    goes_by_key: bool,
 }
 
 impl View {
@@ -24,15 +25,36 @@ impl View {
         // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (R-LIST-3).
         let namespace = namespace.or_else(|| selector.fields.required_namespace()).map(Into::into);
         let is_dear = selector.comparisons_at_most() > ORDINARY;
-        Self { namespace, selector, is_dear }
+        let goes_by_key = selector.labels.is_empty() && selector.fields.goes_by_key(None);
+        Self { namespace, selector, is_dear, goes_by_key }
+    }
+
+    /// The same view of a collection whose objects all have this value in this field.
+    #[must_use]
+    pub fn within(mut self, field: &str, value: &str) -> Self {
+        self.goes_by_key = self.selector.labels.is_empty() && self.selector.fields.goes_by_key(Some((field, value)));
+        self
+    }
+
+    /// The same view for a reader who also needs to know what was there before each change.
+    #[must_use]
+    pub fn knowing_before(mut self) -> Self {
+        self.goes_by_key = false;
+        self
     }
 
     pub fn everything() -> Self {
-        Self { namespace: None, selector: Selector::everything(), is_dear: false }
+        Self { namespace: None, selector: Selector::everything(), is_dear: false, goes_by_key: true }
     }
 
     pub fn is_everything(&self) -> bool {
         self.namespace.is_none() && self.selector.is_everything()
+    }
+
+    /// Whether an object's key alone decides if the reader sees it. Then it does so before and after every change, and
+    /// what was there before need not be known.
+    pub fn goes_by_key(&self) -> bool {
+        self.goes_by_key
     }
 
     pub fn namespace(&self) -> Option<&str> {

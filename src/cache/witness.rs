@@ -31,7 +31,7 @@ impl CacheReader {
     /// Whether `rv` is the version of the newest event, and nothing later has shown that no more of it will come.
     pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
         let timeline = self.shared.timeline.read();
-        timeline.last_event == rv && rv > timeline.ring.floor
+        timeline.last_event == rv && rv > timeline.told_from()
     }
 
     /// The newest change that is known: the newest event, or the newest object where history begins later than that.
@@ -39,7 +39,7 @@ impl CacheReader {
     pub fn witness(&self) -> Option<Witness> {
         let timeline = self.shared.timeline.read();
         let rv = timeline.last_event;
-        if rv > timeline.ring.floor {
+        if rv > timeline.told_from() {
             let known = timeline.ring.lanes.all.with_events(|events| {
                 let of_it = events.iter().rev().take_while(|event| event.rv == rv);
                 of_it.map(|event| (event.object.key.clone(), event.event_type == EventType::Deleted)).collect()

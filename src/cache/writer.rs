@@ -1,3 +1,4 @@
+mod begin_earlier;
 mod renew;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, Vintage};
+use super::{FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, Returners, Vintage};
 use crate::base::Cut;
 use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, PinTerms, Pins, Snapshot};
 use crate::kube::ResourceVersion;
@@ -21,6 +21,7 @@ pub struct Feed {
     pub freshness: Freshness,
     pub renderings: Renderings,
     pub vintage: Vintage,
+    pub returners: Returners,
     /// The columns of a feed of Tables.
     pub columns: Columns,
     /// What happened to the feed upstream.
@@ -77,6 +78,7 @@ impl Feed {
                 freshness,
                 renderings,
                 vintage: Vintage::default(),
+                returners: Returners::default(),
                 columns,
                 counts,
                 pins: budget.pins().clone(),

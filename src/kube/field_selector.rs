@@ -136,6 +136,14 @@ impl FieldMatcher {
         self.wants.match_all(key, attributes)
     }
 
+    /// Whether an object's key alone decides if it matches, among objects that all have this value in this field.
+    pub fn goes_by_key(&self, given: Option<(&str, &str)>) -> bool {
+        self.conditions.iter().all(|condition| match condition.subject {
+            Subject::Name | Subject::Namespace | Subject::Absent => true,
+            Subject::Field(_) => !condition.negated && given == Some((&*condition.key, &*condition.value)),
+        })
+    }
+
     /// Conditions contradict each other: no object matches.
     pub fn is_impossible(&self) -> bool {
         self.wants.are_impossible()

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use metrics::{counter, describe_counter};
 
-use crate::feeds::{CountedMetric, FeedCounts, FeedKey};
+use crate::feeds::{CountedMetric, FeedCounts, FeedKey, LookedBack};
 use crate::wire::Representation;
 
 /// Describes the metrics that are recorded here. Counts of feeds are described where they are written.
@@ -28,7 +28,7 @@ pub(super) enum SideRequest {
     Relist,
     /// A list because a server of another release is followed now.
     Renewal,
-    /// One object as it was, to mend a gap.
+    /// One object as it was, to mend a gap or to explain a change.
     Past,
     /// The current version.
     Position,
@@ -38,6 +38,8 @@ pub(super) enum SideRequest {
     CatchUp,
     /// The current state, because an answer of upstream contradicts what the feed holds.
     Doubt,
+    /// The history before the first list.
+    Prehistory,
 }
 
 /// What happened to a feed whose history broke off.
@@ -84,6 +86,20 @@ impl FeedMetrics {
         self.counts.say(CountedMetric { metric: "kube_fanout_upstream_failures_total", label: "reason", value: why });
     }
 
+    /// Counts a look at the history before the first list.
+    pub(super) fn looked_back(&self, answer: LookedBack) {
+        let value = match answer {
+            LookedBack::Joined => "joined",
+            LookedBack::Gone { .. } => "gone",
+            LookedBack::TooEarly { .. } => "too_early",
+            LookedBack::OtherHistory => "other_history",
+            LookedBack::Explained => "explained",
+            LookedBack::Inexplicable { .. } => "inexplicable",
+            LookedBack::Failed => "failed",
+        };
+        self.counts.say(CountedMetric { metric: "kube_fanout_prehistory_reads_total", label: "outcome", value });
+    }
+
     /// Counts a break of the history.
     pub(super) fn gap(&self, gap: Gap) {
         let value = match gap {
@@ -127,6 +143,7 @@ impl SideRequest {
             Self::Equality => "equality",
             Self::CatchUp => "catch_up",
             Self::Doubt => "doubt",
+            Self::Prehistory => "prehistory",
         }
     }
 }

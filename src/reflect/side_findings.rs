@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::cache::Change;
+use crate::cache::{Change, Prehistory, Unexplained};
 use crate::kube::ResourceVersion;
 use crate::wire::Object;
 
@@ -16,6 +16,10 @@ pub(super) enum SideFinding {
     Proof(Proof),
     /// Objects are written differently now.
     Renewal(Renewal),
+    /// Earlier events for the front of the history.
+    Prehistory(Found),
+    /// What was there before changes in it.
+    Explanation(Explanation),
     /// An answer of upstream contradicts what the feed holds in this history.
     Doubt {
         history: u64,
@@ -29,6 +33,23 @@ pub(super) struct Proof {
     pub(super) history: u64,
     pub(super) changes: Vec<Change>,
     pub(super) until: ResourceVersion,
+}
+
+/// Earlier events for the front of the history.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) past: Prehistory,
+    /// Notified whether the history begins with them now.
+    pub(super) done: oneshot::Sender<bool>,
+}
+
+/// What was there before changes of which that was not known: all of them behind `known`.
+#[derive(Debug)]
+pub(super) struct Explanation {
+    pub(super) known: ResourceVersion,
+    pub(super) before: Vec<(Unexplained, Arc<Object>)>,
+    /// Notified when it was noted.
+    pub(super) done: oneshot::Sender<()>,
 }
 
 /// Objects that are written differently now.

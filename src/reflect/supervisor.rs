@@ -10,6 +10,7 @@ use crate::feeds::{Demand, Feed, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
 
+use super::archivist::Archivist;
 use super::body_writers::BodyWriters;
 use super::initial_state::FeedClient;
 use super::metrics::FeedMetrics;
@@ -88,6 +89,7 @@ impl Supervisor {
             turns: self.turns.clone(),
             words: words.clone(),
         };
+        let archivist = Archivist { upstream: upstream.clone(), words: words.clone() };
         let prover = prover::Prover::new(upstream.clone(), words);
         let means = Means { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.retry };
         let mut reflector = Reflector::new(means, writer, heard);
@@ -100,6 +102,7 @@ impl Supervisor {
                 never = prover.run() => match never {},
                 never = qualifier.run() => match never {},
                 never = renewer.run() => match never {},
+                never = archivist.run() => match never {},
                 () = idle(&feeds, &feed, idle_max) => FeedEnd::Idle,
                 () = feed.retired() => FeedEnd::Outdated,
                 () = feed.reader.outgrown() => FeedEnd::OverBudget,

@@ -4,6 +4,7 @@ mod breaks;
 mod gaps;
 mod proofs;
 mod refusals;
+mod returners;
 
 use std::time::Duration;
 
@@ -41,7 +42,11 @@ pub(super) fn seconds(count: u64) -> Duration {
 impl Scene {
     /// A feed that has been asked for.
     fn begun(up: RunningUpstream) -> Self {
-        let (feeds, demands) = Feeds::new(CacheConfig::default());
+        Self::begun_with(up, CacheConfig::default())
+    }
+
+    fn begun_with(up: RunningUpstream, config: CacheConfig) -> Self {
+        let (feeds, demands) = Feeds::new(config);
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
         let supervisor = Supervisor::new(client, feeds.clone(), ReflectConfig::default(), tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));

@@ -27,7 +27,7 @@ use super::watch_end::WatchEnd;
 use super::websocket;
 use crate::auth::{Permit, Readable};
 use crate::base::{Cut, DrainWatch, Tasks, half_of_the_cores};
-use crate::cache::{CacheReader, Chunk, OpenedWatch, Snapshot, Start, TooOld, View};
+use crate::cache::{Chunk, OpenedWatch, Snapshot, TooOld, View};
 use crate::feeds::{FeedHandle, Feeds};
 use crate::kube::{Status, VersionMatch, WatchStart};
 use crate::listing::{ListRead, Looks, PageChunks, ScanPace, Scans, Shed, Slices, cost, look, page};
@@ -315,7 +315,7 @@ impl Reader {
                 Err(why) => return Err(why),
             }
         }
-        let opened = open(&source.feed.reader, &read);
+        let opened = self.sources.open(&source.feed, &read, permit.part().is_some()).await;
         let namespaces = match self.begins_with(request, &permit, &opened).await {
             Ok(namespaces) => namespaces,
             Err(refusal) => return Ok(*refusal),
@@ -449,15 +449,6 @@ impl Reader {
             session.end_with(&status, end);
         }
         session
-    }
-}
-
-fn open(reader: &CacheReader, read: &WatchRead) -> Result<OpenedWatch, TooOld> {
-    let view = read.view.clone();
-    match read.start {
-        WatchStart::After(rv) => reader.open(Start::After(rv), view),
-        WatchStart::State { .. } => reader.open(Start::Current, view),
-        WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
     }
 }
 

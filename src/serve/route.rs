@@ -241,6 +241,10 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     }
     let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(info.namespace.as_str());
     let view = View::new(namespace, Selector { labels: options.labels.clone(), fields });
+    let view = match scope {
+        Scope::Selected { field, value } => view.within(field, value),
+        Scope::Cluster | Scope::Namespace(_) => view,
+    };
     if watch {
         let start = options.watch_start()?;
         if matches!(representation, Representation::Table(_)) && !is_printed(start, &view, resource) {

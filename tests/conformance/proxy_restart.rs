@@ -1,4 +1,4 @@
-//! kill -9 of the proxy: clients come back to it, go on where they were or are told 410, and end with the right state.
+//! kill -9 of the proxy: clients come back to it, at once or half a minute later, and go on where they were (F9).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,11 +8,15 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::bed::{self, Ask, Event, Http, Plan, Plane, Protocol, Target, Watch, say, version_of, within};
+use crate::bed::{self, Ask, Event, Http, Plan, Plane, Protocol, Proxy, Target, Watch, say, version_of, within};
 
 const MAPS: &str = "/api/v1/configmaps";
 /// A client's back-off, while nobody listens.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
+/// How long the last of those that were away stay away behind the kill.
+const AWAY_MAX: Duration = Duration::from_secs(25);
+/// Those that are away when the proxy is killed, each from a version of its own.
+const AWAY: u32 = 30;
 
 /// A client as small as can be: lists, watches, resumes from its version, and lists again when it is told 410.
 struct Follower {
@@ -23,17 +27,24 @@ struct Follower {
     resumed: u32,
     expired: u32,
     back_in_time: u32,
+    /// It goes after so many events, until the proxy was killed and so long behind that.
+    away: Option<(u32, watch::Receiver<bool>, Duration)>,
 }
 
 impl Follower {
     fn new(target: Target) -> Self {
         let http = Http::new(target, Protocol::H1);
-        Self { http, state: BTreeMap::new(), at: 0, lists: 0, resumed: 0, expired: 0, back_in_time: 0 }
+        Self { http, state: BTreeMap::new(), at: 0, lists: 0, resumed: 0, expired: 0, back_in_time: 0, away: None }
+    }
+
+    /// One that goes after so many events, and comes back so long after the kill.
+    fn away(self, events: u32, killed: watch::Receiver<bool>, long: Duration) -> Self {
+        Self { away: Some((events, killed, long)), ..self }
     }
 
     /// Follows until it has seen `goal`, once there is one.
     async fn follow(mut self, mut goal: watch::Receiver<Option<u64>>) -> Self {
-        let mut target = None;
+        let (mut target, mut events) = (None, 0);
         loop {
             if self.at == 0 {
                 self.list().await;
@@ -54,6 +65,15 @@ impl Follower {
                 if !self.apply(&event) {
                     break;
                 }
+                events += 1;
+                if self.away.as_ref().is_some_and(|(last, ..)| events >= *last) {
+                    break;
+                }
+            }
+            drop(watch);
+            if let Some((_, mut killed, long)) = self.away.take() {
+                killed.wait_for(|killed| *killed).await.expect("the test says when");
+                sleep(long).await;
             }
             self.resumed += 1;
         }
@@ -115,7 +135,7 @@ async fn truth(plane: &Plane) -> BTreeMap<String, u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_a_killed_proxy_resume_or_are_told_410_and_end_with_the_right_state() {
+async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_later() {
     let Some(bed) = bed::alone().await else { return };
     let address = bed::free_address();
     let first = Plan::plain().listen(&address).start(&bed).await;
@@ -132,12 +152,19 @@ async fn clients_of_a_killed_proxy_resume_or_are_told_410_and_end_with_the_right
         informers.push((watchlist, run));
     }
     let (goal, goals) = watch::channel(None);
-    let followers: Vec<_> =
-        (0..20).map(|_| tokio::spawn(Follower::new(target.clone()).follow(goals.clone()))).collect();
+    let (kill, killed) = watch::channel(false);
+    let away = (0..AWAY).map(|n| {
+        // Those that have gone first come in the middle, so that the oldest version is asked for late.
+        let long = AWAY_MAX.mul_f64(f64::from((n + AWAY / 2) % AWAY) / f64::from(AWAY));
+        Follower::new(target.clone()).away(5 + 4 * n, killed.clone(), long)
+    });
+    let staying = (0..20).map(|_| Follower::new(target.clone()));
+    let followers: Vec<_> = staying.chain(away).map(|follower| tokio::spawn(follower.follow(goals.clone()))).collect();
     let churn = bed.drive("churn").args(["--resource", "configmaps", "--namespace", "killed", "--ops", "800"]);
     let churn = churn.args(["--rate", "100", "--objects", "30"]).start();
     churn.wrote(150).await;
     first.kill();
+    kill.send_replace(true);
     churn.wrote(250).await;
     let second = Plan::plain().listen(&address).start(&bed).await;
     let versions = churn.finish().await.versions();
@@ -164,11 +191,28 @@ async fn clients_of_a_killed_proxy_resume_or_are_told_410_and_end_with_the_right
     }
     let sum = |of: fn(&Follower) -> u32| followers.iter().map(of).sum::<u32>();
     say(&format!(
-        "20 raw watches: {} resumes, {} times 410, {} lists, all with the state of a direct list ({} objects)",
+        "{} raw watches: {} resumes, {} times 410, {} lists, all with the state of a direct list ({} objects)",
+        followers.len(),
         sum(|f| f.resumed),
         sum(|f| f.expired),
         sum(|f| f.lists),
         expected.len()
     ));
+    assert_eq!(sum(|f| f.expired), 0, "nothing was forgotten");
+    assert_eq!(sum(|f| f.lists), sum(|_| 1), "and nobody lists again");
     assert_eq!(second.streams("configmaps.v1").await, 1, "one, whatever the form");
+    cost_a_few_watches(&second).await;
+}
+
+/// What those who came back cost upstream besides the stream.
+async fn cost_a_few_watches(second: &Proxy) {
+    let questions = second.metrics().await;
+    let of_maps = |question| {
+        let labels = [("resource", "configmaps.v1"), ("question", question)];
+        questions.sum("kube_fanout_upstream_questions_total", &labels)
+    };
+    say(&format!("upstream: {} watches for what was before", of_maps("prehistory")));
+    assert_eq!(of_maps("relist"), 0);
+    assert!(of_maps("initial") <= 1, "one list, or the state of a client's version");
+    assert!((1..=16).contains(&of_maps("prehistory")), "{}", of_maps("prehistory"));
 }

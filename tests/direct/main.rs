@@ -40,6 +40,7 @@ mod readable;
 mod refusals;
 mod refused;
 mod resume;
+mod returners;
 mod rewind;
 mod rolling;
 mod rotation;

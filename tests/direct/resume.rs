@@ -65,8 +65,9 @@ async fn the_first_bookmark_of_a_feed_that_a_client_came_back_to_is_as_upstreams
 }
 
 #[tokio::test]
-async fn an_empty_ring_resumes_at_the_lists_version_and_not_before() {
+async fn an_empty_ring_resumes_at_the_lists_version_and_not_before_what_upstream_remembers() {
     let up = demo::upstream().pods(3).run().await;
+    up.faults().forget_history();
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     assert_eq!(app.get("/api/v1/pods?resourceVersion=0").await.rv(), history.from);
@@ -82,6 +83,7 @@ async fn an_empty_ring_resumes_at_the_lists_version_and_not_before() {
 async fn an_expired_version_is_a_200_with_one_error_410_and_the_end() {
     let up = demo::upstream().pods(3).run().await;
     let from = up.revision();
+    up.faults().forget_history();
     let app = direct::app(&up).run().await;
     for protocol in Protocol::ALL {
         for plan in [app.watch(PODS), app.watch(PODS).bookmarks(), app.watch(PODS).labels("app=api")] {

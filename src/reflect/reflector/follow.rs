@@ -11,7 +11,7 @@ use crate::reflect::continuity::{Continuity, Testimony, testimony};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::inquiry::{InquiryOutcome, InquiryReason};
 use crate::reflect::session::{self, BrokenStream, StreamStep};
-use crate::reflect::side_findings::{Proof, Renewal, SideFinding};
+use crate::reflect::side_findings::{Explanation, Found, Proof, Renewal, SideFinding};
 use crate::reflect::stream::{Ended, WatchStream};
 use crate::upstream::Error;
 use crate::wire::{WatchItem, WireError};
@@ -190,6 +190,16 @@ impl Reflector {
                     self.writer.renew(objects).await;
                     let _ = done.send(());
                 }
+                Ok(ResourceVersion::default())
+            }
+            SideFinding::Prehistory(Found { past, done }) => {
+                // Whoever has asked may have gone.
+                let _ = done.send(self.writer.begin_earlier(past));
+                Ok(ResourceVersion::default())
+            }
+            SideFinding::Explanation(Explanation { known, before, done }) => {
+                self.writer.explain(known, before);
+                let _ = done.send(());
                 Ok(ResourceVersion::default())
             }
             SideFinding::Doubt { history } => {

@@ -1,0 +1,186 @@
+//! Where a feed's history begins, and what of earlier events leads there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::lane::LaneRead;
+use super::shared::Shared;
+use super::{CacheReader, Change, Event, Misfit, Prehistory, RingRoom, Snapshot, Unexplained};
+use crate::kube::{EventType, ObjectKey, ResourceVersion};
+use crate::wire::Object;
+
+/// The beginning of a feed's history, which earlier events have to join.
+#[derive(Debug)]
+pub struct Beginning {
+    /// The version that the history begins behind.
+    pub at: ResourceVersion,
+    pub room: RingRoom,
+    /// The `seq` of the first event.
+    first: u64,
+    /// When the first event came.
+    since: Instant,
+    /// The state of now.
+    state: Snapshot,
+    /// What the objects were at the beginning that have changed since.
+    changed: HashMap<ObjectKey, Then>,
+    shared: Arc<Shared>,
+}
+
+/// What an object was where a history begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Absent,
+    At(ResourceVersion),
+    /// It was there, and nobody knows its version.
+    Present,
+}
+
+/// Events that are looked at in one go.
+const AT_A_TIME: usize = 1_024;
+
+impl CacheReader {
+    /// Whether earlier events could be put in front of the feed's history.
+    pub fn may_begin_earlier(&self) -> bool {
+        self.shared.timeline.read().may_begin_earlier()
+    }
+
+    /// The changes of objects of which nobody knows what they were before, oldest first.
+    pub fn unexplained(&self) -> Vec<Unexplained> {
+        let (all, mut next, end) = {
+            let timeline = self.shared.timeline.read();
+            (timeline.ring.lanes.all.clone(), timeline.ring.first_seq(), timeline.ring.seq_after(timeline.base))
+        };
+        let (mut found, mut events) = (Vec::new(), Vec::new());
+        while next < end {
+            events.clear();
+            let LaneRead::Events { .. } = all.read(next, AT_A_TIME, (usize::MAX, None), &mut events) else { break };
+            let Some(last) = events.last() else { break };
+            next = last.seq + 1;
+            found.extend(events.drain(..).filter_map(Unexplained::of));
+        }
+        found
+    }
+
+    /// The beginning of the feed's history; `None` if nothing can be put in front of it.
+    pub fn beginning(&self) -> Option<Beginning> {
+        let (mut beginning, all, mut next, end, base) = {
+            let timeline = self.shared.timeline.read();
+            if !timeline.may_begin_earlier() {
+                return None;
+            }
+            let (first, end) = (timeline.ring.first_seq(), timeline.ring.next_seq);
+            let beginning = Beginning {
+                at: timeline.ring.floor,
+                room: timeline.ring.room(&self.shared.config, self.shared.alternate_bytes()),
+                first,
+                since: Instant::now(),
+                state: timeline.applied(),
+                changed: HashMap::new(),
+                shared: self.shared.clone(),
+            };
+            (beginning, timeline.ring.lanes.all.clone(), first, end, timeline.base)
+        };
+        let mut events = Vec::new();
+        while next < end {
+            events.clear();
+            let LaneRead::Events { .. } = all.read(next, AT_A_TIME, (usize::MAX, None), &mut events) else {
+                // The oldest have left the ring meanwhile, or the feed is over.
+                return None;
+            };
+            for event in events.iter().filter(|event| event.seq < end) {
+                beginning.since = beginning.since.min(event.at);
+                beginning.changed.entry(event.object.key.clone()).or_insert_with(|| Then::before(event, base));
+            }
+            next = events.last()?.seq + 1;
+        }
+        Some(beginning)
+    }
+}
+
+impl Beginning {
+    /// The changes behind `from` as a prehistory, if they lead to this beginning and have come in order.
+    ///
+    /// # Errors
+    /// They do not, or something is left out.
+    pub fn joined_by(&self, from: ResourceVersion, changes: Vec<Change>) -> Result<Prehistory, Misfit> {
+        let first = self.first - changes.len() as u64;
+        let mut last = HashMap::<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>::new();
+        let (mut at, mut known) = (from, from);
+        let mut events = Vec::with_capacity(changes.len());
+        for (seq, Change { event_type, object, frame }) in (first..).zip(changes) {
+            let (key, rv, object) = (object.key.clone(), object.rv, Arc::new(object));
+            let is_next = rv > from && at <= rv && rv <= self.at;
+            let previous = match (last.get(&key), event_type) {
+                _ if !is_next => return Err(Misfit { key, rv }),
+                (Some((then, _)), _) if *then >= rv => return Err(Misfit { key, rv }),
+                (Some((_, Some(before))), EventType::Modified | EventType::Deleted) => Some(before.clone()),
+                (Some((_, None)) | None, EventType::Added) => None,
+                // Its last content is what was there before.
+                (None, EventType::Deleted) => Some(object.clone()),
+                (None, EventType::Modified) => {
+                    known = rv;
+                    None
+                }
+                _ => return Err(Misfit { key, rv }),
+            };
+            let write =
+                || self.shared.share.accounts.objects.keep(self.shared.envelope.frame(event_type, object.body()));
+            let frame = frame.unwrap_or_else(write);
+            let left = (event_type != EventType::Deleted).then(|| object.clone());
+            last.insert(key, (rv, left));
+            events.push(Arc::new(Event::new(seq, event_type, object, previous, frame, self.since)));
+            at = rv;
+        }
+        self.agrees_with(from, &last)?;
+        Ok(Prehistory { from, until: self.at, known, events })
+    }
+
+    /// Whether these are the last changes behind `from` of the objects that were there, or were not.
+    fn agrees_with(
+        &self,
+        from: ResourceVersion,
+        last: &HashMap<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>,
+    ) -> Result<(), Misfit> {
+        for (key, (rv, left)) in last {
+            let agrees = match self.then(key) {
+                Then::Absent => left.is_none(),
+                Then::At(then) => left.is_some() && then == *rv,
+                Then::Present => left.is_some(),
+            };
+            if !agrees {
+                return Err(Misfit { key: key.clone(), rv: *rv });
+            }
+        }
+        let unchanged = self.state.iter().filter(|object| !self.changed.contains_key(&object.key));
+        let unchanged = unchanged.map(|object| (&object.key, Then::At(object.rv)));
+        for (key, then) in unchanged.chain(self.changed.iter().map(|(key, then)| (key, *then))) {
+            if let Then::At(rv) = then
+                && rv > from
+                && !last.contains_key(key)
+            {
+                return Err(Misfit { key: key.clone(), rv });
+            }
+        }
+        Ok(())
+    }
+
+    fn then(&self, key: &ObjectKey) -> Then {
+        let unchanged = || self.state.get(key).map_or(Then::Absent, |object| Then::At(object.rv));
+        self.changed.get(key).copied().unwrap_or_else(unchanged)
+    }
+}
+
+impl Then {
+    /// What the object of an event was before it, in a history that was listed at `base`.
+    fn before(event: &Event, base: ResourceVersion) -> Self {
+        match (&event.previous, event.event_type) {
+            (_, EventType::Added) => Self::Absent,
+            // What an earlier prehistory tells first.
+            _ if event.rv <= base => Self::Present,
+            (Some(previous), _) => Self::At(previous.rv),
+            (None, _) => Self::Absent,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+
+use super::initial_state::FeedClient;
+use super::mend;
+use super::metrics::SideRequest;
+use super::session::status_of;
+use super::side_findings::{Explanation, Found, SideFinding};
+use super::stream::{Ended, WatchStream};
+use crate::cache::{Beginning, Change, FeedState, Prehistory, Unexplained};
+use crate::feeds::{LookedBack, Retrospect};
+use crate::kube::ResourceVersion;
+use crate::upstream::Error;
+use crate::wire::WatchItem;
+
+/// Reads what happened before a feed's first list, for clients that come back from there: after a restart of the proxy,
+/// or from elsewhere.
+///
+/// One watch from the oldest of their versions yields it, as long as upstream remembers. It is read until an event or a
+/// bookmark shows that nothing is missing before the list, and is used only if it leads to exactly what was listed
+/// ([`Beginning::joined_by`]).
+pub(super) struct Archivist {
+    pub(super) upstream: FeedClient,
+    pub(super) words: mpsc::Sender<SideFinding>,
+}
+
+/// How long those who come at once are gathered before the oldest one decides.
+const GATHER: Duration = Duration::from_millis(200);
+/// How long upstream's watch lasts. It sends a bookmark two seconds before the end.
+const WATCH_SECONDS: u64 = 3;
+/// A question that takes longer has failed.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+/// How much is read at most, whatever room there is.
+const BYTES_MAX: usize = 64 << 20;
+
+/// The number of objects of which it is asked at most what they were before.
+const BEFORE_MAX: usize = 64;
+
+/// Why there are no earlier events.
+enum Untold {
+    /// Upstream does not know them any more.
+    Gone(String),
+    /// They are more than there is room for.
+    TooMany,
+    Failed(Ended),
+}
+
+impl From<Ended> for Untold {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Failed(Error::Refused(status)) if status.is_expired() => Self::Gone(status.message),
+            ended => Self::Failed(ended),
+        }
+    }
+}
+
+impl From<Error> for Untold {
+    fn from(error: Error) -> Self {
+        Ended::from(error).into()
+    }
+}
+
+impl Archivist {
+    /// Reads for as long as anybody comes back.
+    pub(super) async fn run(&self) -> Infallible {
+        let feed = &self.upstream.feed;
+        let mut state = feed.reader.watch_state();
+        loop {
+            feed.returners.came().await;
+            sleep(GATHER).await;
+            // Without a stream upstream cannot be reached, and nobody could take the events in.
+            if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            while let Some(question) = feed.returners.next(&feed.reader) {
+                let looking = async {
+                    match question {
+                        Retrospect::Events(from) => self.look_back(from).await,
+                        Retrospect::Before(from) => self.explain(from).await,
+                    }
+                };
+                let answer = timeout(LOOK_MAX, looking).await.unwrap_or(LookedBack::Failed);
+                tracing::info!(feed = %feed.spec.key, ?question, ?answer, "looked back for clients that return");
+                self.upstream.metrics.looked_back(answer);
+                feed.returners.answered(answer);
+            }
+        }
+    }
+
+    async fn look_back(&self, from: ResourceVersion) -> LookedBack {
+        let Some(beginning) = self.upstream.feed.reader.beginning() else { return LookedBack::Failed };
+        let history = self.upstream.feed.reader.history();
+        let changes = match self.read(from, &beginning).await {
+            Ok(changes) => changes,
+            Err(Untold::Gone(message)) => {
+                let window = mend::window_start(&message).filter(|window| *window > from);
+                return window.map_or(LookedBack::TooEarly { from }, |before| LookedBack::Gone { before });
+            }
+            Err(Untold::TooMany) => return LookedBack::TooEarly { from },
+            Err(Untold::Failed(error)) => {
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "the history before the list is not told");
+                return LookedBack::Failed;
+            }
+        };
+        match beginning.joined_by(from, changes) {
+            Ok(past) => self.hand_over(from, past).await,
+            Err(misfit) => {
+                let feed = &self.upstream.feed.spec.key;
+                tracing::warn!(%feed, %misfit, "upstream tells another history before the list");
+                // If one waits to be heard already, that will do.
+                let _ = self.words.try_send(SideFinding::Doubt { history });
+                LookedBack::OtherHistory
+            }
+        }
+    }
+
+    /// The changes behind `from`, up to where the history begins.
+    async fn read(&self, from: ResourceVersion, beginning: &Beginning) -> Result<Vec<Change>, Untold> {
+        self.upstream.metrics.asked(SideRequest::Prehistory);
+        let spec = &self.upstream.feed.spec;
+        let path = spec
+            .key
+            .url(&format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"));
+        let mut stream = WatchStream::open(&self.upstream.client, &path, spec.key.encoding).await?;
+        let (mut changes, mut bytes) = (Vec::new(), 0);
+        loop {
+            match stream.next(&self.upstream.reader).await? {
+                // Versions do not decrease in a stream: everything before has come.
+                WatchItem::Change { object, .. } if object.rv > beginning.at => return Ok(changes),
+                WatchItem::Bookmark { rv, .. } if rv >= beginning.at => return Ok(changes),
+                WatchItem::Bookmark { .. } => {}
+                WatchItem::Change { event_type, object, frame } => {
+                    bytes += frame.len();
+                    changes.push(Change { event_type, object, frame: Some(frame) });
+                    if bytes > BYTES_MAX || !beginning.room.takes(changes.len(), bytes) {
+                        return Err(Untold::TooMany);
+                    }
+                }
+                WatchItem::Error { event } => return Err(Error::Refused(Box::new(status_of(&event))).into()),
+            }
+        }
+    }
+
+    /// Finds out what objects were before their first changes behind `from`.
+    async fn explain(&self, from: ResourceVersion) -> LookedBack {
+        let mut changes = self.upstream.feed.reader.unexplained();
+        if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
+            && from < last
+        {
+            return LookedBack::Inexplicable { upto: last };
+        }
+        let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
+        let mut known = changes.last().map_or(ResourceVersion::default(), Unexplained::rv);
+        let (lister, mut before) = (self.upstream.lister(), Vec::with_capacity(asked.len()));
+        // Storage forgets from the other end.
+        for change in asked.into_iter().rev() {
+            let below = ResourceVersion(change.rv().0.saturating_sub(1));
+            self.upstream.metrics.asked(SideRequest::Past);
+            match lister.object_at(change.key(), below).await {
+                Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
+                Err(error) if error.may_pass() => return LookedBack::Failed,
+                // It was compacted, or is not what must have been there.
+                Ok(_) | Err(_) => {
+                    known = change.rv();
+                    break;
+                }
+            }
+        }
+        let (done, is_done) = oneshot::channel();
+        let explanation = Explanation { known, before, done };
+        if self.words.send(SideFinding::Explanation(explanation)).await.is_err() || is_done.await.is_err() {
+            return LookedBack::Failed;
+        }
+        if known > from { LookedBack::Inexplicable { upto: known } } else { LookedBack::Explained }
+    }
+
+    /// Has the reflector put the events in front of the history.
+    async fn hand_over(&self, from: ResourceVersion, past: Prehistory) -> LookedBack {
+        let (done, is_done) = oneshot::channel();
+        if self.words.send(SideFinding::Prehistory(Found { past, done })).await.is_err() {
+            return LookedBack::Failed;
+        }
+        match is_done.await {
+            Ok(true) => LookedBack::Joined,
+            Ok(false) => LookedBack::TooEarly { from },
+            Err(_) => LookedBack::Failed,
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Clients come back from before a feed's first list: what is read for them, what is not, and what that costs.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+
+use super::*;
+use crate::cache::{CacheReader, Start, View};
+use crate::demo::RequestKind;
+use crate::kube::{LabelSelector, Selector};
+
+/// Nobody is held for longer than a client is, if upstream does not answer.
+const TURNED_AWAY: Duration = Duration::from_secs(6);
+
+/// An upstream in which something has happened, and a feed that began after that. With the version from which on there
+/// is history.
+async fn late(changes: usize) -> (Scene, u64) {
+    let up = upstream().pods(3).in_memory().await;
+    let from = up.revision();
+    for n in 0..changes {
+        up.create_pod("t1", &format!("p{n}"));
+    }
+    if changes > 0 {
+        up.update_pod("t1", "p0");
+        up.delete_pod("t1", "p0");
+    }
+    let scene = Scene::begun(up);
+    scene.until_state("live", |state| state == FeedState::Live).await;
+    (scene, from)
+}
+
+/// How long somebody waits who comes back from there, and whether they can go on.
+async fn comes_back(scene: &Scene, from: u64) -> (bool, Duration) {
+    comes_back_to(scene, from, View::everything()).await
+}
+
+/// The same for somebody who looks for labels.
+async fn inquires(scene: &Scene, from: u64) -> (bool, Duration) {
+    let labels = LabelSelector::parse("app").expect("a selector");
+    comes_back_to(scene, from, View::new(None, Selector { labels, ..Selector::default() })).await
+}
+
+async fn comes_back_to(scene: &Scene, from: u64, view: View) -> (bool, Duration) {
+    let (came, reader) = (Instant::now(), &scene.feed.reader);
+    let wait = scene.feed.returners.wait(ResourceVersion(from), &view, reader);
+    assert!(timeout(NEVER, wait).await.is_ok(), "neither here nor there in a day");
+    (reader.open(Start::After(ResourceVersion(from)), view).is_ok(), came.elapsed())
+}
+
+/// The changes that the feed has behind a version.
+fn held(reader: &CacheReader, from: u64) -> Vec<(String, u64)> {
+    let behind = reader.events().into_iter().filter(|event| event.rv.0 > from);
+    behind.map(|event| (format!("{} {}", event.event_type, event.object.key), event.rv.0)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_comes_back_late_goes_on_and_a_quiet_upstream_proves_it_by_a_bookmark() {
+    let (scene, from) = late(2).await;
+    let lists = scene.up.counts();
+    let (goes_on, took) = comes_back(&scene, from).await;
+    assert!(goes_on && took < seconds(3), "{took:?}");
+    let expected = ["ADDED t1/p0", "ADDED t1/p1", "MODIFIED t1/p0", "DELETED t1/p0"];
+    let expected: Vec<_> = expected.map(str::to_owned).into_iter().zip(from + 1..).collect();
+    assert_eq!(held(&scene.feed.reader, from), expected);
+    assert_eq!((scene.said("prehistory"), scene.said("joined")), (1, 1));
+    let now = scene.up.counts();
+    assert_eq!((now.lists, now.watch_lists), (lists.lists, lists.watch_lists), "nothing is listed for it");
+    // Whoever comes from a later version is served with it, and who comes at once need not wait.
+    assert_eq!(comes_back(&scene, from + 1).await, (true, Duration::ZERO));
+    assert_eq!(scene.said("prehistory"), 1);
+    scene.until(scene.up.create_pod("t1", "next")).await;
+    assert!(scene.is_true());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_upstream_proves_it_by_the_next_event() {
+    let (scene, from) = late(2).await;
+    scene.until(scene.up.create_pod("t1", "later")).await;
+    let (goes_on, took) = comes_back(&scene, from).await;
+    assert!(goes_on && took < Duration::from_millis(300), "{took:?}");
+    assert_eq!(held(&scene.feed.reader, from).len(), 5);
+}
+
+/// A fleet comes back in any order, each client from a version of its own.
+#[tokio::test(start_paused = true)]
+async fn a_fleet_costs_a_handful_of_watches() {
+    const FLEET: usize = 1_000;
+    let (scene, from) = late(FLEET).await;
+    let scene = Arc::new(scene);
+    let seed = fastrand::u64(..);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let clients = (from..).take(FLEET).map(|from| {
+        let (scene, pause) = (scene.clone(), seconds(20).mul_f64(random.f64()));
+        tokio::spawn(async move {
+            sleep(pause).await;
+            comes_back(&scene, from).await
+        })
+    });
+    let told = join_all(clients.collect::<Vec<_>>()).await;
+    let served = told.iter().filter(|told| told.as_ref().is_ok_and(|(goes_on, _)| *goes_on)).count();
+    assert_eq!(served, FLEET, "seed {seed}");
+    assert!(scene.said("prehistory") <= 16, "seed {seed}: {} watches", scene.said("prehistory"));
+    assert_eq!(scene.said("joined"), scene.said("prehistory"), "seed {seed}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_remembered_and_whoever_upstream_still_remembers_goes_on() {
+    let (scene, from) = late(9).await;
+    let window = from + 5;
+    scene.up.faults().compact(window);
+    let (goes_on, took) = comes_back(&scene, from + 2).await;
+    assert!(!goes_on && took < seconds(1), "{took:?}");
+    for older in [from + 4, from + 2, 1] {
+        assert_eq!(comes_back(&scene, older).await, (false, Duration::ZERO), "from {older}");
+    }
+    sleep(seconds(3_600)).await;
+    assert_eq!(comes_back(&scene, from + 4).await, (false, Duration::ZERO), "for ever");
+    assert_eq!((scene.said("prehistory"), scene.said("gone")), (1, 1));
+    assert!(comes_back(&scene, window).await.0);
+    assert_eq!(held(&scene.feed.reader, window).len(), 6);
+}
+
+/// Whoever asks for ever older versions is a nuisance to nobody.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_asks_for_ever_older_versions_is_heard_a_few_times() {
+    let (scene, from) = late(100).await;
+    let floor = scene.feed.reader.floor().0;
+    for older in (from..floor).rev() {
+        comes_back(&scene, older).await;
+    }
+    assert_eq!(scene.said("prehistory"), 16);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_refuses_is_left_alone_and_its_clients_are_told_in_time() {
+    for code in [401, 403, 429, 500, 503] {
+        let (scene, from) = late(2).await;
+        scene.up.faults().answer(RequestKind::Watch, 1_000, code, Some(1));
+        for _ in 0..20 {
+            let (goes_on, took) = comes_back(&scene, from).await;
+            assert!(!goes_on && took < TURNED_AWAY, "{code}: {took:?}");
+        }
+        assert_eq!((scene.said("prehistory"), scene.said("failed")), (1, 1), "{code}");
+        assert_eq!(scene.feed.reader.state(), FeedState::Live, "{code}: the feed has nothing to do with it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_says_nothing_is_not_waited_for() {
+    let (scene, from) = late(2).await;
+    scene.up.faults().hush_watches();
+    let (goes_on, took) = comes_back(&scene, from).await;
+    assert!(!goes_on && took < TURNED_AWAY, "{took:?}");
+    scene.up.faults().unhush_watches();
+    sleep(seconds(10)).await;
+    assert!(comes_back(&scene, from).await.0, "that was not its last word");
+}
+
+/// Without upstream nobody can be told anything; with it, whoever still waits goes on.
+#[tokio::test(start_paused = true)]
+async fn while_upstream_is_away_it_is_not_asked() {
+    let (scene, from) = late(2).await;
+    scene.up.faults().down().await;
+    scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
+    let scene = Arc::new(scene);
+    let waits = tokio::spawn({
+        let scene = scene.clone();
+        async move { comes_back(&scene, from).await }
+    });
+    sleep(seconds(30)).await;
+    assert_eq!(scene.said("prehistory"), 0);
+    scene.up.faults().up().await;
+    assert!(waits.await.expect("no panic").0);
+    assert_eq!(scene.said("joined"), 1);
+}
+
+/// Upstream was restored from a backup, and the stream that is open does not tell. What is read from before the list is
+/// not what led there.
+#[tokio::test(start_paused = true)]
+async fn what_is_of_another_history_is_never_put_in_front() {
+    let up = upstream().pods(3).in_memory().await;
+    let backup = up.faults().backup();
+    let from = up.revision();
+    for n in 0..3 {
+        up.create_pod("t1", &format!("lost-{n}"));
+    }
+    let scene = Scene::begun(up);
+    scene.until_state("live", |state| state == FeedState::Live).await;
+    scene.up.faults().hush_watches();
+    scene.up.faults().restore(&backup);
+    for n in 0..9 {
+        scene.up.create_pod("t1", &format!("other-{n}"));
+    }
+    scene.up.faults().unhush_watches();
+    let (goes_on, took) = comes_back(&scene, from).await;
+    assert!(!goes_on && took < TURNED_AWAY, "{took:?}");
+    assert_eq!((scene.said("other_history"), scene.said("joined")), (1, 0));
+    sleep(seconds(60)).await;
+    assert!(scene.said("doubt") >= 1, "it is looked into");
+    assert!(!comes_back(&scene, from).await.0);
+    assert_eq!(scene.said("prehistory"), 1);
+}
+
+/// What began because history could not be proven, or never happened, does not begin earlier.
+#[tokio::test(start_paused = true)]
+async fn a_later_history_is_not_continued_backwards() {
+    let (scene, from) = late(2).await;
+    scene.up.faults().down().await;
+    scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
+    for n in 0..65 {
+        scene.up.create_pod("t1", &format!("meanwhile-{n}"));
+    }
+    scene.up.faults().forget_window();
+    scene.up.faults().up().await;
+    scene.until_state("live", |state| state == FeedState::Live).await;
+    scene.until(scene.up.revision()).await;
+    assert_eq!(scene.said("new_history"), 1);
+    assert_eq!(comes_back(&scene, from).await, (false, Duration::ZERO));
+    assert_eq!(scene.said("prehistory"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_ring_has_no_room_for_is_not_read_to_the_end() {
+    let up = upstream().pods(3).in_memory().await;
+    let from = up.revision();
+    for n in 0..50 {
+        up.create_pod("t1", &format!("p{n}"));
+    }
+    let scene = Scene::begun_with(up, CacheConfig { window_events_max: 10, ..CacheConfig::default() });
+    scene.until_state("live", |state| state == FeedState::Live).await;
+    assert!(!comes_back(&scene, from).await.0);
+    assert_eq!(scene.said("too_early"), 1);
+    assert!(comes_back(&scene, from + 45).await.0, "five events have room");
+    assert_eq!(comes_back(&scene, from).await, (false, Duration::ZERO));
+}
+
+/// A feed that began when so many pods had changed that had been there before. With the version from before that.
+async fn changed(pods: usize) -> (Scene, u64) {
+    let up = upstream().in_memory().await;
+    for n in 0..pods {
+        up.create_pod("t1", &format!("p{n}"));
+    }
+    let from = up.revision();
+    for n in 0..pods {
+        up.update_pod("t1", &format!("p{n}"));
+    }
+    let scene = Scene::begun(up);
+    scene.until_state("live", |state| state == FeedState::Live).await;
+    (scene, from)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_objects_were_before_is_asked_for_those_alone_who_need_to_know() {
+    let (scene, from) = changed(5).await;
+    assert!(comes_back(&scene, from).await.0);
+    assert_eq!(scene.said("past"), 0, "nobody needs to know");
+    assert_eq!(inquires(&scene, from + 2).await, (true, Duration::from_millis(200)));
+    assert_eq!((scene.said("past"), scene.said("explained")), (3, 1), "behind that version");
+    assert!(inquires(&scene, from).await.0);
+    assert_eq!((scene.said("past"), scene.said("explained")), (5, 2), "and what is known is not asked again");
+    for event in scene.feed.reader.events() {
+        let before = event.previous.as_ref().expect("it is known").rv;
+        assert_eq!(before.0, event.rv.0 - 5, "{}", event.object.key);
+    }
+    assert_eq!(scene.said("prehistory"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_inquires_first_gets_both() {
+    let (scene, from) = changed(3).await;
+    assert!(inquires(&scene, from).await.0);
+    assert_eq!((scene.said("prehistory"), scene.said("explained"), scene.said("past")), (1, 1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_more_objects_than_so_many_it_is_not_asked() {
+    let (scene, from) = changed(70).await;
+    assert!(!inquires(&scene, from).await.0);
+    assert_eq!((scene.said("past"), scene.said("inexplicable")), (0, 1));
+    assert_eq!(inquires(&scene, from + 5).await, (false, Duration::ZERO), "from memory");
+    assert!(inquires(&scene, from + 6).await.0, "behind that there are few enough");
+    assert_eq!(scene.said("past"), 64);
+    assert!(comes_back(&scene, from).await.0, "who does not need to know goes on");
+}
+
+/// The window has what storage has forgotten.
+#[tokio::test(start_paused = true)]
+async fn what_storage_has_forgotten_ends_what_is_known() {
+    let (scene, from) = changed(4).await;
+    assert!(comes_back(&scene, from).await.0);
+    scene.up.faults().compact(from + 2);
+    assert!(!inquires(&scene, from).await.0);
+    assert_eq!(scene.said("inexplicable"), 1);
+    assert_eq!(inquires(&scene, from + 1).await, (false, Duration::ZERO));
+    assert!(inquires(&scene, from + 2).await.0);
+    assert!(comes_back(&scene, from).await.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_about_the_past_that_fails_turns_away_who_asks() {
+    let (scene, from) = changed(3).await;
+    assert!(comes_back(&scene, from).await.0);
+    scene.up.faults().answer(RequestKind::Selection, 1, 429, Some(1));
+    assert!(!inquires(&scene, from).await.0);
+    assert_eq!((scene.said("failed"), scene.said("past")), (1, 1));
+    sleep(seconds(5)).await;
+    assert!(inquires(&scene, from).await.0);
+}

@@ -1,0 +1,167 @@
+//! Opens watches, and holds those from before the history of a feed while upstream is asked for it.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::metrics;
+use super::route::WatchRead;
+use super::sources::Sources;
+use crate::cache::{CacheReader, OpenedWatch, Start, TooOld, View};
+use crate::feeds::FeedHandle;
+use crate::kube::WatchStart;
+use crate::wire::Encoding;
+
+/// The longest that such a watch is held. Then it is told what it would have been told at once.
+const HELD_MAX: Duration = Duration::from_secs(8);
+
+impl Sources {
+    /// Opens a watch where it wants to start. If that is before the feed's history, it is held for a while: perhaps the
+    /// history begins earlier then. `is_part` says that it does not show all.
+    pub(super) async fn open(&self, feed: &FeedHandle, read: &WatchRead, is_part: bool) -> Result<OpenedWatch, TooOld> {
+        // What goes with a right is taken back with what was there before.
+        let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
+        match open(&feed.reader, read.start, view.clone()) {
+            Ok(opened) => Ok(opened),
+            Err(too_old) => {
+                self.look_back(feed, too_old, &view, read.timeout_seconds).await;
+                open(&feed.reader, read.start, view)
+            }
+        }
+    }
+
+    /// Waits until the feed's history reaches back to where a watch wants to start, or will not, or that takes too
+    /// long. If this is dropped, nothing stays behind.
+    async fn look_back(&self, feed: &FeedHandle, too_old: TooOld, view: &View, timeout_seconds: Option<i64>) {
+        let from = too_old.requested;
+        // What it prints of an old change now is not what it printed then.
+        let is_table = feed.spec.key.encoding == Encoding::Table;
+        if is_table || feed.reader.reaches(from, view) || !feed.reader.may_begin_earlier() {
+            return;
+        }
+        let _counted = metrics::HeldWatch::new();
+        let mut drain = self.drain.clone();
+        tokio::select! {
+            biased;
+            () = feed.returners.wait(from, view, &feed.reader) => {}
+            () = feed.reader.over() => {}
+            () = drain.started() => {}
+            () = sleep_until(Instant::now() + held_for(timeout_seconds)) => {}
+        }
+    }
+}
+
+fn open(reader: &CacheReader, start: WatchStart, view: View) -> Result<OpenedWatch, TooOld> {
+    match start {
+        WatchStart::After(rv) => reader.open(Start::After(rv), view),
+        WatchStart::State { .. } => reader.open(Start::Current, view),
+        WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
+    }
+}
+
+/// The time that a watch is held: as long as its client wants it to last, within a bound.
+fn held_for(timeout_seconds: Option<i64>) -> Duration {
+    let theirs = timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+    theirs.map_or(HELD_MAX, |seconds| Duration::from_secs(seconds).min(HELD_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::DrainTrigger;
+    use crate::cache::{CacheConfig, CacheWriter, FeedEnd, FeedState, Snapshot};
+    use crate::feeds::{Demand, FeedKey, FeedSpec, Feeds, LookedBack, Retrospect, Scope};
+    use crate::kube::{Gvr, ResourceVersion};
+    use crate::serve::serve_config::ServeConfig;
+    use crate::wire::Representation;
+
+    /// What may end the wait of a watch.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Event {
+        Nothing,
+        HistoryBeginsEarlier,
+        Refusal,
+        Drain,
+        EndOfFeed,
+    }
+
+    fn feed(encoding: Encoding) -> (Feeds, FeedHandle, CacheWriter) {
+        let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+        let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding };
+        let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
+        let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+        writer.replace(Snapshot::from_objects(ResourceVersion(100), Vec::new()));
+        writer.set_state(FeedState::Live);
+        (feeds, feed, writer)
+    }
+
+    fn from(version: u64) -> WatchRead {
+        let (representation, start) = (Representation::Object(Encoding::Json), ResourceVersion(version));
+        let (view, start) = (View::everything(), WatchStart::After(start));
+        WatchRead { representation, view, start, bookmarks: false, timeout_seconds: None }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_from_before_the_history_is_held_until_something_is_known_and_not_for_long() {
+        for (event, opens, held) in [
+            (Event::Nothing, false, HELD_MAX),
+            (Event::HistoryBeginsEarlier, true, Duration::from_secs(1)),
+            (Event::Refusal, false, Duration::from_secs(1)),
+            (Event::Drain, false, Duration::from_secs(1)),
+            (Event::EndOfFeed, false, Duration::from_secs(1)),
+        ] {
+            let (feeds, feed, mut writer) = feed(Encoding::Json);
+            let (trigger, drain) = DrainTrigger::new();
+            let sources = Sources::new(&ServeConfig::default(), feeds, drain);
+            let (watched, began) = (feed.clone(), Instant::now());
+            let watch = tokio::spawn(async move { sources.open(&watched, &from(90), false).await });
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(feed.returners.next(&feed.reader), Some(Retrospect::Events(ResourceVersion(90))), "it waits");
+            let mut draining = None;
+            match event {
+                Event::Nothing => {}
+                Event::HistoryBeginsEarlier => {
+                    let beginning = feed.reader.beginning().expect("nothing was evicted");
+                    let past = beginning.joined_by(ResourceVersion(90), Vec::new()).expect("nothing happened");
+                    assert!(writer.begin_earlier(past));
+                    feed.returners.answered(LookedBack::Joined);
+                }
+                Event::Refusal => feed.returners.answered(LookedBack::Gone { before: ResourceVersion(91) }),
+                Event::Drain => draining = Some(tokio::spawn(trigger.drain(Duration::from_secs(60)))),
+                Event::EndOfFeed => writer.set_state(FeedState::Ended(FeedEnd::Outdated)),
+            }
+            assert_eq!(watch.await.expect("no panic").is_ok(), opens, "{event:?}");
+            assert!(began.elapsed().abs_diff(held) < Duration::from_millis(10), "{event:?}: {:?}", began.elapsed());
+            drop(draining);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_can_be_answered_at_once_is_not_held() {
+        for (encoding, version, opens) in [
+            (Encoding::Json, 100, true),
+            (Encoding::Json, 120, true),
+            // A row shows what upstream printed when it happened.
+            (Encoding::Table, 90, false),
+        ] {
+            let (feeds, feed, _writer) = feed(encoding);
+            let (_trigger, drain) = DrainTrigger::new();
+            let (sources, began) = (Sources::new(&ServeConfig::default(), feeds, drain), Instant::now());
+            assert_eq!(sources.open(&feed, &from(version), false).await.is_ok(), opens, "{encoding:?} {version}");
+            assert_eq!(began.elapsed(), Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn a_watch_is_held_no_longer_than_it_would_last() {
+        for (asked, held) in [
+            (None, HELD_MAX),
+            (Some(0), HELD_MAX),
+            (Some(-1), HELD_MAX),
+            (Some(2), Duration::from_secs(2)),
+            (Some(i64::MAX), HELD_MAX),
+        ] {
+            assert_eq!(held_for(asked), held, "{asked:?}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Clients come back late, from versions before the first list of a proxy that has begun anew: they go on where they
+//! were as long as upstream remembers, and each change is told once and in order (W3, W5–W7, F9).
+
+use futures_util::future::join_all;
+use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};
+use serde_json::Value;
+use tokio::time::{Duration, Instant};
+
+use crate::direct::{self, App, Ended, History, PODS, Protocol, assert_same};
+
+/// Longer than such a watch is held.
+const HELD: Duration = Duration::from_secs(9);
+
+/// How often a feed of pods has asked upstream for this.
+async fn asked(app: &App, question: &str) -> u64 {
+    let metrics = app.admin("/metrics").await.text();
+    let of_pods = |line: &&str| {
+        line.starts_with("kube_fanout_upstream_questions_total{")
+            && line.contains("resource=\"pods.v1\"")
+            && line.contains(&format!("question=\"{question}\""))
+    };
+    let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok());
+    metrics.lines().filter(of_pods).filter_map(value).sum()
+}
+
+/// A proxy whose feed of pods begins now.
+async fn begun(up: &RunningUpstream) -> App {
+    let app = direct::app(up).run().await;
+    app.discovered().await;
+    assert!(app.get("/api/v1/pods?resourceVersion=0").await.is_cached());
+    app
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_come_back_late_to_a_restarted_proxy_miss_nothing_and_cost_a_watch() {
+    let up = demo::upstream().pods(30).seed(210).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    let first = direct::app(&up).run().await;
+    let before =
+        join_all((0..9).map(|n| first.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future()));
+    let before = before.await;
+    let mut seen = Vec::new();
+    for watch in &before {
+        watch.reached(up.churn(7).await).await;
+        seen.push(watch.events().last().map_or(0, |event| event.rv));
+    }
+    first.stop().await;
+    up.churn(40).await;
+    let second = begun(&up).await;
+    up.churn(20).await;
+    // One after the other: those that come first do not decide for the others.
+    let mut again = Vec::new();
+    for (n, from) in seen.iter().enumerate().rev() {
+        let plan = second.watch(PODS).from(*from).over(Protocol::ALL[n % 3]);
+        again.push((*from, plan.await));
+        up.churn(3).await;
+    }
+    let last = up.churn(10).await;
+    history.upto(last).await;
+    for (from, watch) in &again {
+        watch.reached(last).await;
+        assert_same(&format!("from {from}"), &watch.events(), &history.after(*from));
+    }
+    assert_eq!((asked(&second, "initial").await, asked(&second, "relist").await), (1, 0), "one list");
+    assert!(asked(&second, "prehistory").await <= 9);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fleet_that_comes_back_is_told_all_and_costs_upstream_a_handful_of_watches() {
+    const FLEET: usize = 300;
+    let up = demo::upstream().pods(30).seed(211).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    up.churn(FLEET).await;
+    let app = begun(&up).await;
+    let last = up.churn(5).await;
+    history.upto(last).await;
+    let mut versions: Vec<_> = history.all().iter().map(|event| event.rv - 1).take(FLEET).collect();
+    fastrand::shuffle(&mut versions);
+    let fleet = join_all(versions.iter().map(|from| app.watch(PODS).from(*from).into_future())).await;
+    for (from, watch) in versions.iter().zip(&fleet) {
+        watch.reached(last).await;
+        assert_same(&format!("from {from}"), &watch.events(), &history.after(*from));
+    }
+    let watches = asked(&app, "prehistory").await;
+    assert!((1..=6).contains(&watches), "{watches} watches for {FLEET} clients that came together");
+    assert_eq!(asked(&app, "initial").await, 1);
+}
+
+/// In a namespace, and of one object or all others.
+#[tokio::test]
+async fn whatever_goes_by_the_key_is_told_exactly() {
+    let up = demo::upstream().pods(6).seed(212).run().await;
+    up.create_pod("default", "old");
+    let mut history = History::begin(&up, PODS).await;
+    up.update_pod("default", "old");
+    for n in 0..4 {
+        up.create_pod("default", &format!("new-{n}"));
+        up.update_pod("default", &format!("new-{}", n / 2));
+        up.create_pod("other", "old");
+    }
+    up.delete_pod("default", "new-0");
+    up.delete_pod("default", "old");
+    let app = begun(&up).await;
+    let last = up.update_pod("default", "new-1");
+    let last = up.update_pod("other", "old").max(last);
+    history.upto(last).await;
+    let is = |object: &Value, field: &str, value: &str| object["metadata"][field] == value;
+    let everything = (PODS, "");
+    for (path, fields) in [
+        everything,
+        ("/api/v1/namespaces/default/pods", ""),
+        ("/api/v1/namespaces/other/pods", ""),
+        ("/api/v1/namespaces/default/pods", "metadata.name=old"),
+        (PODS, "metadata.name=old"),
+        (PODS, "metadata.name!=old"),
+        (PODS, "metadata.namespace=default"),
+    ] {
+        let matches = |object: &Value| {
+            let in_namespace = ["default", "other"].iter().all(|namespace| {
+                let wanted = path.contains(&format!("/{namespace}/")) || fields.ends_with(&format!("={namespace}"));
+                !wanted || is(object, "namespace", namespace)
+            });
+            let named = match fields {
+                "metadata.name=old" => is(object, "name", "old"),
+                "metadata.name!=old" => !is(object, "name", "old"),
+                _ => true,
+            };
+            in_namespace && named
+        };
+        let expected = history.seen_by(matches);
+        let plan = app.watch(path).from(history.from);
+        let watch = if fields.is_empty() { plan.await } else { plan.fields(fields).await };
+        watch.reached(expected.last().expect("each sees something").rv).await;
+        assert_same(&format!("{path} {fields}"), &watch.events(), &expected);
+    }
+    assert_eq!(asked(&app, "prehistory").await, 1);
+}
+
+/// A node's feed holds what the node's field selects, so that this selector of its agents asks for nothing more.
+#[tokio::test]
+async fn agents_of_a_node_come_back_late_as_well() {
+    let up = demo::upstream().pods(20).seed(217).run().await;
+    let pod = |name: &str, node: &str, restarts| Pod::new("default", name).node(node).restarts(restarts);
+    up.put_pod(&pod("stays", "node-1", 0));
+    up.put_pod(&pod("leaves", "node-1", 0));
+    let mut history = History::begin(&up, PODS).await;
+    up.put_pod(&pod("stays", "node-1", 1));
+    up.put_pod(&pod("comes", "node-2", 0));
+    up.put_pod(&pod("leaves", "node-2", 1));
+    up.put_pod(&pod("comes", "node-1", 1));
+    let on_node = direct::app(&up).with(|config| config.serve.coverage.node = Some("node-1".into()));
+    let app = on_node.preload("pods").run().await;
+    app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
+    let last = up.put_pod(&pod("stays", "node-1", 2));
+    let is_ours = |pod: &Value| pod.pointer("/spec/nodeName").and_then(Value::as_str) == Some("node-1");
+    let expected = history.upto(last).await.seen_by(is_ours);
+    let watch = app.watch(PODS).fields("spec.nodeName=node-1").from(history.from).await;
+    watch.reached(last).await;
+    assert_same("the node's pods", &watch.events(), &expected);
+    let is_running = |pod: &Value| is_ours(pod) && pod["status"]["phase"] == "Running";
+    let expected = history.seen_by(is_running);
+    let narrower = app.watch(PODS).fields("spec.nodeName=node-1,status.phase=Running").from(history.from).await;
+    narrower.reached(last).await;
+    assert_same("its running pods", &narrower.events(), &expected);
+}
+
+/// Whether an object was in the selector before its first change is asked of storage.
+#[tokio::test]
+async fn a_selector_is_told_exactly_what_entered_and_what_left() {
+    let up = demo::upstream().pods(6).seed(213).run().await;
+    let history = labelled(&up).await;
+    let app = begun(&up).await;
+    for selector in ["team=x", "team!=x", "team in (x,y)", "team", "!team"] {
+        let expected = history.seen_by(|object| is_in(selector, object));
+        let watch = app.watch(PODS).labels(selector).from(history.from).await;
+        watch.reached(expected.last().expect("each sees something").rv).await;
+        assert_same(selector, &watch.events(), &expected);
+    }
+    assert_eq!((asked(&app, "prehistory").await, asked(&app, "past").await), (1, 3), "for all of them");
+}
+
+/// Upstream's window remembers the changes, but storage has forgotten what was there before.
+#[tokio::test]
+async fn a_selector_is_410_where_nobody_knows_what_was_there_before() {
+    let up = demo::upstream().pods(6).seed(214).run().await;
+    let history = labelled(&up).await;
+    let app = begun(&up).await;
+    let everything = app.watch(PODS).from(history.from).await;
+    everything.reached(history.all().last().expect("a change").rv).await;
+    up.faults().forget_history();
+    for selector in ["team=x", "team!=x"] {
+        let watch = app.watch(PODS).labels(selector).from(history.from).await;
+        assert_eq!(watch.ended().await, Ended::Expired, "{selector}");
+    }
+    let unfiltered = app.watch(PODS).from(history.from).await;
+    unfiltered.reached(history.all().last().expect("a change").rv).await;
+    assert_same("unfiltered", &unfiltered.events(), &history.all());
+}
+
+/// Pods that change their team, come and go.
+async fn labelled(up: &RunningUpstream) -> History {
+    let pod = |name: &str, team: &str| Pod::new("default", name).label("team", team);
+    for (name, team) in [("stays", "x"), ("enters", "y"), ("leaves", "x"), ("goes", "x")] {
+        up.put_pod(&pod(name, team));
+    }
+    let mut history = History::begin(up, PODS).await;
+    for (name, team) in [("stays", "x"), ("enters", "x"), ("leaves", "y"), ("comes", "x"), ("stays", "x")] {
+        up.put_pod(&pod(name, team).restarts(1));
+    }
+    up.put_pod(&Pod::new("default", "bare"));
+    let last = up.delete_pod("default", "goes");
+    history.upto(last).await;
+    history
+}
+
+fn is_in(selector: &str, object: &Value) -> bool {
+    let team = object["metadata"]["labels"]["team"].as_str();
+    match selector {
+        "team=x" => team == Some("x"),
+        "team!=x" => team != Some("x"),
+        "team in (x,y)" => matches!(team, Some("x" | "y")),
+        "team" => team.is_some(),
+        _ => team.is_none(),
+    }
+}
+
+#[tokio::test]
+async fn what_upstream_has_forgotten_is_410_at_once_and_asked_once() {
+    let up = demo::upstream().pods(6).seed(214).run().await;
+    let from = up.revision();
+    let window = up.churn(20).await;
+    up.faults().compact(window);
+    let app = begun(&up).await;
+    let watch = app.watch(PODS).from(from).await;
+    assert_eq!(watch.ended().await, Ended::Expired);
+    for protocol in Protocol::ALL {
+        let (asked_at, watch) = (Instant::now(), app.watch(PODS).from(from - 1).over(protocol).await);
+        assert_eq!(watch.ended().await, Ended::Expired, "{protocol:?}");
+        assert!(asked_at.elapsed() < Duration::from_secs(1), "from memory");
+    }
+    assert_eq!(asked(&app, "prehistory").await, 1);
+}
+
+#[tokio::test]
+async fn an_upstream_that_refuses_is_not_insisted_upon() {
+    let up = demo::upstream().pods(6).seed(215).run().await;
+    let from = up.revision();
+    up.churn(20).await;
+    let app = begun(&up).await;
+    up.faults().only("pods").answer(RequestKind::Watch, 100, 429, Some(1));
+    let began = Instant::now();
+    let fleet = join_all((0..50).map(|n| app.watch(PODS).from(from + n % 5).into_future())).await;
+    for watch in &fleet {
+        assert_eq!(watch.ended().await, Ended::Expired);
+    }
+    assert!(began.elapsed() < HELD, "{:?}", began.elapsed());
+    assert_eq!(asked(&app, "prehistory").await, 1);
+}
+
+/// Bookmarks say the same in the part that was read later: nothing that matches is missing before them.
+#[tokio::test]
+async fn a_bookmark_behind_what_was_read_later_is_where_it_says() {
+    let up = demo::upstream().pods(6).seed(216).run().await;
+    let mut history = History::begin(&up, PODS).await;
+    up.churn(20).await;
+    let app = begun(&up).await;
+    let watch = app.watch(PODS).from(history.from).bookmarks().await;
+    let last = up.churn(3).await;
+    watch.reached(last).await;
+    // Another resource moves the version on.
+    let beyond = up.put("configmaps", direct::configmap("default", "one", "1"));
+    direct::followed(&up, "pods").await;
+    up.faults().only("pods").bookmark();
+    watch.reached(beyond).await;
+    assert_same("before the bookmark", &watch.changes(), &history.upto(last).await.all());
+    assert!(watch.bookmarks().iter().all(|bookmark| bookmark.rv >= last), "{:?}", watch.bookmarks());
+}
