@@ -209,7 +209,7 @@ release: ## target/release/kube-fanout
 COUNT ?= 100
 
 .PHONY: transcoder
-transcoder: ## Random objects of every kind and minor: JSON as Go prints it, or refused? (COUNT=100 SEED=1; network)
+transcoder: ## Random objects of every kind and minor: JSON as Go prints it, or refused? (COUNT=100 SEED=n; network)
 	@tests/facts/generate.sh check $(COUNT) $(SEED)
 
 .PHONY: facts

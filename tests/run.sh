@@ -56,6 +56,12 @@ javascript_client() {
   mv target/node.new target/node
 }
 
+# The fixtures of the API's module: where they are, downloaded if they are not there yet.
+api_fixtures() (
+  cd tests/kube
+  ./go.sh mod download k8s.io/api && ./go.sh list -m -f '{{.Dir}}/testdata' k8s.io/api
+)
+
 # tests_in FOLDER: the names of its tests.
 tests_in() {
   grep -rhA2 -E '#\[(tokio::)?test' "$1" 2>/dev/null | grep -oE 'fn [a-z0-9_]+' | sed 's/^fn /  /' || true
@@ -74,6 +80,11 @@ case $status in
   0)
     begin "tests in Go"
     tests/kube/test.sh || failed=$?
+    if fixtures=$(api_fixtures); then
+      export KUBE_API_TESTDATA=$fixtures
+    else
+      missing+=("no module k8s.io/api: the test of its fixtures")
+    fi
     ;;
   3) missing+=("no Go toolchain, so no control plane: the tests in tests/conformance") ;;
   *) exit "$status" ;;

@@ -1,6 +1,7 @@
 //! The harness: control planes, proxies in front of them, and clients of both.
 //!
-//! Everything waits on something that can be observed, and nothing waits longer than [`PATIENCE`].
+//! Everything waits on something that can be observed, and nothing waits longer than [`PATIENCE`]. What is promised
+//! within a time is waited for that time and [`ALLOWANCE`].
 
 pub mod ages;
 mod certificate;
@@ -35,7 +36,7 @@ pub use drive::{Driving, Outcome, kubectl};
 pub use frames::{Frame, gunzip};
 pub use http::{Answer, Ask, Http, NoAnswer, Protocol, Target, version_of};
 pub use identity::{Account, Identity};
-pub use pair::Pair;
+pub use pair::{Pair, assert_same};
 pub use plane::{BULK_PODS, Plane};
 pub use planter::Planter;
 pub use process::Process;
@@ -46,6 +47,8 @@ pub use watch::{Ended, Event, Watch, outline};
 
 /// Nothing takes that long unless it is broken, on a machine that has other things to do too.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// What two cores that do other things as well may add to the time in which something is promised.
+pub const ALLOWANCE: Duration = Duration::from_secs(5);
 /// Between two looks at something that tells nobody when it changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 

@@ -1,11 +1,10 @@
 //! A kubelet beside its node's proxy: its requests, its certificate, the Node authorizer before both. The proxy has the
 //! same identity and no other, and is asked by others too.
 
-use futures_util::future::join;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, eventually, normal};
+use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, eventually};
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
 const PODS: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1";
@@ -55,10 +54,8 @@ impl Node {
     /// Asks both as the same caller, and insists on the same answer; the proxy's.
     async fn same(&self, identity: &Identity, ask: Ask) -> Answer {
         let (direct, through) = (self.directly(identity), self.proxy.client_of(identity));
-        let (direct, through) = join(direct.ask(ask.clone()), through.ask(ask.clone())).await;
-        let of = |answer: &Answer| (answer.status, answer.content_type().to_owned(), normal::body(answer, false));
-        assert_eq!(of(&through), of(&direct), "{} asks {} {}", identity.name, ask.method, ask.path);
-        through
+        let what = format!("{} asks {} {}", identity.name, ask.method, ask.path);
+        bed::assert_same(&what, direct.ask(ask.clone()), through.ask(ask)).await
     }
 }
 

@@ -5,7 +5,7 @@ use futures_util::future::join;
 use http::HeaderName;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Plan, Plane, Proxy, eventually, normal, version_of};
+use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Plan, Plane, Proxy, eventually, version_of};
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
 const NODE: HeaderName = HeaderName::from_static("impersonate-user");
@@ -77,10 +77,8 @@ impl Node {
 
     /// Asks both, and insists on the same answer; the proxy's.
     async fn same(&self, ask: Ask) -> Answer {
-        let (direct, through) = join(self.directly(ask.clone()), self.through.ask(ask.clone())).await;
-        let of = |answer: &Answer| (answer.status, answer.content_type().to_owned(), normal::body(answer, false));
-        assert_eq!(of(&through), of(&direct), "{} {:?}", ask.path, ask.headers);
-        through
+        let what = format!("{} {:?}", ask.path, ask.headers);
+        bed::assert_same(&what, self.directly(ask.clone()), self.through.ask(ask)).await
     }
 
     async fn held(&self, resource: &str) -> i64 {

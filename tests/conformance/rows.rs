@@ -108,6 +108,7 @@ async fn row_35_tables_and_metadata_are_the_apiservers_own() {
         assert_eq!(without_age(&through.text()), without_age(&direct.text()), "{path}");
     }
     let (answer, _) = pair.same_watch(Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).accept(PARTIAL)).await;
+    assert!(answer.text().lines().count() > 1);
     assert!(answer.text().lines().all(|line| line.contains("PartialObjectMetadata")));
     let watched = pair.through.ask(Ask::get(&pair.path("?watch=1&timeoutSeconds=1")).accept(TABLE)).await;
     let second = watched.text().lines().nth(1).map(str::to_owned).expect("two events");

@@ -233,6 +233,7 @@ async fn row_30_a_stopping_proxy_ends_its_watches_cleanly() {
         ends.push(events.last().map_or(0, Event::version));
     }
     let status = stopping.await;
+    assert!(stopped.elapsed() < Duration::from_secs(10) + bed::ALLOWANCE, "{:?}", stopped.elapsed());
     assert_eq!(status.code(), Some(0));
     churn.finish().await;
     ends.sort_unstable();

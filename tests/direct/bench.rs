@@ -80,6 +80,7 @@ async fn every_watch_of_every_kind_sees_every_write_once() {
         json!({"select": "namespace", "namespaces": 2}),
         json!({"shape": "configmap", "rate": "max", "writers": 2}),
     ];
+    let mut cpu = 0.0;
     for kind in kinds {
         let outcome = through(&app, &up, kind.clone()).await;
         for fault in ["missed", "repeated", "unexpected", "relisted", "refused", "broken", "writes_failed"] {
@@ -87,8 +88,11 @@ async fn every_watch_of_every_kind_sees_every_write_once() {
         }
         assert!(figure(&outcome, "deliveries_per_s") > 0.0, "{kind}: {outcome:?}");
         assert!(figure(&outcome, "latency_p50_ms") > 0.0 && !outcome.percentiles.is_empty(), "{kind}");
-        assert!(figure(&outcome, "cpu_us_per_delivery") >= 0.0 && figure(&outcome, "memory_mib") > 1.0, "{kind}");
+        assert!(figure(&outcome, "memory_mib") > 1.0, "{kind}");
+        cpu += figure(&outcome, "cpu_us_per_delivery");
     }
+    // Of one of them it may be less than what kernels count by.
+    assert!(cpu > 0.0, "{cpu}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,6 @@
 //! Who gets what with `auth: delegated`, and for how long. The upstream knows whom the test names, and no others.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -117,15 +117,14 @@ async fn a4_a_watch_ends_with_the_right_behind_it() {
     for protocol in Protocol::ALL {
         let watch = live_watch(&up, &ada, protocol).await;
         up.reviews().deny("ada", "*");
-        assert_eq!(watch.ended().await, Ended::Refused(403), "{protocol:?}");
-        let before = watch.changes().len();
-        up.create_pod("default", "secret");
-        assert_eq!(watch.changes().len(), before);
+        // However much there is to tell meanwhile; and nothing comes behind the reason, or it would be none.
+        let ended = direct::amid_churn(&up, watch.ended_in_time(SOON)).await;
+        assert_eq!(ended, Ended::Refused(403), "{protocol:?}");
         up.reviews().allow("ada", "*");
         direct::eventually("the no is forgotten", || async { ada.watch(PODS).open().await.is_ok() }).await;
         let watch = live_watch(&up, &ada, protocol).await;
         up.reviews().take("a");
-        assert_eq!(watch.ended().await, Ended::Refused(401), "{protocol:?}");
+        assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(401), "{protocol:?}");
         up.reviews().give("a", "ada");
         direct::eventually("the no is forgotten", || async { ada.watch(PODS).open().await.is_ok() }).await;
     }
@@ -136,13 +135,14 @@ async fn a4_a_watch_ends_with_the_right_behind_it() {
 async fn a4_a_watch_ends_with_its_token() {
     let up = demo::upstream().pods(3).run().await;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
-    let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{}}}"#, now + 2)));
+    let lasts = Duration::from_secs(2);
+    let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{}}}"#, now + lasts.as_secs())));
     up.reviews().give(&token, "ada");
     up.reviews().allow("ada", "*");
     let app = delegated(&up).with(|config| config.delegated.auth.recheck = LONG).run().await;
     let ada = app.bearing(&token);
     let watch = live_watch(&up, &ada, Protocol::Http2).await;
-    assert_eq!(watch.ended().await, Ended::Refused(401));
+    assert_eq!(watch.ended_in_time(lasts).await, Ended::Refused(401));
     assert_eq!(ada.get(PODS).await.status, 401);
 }
 
@@ -169,8 +169,8 @@ async fn a4_a_change_of_rbac_is_acted_on_at_once() {
     .await;
     up.reviews().deny("ada", "*");
     up.put("clusterrolebindings", subjects("somebody else"));
-    assert_eq!(watch.ended().await, Ended::Refused(403));
-    direct::eventually("the yes is forgotten too", || async { ada.get(PODS).await.status == 403 }).await;
+    assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
+    direct::eventually_in_time(SOON, "the yes is forgotten too", || async { ada.get(PODS).await.status == 403 }).await;
 }
 
 /// An authorizer that cannot be reached is no yes for anything new; what runs goes on for a while.
@@ -180,7 +180,10 @@ async fn an_outage_of_reviews_is_never_a_yes() {
     let (_app, ada, bob) = ada_and_bob(&up, |_| {}).await;
     let watch = live_watch(&up, &ada, Protocol::Http2).await;
     up.reviews().refuse(Some(503));
-    direct::eventually("what was remembered is forgotten", || async { ada.get(PODS).await.status == 503 }).await;
+    direct::eventually_in_time(SOON, "what was remembered is forgotten", || async {
+        ada.get(PODS).await.status == 503
+    })
+    .await;
     let refused = ada.get(PODS).await;
     assert_eq!((refused.refusal().1.as_str(), refused.header("retry-after")), ("ServiceUnavailable", Some("1")));
     assert_eq!(bob.get(PODS).await.status, 503);
@@ -195,11 +198,12 @@ async fn an_outage_of_reviews_is_never_a_yes() {
 #[tokio::test]
 async fn a_watch_that_nobody_can_vouch_for_ends() {
     let up = demo::upstream().pods(3).run().await;
-    let (_app, ada, _) = ada_and_bob(&up, |config| config.delegated.auth.outage_grace = SOON * 4).await;
+    let grace = SOON * 4;
+    let (_app, ada, _) = ada_and_bob(&up, |config| config.delegated.auth.outage_grace = grace).await;
     for code in [503, 403] {
         let watch = live_watch(&up, &ada, Protocol::Http1).await;
         up.reviews().refuse(Some(code));
-        assert_eq!(watch.ended().await, Ended::Refused(503), "{code}");
+        assert_eq!(watch.ended_in_time(SOON + grace).await, Ended::Refused(503), "{code}");
         up.reviews().refuse(None);
         direct::eventually("answers are back", || async { ada.get(PODS).await.is_cached() }).await;
     }
@@ -223,7 +227,7 @@ async fn t13_upstream_is_asked_little() {
     // What was found out before RBAC is listened to is forgotten a few times.
     assert!((1..=4).contains(&(asked.accesses - before.accesses)), "{} questions", asked.accesses - before.accesses);
 
-    let mut refused = [0; 2];
+    let (began, mut refused) = (Instant::now(), [0; 2]);
     for number in 0..200 {
         let answer = app.bearing(&format!("bad{number}")).get(PODS).await;
         match answer.status {
@@ -237,7 +241,9 @@ async fn t13_upstream_is_asked_little() {
     }
     let cost = up.reviews().asked().tokens - asked.tokens;
     assert_eq!(cost, refused[0], "{refused:?}");
-    assert!(cost < 60 && refused[1] > 100, "{cost} questions, {refused:?}");
+    // Ten at once, and then one a second.
+    let may = 10..=10 + began.elapsed().as_secs() + 1;
+    assert!(may.contains(&cost) && refused[1] > 0, "{cost} questions, {may:?} may be; {refused:?}");
     assert!(ada.get(PODS).await.is_cached(), "who is known is not touched");
 }
 
@@ -260,7 +266,7 @@ async fn t13_one_user_costs_upstream_no_more_than_a_share() {
     assert!(refused > 50, "{refused} refused");
     assert_eq!(bob.get(PODS).await.status, 403, "another user is answered");
     up.reviews().deny("ada", "*");
-    assert_eq!(watch.ended().await, Ended::Refused(403));
+    assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
 }
 
 /// A decision is for everything that it was asked about, and for nothing else (A3).

@@ -62,6 +62,7 @@ async fn a_proxy_that_starts_before_its_upstream_serves_when_that_comes() {
     assert!(refused.header("retry-after").is_some());
     let ready = app.admin("/readyz").await;
     assert_eq!((ready.status, ready.text().contains("[-]discovery")), (503, true), "{}", ready.text());
+    assert_eq!(app.admin("/livez").await.status, 200, "to start it again would help nobody");
     up.faults().up().await;
     let app = &app;
     direct::eventually("ready", || async { app.admin("/readyz").await.status == 200 }).await;

@@ -1,5 +1,7 @@
 //! The binary: what it says, how it fails, and how it stops (docs/CONFIG.md).
 
+use std::net::TcpListener;
+
 use kube_fanout::demo;
 
 use crate::direct::{self, Dir, PODS, Protocol};
@@ -90,6 +92,16 @@ fn a_wrong_configuration_is_78_with_every_problem_at_once() {
         assert!(output.stderr.contains(word), "{word} is not named: {}", output.stderr);
     }
     assert!(output.stdout.is_empty());
+}
+
+/// Not even that an address is taken is noticed before.
+#[test]
+fn a_wrong_configuration_is_refused_before_anything_is_bound() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("bound").to_string();
+    let output = run(&["serve", "--listen", &address, "--consistency", "maybe"]);
+    assert_eq!(output.code, Some(CONFIG), "{}", output.stderr);
+    assert!(output.stderr.contains("maybe") && !output.stderr.contains(&address), "{}", output.stderr);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The harness: boots the whole application in front of a demo upstream and looks at it as clients do.
 //!
 //! Tests read as prose; what is noise lives here. Everything waits on something that can be observed, and nothing waits
-//! longer than [`PATIENCE`].
+//! longer than [`PATIENCE`]. What is promised within a time is waited for that time and [`ALLOWANCE`].
 
 mod app;
 mod client;
@@ -16,7 +16,7 @@ mod watch;
 use std::time::Duration;
 
 use kube_fanout::demo::{ReceivedRequest, RunningUpstream};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 pub use app::{App, Plan, app, in_front_of};
 pub use client::{Answer, Client, Protocol, assert_alike};
@@ -29,6 +29,8 @@ pub use watch::{Watch, WatchPlan};
 
 /// Nothing here takes that long unless it is broken.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+/// What two cores that do other things as well may add to the time in which something is promised.
+pub const ALLOWANCE: Duration = Duration::from_secs(5);
 /// Between two looks at something that tells nobody when it changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const CHURNS_MAX: usize = 400;
@@ -48,11 +50,24 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
+/// The value, unless it takes longer than is promised.
+pub async fn in_time<T>(promised: Duration, what: &str, future: impl Future<Output = T>) -> T {
+    let late = |_| panic!("not within {promised:?} and {ALLOWANCE:?}: {what}");
+    timeout(promised + ALLOWANCE, future).await.unwrap_or_else(late)
+}
+
 /// Looks until it is so, for things that tell nobody when they change.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) {
-    let deadline = Instant::now() + PATIENCE;
+    within(what, until(look)).await;
+}
+
+/// The same, unless it takes longer than is promised.
+pub async fn eventually_in_time<F: Future<Output = bool>>(promised: Duration, what: &str, look: impl Fn() -> F) {
+    in_time(promised, what, until(look)).await;
+}
+
+async fn until<F: Future<Output = bool>>(look: impl Fn() -> F) {
     while !look().await {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
         sleep(LOOK_AGAIN).await;
     }
 }

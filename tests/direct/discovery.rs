@@ -1,6 +1,6 @@
 //! What upstream serves changes while the proxy runs (R-UPSTREAM-11).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::Method;
 use kube_fanout::demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
@@ -11,6 +11,8 @@ use crate::direct::{self, Ended, WIDGETS, Watch, eventually, straight};
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 const WIDGETS_CRD: &str = "widgets.demo.kube-fanout.io";
+/// When definitions are read again behind a change, where that is heard of: long before they are anyway.
+const NOTICED: Duration = Duration::from_millis(100);
 
 fn definition(up: &RunningUpstream) -> Value {
     let body = up.object("customresourcedefinitions", "", WIDGETS_CRD).expect("the demo's definition");
@@ -68,7 +70,7 @@ async fn a_changed_definition_is_noticed_at_once_and_ends_the_watches_of_its_obj
     app.discovered().await;
     let watch = app.watch(WIDGETS).from(up.revision()).await;
     define(&up, |version| version["selectableFields"] = json!([{"jsonPath": ".spec.shape"}]));
-    assert_eq!(watch.ended().await, Ended::Clean);
+    assert_eq!(watch.ended_in_time(NOTICED).await, Ended::Clean);
     let code = async |field: &str| {
         app.get(&format!("{WIDGETS}?resourceVersion=0&fieldSelector=spec.{field}%3Dx")).await.status
     };
@@ -83,7 +85,7 @@ async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition
     app.discovered().await;
     let before = app.watch(WIDGETS).from(up.revision()).await;
     define(&up, |version| version["selectableFields"] = json!([]));
-    assert_eq!(before.ended().await, Ended::Clean);
+    assert_eq!(before.ended_in_time(NOTICED).await, Ended::Clean);
     let behind = app.watch(WIDGETS).from(up.revision()).await;
     direct::followed(&up, "widgets").await;
     up.faults().only("widgets").end_watches();
@@ -138,15 +140,19 @@ async fn a_version_that_is_served_no_more_ends_its_watches_and_passes_through() 
     app.discovered().await;
     let watch = app.watch(WIDGETS).from(up.revision()).await;
     define(&up, |version| version["served"] = json!(false));
-    assert_eq!(watch.ended().await, Ended::Clean);
+    assert_eq!(watch.ended_in_time(NOTICED).await, Ended::Clean);
     assert!(!app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached());
 }
 
 /// Reads of widgets that wait for a version which no widget has yet.
 const NOT_YET: &str = "resourceVersion=9000000";
 
+/// How long a LIST waits for a version that does not come (L3).
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
 /// Whoever waits for something of a feed is told by its end, and is answered by whoever is there then: here by
-/// upstream. A busy machine may take longer to notice the change than anybody waits: so there are some tries.
+/// upstream. A busy machine may take longer to notice the change than anybody waits: that shows nothing, and is tried
+/// again.
 #[tokio::test]
 async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then() {
     let up = demo::upstream().future_wait(Duration::from_millis(20)).run().await;
@@ -158,18 +164,22 @@ async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_the
         let is_held = || async { app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached() };
         eventually("widgets are held", is_held).await;
         let before = asked("timeoutSeconds=3&");
+        let began = Instant::now();
         let gone = async {
             eventually("somebody waits", || async { asked("timeoutSeconds=3&") > before }).await;
             define(&up, |version| version["served"] = json!(false));
+            eventually("the feed has ended", || async { app.feed("widgets").await.is_none() }).await;
+            began.elapsed()
         };
         let path = format!("{WIDGETS}?{NOT_YET}");
-        let (waited, ()) = tokio::join!(app.get(&path), gone);
+        let (waited, noticed) = tokio::join!(app.get(&path), gone);
         assert_eq!(waited.status, 504, "upstream has no such version either");
         if asked(NOT_YET) == 1 {
             return;
         }
+        assert!(noticed >= WAIT_MAX, "the feed had ended after {noticed:?}, and whoever waited was refused here");
     }
-    panic!("each waited until its time was up, and was refused here");
+    panic!("no feed ended while somebody waited: nothing was tried");
 }
 
 #[tokio::test]

@@ -87,7 +87,7 @@ async fn a_drain_lets_go_of_those_who_are_held() {
     let held = tokio::spawn(watch_list(&app).open());
     direct::eventually("held", || async { positions(&up) > before }).await;
     app.begin_stop();
-    let refused = direct::within("an answer", held).await.expect("no panic").err().expect("a refusal");
+    let refused = direct::in_time(Duration::ZERO, "an answer", held).await.expect("no panic").err().expect("a refusal");
     assert_eq!(refused.refusal(), (503, "ServiceUnavailable".to_owned()));
     assert!(refused.header("retry-after").is_some());
     up.faults().unhush_watches();

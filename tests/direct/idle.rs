@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube_fanout::demo;
 use tokio::time::sleep;
 
-use crate::direct::{self, PODS, within};
+use crate::direct::{self, PODS, in_time};
 
 const SOON: Duration = Duration::from_millis(40);
 
@@ -19,7 +19,7 @@ async fn an_idle_feed_stops_and_starts_again() {
         assert_eq!(watch.changes().len(), 5 + round);
         assert_eq!(up.counts().watches_open.of("pods"), 1);
         drop(watch);
-        within("the end of upstream's watch", up.until(|counts| counts.watches_open.of("pods") == 0)).await;
+        in_time(SOON, "the end of upstream's watch", up.until(|counts| counts.watches_open.of("pods") == 0)).await;
         assert_eq!(app.feed("pods").await, None);
         assert_eq!(up.counts().watch_lists.of("pods"), round as u64);
         up.create_pod("default", &format!("round-{round}"));
@@ -34,7 +34,7 @@ async fn a_feed_with_readers_is_not_idle_however_quiet_it_is() {
     // Another resource stops meanwhile: proof that idleness was looked at.
     app.get("/api/v1/nodes?resourceVersion=0").await;
     for _ in 0..3 {
-        within("the end of the nodes' watch", up.until(|counts| counts.watches_open.of("nodes") == 0)).await;
+        in_time(SOON, "the end of the nodes' watch", up.until(|counts| counts.watches_open.of("nodes") == 0)).await;
         app.get("/api/v1/nodes?resourceVersion=0").await;
     }
     assert!(quiet.is_open());
@@ -50,8 +50,8 @@ async fn what_is_preloaded_is_never_idle() {
     let app = direct::app(&up).idle(SOON).preload("widgets.demo.kube-fanout.io").run().await;
     app.until_feed("widgets", "live", |feed| feed["state"] == "live").await;
     app.get("/api/v1/nodes?resourceVersion=0").await;
-    within("the end of the nodes' watch", up.until(|counts| counts.watches_opened.of("nodes") > 0)).await;
-    within("the end of the nodes' watch", up.until(|counts| counts.watches_open.of("nodes") == 0)).await;
+    in_time(SOON, "the end of the nodes' watch", up.until(|counts| counts.watches_opened.of("nodes") > 0)).await;
+    in_time(SOON, "the end of the nodes' watch", up.until(|counts| counts.watches_open.of("nodes") == 0)).await;
     assert!(app.feed("widgets").await.is_some());
 }
 
@@ -63,15 +63,17 @@ async fn a_feed_that_stops_takes_nobody_with_it() {
     let comer = |n: u64| {
         let (client, up) = ((*app).clone(), &up);
         async move {
+            let (name, mine) = (format!("comer-{n}"), format!("default/comer-{n}"));
             for trial in 0..150 {
                 // Not to synchronise with anything: to come at all moments of the feed's short life.
                 sleep(Duration::from_micros((trial * 37 + n * 211) % 2500)).await;
                 let watch = client.watch("/api/v1/namespaces/default/pods").initial_events().from(0).await;
                 watch.listed().await;
                 assert_eq!(watch.end(), None);
+                let written = up.update_pod("default", &name);
                 let list = client.get("/api/v1/namespaces/default/pods").await;
                 assert_eq!(list.status, 200, "{}", list.text());
-                assert!(list.rv() >= up.revision().min(list.rv()));
+                assert!(list.items().contains(&(mine.clone(), written)), "{written} is missing at {}", list.rv());
             }
         }
     };

@@ -6,10 +6,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 
-use crate::direct::{Client, Dir, Place, within};
+use crate::direct::{Client, Dir, Place, in_time, within};
 
 /// What a process left behind.
 pub struct Output {
@@ -162,7 +163,16 @@ impl Process {
     }
 
     /// Waits for its end.
-    pub async fn ended(mut self) -> Output {
+    pub async fn ended(self) -> Output {
+        within("the end of the process", self.end()).await
+    }
+
+    /// Waits for its end, which is promised within a time.
+    pub async fn ended_in_time(self, promised: Duration) -> Output {
+        in_time(promised, "the end of the process", self.end()).await
+    }
+
+    async fn end(mut self) -> Output {
         let mut child = self.child.take().expect("it runs");
         let mut stdout = std::mem::take(&mut self.said).join("\n");
         let waiting = spawn_blocking(move || {
@@ -173,7 +183,7 @@ impl Process {
             }
             (child.wait().expect("an end").code(), more, stderr)
         });
-        let (code, more, stderr) = within("the end of the process", waiting).await.expect("no panic");
+        let (code, more, stderr) = waiting.await.expect("no panic");
         stdout.push_str(&more);
         Output { code, stdout, stderr }
     }

@@ -11,7 +11,7 @@ use kube_fanout::demo;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::direct::{self, Ended, Event, PODS, Protocol, Stub, stub, within};
+use crate::direct::{self, Ended, Event, PODS, Protocol, Stub, in_time, stub};
 
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -25,7 +25,7 @@ async fn an_idle_proxy_stops_at_once_and_leaves_nothing_open_upstream() {
     kept.get(PODS).await;
     let stopped = app.stop().await;
     assert!(stopped.took < GRACE / 2, "{:?}", stopped.took);
-    within("nothing open", up.until(|counts| counts.watches_open.total() == 0)).await;
+    in_time(Duration::ZERO, "nothing open", up.until(|counts| counts.watches_open.total() == 0)).await;
     let refused = client.request(http::Method::GET, PODS).try_send().await;
     assert!(refused.is_err(), "the port is closed");
 }
@@ -45,10 +45,13 @@ async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
     let (early, late): (Vec<_>, Vec<_>) = ends.iter().partition(|(_, at)| *at < GRACE / 3);
     assert!(early.len() >= 6 && late.len() >= 6, "{} early, {} late", early.len(), late.len());
     assert!(ends.iter().all(|(_, at)| *at < GRACE), "before the deadline");
+    let mut seen = 0;
     for watch in &watches {
-        let seen = watch.events();
-        assert!(seen.windows(2).all(|pair| pair[1].rv == pair[0].rv + 1), "no hole, up to the end");
+        let events = watch.events();
+        assert!(events.windows(2).all(|pair| pair[1].rv == pair[0].rv + 1), "no hole, up to the end");
+        seen += events.len();
     }
+    assert!(seen > watches.len(), "{seen} events are too few to have a hole");
     let stopped = app.stop().await;
     assert!(stopped.took < GRACE);
 }
@@ -56,7 +59,8 @@ async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
 #[tokio::test]
 async fn a_drained_watch_is_told_how_far_it_was() {
     let up = demo::upstream().pods(3).run().await;
-    let mut app = direct::app(&up).drain(Duration::from_millis(400)).run().await;
+    let grace = Duration::from_millis(400);
+    let mut app = direct::app(&up).drain(grace).run().await;
     let from = up.revision();
     let nowhere = "/api/v1/namespaces/nowhere/pods";
     let asked = Protocol::ALL.map(|protocol| app.watch(nowhere).from(from).bookmarks().over(protocol).into_future());
@@ -66,7 +70,7 @@ async fn a_drained_watch_is_told_how_far_it_was() {
     witness.reached(last).await;
     app.begin_stop();
     for watch in &asked {
-        assert_eq!(watch.ended().await, Ended::Clean);
+        assert_eq!(watch.ended_in_time(grace).await, Ended::Clean);
         let told: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
         assert_eq!(told, [(true, last)], "so that it resumes there, anywhere, without a list");
     }

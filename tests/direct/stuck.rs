@@ -44,9 +44,10 @@ async fn stuck(app: &App, client: &Client, timeout_seconds: i64) -> Vec<Watch> {
     stuck
 }
 
-/// Nothing that they had is kept, nor the feed for their sake.
-async fn nothing_is_kept(app: &App) {
-    direct::eventually("the feed is idle and ends", || async { app.feed("configmaps").await.is_none() }).await;
+/// Nothing that they had is kept for longer than that, nor the feed for their sake.
+async fn nothing_is_kept_behind(app: &App, time: Duration) {
+    let gone = || async { app.feed("configmaps").await.is_none() };
+    direct::eventually_in_time(time, "the feed is idle and ends", gone).await;
 }
 
 /// They were cut, and see that.
@@ -64,7 +65,7 @@ async fn their_time_is_up_whether_they_read_or_not() {
     let up = large().await;
     let app = impatient(&up, UNREAD).run().await;
     let stuck = stuck(&app, &app, 2).await;
-    nothing_is_kept(&app).await;
+    nothing_is_kept_behind(&app, Duration::from_secs(2) + UNREAD.grace).await;
     were_cut(&stuck).await;
     let whole = app.watch(CONFIGMAPS).initial_events().await;
     whole.listed().await;
@@ -74,9 +75,10 @@ async fn their_time_is_up_whether_they_read_or_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_takes_nothing_for_a_while_is_over_before_its_time() {
     let up = large().await;
-    let app = impatient(&up, Unread { state_idle_max: Duration::from_secs(2), ..UNREAD }).run().await;
+    let unread = Unread { state_idle_max: Duration::from_secs(2), ..UNREAD };
+    let app = impatient(&up, unread).run().await;
     let stuck = stuck(&app, &app, 3_000).await;
-    nothing_is_kept(&app).await;
+    nothing_is_kept_behind(&app, unread.state_idle_max).await;
     were_cut(&stuck).await;
 }
 
@@ -106,14 +108,15 @@ async fn a_right_that_ends_ends_them() {
     let app = app.run().await;
     let stuck = stuck(&app, &app.bearing("a"), 3_000).await;
     up.reviews().deny("ada", "*");
-    nothing_is_kept(&app).await;
+    nothing_is_kept_behind(&app, soon + UNREAD.grace).await;
     were_cut(&stuck).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_is_not_read_is_over_when_its_time_is() {
     let up = large().await;
-    let app = impatient(&up, UNREAD).with(|config| config.serve.body_max = Duration::from_secs(2)).run().await;
+    let body_max = Duration::from_secs(2);
+    let app = impatient(&up, UNREAD).with(|config| config.serve.body_max = body_max).run().await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let reader = app.watch(CONFIGMAPS).initial_events().await;
         reader.listed().await;
@@ -122,7 +125,8 @@ async fn a_list_that_is_not_read_is_over_when_its_time_is() {
         let unread = narrow.request(Method::GET, &path).open().await.expect("an answer");
         assert!(unread.headers().contains_key("kube-fanout-served"), "{protocol:?}: it is ours");
         app.until_feed("configmaps", "it is told a state", |feed| feed["pinned"] == 1).await;
-        app.until_feed("configmaps", "it was cut", |feed| feed["pinned"] == 0).await;
+        let is_cut = app.until_feed("configmaps", "it was cut", |feed| feed["pinned"] == 0);
+        direct::in_time(body_max, "it was cut", is_cut).await;
         drop(reader);
         assert!(http_body_util::BodyExt::collect(unread.into_body()).await.is_err(), "{protocol:?}: cut, and it shows");
     }
@@ -145,7 +149,7 @@ async fn a_window_that_was_never_open_keeps_nothing() {
         let (answer, _) = sender.send_request(request, true).expect("it is open");
         answers.push(within("a head", answer).await.expect("an answer").into_body());
     }
-    nothing_is_kept(&app).await;
+    nothing_is_kept_behind(&app, Duration::from_secs(2) + UNREAD.grace).await;
     for mut body in answers {
         let end = within("a reset", body.data()).await.expect("not the end").expect_err("no data");
         assert_eq!(end.reason(), Some(h2::Reason::CANCEL));

@@ -13,7 +13,9 @@ use kube_fanout::demo::{self, RunningUpstream};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use crate::direct::{self, App, CONFIGMAPS, Client, Dir, Protocol, Reply, Stub, eventually, stub, within};
+use crate::direct::{
+    self, App, CONFIGMAPS, Client, Dir, Protocol, Reply, Stub, eventually, eventually_in_time, stub, within,
+};
 use crate::process::Process;
 
 /// How long anything may take here: long enough to see meanwhile that there is no place, on a busy machine too.
@@ -102,8 +104,8 @@ async fn an_answer_that_nobody_reads_gives_its_place_and_its_connection_back() {
         let unread = open(&client, LONG).await;
         assert_eq!(unread.status(), 200);
         assert_eq!(client.get(SHORT).await.status, 429, "there is one place");
-        eventually("the place is given back", || is_let_in(&client)).await;
-        eventually("upstream is let go", || async { *guests.borrow() == 0 }).await;
+        eventually_in_time(MAX, "the place is given back", || is_let_in(&client)).await;
+        eventually_in_time(MAX, "upstream is let go", || async { *guests.borrow() == 0 }).await;
         is_cut(unread).await;
     }
 }
@@ -134,10 +136,10 @@ async fn a_body_that_never_comes_gives_its_place_back() {
         // Whoever asks sooner has the place.
         eventually("it has come to upstream", || async { *senders.borrow() == 1 }).await;
         assert_eq!(client.get(SHORT).await.status, 429, "there is no other place");
-        eventually("the place is given back", || is_let_in(&client)).await;
+        eventually_in_time(MAX, "the place is given back", || is_let_in(&client)).await;
         let told = within("an answer", posting).await.expect("it is told");
         assert_eq!(told.refusal(), (400, "BadRequest".to_owned()), "{protocol:?}");
-        eventually("upstream is let go", || async { *senders.borrow() == 0 }).await;
+        eventually_in_time(MAX, "upstream is let go", || async { *senders.borrow() == 0 }).await;
     }
     let whole = app.request(Method::POST, POSTED).body("{}").send().await;
     assert_eq!((whole.status, whole.text().as_str()), (201, "{}"));
@@ -157,7 +159,7 @@ async fn nobody_in_particular_keeps_no_place_by_not_reading() {
     for path in [LONG, LOG] {
         let unread = open(&app, path).await;
         assert_eq!(app.get(SHORT).await.status, 429, "there is one place");
-        eventually("the place is given back", || is_let_in(&app)).await;
+        eventually_in_time(MAX, "the place is given back", || is_let_in(&app)).await;
         is_cut(unread).await;
     }
 }
@@ -175,7 +177,7 @@ async fn the_answer_instead_of_a_tunnel_has_an_end() {
     let unread = ask().await;
     assert_eq!(unread.status(), 200);
     assert_eq!(ask().await.status(), 429, "there is one place");
-    eventually("the place is given back", || async { ask().await.status() == 200 }).await;
+    eventually_in_time(MAX, "the place is given back", || async { ask().await.status() == 200 }).await;
     is_cut(unread).await;
 }
 
@@ -288,7 +290,7 @@ async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
     assert_eq!(shut.ask(MIDDLING, "application/json").await, 200, "it needs no place");
     assert_eq!(client.get(LARGE).await.status, 429, "there is no place");
     assert!(client.get(MIDDLING).await.is_cached(), "what is small goes on");
-    eventually("the places are given back", || async { client.get(LARGE).await.is_cached() }).await;
+    eventually_in_time(MAX, "the places are given back", || async { client.get(LARGE).await.is_cached() }).await;
     shut.is_cut().await;
     assert_eq!(shut.bodies.len(), 4);
     for protocol in [Protocol::Http1, Protocol::Http2] {
@@ -312,6 +314,6 @@ async fn shared_answers_that_nobody_reads_are_counted_and_beyond_that_nothing_is
         assert_eq!(shut.ask(ROW, TABLE).await, 200, "who finds no room has it from upstream, as fast as it reads");
     }
     assert_eq!(app.get(LARGE).await.status, 429, "three of them hold it");
-    eventually("the room is given back", || async { app.get(LARGE).await.is_cached() }).await;
+    eventually_in_time(MAX, "the room is given back", || async { app.get(LARGE).await.is_cached() }).await;
     shut.is_cut().await;
 }

@@ -82,7 +82,8 @@ async fn assert_all_are_new(up: &RunningUpstream, app: &App, pods: usize) {
     ours.listed().await;
     theirs.listed().await;
     assert_same("the state that a watch begins with", &ours.changes(), &theirs.changes());
-    assert!(ours.changes().iter().all(|event| marks(&String::from_utf8_lossy(&event.body)) == 1));
+    let each: Vec<_> = ours.changes().iter().map(|event| marks(&String::from_utf8_lossy(&event.body))).collect();
+    assert_eq!(each, vec![1; pods]);
 }
 
 #[tokio::test]

@@ -73,10 +73,12 @@ case "${1:-}" in
     # What Go's encoders make of random objects, in both forms, is what ours must make of them, or refuse.
     mkdir -p "$build_dir"
     files=()
+    count=${2:-100} seed=${3:-$RANDOM}
+    echo "facts: drawn with seed $seed; the same again: make transcoder COUNT=$count SEED=$seed" >&2
     for version in "${versions[@]}"; do
       minor=$(minor_of "$version")
       echo "facts: random objects of 1.$minor" >&2
-      pairs "$minor" "${2:-100}" "${3:-1}" >"$build_dir/random-$minor.txt"
+      pairs "$minor" "$count" "$seed" >"$build_dir/random-$minor.txt"
       files+=("$build_dir/random-$minor.txt")
     done
     cd "$repo_dir"

@@ -5,16 +5,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-# The one that build.sh has installed, where that on PATH is not new enough.
-export PATH=$PWD/target/toolchain/go/bin:$PATH
-export GOTOOLCHAIN=local GOWORK=off GOFLAGS='' CGO_ENABLED=0
+go=$PWD/tests/kube/go.sh
 # Without vet, which would read two thousand packages for it.
 flags=(-p 2 -vet=off -mod=readonly -trimpath -buildvcs=false)
 
-unformatted=$(gofmt -l tests)
+unformatted=$("$("$go" env GOROOT)/bin/gofmt" -l tests)
 if [ -n "$unformatted" ]; then
   printf 'not formatted (gofmt -w):\n%s\n' "$unformatted"
   exit 1
 fi
-(cd tests/e2e && go test "${flags[@]}" ./compared)
-(cd tests/kube && go test "${flags[@]}" -tags=selinux,notest,grpcnotrace .)
+(cd tests/e2e && "$go" test "${flags[@]}" ./compared)
+(cd tests/kube && "$go" test "${flags[@]}" -tags=selinux,notest,grpcnotrace .)

@@ -142,6 +142,42 @@ fn the_functions_that_documents_name_are_there() {
 }
 
 #[test]
+fn every_promise_is_observed_from_outside() {
+    let text = files::text("docs/GUARANTEES.md");
+    let (promises, _) = text.split_once("## Track record").expect("the promises stand before the track record");
+    assert!(promises_of(promises).count() > 40, "the promises were not found");
+    assert_none("promises of docs/GUARANTEES.md without a test from outside", &unobserved(promises));
+}
+
+/// The rows of tables of promises: their ids and their last cells.
+fn promises_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(promise)
+}
+
+fn promise(row: &str) -> Option<(&str, &str)> {
+    let (id, rest) = row.strip_prefix("| ")?.strip_suffix('|')?.split_once(" |")?;
+    let ends_id = |c: char| c.is_ascii_digit() || c == 'b';
+    let is_id = id.starts_with(|c: char| c.is_ascii_uppercase()) && id.ends_with(ends_id);
+    is_id.then_some((id, rest.rsplit_once('|')?.1.trim()))
+}
+
+/// The ids of promises whose last cell names no test over real connections.
+fn unobserved(text: &str) -> Vec<String> {
+    let is_outside =
+        |code: String| ["tests/direct/", "tests/conformance/"].iter().any(|folder| code.starts_with(folder));
+    let without = promises_of(text).filter(|(_, last)| !in_backticks(last).any(is_outside));
+    without.map(|(id, _)| id.to_owned()).collect()
+}
+
+#[test]
+fn a_promise_that_nobody_observes_is_found() {
+    let head = "| Id | Promise | Unit tests | Tests from outside |\n|---|---|---|---|\n";
+    let rows = "| W1 | a | | `tests/direct/a.rs::b` |\n| W11b | a | `tests/direct/a.rs::b` | |\n\
+        | L2 | a | | `src/a.rs::b` |\n| F3 | a | | `src/a.rs::b`, `tests/conformance/a.rs::b` |\n";
+    assert_eq!(unobserved(&format!("{head}{rows}")), ["W11b", "L2"]);
+}
+
+#[test]
 fn the_specs_that_are_compared_are_listed() {
     let specs = files::text("tests/e2e/specs.txt");
     let compared: Names = specs.lines().map(str::to_owned).collect();

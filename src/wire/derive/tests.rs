@@ -2,7 +2,6 @@
 
 mod fixtures;
 mod hostile;
-mod live;
 mod metadata;
 mod pairs;
 mod rules;

@@ -42,6 +42,11 @@ pub fn agree(one: &str, other: &str, between: Duration) -> bool {
     one.0 <= other.1 + between && other.0 <= one.1 + between
 }
 
+/// The same of all ages of two Tables.
+pub fn all_agree(ones: &[String], others: &[String], between: Duration) -> bool {
+    ones.len() == others.len() && ones.iter().zip(others).all(|(one, other)| agree(one, other, between))
+}
+
 /// What stands before the age in a cell, and the age: all of `7m12s`, the end of `2 (3s ago)`.
 fn age_in(cell: &str) -> Option<(&str, &str)> {
     if range(cell).is_some() {
@@ -97,6 +102,10 @@ mod tests {
             assert_eq!(agree(one, other, moment), agrees, "{one} {other}");
         }
         assert!(agree("9s", "12s", Duration::from_secs(2)));
+        let ages = |ages: &[&str]| ages.iter().map(|age| (*age).to_owned()).collect::<Vec<_>>();
+        assert!(all_agree(&ages(&["9s", "2d"]), &ages(&["10s", "2d"]), moment));
+        assert!(!all_agree(&ages(&["9s", "2d"]), &ages(&["10s", "4d"]), moment));
+        assert!(!all_agree(&ages(&["9s"]), &ages(&[]), moment));
     }
 
     #[test]

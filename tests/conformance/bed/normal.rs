@@ -6,7 +6,7 @@
 //! - the slash that a continue token of a cache begins with and one of etcd does not (R-CONTINUE-3);
 //! - bookmarks in between: when they come is up to the server;
 //! - ages in the rows of a Table that is watched: they are of the moment when a row was printed (docs/DIFFERENCES.md);
-//!   those of one that is not are apart from the rest of it, and compared by [`ages::agree`];
+//!   those of one that is not are apart from the rest of it, and compared by [`ages::all_agree`];
 //! - the version that a server says it has, in `Too large resource version` and `too old resource version`.
 
 use serde_json::Value;
@@ -17,7 +17,7 @@ use super::http::Answer;
 use super::protobuf;
 
 /// What of an answer is to be compared with another one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Body {
     pub text: String,
     /// The ages in it, if it is a Table, which are not in its text.

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::http::{Answer, Ask, Http};
 use super::plane::Plane;
 use super::proxy::{Plan, Proxy};
-use super::{Bed, beside_others, normal};
+use super::{Bed, ages, beside_others, normal};
 
 /// A control plane and a proxy in front of it, asked the same.
 pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
@@ -20,6 +20,25 @@ pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
     /// Two namespaces, of which the second's name begins with the first's.
     pub namespace: String,
     pub next: String,
+}
+
+/// Waits for two answers to one question, asked at once, and insists on the same status, Content-Type, `Retry-After`
+/// and body, but for ages in Tables, which may differ by the time that this took; the proxy's answer.
+pub async fn assert_same(
+    what: &str,
+    direct: impl Future<Output = Answer>,
+    through: impl Future<Output = Answer>,
+) -> Answer {
+    let began = Instant::now();
+    let (direct, through) = join(direct, through).await;
+    let took = began.elapsed();
+    let of =
+        |answer: &Answer| (answer.status, answer.content_type().to_owned(), answer.header("retry-after").to_owned());
+    assert_eq!(of(&through), of(&direct), "{what}");
+    let (told, expected) = (normal::body(&through, false), normal::body(&direct, false));
+    assert_eq!(told.text, expected.text, "{what}");
+    assert!(ages::all_agree(&told.ages, &expected.ages, took), "{what}: {:?} {:?}", told.ages, expected.ages);
+    through
 }
 
 impl Pair {
@@ -77,16 +96,10 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         format!("/api/v1/namespaces/{}/configmaps{rest}", self.namespace)
     }
 
-    /// Asks both, and insists on the same status, Content-Type, `Retry-After` and body; the proxy's answer.
+    /// Asks both, and insists on the same answer; the proxy's.
     pub async fn same(&self, ask: Ask) -> Answer {
-        let (direct, through) = join(self.direct.ask(ask.clone()), self.through.ask(ask.clone())).await;
         let what = format!("{} {} {:?}", ask.method, ask.path, ask.headers);
-        let of = |answer: &Answer| {
-            let retry = answer.header("retry-after").to_owned();
-            (answer.status, answer.content_type().to_owned(), retry, normal::body(answer, false))
-        };
-        assert_eq!(of(&through), of(&direct), "{what}");
-        through
+        assert_same(&what, self.direct.ask(ask.clone()), self.through.ask(ask)).await
     }
 
     /// The same of a watch that ends by itself; and that it takes about as long.

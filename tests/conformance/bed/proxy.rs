@@ -2,13 +2,17 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use super::http::{Http, Protocol, Target};
 use super::identity::Identity;
 use super::metrics::Metrics;
 use super::plane::Plane;
 use super::process::Process;
-use super::{PATIENCE, eventually, unique};
+use super::{ALLOWANCE, eventually, unique};
+
+/// No configuration here has a longer drain than this, the default.
+const DRAIN_MAX: Duration = Duration::from_secs(20);
 
 /// How a proxy is to be run.
 #[derive(Debug, Clone)]
@@ -202,10 +206,10 @@ impl Proxy {
         self.process.lock().expect("not poisoned").kill();
     }
 
-    /// SIGTERM, at once; then how it ends.
+    /// SIGTERM, at once; then how it ends, which is in time (O1).
     pub fn terminate(self) -> impl Future<Output = ExitStatus> {
         let process = self.process.into_inner().expect("not poisoned");
         process.signal("TERM");
-        process.wait(PATIENCE)
+        process.wait(DRAIN_MAX + ALLOWANCE)
     }
 }

@@ -72,8 +72,7 @@ fn is_another_moment(expected: &Seen, told: &Seen, took: Duration) -> bool {
     const MODIFIED: &str = "last-modified";
     let others = |seen: &Seen| seen.headers.iter().filter(|(name, _)| name != MODIFIED).cloned().collect::<Vec<_>>();
     let modified = |seen: &Seen| seen.headers.iter().find(|(name, _)| name == MODIFIED).map(|(_, date)| second(date));
-    let of_ages = expected.ages.len() == told.ages.len()
-        && expected.ages.iter().zip(&told.ages).all(|(one, other)| ages::agree(one, other, took));
+    let of_ages = ages::all_agree(&expected.ages, &told.ages, took);
     let of_documents = match (modified(expected), modified(told)) {
         (Some(Some(one)), Some(Some(other))) => one.abs_diff(other) <= took.as_secs() + 1,
         (one, other) => one == other,

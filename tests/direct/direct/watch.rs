@@ -3,6 +3,7 @@
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderMap, Method};
 use http_body_util::BodyExt as _;
@@ -16,7 +17,7 @@ use tokio_tungstenite::tungstenite::{Error as SocketError, http::HeaderValue};
 use super::client::{Answer, Client, Protocol};
 use super::event::{Ended, Event};
 use super::frames::Frames;
-use super::{PATIENCE, within};
+use super::{PATIENCE, in_time, within};
 
 /// A watch that is not open yet; awaiting it opens it.
 pub struct WatchPlan {
@@ -199,7 +200,7 @@ impl Watch {
     }
 
     /// How long it lived, if it is over.
-    pub fn lived(&self) -> Option<std::time::Duration> {
+    pub fn lived(&self) -> Option<Duration> {
         self.log.ended.lock().as_ref().map(|(_, at)| at.duration_since(self.opened))
     }
 
@@ -251,16 +252,22 @@ impl Watch {
 
     /// Waits for its end.
     pub async fn ended(&self) -> Ended {
+        within("the end of a watch", self.until_ended()).await
+    }
+
+    /// Waits for its end, which is promised within a time.
+    pub async fn ended_in_time(&self, promised: Duration) -> Ended {
+        in_time(promised, "the end of a watch", self.until_ended()).await
+    }
+
+    async fn until_ended(&self) -> Ended {
         let mut changed = self.log.changed.subscribe();
-        within("the end of a watch", async {
-            loop {
-                if let Some(ended) = self.end() {
-                    return ended;
-                }
-                let _ = changed.changed().await;
+        loop {
+            if let Some(ended) = self.end() {
+                return ended;
             }
-        })
-        .await
+            let _ = changed.changed().await;
+        }
     }
 
     /// Reads on.

@@ -103,6 +103,8 @@ fn a_fault_costs_one_list_of_each_collection() {
     kept(OneRelist, 1, &[&cut(1), &before, &first]);
     kept(OneRelist, 1, &[&cut(2), &before, &first, &second]);
     kept(OneRelist, 0, &[&before, &first, &second]);
+    // Where nobody wrote down what was asked, nothing was judged.
+    kept(OneRelist, 0, &[&cut(1)]);
     let words = ["1 at most of /api/v1/pods behind cut at 1 ms", "2 lists"];
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &second]);
     broken(OneRelist, words[0], words[1], &[&cut(1), &first, &watched()]);
