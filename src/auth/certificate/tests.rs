@@ -152,6 +152,24 @@ fn other_certificates_are_nobodys() {
     assert!(Authorities::from_pem(cut).is_err(), "half a file is none");
 }
 
+/// Nothing of a certificate is unsigned, so that whatever is changed in it is noticed, and read without a panic.
+#[test]
+fn a_certificate_with_any_byte_changed_is_nobodys() {
+    let ours = Authority::new("ours");
+    let (authorities, leaf) = (ours.trusted(), ours.issue(&valid(0, 100)));
+    authorities.verify(&chain([&leaf]), at(0)).expect("trusted as it is");
+    for at_byte in 0..leaf.len() {
+        for change in [1, 0x20, 0x80, 0xff] {
+            let mut damaged = leaf.to_vec();
+            damaged[at_byte] ^= change;
+            let shown = chain([&CertificateDer::from(damaged)]);
+            assert!(authorities.verify(&shown, at(0)).is_err(), "byte {at_byte} changed by {change:#x}");
+        }
+        let cut = CertificateDer::from(leaf[..at_byte].to_vec());
+        assert!(authorities.verify(&chain([&cut]), at(0)).is_err(), "cut at {at_byte}");
+    }
+}
+
 #[test]
 fn authorities_are_shared_by_key_whatever_else_is_in_them() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
