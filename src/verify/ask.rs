@@ -77,12 +77,14 @@ impl ParsedCall {
             "" => None,
             token => Some(Token::parse(token)?),
         };
+        // A limit on one object makes nothing exact.
+        let exact_by = if selection.is_of_one() { 0 } else { limit };
         Some(Self {
             resource: target.resource(),
             collection: target.collection(),
             selection,
             key,
-            plan: plan(call.verb, &query, limit, token.as_ref())?,
+            plan: plan(call.verb, &query, exact_by, token.as_ref())?,
             first: token.map(|token| token.first(namespace)).unwrap_or_default(),
             limit,
             bookmarks: truth("allowWatchBookmarks") == Some(true),
@@ -238,6 +240,10 @@ mod tests {
         for (query, plan) in rows {
             assert_eq!(ask(ReadVerb::List, "/api/v1/pods", &query).unwrap().plan, plan, "{query}");
         }
+        let one = "resourceVersion=7&limit=5&fieldSelector=metadata.name%3Dx";
+        let plan_of = |path| ask(ReadVerb::List, path, one).unwrap().plan;
+        assert_eq!(plan_of("/api/v1/namespaces/a/pods"), ReadPlan::Read(Fresh::NotOlderThan(7)));
+        assert_eq!(plan_of("/api/v1/pods"), ReadPlan::Exact(7), "of many namespaces it may be many");
         let page = ask(ReadVerb::List, "/api/v1/namespaces/a/pods", &format!("continue={}", token(9))).unwrap();
         assert_eq!(page.first, "a/x");
         assert_eq!(ask(ReadVerb::List, "/api/v1/pods", "resourceVersionMatch=Exact&resourceVersion=0"), None);

@@ -46,6 +46,12 @@ impl Selection {
         Some(Self { namespace: namespace.to_owned(), labels, fields })
     }
 
+    /// Whether it is one object, by its namespace and name.
+    pub(super) fn is_of_one(&self) -> bool {
+        let names = self.fields.iter().any(|term| term.field == "metadata.name" && term.equal);
+        names && !self.namespace.is_empty()
+    }
+
     /// Whether there is more than a namespace.
     pub(super) fn is_selective(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
