@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::listener::{ChangeListener, News};
-use self::schedule::{ChangesHeard, Looks, Schedule};
+use self::schedule::{ChangesHeard, Schedule, SettlingLooks};
 use super::rights::Rights;
 use crate::base::{Backoff, NotReady, Tasks};
 use crate::serve::feed_spec;
@@ -68,7 +68,7 @@ impl DiscoveryLoop {
         let mut schedule = Schedule::new(asked, Instant::now());
         schedule.rely(self.told(is_answered, &heard));
         drop(starting);
-        let mut looks = Looks::default();
+        let mut looks = SettlingLooks::default();
         loop {
             tokio::select! {
                 told = news.recv() => {

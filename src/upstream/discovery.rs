@@ -13,13 +13,13 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
-use self::declaration::Said;
+use self::declaration::Declared;
 pub use self::declaration::{Declaration, DeclaringResource};
 use self::definitions::CustomResourceDefinitions;
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
 pub use self::insistence::Insistence;
 use self::insistence::RefusedDocument;
-use self::served::{Found, Known, Root, Served};
+use self::served::{DiscoveryFindings, DiscoveryState, Root, Served};
 use super::{Client, Error};
 use crate::kube::{FieldTable, Gvr, PageStore};
 use crate::wire::Encoding;
@@ -85,7 +85,7 @@ struct Shared {
 /// What is known, and what follows from it.
 #[derive(Debug, Default)]
 struct State {
-    known: Known,
+    known: DiscoveryState,
     served: Served,
 }
 
@@ -184,7 +184,7 @@ impl Catalog {
         asking.last = Some(Instant::now());
         let found = self.discover().await?;
         let mut state = self.shared.state.write();
-        let is_hidden = found.customs.as_ref().is_some_and(Option::is_none) && !state.known.told.definitions;
+        let is_hidden = found.asked.definitions && found.customs.is_none() && !state.known.told.definitions;
         if is_hidden && state.served.read.definitions {
             // Everything that we know of custom resources would be lost, and every watch of them.
             if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
@@ -196,14 +196,14 @@ impl Catalog {
         Ok(state.settle())
     }
 
-    /// Takes in what a feed of ours says, all of it. From now on upstream is not asked for it. Returns whether something
-    /// changed.
+    /// Takes in what a feed of ours says, all of it. From now on upstream is not asked for it. Returns whether
+    /// something changed.
     pub fn hear<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a Declaration>) -> bool {
         let (mut customs, mut remote) = (HashMap::new(), Vec::new());
         for Declaration(said) in all {
             match said {
-                Said::Customs(defined) => customs.extend(defined.iter().cloned()),
-                Said::Remote(other) => remote.extend(other.clone()),
+                Declared::Customs(defined) => customs.extend(defined.iter().cloned()),
+                Declared::Remote(other) => remote.extend(other.clone()),
             }
         }
         let mut state = self.shared.state.write();
@@ -222,8 +222,8 @@ impl Catalog {
     }
 
     /// Asks for what no feed of ours tells.
-    async fn discover(&self) -> Result<Found, Error> {
-        let mut found = Found::default();
+    async fn discover(&self) -> Result<DiscoveryFindings, Error> {
+        let mut found = DiscoveryFindings::default();
         for (at, root) in ["/api", "/apis"].into_iter().enumerate() {
             found.roots[at] = self.changed_root(at, root).await?;
         }
@@ -232,14 +232,15 @@ impl Catalog {
             found.protobuf = Some(answered == Some(Encoding::Protobuf));
         }
         let told = self.shared.state.read().known.told;
+        found.asked = Documents { definitions: !told.definitions, services: !told.services };
         // After discovery: what was created or deleted in between counts as the definitions say.
         if !told.definitions {
             let read = self.optional::<CustomResourceDefinitions>(DeclaringResource::Definitions).await?;
-            found.customs = Some(read.map(CustomResourceDefinitions::served));
+            found.customs = read.map(CustomResourceDefinitions::served);
         }
         if !told.services {
             let read = self.optional::<ApiServices>(DeclaringResource::Services).await?;
-            found.remote = Some(read.map(ApiServices::remote));
+            found.remote = read.map(ApiServices::remote);
         }
         // Not worth failing for: a token of either spelling is continued.
         found.minor =
@@ -260,7 +261,7 @@ impl Catalog {
         Ok(Some(Root { etag: None, versions: self.versions_below(root, &body).await? }))
     }
 
-    /// Every group version below `/api` or `/apis`, one by one, from a server that is older than the aggregated document.
+    /// Every group version below `/api` or `/apis`, one by one, from a server that has no aggregated document.
     async fn versions_below(&self, root: &str, body: &[u8]) -> Result<Vec<VersionList>, Error> {
         let groups = read::<Groups>(body).ok_or_else(|| Error::OtherDocument(root.to_owned()))?;
         let mut versions = Vec::new();

@@ -58,12 +58,12 @@ pub async fn in_time<T>(promised: Duration, what: &str, future: impl Future<Outp
 
 /// Looks until it is so, for things that tell nobody when they change.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) {
-    within(what, until(look)).await;
+    within(what, Box::pin(until(look))).await;
 }
 
 /// The same, unless it takes longer than is promised.
 pub async fn eventually_in_time<F: Future<Output = bool>>(promised: Duration, what: &str, look: impl Fn() -> F) {
-    in_time(promised, what, until(look)).await;
+    in_time(promised, what, Box::pin(until(look))).await;
 }
 
 async fn until<F: Future<Output = bool>>(look: impl Fn() -> F) {

@@ -93,7 +93,7 @@ async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition
     assert!(app.get(WIDGETS).await.is_cached());
 }
 
-/// Of 5,000 proxies each would ask.
+/// Each of 5,000 proxies would ask.
 #[tokio::test]
 async fn changed_definitions_are_heard_of_and_nothing_is_asked_for() {
     let up = demo::upstream().run().await;

@@ -54,11 +54,11 @@ const EARLIER: f64 = 0.2;
 /// When to look again, behind a change that the catalog was told of, at what upstream itself may have learnt later.
 /// It costs upstream nothing.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(super) struct SettlingLooks {
     left: Vec<Instant>,
 }
 
-impl Looks {
+impl SettlingLooks {
     pub(super) fn change(&mut self, now: Instant) {
         self.left = LATER.iter().rev().map(|after| now + *after).collect();
     }
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn behind_a_change_it_is_looked_again_after_a_second_and_after_three() {
         let now = Instant::now();
-        let mut looks = Looks::default();
+        let mut looks = SettlingLooks::default();
         assert_eq!(looks.due(), None);
         looks.change(now);
         for after in LATER {

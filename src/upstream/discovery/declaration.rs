@@ -1,8 +1,7 @@
 //! What single definitions and APIServices say, for whoever follows them by a watch.
 
 use super::definitions::{self, CustomResourceDefinition, Definition};
-use super::documents::{self, ApiService};
-use super::served::ServedApi;
+use super::documents::{self, ApiService, ServedApi};
 use crate::kube::Gvr;
 
 /// The resources whose objects say what upstream serves besides its own.
@@ -16,13 +15,13 @@ pub enum DeclaringResource {
 
 /// What one of their objects says.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Declaration(pub(super) Said);
+pub struct Declaration(pub(super) Declared);
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Said {
+pub(super) enum Declared {
     /// These are served; none as long as a definition is not established.
     Customs(Vec<(Gvr, Definition)>),
-    /// Whom another server answers for, if it is another.
+    /// What another server answers for, if there is one.
     Remote(Option<ServedApi>),
 }
 
@@ -48,9 +47,9 @@ impl DeclaringResource {
     pub fn read(self, json: &[u8]) -> Option<Declaration> {
         let said = match self {
             Self::Definitions => {
-                Said::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
+                Declared::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
             }
-            Self::Services => Said::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
+            Self::Services => Declared::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
         };
         Some(Declaration(said))
     }

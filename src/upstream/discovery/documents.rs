@@ -2,9 +2,10 @@
 
 use serde::Deserialize;
 
-use super::served::ServedApi;
-
 pub(super) const API_SERVICE_PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+
+/// The group and the version of an API.
+pub(super) type ServedApi = (String, String);
 
 /// The resources of one group version.
 #[derive(Debug)]
@@ -192,7 +193,7 @@ impl ApiServices {
 }
 
 impl ApiService {
-    /// Whom another server answers for, if it is another.
+    /// What another server answers for, if there is one.
     pub(super) fn remote(self) -> Option<ServedApi> {
         let ApiServiceSpec { group, version, service } = self.spec;
         service.map(|_| (group, version))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::HeaderValue;
 
 use super::definitions::Definition;
-use super::documents::{ResourceEntry, VersionList};
+use super::documents::{ResourceEntry, ServedApi, VersionList};
 use super::{Documents, Resource, ResourceOrigin};
 use crate::kube::{FieldTable, Gvr, PageStore};
 use crate::wire::Encoding;
@@ -37,12 +37,9 @@ const BUILT_IN_GROUPS: [&str; 21] = [
 ];
 const BUILT_IN_STORAGE_GROUPS: [&str; 2] = ["storage.k8s.io", "storagemigration.k8s.io"];
 
-/// The group and the version of an API.
-pub(super) type ServedApi = (String, String);
-
 /// What is known of who serves what.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct DiscoveryState {
     /// What is below `/api` and below `/apis`.
     pub(super) roots: [Root; 2],
     /// Upstream writes its own types in protobuf.
@@ -65,14 +62,16 @@ pub(super) struct Root {
     pub(super) versions: Vec<VersionList>,
 }
 
-/// What a question has found. `None` is what was not asked for, or has not changed.
+/// What a question has found. Of discovery, `None` is what has not changed.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct DiscoveryFindings {
     pub(super) roots: [Option<Root>; 2],
     pub(super) protobuf: Option<bool>,
     pub(super) minor: Option<u32>,
-    pub(super) customs: Option<Option<HashMap<Gvr, Definition>>>,
-    pub(super) remote: Option<Option<Vec<ServedApi>>>,
+    /// Which of these were asked for. `None` of them may not be read.
+    pub(super) asked: Documents<bool>,
+    pub(super) customs: Option<HashMap<Gvr, Definition>>,
+    pub(super) remote: Option<Vec<ServedApi>>,
 }
 
 /// The resources that upstream serves.
@@ -85,9 +84,9 @@ pub(super) struct Served {
     pub(super) minor: Option<u32>,
 }
 
-impl Known {
+impl DiscoveryState {
     /// Takes in what was found. What a feed of ours has told meanwhile is newer, and stays.
-    pub(super) fn take(&mut self, found: Found) {
+    pub(super) fn take(&mut self, found: DiscoveryFindings) {
         for (root, found) in self.roots.iter_mut().zip(found.roots) {
             if let Some(found) = found {
                 *root = found;
@@ -95,11 +94,11 @@ impl Known {
         }
         self.protobuf = found.protobuf.unwrap_or(self.protobuf);
         self.minor = found.minor.or(self.minor);
-        if let Some(customs) = found.customs.filter(|_| !self.told.definitions) {
-            self.customs = customs;
+        if found.asked.definitions && !self.told.definitions {
+            self.customs = found.customs;
         }
-        if let Some(remote) = found.remote.filter(|_| !self.told.services) {
-            self.remote = remote;
+        if found.asked.services && !self.told.services {
+            self.remote = found.remote;
         }
     }
 
