@@ -3,20 +3,20 @@ use std::sync::Arc;
 
 use crate::kube::{Payer, User};
 
-/// A credential's name within this process, from which the credential cannot be had back.
+/// Identifies a credential within this process. The credential cannot be computed from it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CredentialId([u8; 32]);
 
-/// With whose rights a request goes upstream.
+/// Says with whose rights a request goes upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ActingAs {
-    /// With ours: the caller is who we are.
+    /// With our rights: the caller is the user that we are ourselves.
     Ours,
-    /// With the bearer token that the request carries, at the cost of its user.
+    /// With the bearer token that the request carries; its user is the payer.
     Bearer(CredentialId, Payer),
-    /// With none: whatever the request carries is not known to be anybody's.
+    /// With no rights of ours: no user is known for what the request carries.
     Nobody,
-    /// With those of a user whose credential cannot be passed on, by impersonation.
+    /// With the rights of a user whose credential cannot be passed on: we impersonate the user.
     User(Arc<User>),
 }
 
@@ -25,7 +25,7 @@ impl CredentialId {
         Self(tag)
     }
 
-    /// For names that are made of this one.
+    /// The bytes of the identifier, from which other identifiers are derived.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -7,26 +7,27 @@ pub struct Release {
     pub minor: u32,
 }
 
-/// What a server says that it is. Servers that say the same write the same bytes.
+/// The build that a server reports in `/version`. Servers that report the same build write the same bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Build {
-    /// The release that it behaves as, which may be an older one than it is (`--emulated-version`).
+    /// The release that the server behaves as. It may be older than the server itself (`--emulated-version`).
     pub release: Release,
-    /// The minor of the release that it is. How objects are laid out in JSON follows this one: it is a matter of the Go
-    /// types that were compiled into it, whatever it emulates.
+    /// The minor of the server's own release. The layout of objects in JSON follows this one: it depends on the Go
+    /// types that were compiled into the server, not on the release that it emulates.
     pub minor: u32,
-    /// Everything else: patches add fields, and so do distributions; emulation and compatibility change defaults.
+    /// Everything else that may change bytes: patches and distributions add fields, emulation and compatibility change
+    /// defaults.
     name: Box<str>,
 }
 
 impl Build {
-    /// What a server says whose `/version` is this.
+    /// The build of a server whose `/version` document is this.
     #[cfg(test)]
     pub(crate) fn of(version: &str) -> Option<Self> {
         Self::parse(version.as_bytes())
     }
 
-    /// Out of a `/version` document. Some distributions write `31+`.
+    /// Reads a `/version` document. Some distributions write a minor as `31+`.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]

@@ -13,39 +13,39 @@ use crate::kube::Payer;
 
 /// Connections for requests that carry a credential of their own, or none.
 ///
-/// They share nothing with ours: neither the certificate that we would show, which upstream would take for the caller's
-/// credential, nor a connection, which upstream closes when it refuses a credential on it (R-HTTP-2). Nor do two
-/// credentials share one.
+/// They share nothing with our own connections. They do not show our certificate: upstream would take it for the
+/// caller's credential. No connection is shared, neither with us nor between two credentials: upstream closes a
+/// connection when it refuses a credential on it (R-HTTP-2).
 #[derive(Debug)]
 pub(super) struct CallerPools {
     credentials: UpstreamCredentials,
     pools: moka::sync::Cache<CredentialId, Arc<Pools>>,
     /// How many pools one user's credentials may have.
     shares: Shares<Payer>,
-    /// A connection a request.
+    /// Makes a new connection for each request.
     once: Pool,
 }
 
 #[derive(Debug)]
 struct Pools {
     short: Pool,
-    /// Streams and tunnels: a connection each.
+    /// For streams: each has a connection of its own.
     long: Pool,
     _place: OwnedSemaphorePermit,
 }
 
-/// Credentials that have connections of their own at a time. The one that has been idle for longest goes first; what
-/// runs on its connections goes on.
+/// How many credentials have connections of their own at a time. The cache evicts beyond that; requests that run on the
+/// connections of an evicted credential go on.
 const CREDENTIALS_MAX: u64 = 20_000;
 const IDLE_MAX: Duration = Duration::from_secs(90);
-/// How many of them may be of one user. It has as many tokens as it asks for, and a token several spellings: requests
-/// with more of them go on connections that are not kept.
+/// How many of these credentials may belong to one user. A user can get any number of tokens, and one token has several
+/// spellings. Requests with credentials beyond this number use connections that are not kept.
 const CREDENTIALS_OF_A_USER_MAX: usize = 256;
-/// Connections for streams that one credential keeps for the next one.
+/// How many idle connections for streams one credential keeps for its next streams.
 const IDLE_STREAMS_MAX: usize = 4;
 
 impl CallerPools {
-    /// `credentials`: ours, of which only the way to upstream is kept.
+    /// `credentials` are our own; only upstream's address and how to connect to it are taken from them.
     pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
         let credentials = credentials.without_identity();
         let once = Pool::new(&credentials, PoolProtocol::Once)?;
@@ -64,23 +64,23 @@ impl CallerPools {
         match lane {
             ForwardPool::Short => pools.short.send(request).await,
             ForwardPool::Stream => pools.long.send(request).await,
-            // What was to become a tunnel and did not is not trusted with another request.
+            // If the upgrade to a tunnel fails, the state of the connection is uncertain: it is not used again.
             ForwardPool::Tunnel => self.once.send(request).await,
         }
     }
 
-    /// Sends what nobody in particular asks, on a connection that is not used again.
+    /// Sends a request for which no user is known, on a connection that is not used again.
     pub(super) async fn send_once(&self, request: Request<UpstreamBody>) -> Result<Response<ResponseBody>, Error> {
         self.once.send(request).await
     }
 
-    /// The connections of a credential; `None` if its user has those of as many credentials as it may.
+    /// The connections of a credential; `None` if its user already has pools for as many credentials as it may have.
     fn pools(&self, credential: CredentialId, payer: &Payer) -> Result<Option<Arc<Pools>>, Error> {
         if let Some(pools) = self.pools.get(&credential) {
             return Ok(Some(pools));
         }
         let place = self.place(payer).or_else(|| {
-            // Idle ones go when somebody looks.
+            // The cache drops idle pools only when it is used; they may hold the places of this payer.
             self.pools.run_pending_tasks();
             self.place(payer)
         });

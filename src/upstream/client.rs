@@ -29,7 +29,7 @@ struct Shared {
     links: Links,
     base: Uri,
     instance: String,
-    /// Answers received: whoever waits for upstream to come back follows it.
+    /// Counts the answers received, for tasks that wait until upstream can be reached again.
     answered: watch::Sender<u64>,
 }
 
@@ -46,7 +46,7 @@ pub enum Question {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Client {
-    /// Reads the credentials. Nothing is asked yet.
+    /// Reads the credentials. No request is sent yet.
     pub fn connect(source: &CredentialSource) -> Result<Self, CredentialError> {
         Ok(Self::of(Links::load(source)?))
     }
@@ -61,8 +61,8 @@ impl Client {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Reads the credentials again whenever their files change; to be spawned once. Requests use the new ones, on new
-    /// connections; streams that run go on.
+    /// Reads the credentials again whenever their files change; to be spawned once. New requests use the new
+    /// credentials on new connections; streams that run already go on.
     pub async fn keep_up(self, every: Duration) {
         self.shared.links.clone().keep_up(every).await;
     }
@@ -72,7 +72,7 @@ impl Client {
         self.shared.links.changes()
     }
 
-    /// The address we talk to, for people.
+    /// The address of upstream, for messages to people.
     pub fn url(&self) -> &Uri {
         &self.shared.base
     }
@@ -82,14 +82,14 @@ impl Client {
         &self.shared.instance
     }
 
-    /// Completes when upstream answers anybody's request after this call: it can be reached (again).
+    /// Completes when upstream answers any request after this call, which shows that it can be reached.
     pub async fn answers(&self) {
         let mut answered = self.shared.answered.subscribe();
-        // The sender lives as long as we do.
+        // The sender lives as long as this client, so waiting cannot fail.
         let _ = answered.changed().await;
     }
 
-    /// A GET of ours whose body is read as it comes. Anything but 200 is [`Error::Refused`].
+    /// Sends a GET of ours; the caller reads the body as it comes. Any answer but a success is [`Error::Refused`].
     pub async fn open(
         &self,
         kind: Question,
@@ -100,7 +100,7 @@ impl Client {
         self.ask(kind, path_and_query, request, Bytes::new()).await
     }
 
-    /// A POST of ours, in JSON both ways.
+    /// Sends a POST of ours and reads the answer; both bodies are JSON.
     pub(super) async fn post(&self, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
         const JSON: &str = "application/json";
         let request = Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
@@ -122,7 +122,7 @@ impl Client {
         self.taken(pool.send(request)).await
     }
 
-    /// A GET of ours by the connection that a server was met on, as long as that is used.
+    /// Sends a GET of ours on the connection to `server`, as long as that connection is in use.
     pub(super) async fn open_beside(
         &self,
         server: &Server,
@@ -136,7 +136,7 @@ impl Client {
                 Ok(sent) => sent,
                 Err(request) => match link.short.send_beside(server, request).await {
                     Ok(sent) => sent,
-                    // There are other credentials since, and connections of theirs.
+                    // The credentials have changed since, and the connections with them.
                     Err(request) => link.short.send(request).await,
                 },
             }
@@ -144,7 +144,7 @@ impl Client {
         self.taken(sending).await
     }
 
-    /// With our credentials, and the connections that they are for.
+    /// Makes a request with our credentials; returns it with the link whose connections belong to them.
     async fn prepared(
         &self,
         path_and_query: &str,
@@ -162,7 +162,7 @@ impl Client {
         Ok((request, link))
     }
 
-    /// The answer, unless it is a refusal.
+    /// Waits for the answer; anything but a success is read and returned as [`Error::Refused`].
     async fn taken(
         &self,
         sending: impl Future<Output = Result<Response<ResponseBody>, Error>>,
@@ -177,14 +177,15 @@ impl Client {
         Err(Error::Refused(Box::new(read_status(&head, &body))))
     }
 
-    /// A GET of ours, read whole: its encoding by Content-Type, and the body.
+    /// Sends a GET of ours and reads the whole body; returns the encoding that Content-Type names, and the body.
     pub async fn fetch(&self, path_and_query: &str, accept: &str) -> Result<(Option<Encoding>, Bytes), Error> {
         let response = self.open(Question::Short, path_and_query, accept).await?;
         let encoding = encoding_of(&response);
         Ok((encoding, self.read(response).await?))
     }
 
-    /// The same, unless upstream says that it has not changed since the answer that it gave this name to: then `None`.
+    /// Sends a GET of ours; returns the answer's ETag and body, or `None` if upstream says that nothing has changed
+    /// since the answer with the ETag `known`.
     pub(super) async fn fetch_changed(
         &self,
         path: &str,
@@ -215,7 +216,8 @@ impl Client {
         read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await
     }
 
-    /// Reads the body of an answer for as long as `goes_on` allows, which is told how much has come.
+    /// Reads the body of an answer whole, as long as `goes_on` allows it; `goes_on` gets the bytes of memory that the
+    /// body takes so far.
     pub async fn read_while(
         &self,
         response: Response<ResponseBody>,
@@ -224,8 +226,8 @@ impl Client {
         read_whole(response.into_body(), BODY_BYTES_MAX, goes_on).await
     }
 
-    /// Sends somebody's request with our credentials in place of its own. An impersonation that it asks for stands: it
-    /// is upstream's to judge whether we may.
+    /// Sends a caller's request with our credentials in place of its own. Impersonation headers stay: upstream decides
+    /// whether we may impersonate that user.
     pub(super) async fn send(
         &self,
         lane: super::ForwardPool,
@@ -246,13 +248,13 @@ impl Client {
     /// Points a request at upstream.
     fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        // Where upstream is all of its host, a path is what it was, and has been read already.
+        // Without a prefix the path stays as it is, and need not be parsed again.
         *request.uri_mut() = if self.prefix().is_empty() { self.at(path)? } else { self.uri(path.as_str())? };
         Ok(())
     }
 
-    /// Sends somebody's request with the credential that it carries, on connections that only that credential uses; or,
-    /// without one that is known to be anybody's, on a connection that is not used again.
+    /// Sends a caller's request with the credential that it carries, on connections that only that credential uses.
+    /// Without a credential of a known user it uses a connection that is not used again.
     pub(super) async fn send_bare(
         &self,
         credential: Option<(CredentialId, &Payer)>,
@@ -284,14 +286,14 @@ impl Client {
         Uri::from_parts(parts).map_err(|error| Error::Unaskable(error.to_string()))
     }
 
-    /// What the paths of upstream's API begin with there.
+    /// The path prefix of upstream's address, without a slash at its end; mostly empty.
     fn prefix(&self) -> &str {
         self.shared.base.path().trim_end_matches('/')
     }
 }
 
 const STATUS_BYTES_MAX: usize = 1 << 20;
-/// Time between two pieces of an answer that is read whole.
+/// The longest silence between two frames of an answer that is read whole.
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// The encoding that the response says it is in.
@@ -320,7 +322,8 @@ async fn read_whole(
     Ok(whole.freeze())
 }
 
-/// The Status of a refusal; made up from the code when the body is none. `Retry-After` fills in for missing details.
+/// The Status of a refusal. If the body is not a Status, one is made from the HTTP code. The `Retry-After` header is
+/// used if the Status does not say when to retry.
 fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
     let code = head.status.as_u16();
     let parsed = if body.starts_with(b"k8s\0") { Status::from_protobuf(body) } else { Status::from_json(body) };

@@ -17,22 +17,22 @@ use super::plugins::put_runner;
 use super::secrecy::words;
 use crate::net::is_loopback;
 
-/// Where our credentials come from.
+/// Says where our credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CredentialSource {
     /// A kubeconfig file: certificates, tokens, token files, exec plugins.
     File(PathBuf),
-    /// The service account that a pod is given, with its rotation.
+    /// The service account of the pod that we run in. Its rotated tokens are followed.
     InCluster,
-    /// No credentials: the demo upstream.
+    /// No credentials, as for the demo upstream.
     Anonymous(Uri),
 }
 
 impl CredentialSource {
     /// The files that connections are made from: a kubeconfig and the certificates and keys that it names.
     ///
-    /// Not files of tokens, which every request reads as they are; and none in a pod, where kube-client looks at the CA
-    /// every minute by itself.
+    /// Token files are not among them: kube-client reads them again by itself. In a pod there are none, because
+    /// kube-client looks at the CA every minute by itself.
     pub(super) fn files(&self) -> Vec<PathBuf> {
         let Self::File(path) = self else { return Vec::new() };
         let mut files = vec![path.clone()];
@@ -43,7 +43,7 @@ impl CredentialSource {
     }
 }
 
-/// What the current context refers to, if there is one. Data beside a file's name has precedence over the file.
+/// The files that the current context refers to, if there is one. Inline data has precedence over a file.
 fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
     let current = kubeconfig.current_context.as_ref()?;
     let context = kubeconfig.contexts.iter().find(|named| named.name == *current)?.context.as_ref()?;
@@ -63,7 +63,7 @@ fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
     Some(files.into_iter().map(PathBuf::from).collect())
 }
 
-/// The credentials cannot be used.
+/// Says why the credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
     #[error("kubeconfig {path}: {reason}")]
@@ -97,11 +97,11 @@ pub(super) struct UpstreamCredentials {
     anonymous_tls: rustls::ClientConfig,
     pub(super) server_name: Option<String>,
     headers: HeaderService,
-    /// When the log was last told that there are no headers.
+    /// When it was last logged that there are no headers.
     said: Arc<Mutex<Option<Instant>>>,
 }
 
-/// How often the log is told that there are no credentials: every request that needs them finds that out.
+/// The shortest time between two log lines about missing credentials: without it every request would log one.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl UpstreamCredentials {
@@ -126,7 +126,7 @@ impl UpstreamCredentials {
         if config.accept_invalid_certs {
             return Err(CredentialError::Insecure);
         }
-        // Whoever has no credentials has none to lose, and is no source that a configuration could name.
+        // Anonymous sends no credentials that could leak, and no configuration can name it.
         if !matches!(source, CredentialSource::Anonymous(_)) && !is_private(&config.cluster_url) {
             return Err(CredentialError::Plaintext(config.cluster_url));
         }
@@ -142,8 +142,8 @@ impl UpstreamCredentials {
         anonymous.auth_info = AuthInfo::default();
         let anonymous_tls = tls_of(&anonymous)?;
         let invalid = |error: kube_client::Error| CredentialError::Invalid(words(&error));
-        // Around what only hands the headers back, so that kube-client's layers (static tokens, rotating token files,
-        // exec plugins) decorate them.
+        // The innermost service only returns the headers of its request. kube-client's layers (static tokens, rotating
+        // token files, exec plugins) are put around it and add theirs.
         let echo = echo();
         let extra = config.extra_headers_layer().map_err(invalid)?;
         let headers = match config.auth_layer().map_err(invalid)? {
@@ -155,7 +155,7 @@ impl UpstreamCredentials {
         Ok(Self { base, tls, anonymous_tls, server_name, headers, said: Arc::default() })
     }
 
-    /// The headers that make a request ours: the current token, refreshed when due, and configured extras.
+    /// The headers that identify us: the current token, refreshed when due, and configured extras.
     pub(super) async fn headers(&self) -> Result<HeaderMap, Error> {
         let response = self
             .headers
@@ -170,7 +170,7 @@ impl UpstreamCredentials {
         Ok(headers)
     }
 
-    /// Says in the log why there are no credentials, now and then; who asks is told that there are none.
+    /// Logs why there are no credentials, at most once in [`SAY_EVERY`]; returns the error for the caller.
     fn unavailable(&self, error: &(dyn std::error::Error + 'static)) -> Error {
         let why = words(error);
         let now = Instant::now();
@@ -182,13 +182,13 @@ impl UpstreamCredentials {
         Error::Credentials(why)
     }
 
-    /// The way to upstream, without anything that says who we are.
+    /// The same address and server verification, without anything that identifies us.
     pub(super) fn without_identity(&self) -> Self {
         Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo()), ..self.clone() }
     }
 }
 
-/// Whether nobody on the way can read or change what is said to a server.
+/// Whether the traffic to a server is protected from others: TLS, or it does not leave this machine.
 fn is_private(server: &Uri) -> bool {
     let host = server.host().unwrap_or_default();
     let address = host.trim_start_matches('[').trim_end_matches(']').parse();
@@ -207,7 +207,7 @@ fn echo()
 }
 
 impl std::fmt::Debug for UpstreamCredentials {
-    /// Never a secret.
+    /// Prints no secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("base", &self.base).finish_non_exhaustive()
     }

@@ -1,7 +1,7 @@
 use crate::kube::{EventType, Status};
 use crate::wire::{Encoding, WireError};
 
-/// Why upstream could not be asked, or what it answered instead.
+/// Says why a request to upstream got no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No connection, or it broke before the answer began.
@@ -13,19 +13,19 @@ pub enum Error {
     /// No answer in time.
     #[error("upstream did not answer within {0:?}")]
     Timeout(std::time::Duration),
-    /// Our credentials could not be read or refreshed. Why is for the log, and not for callers.
+    /// Our credentials could not be read or refreshed. The reason goes to the log, not to callers.
     #[error("upstream credentials: {0}")]
     Credentials(String),
     /// An answer other than success.
     #[error("upstream answered {}: {}", .0.code, .0.message)]
     Refused(Box<Status>),
-    /// A request that cannot go on with its caller's rights: nothing was sent.
+    /// A request cannot be sent with its caller's rights: nothing was sent.
     #[error(transparent)]
     Unsendable(#[from] Unsendable),
-    /// A question that cannot be put as a request: nothing was sent.
+    /// No valid HTTP request can be made of this question: nothing was sent.
     #[error("upstream cannot be asked: {0}")]
     Unaskable(String),
-    /// A body that is not the document that is found at this path.
+    /// The body is not the kind of document that belongs to this path.
     #[error("upstream answered {0} with another document")]
     OtherDocument(String),
     /// Another representation than the one asked for.
@@ -34,16 +34,16 @@ pub enum Error {
     /// An event that does not belong among those that a watch begins with.
     #[error("upstream tells {0} among the initial events")]
     NotInitial(EventType),
-    /// A page of a LIST says that it is followed by itself.
+    /// A page of a LIST names itself as the next page.
     #[error("the pages of upstream's LIST do not end")]
     EndlessPages,
-    /// Definitions of custom resources could be read before, and may not be now.
+    /// We were allowed to read the definitions of custom resources before, and are not any more.
     #[error("definitions of custom resources may not be read any more")]
     HiddenDefinitions,
     /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
     #[error("upstream's answer is larger than {0} bytes")]
     TooLarge(usize),
-    /// More than the feeds may hold together.
+    /// The answer would exceed the memory that all feeds may hold together.
     #[error("the memory that feeds may take is used up")]
     OverBudget,
     /// An answer that does not decode.
@@ -51,10 +51,10 @@ pub enum Error {
     Wire(#[from] WireError),
 }
 
-/// Why a request cannot go on with its caller's rights.
+/// Says why a request cannot be sent with its caller's rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsendable {
-    /// Our credentials are an impersonation, and the request asks for another.
+    /// Our credentials already impersonate a user, and the request asks for another impersonation.
     #[error("this proxy impersonates already, and impersonation does not nest")]
     Nested,
     #[error("this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)")]
@@ -64,7 +64,7 @@ pub enum Unsendable {
 }
 
 impl Error {
-    /// What a caller is told of it: nothing of how we are known to upstream.
+    /// The text that a caller is told. It reveals nothing about our own credentials.
     pub fn for_callers(&self) -> String {
         match self {
             Self::Credentials(_) => "the proxy's own credentials for upstream cannot be used now".to_owned(),
@@ -92,8 +92,8 @@ impl Error {
         }
     }
 
-    /// Whether the same question may be answered when it is asked later: upstream is away, sheds load, fails, or does
-    /// not know us for a moment. Anything else is its answer.
+    /// Whether the same request may succeed later: upstream is away, sheds load, fails, or does not know us for a
+    /// moment. Any other error is final.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Broken(_) | Self::Timeout(_) | Self::Credentials(_) => true,
@@ -107,7 +107,7 @@ impl Error {
         matches!(self, Self::Refused(status) if status.is_expired())
     }
 
-    /// How long upstream asked to be left alone, in seconds.
+    /// The seconds after which upstream asked us to try again.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             Self::Refused(status) => status.retry_after_seconds().map(u64::from),
@@ -118,7 +118,7 @@ impl Error {
 
 #[cfg(test)]
 impl Error {
-    /// What a connection says whose peer has gone away before it answered.
+    /// hyper's error for a connection whose peer has closed it before it answered.
     pub(crate) async fn broken_off() -> hyper::Error {
         let (ours, theirs) = tokio::io::duplex(64);
         drop(theirs);

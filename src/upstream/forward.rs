@@ -9,12 +9,12 @@ use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, st
 use super::pool::{ResponseBody, UpstreamBody};
 use super::{Client, Error, ForwardPool, HOPS, Unsendable};
 
-/// Passes requests on.
+/// Passes callers' requests on to upstream.
 #[derive(Debug)]
 pub struct Forwarder {
     ours: Client,
-    /// Connected with an identity that may impersonate and nothing else: if the headers that say whom were lost, the
-    /// request would have no rights.
+    /// A client whose identity may impersonate and nothing else: if the impersonation headers were lost, the request
+    /// would have no rights.
     impersonator: Option<Client>,
 }
 
@@ -29,7 +29,8 @@ impl Forwarder {
     /// read in two ways has been refused before ([`inspect`](super::inspect)).
     ///
     /// # Errors
-    /// Besides what upstream does: [`ActingAs::User`] without an impersonator, or of a user that no header can carry.
+    /// Besides the errors of upstream itself: [`ActingAs::User`] without an impersonator, or with a user that headers
+    /// cannot carry.
     pub async fn forward(
         &self,
         acting_as: &ActingAs,
@@ -55,10 +56,10 @@ impl Forwarder {
     }
 }
 
-/// What crosses from one connection to the next.
+/// Removes the headers that must not cross from one connection to the next.
 fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
     let upgrade = (lane == ForwardPool::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
-    // The way a request has come is not for its `Connection` header to forget.
+    // `HOPS` is put aside, so that the `Connection` header cannot have it removed.
     let hops = request.headers_mut().remove(HOPS);
     strip_hop_by_hop(request.headers_mut());
     request.headers_mut().extend(hops.map(|hops| (HOPS, hops)));
@@ -70,10 +71,10 @@ fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
     }
 }
 
-/// Makes the identity headers say whom a request is for; whose connection carries it says the rest.
+/// Sets the identity headers of a request. With whose credentials it is sent is decided by the connection.
 fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), Unsendable> {
     match acting_as {
-        // It is upstream's to judge what its sender asks for.
+        // Impersonation that the sender asks for stays: upstream decides about it.
         ActingAs::Ours | ActingAs::Bearer(..) | ActingAs::Nobody => drop_asserted(headers),
         ActingAs::User(user) => {
             strip_identity(headers);
@@ -83,9 +84,9 @@ fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), U
     Ok(())
 }
 
-/// Removes what belongs to one connection: the names that `Connection` lists, then the known ones (RFC 9110 §7.6.1).
+/// Removes the hop-by-hop headers: those that `Connection` lists, then the known ones (RFC 9110 §7.6.1).
 ///
-/// `TE: trailers` is kept: it is how a client says that it reads trailers, and HTTP/2 allows just that.
+/// `TE: trailers` is kept: with it a client says that it reads trailers, and HTTP/2 allows no other value.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let listed: Vec<HeaderName> = identity_headers::listed(headers).collect();
     for name in listed {

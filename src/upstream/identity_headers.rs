@@ -1,5 +1,5 @@
-//! The identity headers of a request: what is refused, what is removed, what is put in, in this order. Every way to
-//! more rights that has been found in proxies like this one went through a mistake here (R-IDENTITY-1, R-THREAT-1,
+//! The identity headers of a request: which are refused, which are removed and which are set, in this order. The
+//! privilege escalations known from proxies like this one came from mistakes here (R-IDENTITY-1, R-THREAT-1,
 //! R-THREAT-2).
 
 #[cfg(test)]
@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::credentials::put_all;
 use crate::kube::User;
 
-/// Why a request is not taken: it could be read in two ways, and one of them is somebody else.
+/// Says why a request is refused: two readers of its headers could take it for two different callers or requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Ambiguous {
     #[error("the Connection header names {0}, which would drop it on its way")]
@@ -24,14 +24,14 @@ pub enum Ambiguous {
     Framing,
 }
 
-/// A user that headers would make somebody else of.
+/// A user that headers cannot carry exactly: they would name another user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UnencodableUser;
 
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
-/// Where a request is said to come from, by whoever sent it: upstream writes these into its audit log.
+/// Headers in which a sender claims where a request comes from. Upstream writes these into its audit log.
 const ORIGINS: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
@@ -42,7 +42,7 @@ pub fn is_impersonation(name: &HeaderName) -> bool {
     name.as_str().starts_with("impersonate-")
 }
 
-/// Whether a header says who somebody is by the word of a proxy.
+/// Whether a header is one in which a proxy asserts who the caller is.
 pub fn is_asserted(name: &HeaderName) -> bool {
     name.as_str().starts_with("x-remote-")
 }
@@ -52,7 +52,7 @@ fn is_identity(name: &HeaderName) -> bool {
     is_impersonation(name) || is_asserted(name) || *name == AUTHORIZATION
 }
 
-/// Refuses what two readers could take for two different callers or two different requests.
+/// Refuses headers that two readers could take for two different callers or two different requests.
 pub fn inspect(headers: &HeaderMap) -> Result<(), Ambiguous> {
     if let Some(name) = listed(headers).find(is_identity) {
         return Err(Ambiguous::HopByHop(name));
@@ -62,7 +62,7 @@ pub fn inspect(headers: &HeaderMap) -> Result<(), Ambiguous> {
             return Err(Ambiguous::Repeated(name));
         }
     }
-    // Some servers take an underscore for a dash.
+    // Some servers read an underscore as a dash.
     let misread = |name: &&HeaderName| {
         name.as_str().contains('_') && name.as_str().replace('_', "-").parse().is_ok_and(|read| is_identity(&read))
     };
@@ -83,25 +83,25 @@ pub(super) fn listed(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
         .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
 }
 
-/// Removes whatever says who the request is from.
+/// Removes all headers that say who the request is from.
 pub(super) fn strip_identity(headers: &mut HeaderMap) {
     drop_asserted(headers);
     remove(headers, |name| is_impersonation(name) || *name == AUTHORIZATION);
 }
 
-/// Removes what only a proxy's word stands for: upstream has no reason to believe it of ours.
+/// Removes the headers in which a proxy asserts an identity: no such claim may go upstream over our connections.
 pub(super) fn drop_asserted(headers: &mut HeaderMap) {
     remove(headers, |name| is_asserted(name) || ORIGINS.contains(&name.as_str()));
 }
 
-/// Parts of two identities would make a third.
+/// Two impersonations cannot be joined: their headers together would name a third user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Nested;
 
-/// Puts our credentials in place of the sender's. An impersonation that it asks for stands, unless ours is one.
+/// Puts our credentials in place of the sender's. An impersonation that the sender asks for stays.
 ///
 /// # Errors
-/// Both are.
+/// The sender asks for an impersonation, and our credentials are one too.
 pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), Nested> {
     if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
         return Err(Nested);
@@ -111,7 +111,7 @@ pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), N
     Ok(())
 }
 
-/// Puts a user in, whole: every part that is not set here would be somebody else's.
+/// Sets all headers of a user. A part that is not set here could be left over from another user.
 ///
 /// # Errors
 /// The user has no name, or a part that no header can carry as it is.
@@ -136,7 +136,8 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unenc
     Ok(())
 }
 
-/// A value that is read as it was meant: space around it would be lost on the way, and make it somebody else's name.
+/// A header value of exactly this text. Space around it is refused: it would be lost on the way, and the rest could be
+/// another user's name.
 fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
     let is_space = |c: char| c == ' ' || c == '\t';
     if text.starts_with(is_space) || text.ends_with(is_space) {
@@ -147,8 +148,8 @@ fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// An extra's key as a header can carry it: upstream takes the name in lower case, and percent-decodes it after that
-/// (R-IMPERSONATE-1), so that capitals are escaped like all that a header's name cannot have.
+/// An extra's key as part of a header's name. Upstream lowers the name's case and percent-decodes it after that
+/// (R-IMPERSONATE-1); so capitals are escaped, like all bytes that a header's name cannot have.
 fn escaped(key: &str) -> String {
     let mut text = String::with_capacity(key.len());
     for byte in key.bytes() {

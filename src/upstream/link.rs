@@ -11,21 +11,21 @@ use crate::base::{LoadError, Reloaded};
 
 /// Credentials, and the connections that were made with them.
 ///
-/// When the files behind the credentials change there is a new link, which requests use from then on. What runs on the
-/// old one goes on until it ends, and its connections with it.
+/// When the files of the credentials change there is a new link, which requests use from then on. Requests that run on
+/// the old one go on, and its connections close after them.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) credentials: UpstreamCredentials,
     pub(super) watches: Pool,
-    /// Our own questions.
+    /// For our own short requests.
     pub(super) short: Pool,
-    /// Requests of others that are answered within seconds.
+    /// For callers' requests that are answered within seconds.
     pub(super) forwards: Pool,
-    /// Streams of others: followed logs, watches that are passed through. A connection each, so that one that is not
-    /// read can stall only itself.
+    /// For callers' streams: followed logs, watches that are passed through. Each has a connection of its own, so that
+    /// a stream that is not read stalls only itself.
     pub(super) long: Pool,
     pub(super) tunnels: Pool,
-    /// Requests that carry a credential of their own.
+    /// For requests that carry a credential of their own.
     pub(super) caller_pools: CallerPools,
 }
 
@@ -35,12 +35,12 @@ pub(super) struct Links {
     current: Reloaded<Link>,
 }
 
-/// Tells whenever there are new credentials.
+/// Notifies of new credentials.
 #[derive(Debug)]
 pub struct CredentialChanges(Reloaded<Link>);
 
 impl CredentialChanges {
-    /// Completes when there are others than at the last time; never where they are in no file.
+    /// Completes when the credentials have changed since the last call. Credentials that are in no file never change.
     pub async fn changed(&mut self) {
         self.0.changed().await;
     }
@@ -66,7 +66,7 @@ impl Links {
         Ok(Self { current })
     }
 
-    /// One that stays as it is.
+    /// A link that never changes.
     pub(super) fn fixed(link: Link) -> Self {
         Self { current: Reloaded::fixed(link) }
     }
@@ -98,7 +98,8 @@ impl Link {
     }
 }
 
-/// Another address may be another cluster, whose versions mean something else than those that feeds and clients hold.
+/// Refuses another address than the first: it may be another cluster, where the versions that feeds and clients hold
+/// mean something else.
 fn stay_at(upstream: &OnceLock<Uri>, named: &Uri) -> Result<(), CredentialError> {
     let first = upstream.get_or_init(|| named.clone());
     if first == named {
