@@ -89,7 +89,8 @@ pub(super) fn strip_identity(headers: &mut HeaderMap) {
     remove(headers, |name| is_impersonation(name) || *name == AUTHORIZATION);
 }
 
-/// Removes the headers in which a proxy asserts an identity: no such claim may go upstream over our connections.
+/// Removes the headers in which a proxy asserts an identity or where a request came from: no such claim may go upstream
+/// over our connections.
 pub(super) fn drop_asserted(headers: &mut HeaderMap) {
     remove(headers, |name| is_asserted(name) || ORIGINS.contains(&name.as_str()));
 }
