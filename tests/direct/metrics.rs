@@ -55,6 +55,7 @@ const BEHIND_IT: [Metric; 3] = [
     ("kube_fanout_feed_state", "live"),
 ];
 
+const OF_THOSE_WHO_RETURN: [Metric; 1] = [("kube_fanout_prehistory_reads_total", "joined")];
 const AT_A_BROKEN_FILE: [Metric; 2] =
     [("kube_fanout_reloads_total", "upstream_credentials"), ("kube_fanout_reload_failing", "upstream_credentials")];
 const AT_A_BAD_HANDSHAKE: [Metric; 1] = [("kube_fanout_connections_failed_total", "handshake")];
@@ -190,6 +191,19 @@ async fn what_makes_room_in_a_full_memory_is_counted() {
     move_up(&process, &WHERE_MEMORY_IS_SHORT).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looks_back_for_those_who_return_are_counted() {
+    let up = demo::upstream().pods(5).run().await;
+    let from = up.revision();
+    up.churn(3).await;
+    let process = Process::serve(&Dir::new(), &up.url(), &[]).await;
+    let client = process.client();
+    assert!(client.get(PODS).await.is_cached());
+    let watch = client.watch(PODS).from(from).await;
+    watch.received(1).await;
+    move_up(&process, &OF_THOSE_WHO_RETURN).await;
+}
+
 #[test]
 fn what_is_documented_is_what_moves() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/METRICS.md")).expect("the document");
@@ -199,6 +213,7 @@ fn what_is_documented_is_what_moves() {
     let moved = IN_SERVICE.iter().chain(outage).chain(&AT_A_BROKEN_FILE).chain(&AT_A_BAD_HANDSHAKE);
     let moved = moved
         .chain(&WHERE_MEMORY_IS_SHORT)
+        .chain(&OF_THOSE_WHO_RETURN)
         .chain(&OF_CALLERS)
         .chain(&OF_CALLERS_IN_DOUBT)
         .chain(&OF_THE_AUDIT_LOG)
