@@ -1,4 +1,5 @@
-//! Metrics and health, on a runtime of their own, so that a scrape cannot stall traffic nor traffic a probe.
+//! Serves metrics and health. `app` runs it on a runtime of its own, so that a scrape cannot stall traffic, nor
+//! traffic a probe.
 
 mod debug;
 mod exporter;
@@ -18,7 +19,7 @@ use crate::base::Ready;
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
 
-/// The content of the admin pages.
+/// What the admin pages show.
 #[derive(Clone)]
 pub struct AdminPages {
     pub ready: Ready,
@@ -26,14 +27,14 @@ pub struct AdminPages {
     pub exporter: Exporter,
 }
 
-/// All there before any of it is sent.
+/// The answer of an admin page: whole, not a stream.
 pub type AdminAnswer = Response<Full<Bytes>>;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
 
 impl AdminPages {
-    /// `/metrics`, `/livez`, `/readyz`, `/debug/feeds`.
+    /// Answers `/metrics`, `/livez`, `/healthz`, `/readyz` and `/debug/feeds`.
     pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
         let path = request.uri().path();
         let page: &dyn Fn() -> AdminAnswer = match path {
@@ -62,7 +63,7 @@ impl AdminPages {
         }
     }
 
-    /// A line for whatever must be there before clients are sent here, and one per feed.
+    /// Answers with a line for each thing that the process still waits for before it is ready, and one for each feed.
     fn readyz(&self) -> AdminAnswer {
         let pending = self.ready.pending();
         let mut text = String::new();
@@ -87,7 +88,7 @@ impl AdminPages {
     }
 }
 
-/// The process answers: upstream's health is none of this probe's business (O3).
+/// Says that the process answers. This does not depend on upstream's health (O3).
 fn livez() -> AdminAnswer {
     answer(StatusCode::OK, TEXT, "ok")
 }

@@ -1,9 +1,9 @@
-//! Wiring, and nothing else: the only module that sees everything.
+//! Wires the other modules together. It is the only module that may import all of them.
 //!
 //! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted) → [`Bound::run`] until shutdown.
 //!
-//! What runs for long is given to callers as a boxed future. So it is compiled with this crate, once: an `async fn`
-//! would be compiled again in each binary that calls it, with all of the proxy in it.
+//! What runs for long is returned as a boxed future, so that it is compiled once, with this crate. An `async fn` would
+//! be compiled again in each binary that calls it, and all of the proxy with it.
 
 #[cfg(feature = "bench")]
 pub mod bench;
@@ -95,13 +95,14 @@ impl Bound {
     /// See [`StartError`].
     #[inline(never)]
     pub fn bind_with(config: Serve, inherited: Inherited) -> BoxFuture<'static, Result<Self, StartError>> {
-        // In the future, and not before it: sockets are registered with the runtime that polls it.
+        // Sockets are registered with the current runtime: they are bound when the future is polled, not before.
         Box::pin(async move { Self::bind_all(config, inherited) })
     }
 
     fn bind_all(config: Serve, inherited: Inherited) -> Result<Self, StartError> {
         say_memory(&config);
-        // First, for who counts finds its counters when it is made; and not at all where nobody would ever read them.
+        // The recorder is installed first, because parts look up their counters when they are made. Without admin pages
+        // there is none: nobody would read what it keeps.
         let exporter = config.admin.is_some().then(|| admin::exporter(describe)).transpose();
         let exporter = exporter.map_err(StartError::Metrics)?;
         let client = Client::connect(&config.upstream)?;
@@ -183,8 +184,9 @@ impl Bound {
         &self.feeds
     }
 
-    /// Accepts and serves until `shutdown` completes, then drains: not ready, running watches end spread over the drain
-    /// time, no new connections, the rest is cut. Once `at_once` completes, everything is.
+    /// Accepts and serves until `shutdown` completes, then drains: readiness fails, the running watches end spread
+    /// over the drain time, then no connection is accepted any more, and what is left is cut. If `at_once` completes
+    /// during the drain, everything is cut then.
     pub fn run<'a>(
         self,
         shutdown: impl Future<Output = ()> + Send + 'a,
@@ -224,7 +226,7 @@ impl Bound {
             }
             known.keep_up(starting).await;
         });
-        // Before anybody can connect: connections may take every descriptor that is left.
+        // The admin server starts before clients can connect: their connections may take all remaining descriptors.
         let mut admin = admin.and_then(|admin| {
             let no_runtime = |error: &std::io::Error| tracing::error!(%error, "no runtime for the admin pages");
             admin.start().inspect_err(no_runtime).ok()
@@ -241,7 +243,7 @@ impl Bound {
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining");
         if config.reuse_port {
-            // Who asks how we are is to hear it of the successor.
+            // The successor listens on the same port: from now on it alone answers probes and scrapes.
             if let Some(admin) = admin.take() {
                 admin.stop();
             }
@@ -271,7 +273,7 @@ fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Res
             None if config.reuse_port => Listener::bind_beside_peers(address).map_err(bind)?,
             None => Listener::bind(address).map_err(bind)?,
         };
-        // A unix socket is as private as its file: no TLS there.
+        // A unix socket needs no TLS: the permissions of its file decide who can connect.
         let tls = tls.filter(|_| matches!(address, Address::Tcp(_))).cloned();
         listeners.push((listener, tls));
     }
@@ -281,16 +283,16 @@ fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Res
     }
 }
 
-/// How long the last records may take to be written.
+/// How long the last audit records may take to be written.
 const RECORDS_MAX: Duration = Duration::from_secs(5);
 
-/// How often upstream is asked for what it has refused.
+/// Returns how often upstream is asked again for what it has refused.
 fn insistence(config: &Serve) -> Insistence {
     let waits = config.cache.refused;
     if config.serve.coverage.node.is_some() { Insistence::on_node(waits) } else { Insistence::central(waits) }
 }
 
-/// The audit log, and the owner of what writes it: it ends when nobody can record any more.
+/// Opens the audit log. Returns it with the owner of its writer, which ends when nobody can record any more.
 fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
     let records = Tasks::new();
     let Some(destination) = config.audit.clone() else { return Ok((Audit::off(), records)) };
@@ -299,7 +301,8 @@ fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
     Ok((audit, records))
 }
 
-/// How much feeds may hold, and why: a container that is killed for its memory cannot say it any more.
+/// Logs how much memory feeds may hold and where that number comes from. It is logged at the start, because a container
+/// that is killed for its memory cannot log it any more.
 fn say_memory(config: &Serve) {
     let Some(memory) = &config.memory else { return };
     tracing::info!(mebibytes = memory.budget_bytes() >> 20, from = %memory, "memory for objects and events");

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{AdminAnswer, AdminPages, answer};
 use crate::cache::FeedState;
 
-/// One feed, for people and scripts.
+/// One feed in the answer of `/debug/feeds`, which people and scripts read.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FeedPage {
@@ -26,7 +26,7 @@ struct FeedPage {
     memory_bytes: usize,
     lanes: usize,
     readers: usize,
-    /// States that clients are being told.
+    /// Clients that are being sent a state of this feed; each keeps its state in memory (`cache::Pins`).
     pinned: usize,
 }
 

@@ -11,11 +11,11 @@ pub struct Exporter {
     handle: PrometheusHandle,
 }
 
-/// Seconds: from a tenth of a millisecond, what a delivery takes on an idle machine, to ten seconds.
+/// The buckets of all durations, in seconds: from 0.1 ms, which a delivery takes on an idle machine, to 10 s.
 const DELAY_BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
 
-/// The process's exporter; the recorder behind it is installed at the first call, and `describe` tells it what the
-/// metrics mean. Who does not export does not call it: without a recorder nothing is recorded.
+/// Returns the process's exporter. The first call installs its recorder, and `describe` gives the metrics their help
+/// texts. A process that shows no metrics must not call this: without a recorder nothing is recorded or held.
 ///
 /// # Errors
 /// If another recorder is installed, or the buckets are refused.
@@ -35,14 +35,14 @@ pub fn exporter(describe: fn()) -> Result<Exporter, String> {
 }
 
 impl Exporter {
-    /// Prometheus text: what was recorded, and what is read off the feeds.
+    /// Renders what was recorded, and then what is read from the feeds, in Prometheus' text format.
     pub(super) fn render(&self, feeds: &Feeds) -> String {
         let mut text = self.handle.render();
         series::write(feeds, &mut text);
         text
     }
 
-    /// Folds what histograms have gathered, which they hold sample by sample until then; to be called now and then.
+    /// Folds the samples of histograms, which hold each sample until then. Must be called regularly.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
     }

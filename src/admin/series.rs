@@ -1,7 +1,7 @@
 //! The metrics of feeds, read from them when they are scraped.
 //!
-//! Feeds are named by what callers ask for, namespaces above all, and a registry of metrics never forgets a name. So
-//! nothing of them is in one: their series begin and end with them.
+//! The labels of a feed come from what callers ask for, namespaces above all, and a registry of metrics never drops a
+//! series. So feeds are not recorded in one: their series are written from the feeds that there are, and end with them.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Write};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::cache::{CacheStats, FeedState, MemoryUse};
 use crate::feeds::{Feed, FeedCounts, FeedKey, Feeds, RenderingMode, RenderingRefusal};
 
-/// A gauge of a feed: its name, what it means, and where it is read.
+/// A metric of a feed: its name, its help text, and the function that reads it.
 type Of<T> = (&'static str, &'static str, fn(&T) -> f64);
 
 /// The numbers of a running feed at one moment.
@@ -44,7 +44,7 @@ const COUNTERS: [Of<FeedCounts>; 4] = [
     ("kube_fanout_upstream_duplicates_total", "changes that were known already", |of| read(&of.duplicates)),
 ];
 
-/// Counters with one more label.
+/// Counters that have one more label, such as a reason.
 const WORDS: [(&str, &str); 4] = [
     ("kube_fanout_upstream_questions_total", "requests upstream besides the watch, by purpose"),
     ("kube_fanout_upstream_failures_total", "upstream streams and lists that failed, by reason"),
@@ -52,14 +52,14 @@ const WORDS: [(&str, &str); 4] = [
     ("kube_fanout_prehistory_reads_total", "reads of the history before a feed's first list, by what came of them"),
 ];
 
-/// The metrics of the memory of all feeds: its budget, what is held of it, and what had to go.
+/// The metrics of the memory of all feeds: its budget, how much of it is used, and what was dropped to make room.
 const MEMORY: [(&str, &str); 3] = [
     ("kube_fanout_memory_budget_bytes", "what all feeds may hold together"),
     ("kube_fanout_memory_held_bytes", "what all feeds hold, by kind"),
     ("kube_fanout_memory_made_room_total", "times that room was made in a full memory, by what went"),
 ];
 
-/// Appends everything, as Prometheus reads it.
+/// Appends all metrics of feeds in Prometheus' text format.
 pub(super) fn write(feeds: &Feeds, out: &mut String) {
     write_memory(&feeds.memory(), out);
     write_feeds(feeds, out);
@@ -163,7 +163,7 @@ fn labels(key: &FeedKey) -> String {
     labels.join(",")
 }
 
-/// A label's value in quotes (Prometheus, "Text-based format").
+/// Escapes a label's value, which stands in quotes (Prometheus, "Text-based format").
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

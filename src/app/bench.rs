@@ -1,4 +1,4 @@
-//! The `bench` command: what was asked for becomes an order, and its results are written where they were wanted.
+//! The `bench` command: makes an order of its arguments, runs it, and writes the results.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub enum BenchFailure {
     Incomplete,
 }
 
-/// The scenarios that are part of the binary, a line each.
+/// Lists the scenarios that are part of the binary, one a line.
 pub fn scenarios() -> String {
     let about = |name| Scenario::embedded(name).and_then(Result::ok).map(|of| of.about().to_owned());
     let line = |(name, _): &(&'static str, _)| format!("{name:<24}{}", about(name).unwrap_or_default());
@@ -41,10 +41,10 @@ pub fn scenarios() -> String {
 }
 
 impl Bench {
-    /// Reads the scenario, lays the flags over it and checks the whole.
+    /// Reads the scenario, applies the flags to it and checks the result.
     ///
     /// # Errors
-    /// Everything that is wrong, at once.
+    /// All problems together.
     pub fn of(arguments: BenchArguments, command: Vec<String>) -> Result<Self, PlanProblems> {
         let mut problems = Vec::new();
         let scenario = scenario(arguments.scenario.as_deref()).unwrap_or_else(|wrong| {
@@ -79,7 +79,7 @@ impl Bench {
         Ok(Self { order, json: arguments.json, report: arguments.report })
     }
 
-    /// Measures until it is done or `shutdown` completes, and prints what there is.
+    /// Measures until the plan is done or `shutdown` completes, and prints the results.
     ///
     /// # Errors
     /// See [`BenchFailure`].

@@ -1,5 +1,5 @@
-//! The `demo` command: an embedded upstream whose pods churn, the proxy in front of it, and the bench's watches behind,
-//! in one process.
+//! The `demo` command: an embedded upstream whose pods churn, the proxy in front of it, and watches of the bench as its
+//! clients, in one process.
 
 use std::io::Write;
 use std::pin::pin;
@@ -36,19 +36,19 @@ const SYNC_MAX: Duration = Duration::from_secs(60);
 const REDRAW: Duration = Duration::from_secs(1);
 /// How long the last events may take to arrive before they count as missed.
 const CATCH_UP_MAX: Duration = Duration::from_secs(5);
-/// What an apiserver allows on a connection.
+/// Watches on one HTTP/2 connection: as many streams as an apiserver allows.
 const WATCHES_PER_CONNECTION: usize = 100;
 const PODS: &str = "pods";
 
-/// What is looked at while the demo runs.
+/// A running demo: its upstream, its watches, and what the view starts to count from.
 struct Scene {
     up: RunningUpstream,
     fleet: Fleet,
     options: Options,
     started: Instant,
-    /// Whether every watch was there when it started.
+    /// Whether every watch had its initial objects at `started`.
     is_whole: bool,
-    /// What had happened by then: joining is not part of the show.
+    /// The counts at `started`, which are subtracted: the initial objects are not shown as events.
     first_events: u64,
     joined: WatchCounts,
 }
@@ -59,7 +59,7 @@ struct Scene {
 /// See [`DemoError`].
 ///
 /// # Panics
-/// If the demo upstream's own address is no URL, or the proxy that was told to listen does not.
+/// If the demo upstream's own address is no URL, or the proxy has no address although it was told to listen.
 #[inline(never)]
 pub fn run(options: Options, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<(), DemoError>> {
     Box::pin(run_until(options, shutdown))
@@ -112,7 +112,7 @@ async fn show(
     view.close(&summary).map_err(DemoError::Output)
 }
 
-/// Watches as informers open them: with the objects there are, in the stream.
+/// Starts watches as informers open them: the initial objects come in the stream.
 async fn fleet(options: Options, address: &str) -> Result<Fleet, TargetError> {
     let watches = options.watches as usize;
     let connections = watches.div_ceil(WATCHES_PER_CONNECTION);
@@ -135,7 +135,7 @@ fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()
 }
 
 impl Scene {
-    /// Lets the pods change and redraws once a second, until the time is up or somebody stops it; sums up.
+    /// Lets the pods change and redraws once a second, until the time is up or `shutdown` completes; sums up.
     async fn play(&self, view: &mut LiveView, shutdown: impl Future<Output = ()> + Unpin) -> Summary {
         self.fleet.open_window();
         let churning = self.up.churning();
@@ -143,7 +143,7 @@ impl Scene {
         let elapsed = self.started.elapsed();
         churning.stop().await;
         let events = self.events();
-        // The last ones are still on their way.
+        // The last events are still on their way to the watches.
         let wanted = |_: &WatchCounts| self.fleet.missed(events) == 0;
         let _ = self.is_whole && self.fleet.until(CATCH_UP_MAX, wanted).await;
         self.summary(elapsed, events)
@@ -208,7 +208,7 @@ impl Scene {
         self.up.counts().watches_open.of(PODS)
     }
 
-    /// What has happened to pods since the start.
+    /// The events of pods since `started`.
     fn events(&self) -> u64 {
         self.up.events(PODS) - self.first_events
     }

@@ -1,10 +1,10 @@
 //! Keeps the catalog of what upstream serves: asked once, and again when something says that it has changed.
 //!
 //! It reads two feeds like any client, of `CustomResourceDefinitions` and of `APIServices`, and tells the catalog what
-//! stands there: upstream is asked for none of it. What comes with no definition is asked for when a stream of these
-//! was lost, and rarely besides; where they cannot be read, everything is, every 30 seconds (`schedule` says when, a
-//! pure function). Feeds that the catalog contradicts are retired: their watches end cleanly, as the apiserver ends
-//! them.
+//! they declare, so that upstream need not be asked for that. What no definition declares is asked for when one of
+//! these streams was lost, and rarely besides. Where the two cannot be read, everything is asked for every 30 seconds;
+//! `schedule` decides when. Feeds that the catalog contradicts are retired: their watches end cleanly, as the apiserver
+//! ends them.
 
 mod listener;
 mod schedule;
@@ -27,17 +27,17 @@ use crate::wire::JsonLayout;
 pub(super) struct DiscoveryLoop {
     pub(super) rights: Rights,
     pub(super) tasks: Tasks,
-    /// When what tells of changes is looked for again where there is none.
+    /// The pause before a feed that tells of changes is tried again, where it could not be had.
     pub(super) again: Duration,
 }
 
-/// News that nobody has read yet.
+/// Messages of listeners that may wait to be read.
 const NEWS_MAX: usize = 16;
 /// How long the start waits for the feeds that tell of changes.
 const LISTENING_MAX: Duration = Duration::from_secs(5);
 
 impl DiscoveryLoop {
-    /// Asks until upstream has answered once.
+    /// Asks upstream what it serves until it has answered once.
     pub(super) async fn learn(&self) {
         let mut backoff = Backoff::default();
         while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {
@@ -47,7 +47,8 @@ impl DiscoveryLoop {
         tracing::info!(resources = self.rights.catalog.len(), "discovered what upstream serves");
     }
 
-    /// Asks again whenever that may be needed. `starting` is held until changes are heard of.
+    /// Follows changes and asks again when that may be needed. `starting` is held until the listeners have reported, or
+    /// did not in `LISTENING_MAX`, and upstream was asked once more.
     pub(super) async fn keep_up(&self, starting: NotReady) {
         let (told, mut news) = mpsc::channel(NEWS_MAX);
         for from in DeclaringResource::ALL {
@@ -56,7 +57,7 @@ impl DiscoveryLoop {
             self.tasks.spawn("definitions", listener.run());
         }
         let mut heard = Heard::default();
-        // Nothing is lost without them: the routine goes on.
+        // A timeout is no error: without listeners, upstream is asked periodically.
         let _ = timeout(LISTENING_MAX, async {
             while [heard.definitions, heard.services].contains(&None) {
                 heard.note(news.recv().await);
@@ -103,7 +104,7 @@ impl DiscoveryLoop {
         }
     }
 
-    /// Asks upstream, and ends the feeds that its answer contradicts; whether there was an answer.
+    /// Asks upstream, and ends the feeds that its answer contradicts. Returns whether there was an answer.
     async fn ask(&self, is_prompted: bool) -> bool {
         let Rights { catalog, feeds, .. } = &self.rights;
         match catalog.refresh(Instant::now()).await {
@@ -111,7 +112,8 @@ impl DiscoveryLoop {
                 tracing::info!(resources = catalog.len(), "what upstream serves has changed");
                 feeds.forget_refusals();
             }
-            // A request may have asked before us, or discovery said so before the resource was there.
+            // The catalog may have the change already, from a question for a request; or discovery named the resource
+            // before it was served. Feeds that were told that it does not exist may try again.
             Ok(false) if is_prompted => feeds.forget_gone(),
             Ok(false) => {}
             Err(error) => {
@@ -123,7 +125,7 @@ impl DiscoveryLoop {
         true
     }
 
-    /// How changes are heard from now on, after the last question.
+    /// Returns how completely changes are heard of from now on.
     fn told(&self, is_answered: bool, heard: &Heard) -> ChangesHeard {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();
@@ -134,8 +136,8 @@ impl DiscoveryLoop {
         }
     }
 
-    /// The apiserver ends the watches of a custom resource whose definition changes, and so do we (R-END-2):
-    /// what was read under the old one may read differently now.
+    /// Retires the feeds that the catalog contradicts. The apiserver ends the watches of a custom resource whose
+    /// definition changes, and so do we (R-END-2): the same objects may be written otherwise under the new definition.
     fn retire_outdated(&self) {
         let Rights { catalog, feeds, .. } = &self.rights;
         for feed in feeds.all() {
@@ -144,7 +146,7 @@ impl DiscoveryLoop {
                 Some(resource) => feed_spec(&resource, spec.key.scope.clone(), spec.key.encoding) == *spec,
                 None => !catalog.is_gone(&spec.key.gvr),
             };
-            // The types of the apiserver itself change with the apiserver, which its watches do not outlive.
+            // Built-in types are left alone: they change only with the apiserver, and its watches end when it does.
             if spec.shape == JsonLayout::Custom && !fits {
                 feeds.retire(&feed);
             }
@@ -159,12 +161,12 @@ struct Heard {
     services: Option<News>,
 }
 
-/// What follows from a listener's news.
+/// What must be done about a listener's message.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
-    /// Upstream is asked: it may serve something else.
+    /// Upstream must be asked: it may serve something else now.
     Ask,
-    /// The catalog has changed.
+    /// The catalog has changed: feeds must be compared with it.
     Look,
 }
 

@@ -8,7 +8,7 @@ use crate::base::{Reloaded, Tasks};
 use crate::config::Serve;
 use crate::upstream::{Client, CredentialSource, Forwarder};
 
-/// The gate, which decides about callers.
+/// Makes the gate, which decides who callers are and what they may read.
 pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gate, StartError> {
     if config.auth == AuthMode::None {
         return Ok(Gate::open());
@@ -33,7 +33,7 @@ pub(super) fn gate(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Gat
     Ok(Gate::delegated(delegated.auth.clone(), parts))
 }
 
-/// The forwarder, which passes requests on.
+/// Makes the forwarder, which passes requests on.
 pub(super) fn forwarder(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Forwarder, StartError> {
     let connect = |path: &PathBuf| Client::connect(&CredentialSource::File(path.clone()));
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
@@ -43,7 +43,8 @@ pub(super) fn forwarder(config: &Serve, client: &Client, tasks: &Tasks) -> Resul
     Ok(Forwarder::new(client.clone(), impersonator))
 }
 
-/// Authorities out of a file; as it is now, and whenever it changes, none of them is one of the other role.
+/// Loads authorities from a file that is read again when it changes. A file is refused, at the start and later, if one
+/// of its authorities also has the other role.
 fn trusted(what: &'static str, path: &Path, role: AuthorityRole, apart: Separation) -> Result<Trusted, StartError> {
     let read = move |contents: &[Vec<u8>]| {
         let authorities = Authorities::from_pem(&contents.concat()).map_err(|error| error.to_string())?;

@@ -7,10 +7,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::upstream::{PluginRunner, run_plugins_by};
 
-/// Lets the process have as many open files as it may at most, as Go's servers do: the soft limit is low for the sake
-/// of programs that cannot cope with more, and a connection is an open file. Exec plugins may be such programs. They
-/// are run by this program itself, which puts the limit back before it becomes one ([`run_plugin`]): nothing else can
-/// be done in the new process, where all but a few calls are unsafe, and from outside it would be too late.
+/// Raises the limit of open files to the hard limit, as Go's servers do: each connection is an open file.
+///
+/// The soft limit is low for programs that cannot cope with more, and exec plugins may be such programs. So plugins are
+/// started through this program, which lowers the limit again before it executes the plugin ([`run_plugin`]). Between
+/// fork and exec that would need unsafe code, and after the exec it would be too late.
 pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -32,7 +33,7 @@ pub fn raise_open_files() {
     }
 }
 
-/// Runs a command in place of this process, with so many open files; returns why it cannot.
+/// Executes a command in place of this process, with this limit of open files. Returns only if that fails.
 pub fn run_plugin(open_files: u64, command: &[OsString]) -> io::Error {
     let Some((program, arguments)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
     let limit = Rlimit { current: Some(open_files), ..getrlimit(Resource::Nofile) };
@@ -42,7 +43,7 @@ pub fn run_plugin(open_files: u64, command: &[OsString]) -> io::Error {
     }
 }
 
-/// Leads to this program for as long as it runs, also when another one has taken its name.
+/// Returns a path to this program that stays right while it runs, even if its file is replaced by another.
 #[cfg(target_os = "linux")]
 fn this_program() -> Option<String> {
     const THIS: &str = "/proc/self/exe";

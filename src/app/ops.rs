@@ -21,7 +21,7 @@ use crate::auth::BrowserGuard;
 use crate::base::Tasks;
 use crate::net::{Address, bind_tcp_beside_peers, bind_unix};
 
-/// The admin listener: bound with the others, served on a thread and a runtime of its own.
+/// The admin listener. It is bound with the others, and served on a thread and a runtime of its own.
 pub(super) struct Admin {
     listener: AdminListener,
     pages: AdminPages,
@@ -39,9 +39,9 @@ pub(super) struct RunningAdmin {
     thread: JoinHandle<()>,
 }
 
-/// How often histograms are folded: what they gather meanwhile is what they hold, whether or not anybody scrapes.
+/// How often histograms are folded. Until then they hold every sample, so this bounds their memory, scraped or not.
 const UPKEEP: Duration = Duration::from_secs(1);
-/// After an error that says that there is no descriptor, or as little.
+/// The pause after a failed accept: the usual reason is that there is no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 impl Admin {
@@ -72,7 +72,7 @@ impl Admin {
         }
     }
 
-    /// Has its descriptors when it returns: whoever connects afterwards cannot take them.
+    /// Starts the server. When this returns, its runtime has its descriptors; later connections cannot take them.
     pub(super) fn start(self) -> io::Result<RunningAdmin> {
         let stop = CancellationToken::new();
         let stopped = stop.clone();

@@ -1,4 +1,4 @@
-//! RBAC as it changes: what makes open watches ask again whether they may, within seconds.
+//! Follows RBAC: after a change, open watches ask again within seconds whether they are still allowed.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -16,12 +16,13 @@ use crate::kube::{EventType, Gvr};
 use crate::serve::feed_spec;
 use crate::wire::{Encoding, Representation};
 
-/// Listens to one kind of RBAC's objects. Its feed is one like any other.
+/// Listens to one kind of RBAC's objects, by an ordinary feed.
 struct Listener {
     kind: PolicyKind,
     rights: Rights,
     heard: Arc<Heard>,
-    /// When there is no feed, or it has ended. Upstream is asked no more often than what was refused is.
+    /// The pause before the next attempt when there is no feed or it has ended. An attempt does not reach upstream more
+    /// often than a refused request may be repeated.
     again: Duration,
 }
 
@@ -35,7 +36,7 @@ struct Heard {
 /// Bytes pulled at a time.
 const ROOM: usize = 256 << 10;
 
-/// Listens from now on.
+/// Starts a listener for each kind.
 pub(super) fn listen(rights: &Rights, gate: &Gate, tasks: &Tasks, again: Duration) {
     let heard = Heard { gate: gate.clone(), policy: Mutex::default(), kinds: Mutex::default() };
     heard.gate.hears_policy(false);
@@ -71,7 +72,7 @@ impl Listener {
         self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
-    /// Returns when the feed has ended.
+    /// Follows the feed; returns when it has ended, or cannot be read as JSON.
     async fn listen(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         loop {
@@ -86,12 +87,12 @@ impl Listener {
             while pull(&mut cursor, &mut frames).await {
                 frames.drain(..).for_each(|frame| self.take(&frame));
             }
-            // Another history, or none: what happened between the two is not known.
+            // The feed has begun a new history or has ended: changes may have been missed.
             self.hear(false);
         }
     }
 
-    /// Takes in what there is. `None`: it cannot be read as JSON.
+    /// Takes in the current objects and returns a cursor to what follows; `None` if they cannot be read as JSON.
     async fn begin(&self, feed: &FeedHandle) -> Option<Cursor> {
         let json = Representation::Object(Encoding::Json);
         let renderer = if feed.spec.key.encoding == Encoding::Json {
@@ -139,7 +140,7 @@ impl Listener {
     }
 }
 
-/// Completes with the next frames; false if the history that they belong to is lost.
+/// Completes when there are frames; false if the history that the cursor belongs to is lost.
 async fn pull(cursor: &mut Cursor, frames: &mut Vec<Bytes>) -> bool {
     std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
         Pull::Frames { .. } => Poll::Ready(true),

@@ -1,4 +1,4 @@
-//! Feeds that are there from the beginning, whether somebody reads them or not.
+//! Keeps feeds that run from the start, whether somebody reads them or not.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::feeds::{FeedHandle, Feeds};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
 
-/// When a preloaded feed could not start, or ended.
+/// The pause before a preloaded feed that could not start, or has ended, is started again.
 const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
-/// Starts a feed for each of these names; not ready until all of them are complete.
+/// Starts a feed for each of these names. The process is not ready until all of them have been complete once.
 pub(super) fn start(names: Vec<String>, coverage: &Coverage, known: &DiscoveryLoop, ready: &Ready) {
     let DiscoveryLoop { rights: Rights { catalog, feeds, .. }, tasks, .. } = known;
     for name in coverage.resources.iter().filter(|name| catalog.find_by_name(name).is_none()) {

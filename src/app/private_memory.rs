@@ -1,6 +1,7 @@
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-/// No core files, and no debugger of the same user: there are tokens and Secrets in memory (R-SECRET-1).
+/// Forbids core files, and on Linux also debuggers of the same user: there are tokens and Secrets in memory
+/// (R-SECRET-1).
 pub fn keep_memory_private() {
     let nothing = Rlimit { current: Some(0), maximum: Some(0) };
     let limited = setrlimit(Resource::Core, nothing);
@@ -15,7 +16,7 @@ fn refuse_debuggers() -> rustix::io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
 }
 
-/// The system decides who may be a debugger.
+/// Does nothing: on other systems, the system's own rules decide who may attach a debugger.
 #[cfg(not(target_os = "linux"))]
 #[expect(clippy::unnecessary_wraps, reason = "elsewhere it fails")]
 fn refuse_debuggers() -> rustix::io::Result<()> {

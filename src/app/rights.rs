@@ -3,12 +3,12 @@
 use crate::feeds::Feeds;
 use crate::upstream::{Catalog, Client};
 
-/// Tells everything that was refused something when that may be different now.
+/// The parts that upstream may have refused something, and that try again when our rights may have changed.
 #[derive(Debug, Clone)]
 pub(super) struct Rights {
     pub(super) catalog: Catalog,
     pub(super) feeds: Feeds,
-    /// The proxy is one of as many as there are nodes.
+    /// Whether the proxy serves one node. Then there are as many proxies as nodes.
     pub(super) on_node: bool,
 }
 
@@ -18,13 +18,13 @@ impl Rights {
         follow_cluster(self.on_node, self.catalog.reads().definitions)
     }
 
-    /// The rights behind our credentials may be others than before.
+    /// Lets what was refused be tried again: the rights behind our credentials may have changed.
     pub(super) fn changed(&self) {
         self.feeds.rights_changed();
         self.catalog.rights_changed();
     }
 
-    /// Tells of new credentials, for ever.
+    /// Reports each change of our credentials; never returns.
     pub(super) async fn keep_up(self, client: Client) {
         let mut credentials = client.credentials();
         loop {
@@ -34,8 +34,8 @@ impl Rights {
     }
 }
 
-/// A node's identity may read nothing of the kind. A wider one shows by the definitions, which are asked for once; on
-/// a node that decides.
+/// Decides whether to follow what belongs to the whole cluster. The usual identity of a node may read none of it, so on
+/// a node the definitions decide, which are asked for once: an identity that may read them has wider rights.
 fn follow_cluster(on_node: bool, reads_definitions: bool) -> bool {
     !on_node || reads_definitions
 }

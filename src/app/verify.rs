@@ -1,5 +1,4 @@
-//! The `verify` command: what was asked for becomes an order, its record is judged, and the report is written where it
-//! was wanted.
+//! The `verify` command: makes an order of its arguments, runs it, judges the record, and writes the report.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -17,7 +16,7 @@ use crate::verify::{
     VerifyError, VerifyOrder, excerpt, page, run,
 };
 
-/// What is to be done.
+/// A run that is to be made and judged, or a record of an earlier run that is to be judged.
 #[derive(Debug)]
 pub struct Verification {
     work: Work,
@@ -29,7 +28,7 @@ enum Work {
     Judge(Judging),
 }
 
-/// Why nothing was found out.
+/// Why there is no verdict.
 #[derive(Debug, thiserror::Error)]
 pub enum VerificationFailure {
     #[error(transparent)]
@@ -44,14 +43,14 @@ pub enum VerificationFailure {
     Judging(#[from] tokio::task::JoinError),
 }
 
-/// A page, in the folder of a run.
+/// The file name of the report's page, in the folder of a run.
 const PAGE: &str = "report.html";
 
 impl Verification {
-    /// Checks what was said.
+    /// Checks the arguments.
     ///
     /// # Errors
-    /// Everything that is wrong, at once.
+    /// All problems of the arguments together.
     pub fn of(arguments: VerifyArguments, command: Vec<String>) -> Result<Self, Vec<String>> {
         let work = match arguments.judge {
             Some(JudgeCommand::Judge { file, min_events, page }) => {
@@ -105,7 +104,7 @@ impl Verification {
 struct Judging {
     record: PathBuf,
     requirements: Requirements,
-    /// Where the page goes, if one is wanted.
+    /// Where the report's page is written, if one is wanted.
     page: Option<PathBuf>,
     notes: Vec<String>,
 }
@@ -139,13 +138,13 @@ impl Judging {
     }
 }
 
-/// What must have happened for a run to say anything.
+/// Returns what must have happened in a run for its verdict to count.
 fn requirements(events_min: u64, faults: bool) -> Requirements {
     let least = Counts { events: events_min, writes: 1, faults: u64::from(faults), ..Counts::default() };
     Requirements { least, judged: [Promise::Ordered, Promise::Reliable].into() }
 }
 
-/// Where the truth is, as it was said.
+/// The servers that the truth is read from: an etcd, an apiserver, or both.
 #[derive(Default)]
 struct Truths {
     etcd: Option<EtcdOrder>,
@@ -172,7 +171,7 @@ impl Truths {
     }
 }
 
-/// Events that each client is told in a second, at least, where a run is to say something.
+/// Events per second that each client must be told at least, for the verdict of a run to count.
 const EVENTS_PER_CLIENT_AND_SECOND: f64 = 3.0;
 
 fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder, Vec<String>> {
@@ -249,9 +248,9 @@ fn encoding(name: &str) -> RecordedEncoding {
     }
 }
 
-/// The seed, and the command that uses it again.
+/// Returns the seed, and the command line that repeats the run with it.
 fn repeatable(said: Option<u64>, mut command: Vec<String>) -> (u64, String) {
-    // Short enough to be read out.
+    // 32 bits: a person can read it out to another.
     let seed = said.unwrap_or_else(|| u64::from(fastrand::u32(..)));
     if said.is_none() {
         command.extend(["--seed".to_owned(), seed.to_string()]);

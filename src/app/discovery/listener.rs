@@ -13,39 +13,40 @@ use crate::serve::feed_spec;
 use crate::upstream::{Declaration, DeclaringResource};
 use crate::wire::{Encoding, Renderer, Representation};
 
-/// Follows a resource whose objects say what is served, and tells the catalog what they say. Its feed is one like any
-/// other: clients that watch the resource share it.
+/// Follows a resource whose objects say what is served, and tells the catalog what they say. It reads an ordinary feed,
+/// which it shares with clients that watch the resource.
 pub(super) struct ChangeListener {
     pub(super) from: DeclaringResource,
     pub(super) rights: Rights,
     pub(super) told: mpsc::Sender<(DeclaringResource, News)>,
-    /// When there is no feed, or it has ended. Upstream is asked no more often than what was refused is.
+    /// The pause before the next attempt when there is no feed or it has ended. An attempt does not reach upstream more
+    /// often than a refused request may be repeated.
     pub(super) again: Duration,
 }
 
 /// The messages of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum News {
-    /// The catalog is told of every change from now on, and of what has changed before.
+    /// The catalog has everything up to now, and will be told of every later change.
     Listening,
-    /// Something else is served, and the catalog has it.
+    /// What is served has changed, and the catalog has the change.
     Changed,
-    /// There was a change that we cannot read: upstream is to be asked.
+    /// There was a change that we cannot read: upstream must be asked.
     Unread,
     /// Changes may go unheard: there is no feed, or upstream's stream is lost.
     Deaf,
 }
 
-/// What all objects say, each read once.
+/// What all objects declare. Each version of an object is read once.
 #[derive(Default)]
 struct Declarations {
     known: HashMap<ObjectKey, (ResourceVersion, Declaration)>,
 }
 
-/// From a change to a look at what it was: changes come in groups, and upstream itself follows its definitions by a
-/// moment.
+/// The time from a change until the objects are read again: changes come in groups, and upstream itself serves a
+/// definition only a moment after it was written.
 const SOON: Duration = Duration::from_millis(100);
-/// How much is pulled at once; it is not kept.
+/// Bytes pulled at a time. The frames are dropped: they only show that something has changed.
 const ROOM: usize = 1 << 20;
 
 impl ChangeListener {
@@ -67,7 +68,7 @@ impl ChangeListener {
         self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
-    /// Returns when the feed has ended.
+    /// Follows the feed; returns when it has ended.
     async fn listen(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         let mut cursor = None;
@@ -78,7 +79,8 @@ impl ChangeListener {
                 FeedState::Ended(_) => return,
                 FeedState::Syncing => cursor = None,
                 FeedState::Live => {
-                    // The position before the state: what comes between is in both.
+                    // The cursor is opened before the state is read, so that no change is missed: one that falls
+                    // between the two is in both.
                     cursor.get_or_insert_with(|| feed.reader.open_at_end(View::everything()).cursor);
                     let changed = self.read(&mut declarations, &feed.reader);
                     self.tell(News::Listening).await;
@@ -97,7 +99,7 @@ impl ChangeListener {
                     },
                     is_whole = changed(cursor.as_mut()) => {
                         if !is_whole {
-                            // Another history, or none: the state tells which.
+                            // The feed has begun a new history or has ended; its state says which.
                             cursor = None;
                             self.deaf().await;
                             break;
@@ -112,7 +114,8 @@ impl ChangeListener {
         }
     }
 
-    /// Tells the catalog what the objects say now; whether something else is served. `None` if that cannot be read.
+    /// Tells the catalog what the objects say now. Returns whether that changes what is served; `None` if an object
+    /// cannot be read.
     fn read(&self, declarations: &mut Declarations, reader: &CacheReader) -> Option<bool> {
         let catalog = &self.rights.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
@@ -137,13 +140,13 @@ impl ChangeListener {
     }
 
     async fn tell(&self, news: News) {
-        // Fails only when everything ends.
+        // Fails only if the receiver is gone, which means that the process stops.
         let _ = self.told.send((self.from, news)).await;
     }
 }
 
 impl Declarations {
-    /// Reads what has changed, or says why that cannot be read.
+    /// Reads the objects that have changed, or returns why they cannot be read.
     fn update(
         &mut self,
         from: DeclaringResource,
@@ -168,7 +171,7 @@ impl Declarations {
     }
 }
 
-/// Completes behind the next changes; false if the history that they belong to is lost.
+/// Completes when the cursor has moved past the next changes; false if the history that it belongs to is lost.
 async fn changed(cursor: Option<&mut Cursor>) -> bool {
     let Some(cursor) = cursor else { return std::future::pending().await };
     let mut frames = Vec::new();

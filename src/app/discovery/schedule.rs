@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When to ask upstream next what it serves.
+/// Decides when to ask upstream next what it serves.
 ///
-/// Soon after a change of what tells us of changes, and twice more: what upstream answers follows its own
-/// definitions by a moment, and by another one on each of several servers.
+/// After a change it asks soon, and twice more: what upstream answers lags a moment behind its own definitions, and
+/// each of several servers has a lag of its own.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// When the last question was sent, and when it was answered.
@@ -13,46 +13,47 @@ pub(super) struct Schedule {
     answered: Instant,
     /// The first change since that question.
     unasked: Option<Instant>,
-    /// The last change of all.
+    /// The last change, asked about or not.
     changed: Option<Instant>,
     told: ChangesHeard,
-    /// How much of the longest period passes before the next question: thousands that began together do not ask
-    /// together.
+    /// The part of the period that passes before the next question, between `1 - EARLIER` and 1. It is random, so that
+    /// thousands of proxies that began together do not ask together.
     part: f64,
 }
 
-/// How changes are heard after a question.
+/// How completely changes are heard of, besides by asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangesHeard {
     All,
-    /// Not all, or the last question was not answered.
+    /// Some changes may go unheard, or the last question was not answered.
     Part,
-    /// Our identity may read nothing that says who serves what besides the apiserver itself: only that is held then,
-    /// and it changes with upstream's release. It is asked again `again`, if ever.
+    /// Our identity may read none of the objects that declare further resources. Then only the apiserver's own
+    /// resources are held, which change with its release. `again` says when those objects may be asked for again.
     Nothing {
         again: Option<Instant>,
     },
 }
 
-/// The time from the first change to the question: changes come in groups.
+/// The time from the first change to the question about it: changes come in groups.
 const SOON: Duration = Duration::from_millis(100);
-/// The times from the last change to the questions that make sure.
+/// The times from the last change to the two further questions, which find what upstream learns late.
 const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
-/// The least time from an answer to the next question, however many changes there are; it is also so many times as long
-/// as the answer took.
+/// The least time from an answer to the next question, however many changes there are. It is also at least
+/// `SPACING_TIMES` as long as the answer took, so that a slow upstream is asked less often.
 const SPACING: Duration = Duration::from_millis(200);
 const SPACING_TIMES: u32 = 4;
-/// Where nothing tells of changes.
+/// The longest time between two questions where changes may go unheard.
 const PERIOD: Duration = Duration::from_secs(30);
-/// For what comes with no definition, such as an upgrade of upstream, where changes are told of or only what the
-/// apiserver itself serves is held. An unknown resource is asked about when somebody wants it, and a lost stream asks,
-/// too: this is for one of several servers behind one address. Every node pays it.
+/// The longest time between two questions where all changes are heard of, or only the apiserver's own resources are
+/// held. It finds changes that no definition declares, such as an upgrade of upstream. Most of these are found sooner,
+/// by a request for an unknown resource or by a lost stream; what remains is the upgrade of one of several servers
+/// behind one address. The period is long because the proxy of every node asks.
 const PERIOD_OF_BUILT_INS: Duration = Duration::from_secs(60 * 60);
-/// This part of the period may be left out.
+/// The largest part of a period that a random draw may cut off.
 const EARLIER: f64 = 0.2;
 
-/// When to look again, behind a change that the catalog was told of, at what upstream itself may have learnt later.
-/// It costs upstream nothing.
+/// The times at which feeds are compared with the catalog again after a change, because upstream may have learnt of the
+/// change later than we did. A look costs upstream nothing.
 #[derive(Debug, Default)]
 pub(super) struct SettlingLooks {
     left: Vec<Instant>,
@@ -67,7 +68,7 @@ impl SettlingLooks {
         self.left.last().copied()
     }
 
-    /// It was looked.
+    /// Removes the looks that were due by `now`.
     pub(super) fn look(&mut self, now: Instant) {
         self.left.retain(|due| *due > now);
     }
@@ -79,13 +80,13 @@ impl Schedule {
         Self { asked, answered, unasked: None, changed: None, told: ChangesHeard::Part, part: 1.0 }
     }
 
-    /// Something has changed, or may have while nobody looked.
+    /// Notes that something has changed, or may have changed while nothing was heard.
     pub(super) fn change(&mut self, now: Instant) {
         self.unasked.get_or_insert(now);
         self.changed = Some(now);
     }
 
-    /// A question was sent and answered.
+    /// Notes that a question was sent and answered.
     pub(super) fn ask(&mut self, asked: Instant, answered: Instant) {
         (self.asked, self.answered, self.unasked) = (asked, answered, None);
         self.part = 1.0 - EARLIER * fastrand::f64();
@@ -96,7 +97,7 @@ impl Schedule {
         self.told = told;
     }
 
-    /// Whether the next question is because of a change.
+    /// Whether a change is the reason for the next question.
     pub(super) fn is_prompted(&self) -> bool {
         self.prompted().is_some()
     }
@@ -127,10 +128,11 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// What it is about, whether changes are told, the changes, until when, and the questions.
+    /// A name, whether changes are told, the times of the changes, the end, and the expected times of the questions,
+    /// all in milliseconds.
     type Case = (&'static str, bool, &'static [u64], u64, &'static [u64]);
 
-    /// Plays changes and answers questions at once; the questions' times in milliseconds.
+    /// Plays the changes, answers each question at once, and returns the times of the questions in milliseconds.
     fn asked(is_told: bool, changes: &[u64], until: u64) -> Vec<u64> {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
