@@ -184,8 +184,8 @@ impl Client {
         Ok((encoding, self.read(response).await?))
     }
 
-    /// Sends a GET of ours; returns the answer's ETag and body, or `None` if upstream says that nothing has changed
-    /// since the answer with the ETag `known`.
+    /// Sends a GET of ours; returns the answer's `ETag` and body, or `None` if upstream says that nothing has changed
+    /// since the answer with the `ETag` `known`.
     pub(super) async fn fetch_changed(
         &self,
         path: &str,
