@@ -1,12 +1,12 @@
-//! The demo: an embedded upstream, and a live view of what becomes of its events.
+//! The demo: an embedded upstream, and a live view of how its events are delivered.
 //!
-//! Two parts that know nothing of each other. [`upstream()`] starts a small apiserver-alike over an in-memory store;
-//! tests use it too, for it can be told to misbehave. [`LiveView`] shows numbers that it is given. Who watches, and
-//! through what, is the caller's affair.
+//! It has two parts that do not know of each other. [`upstream()`] starts a small apiserver-alike over an in-memory
+//! store; tests use it too, because it can be told to misbehave. [`LiveView`] shows numbers that it is given. The
+//! caller decides who watches, and through what.
 //!
-//! Invariant: nothing here imports the cache, the serving side or the reflector. Its store, watches, faults and
-//! selectors share no logic with what is judged by them. What else a request says is read by `kube`, of which the real
-//! control plane is the judge (`tests/conformance`).
+//! Invariant: nothing here imports the cache, the serving side or the reflector. The store, watches, faults and
+//! selectors share no logic with the code that tests judge by them. The rest of a request is read by `kube`, which is
+//! compared with the real control plane (`tests/conformance`).
 
 mod churn;
 mod clock;
@@ -54,7 +54,7 @@ pub use switches::RequestKind;
 pub use upstream::{RunningUpstream, Upstream, upstream};
 pub use view::{LiveFigures, LiveView, Summary};
 
-/// A random identifier in the form of a version 4 UUID.
+/// Returns a random identifier in the form of a version 4 UUID.
 fn uid() -> String {
     let (high, low) = (fastrand::u64(..), fastrand::u64(..));
     format!(
@@ -67,7 +67,7 @@ fn uid() -> String {
     )
 }
 
-/// The five characters that a generated name ends in.
+/// Returns five random characters, which a generated name ends in.
 fn suffix() -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     (0..5).map(|_| char::from(LETTERS[fastrand::usize(..LETTERS.len())])).collect()

@@ -14,16 +14,17 @@ use super::pods::{Pod, nth};
 use super::shared::DemoState;
 use super::store::{ObjectStore, WriteDecision};
 
-/// How many of a hundred events change the status of a pod; the rest is half creations and half deletions.
+/// How many of a hundred events change the status of a pod. Half of the others are creations, half deletions.
 const UPDATES_PERCENT: u32 = 70;
 const CREATES_PERCENT: u32 = 15;
+/// How often the churn wakes to make the events that are due.
 const TICK: Duration = Duration::from_millis(5);
-/// Events that one tick makes up for at most, should the machine have stood still.
+/// Events that one tick makes at most, if the machine has stood still and many are due.
 const CATCH_UP_MAX: u64 = 1_000;
-/// After this many events without a pause, others get their turn.
+/// Events that are made without a pause; then other tasks get their turn.
 const BREATH: usize = 100;
 
-/// The pods that the churn plays with. Pods that tests or clients make are none of its business.
+/// The pods that the churn creates, changes and deletes. It leaves pods alone that tests or clients make.
 #[derive(Debug)]
 pub(crate) struct Population {
     live: Vec<Pod>,
@@ -40,7 +41,7 @@ impl Population {
         Self { live, next: pods, target: pods, nodes, rng: Rng::with_seed(seed) }
     }
 
-    /// One event; returns its revision.
+    /// Makes one event; returns its revision.
     fn step(&mut self, store: &ObjectStore) -> u64 {
         let slack = self.target / 10 + 1;
         let too_few = self.live.len() + slack <= self.target || self.live.is_empty();
@@ -78,7 +79,7 @@ impl Population {
     }
 }
 
-/// Writes the pod as it stands, new or not; returns the revision.
+/// Creates or replaces the pod; returns the revision.
 pub(crate) fn put_pod(store: &ObjectStore, pod: &Pod) -> u64 {
     let written = store.write(PODS, &pod.key(), |current| {
         let (meta, rest) = pod.document(current.map(|current| &current.meta));
@@ -87,13 +88,13 @@ pub(crate) fn put_pod(store: &ObjectStore, pod: &Pod) -> u64 {
     written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
 }
 
-/// Returns the revision of the deletion, or the current one if there was no such pod.
+/// Deletes the pod; returns the revision of the deletion, or the current one if there was no such pod.
 pub(crate) fn delete_pod(store: &ObjectStore, key: &str) -> u64 {
     let written = store.write(PODS, key, |current| Ok(current.map(|_| WriteDecision::Remove)));
     written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
 }
 
-/// `n` events as fast as they can be made; returns the last revision.
+/// Makes `n` events as fast as possible; returns the last revision.
 pub(crate) async fn churn(shared: &DemoState, population: &Mutex<Population>, n: usize) -> u64 {
     let mut revision = shared.store.revision();
     for done in 1..=n {
@@ -105,7 +106,7 @@ pub(crate) async fn churn(shared: &DemoState, population: &Mutex<Population>, n:
     revision
 }
 
-/// Events at a steady rate, until this is dropped or the upstream stops.
+/// A running churn. It makes events at a steady rate until this is dropped or the upstream stops.
 #[derive(Debug)]
 #[must_use = "the churn ends when this is dropped"]
 pub struct Churning {
@@ -114,17 +115,17 @@ pub struct Churning {
 }
 
 impl Churning {
-    /// Begins.
+    /// Starts the churn.
     pub(crate) fn start(shared: &Arc<DemoState>, population: &Arc<Mutex<Population>>, events_per_second: u32) -> Self {
         let stop = shared.stopping.child_token();
         let running = run(shared.clone(), population.clone(), events_per_second, stop.clone());
         Self { running: shared.tasks.spawn(running), stop: stop.drop_guard() }
     }
 
-    /// Ends it: when this returns, the last event has been written.
+    /// Ends the churn. When this returns, the last event has been written.
     pub async fn stop(self) {
         drop(self.stop);
-        // A churn that panicked is over too.
+        // An error means that the churn panicked; then it has ended as well.
         let _ = self.running.await;
     }
 }

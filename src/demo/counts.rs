@@ -1,4 +1,4 @@
-//! What was asked of the upstream: the numbers that tests and the view are about.
+//! Counts the requests to the upstream, for tests and the view.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::kinds::KINDS;
 
-/// A number per resource, by its plural.
+/// A number for each resource, by its plural.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CountPerResource(BTreeMap<&'static str, u64>);
 
@@ -33,12 +33,12 @@ impl CountPerResource {
     }
 }
 
-/// Requests since the start, per resource; `watches_open` is the only one that also goes down.
+/// Requests since the start. Only `watches_open` also goes down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounts {
     pub gets: CountPerResource,
     pub lists: CountPerResource,
-    /// Watches that asked for the initial objects, whether they said so or the server assumed it.
+    /// Watches that begin with the initial objects, whether the client asked for them or the server's default did.
     pub watch_lists: CountPerResource,
     pub watches_open: CountPerResource,
     pub watches_opened: CountPerResource,

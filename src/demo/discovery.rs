@@ -1,4 +1,4 @@
-//! What a client asks before it asks for anything: groups, resources, version, health, schemas.
+//! Answers what clients ask before they read objects: groups, resources, version, health, schemas.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -10,7 +10,7 @@ use super::route::Discovery;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const OPENAPI_V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
-/// `Document { swagger: "2.0", info: { title: "demo", version: "1" }, paths: {} }` in protobuf: what kubectl asks for.
+/// `Document { swagger: "2.0", info: { title: "demo", version: "1" }, paths: {} }` in protobuf, as kubectl asks for it.
 const OPENAPI_V2_BODY: &[u8] = b"\x0a\x032.0\x12\x09\x0a\x04demo\x12\x011\x42\x00";
 const VERSION: &[u8] = include_bytes!("objects/version.json");
 const VERBS: &str = r#"["create","delete","deletecollection","get","list","patch","update","watch"]"#;
@@ -21,7 +21,7 @@ const PATHS: &str = concat!(
 );
 const HEALTH_CHECKS: [&str; 3] = ["ping", "log", "etcd"];
 
-/// The API groups in the order in which their first resource stands in the table.
+/// Returns the API groups in the order of [`KINDS`].
 fn groups() -> Vec<&'static str> {
     let mut groups: Vec<_> = KINDS.iter().map(|kind| kind.group).filter(|group| !group.is_empty()).collect();
     groups.dedup();
@@ -34,7 +34,7 @@ fn versions(group: &str) -> Vec<&'static str> {
     versions
 }
 
-/// `known` is the name of the answer that the client has (`If-None-Match`).
+/// Answers a discovery request. `known` is the entity tag of the answer that the client has (`If-None-Match`).
 pub(crate) fn reply(what: &Discovery, style: &Style, known: Option<&HeaderValue>) -> DemoReply {
     let aggregated = style.asks_for("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let body = match what {
@@ -65,7 +65,7 @@ pub(crate) fn reply(what: &Discovery, style: &Style, known: Option<&HeaderValue>
     style.json(StatusCode::OK, format!("{body}\n").into_bytes())
 }
 
-/// The name of an answer: another one for other bytes.
+/// Returns the entity tag of an answer, which differs if its bytes differ.
 fn etag(body: &str) -> HeaderValue {
     let mut hasher = DefaultHasher::new();
     body.hash(&mut hasher);
@@ -151,12 +151,12 @@ fn aggregated_resource(kind: &ServedKind) -> String {
     format!("{{{}}}", members.join(","))
 }
 
-/// Paths that are not resources.
+/// Answers paths that are not resources.
 pub(crate) fn fixed(path: &str, style: &Style, release: Option<u32>) -> DemoReply {
     match path {
         "" => style.json(StatusCode::OK, PATHS.into()),
         "version" => {
-            // Indented whoever asks, and without a final newline.
+            // The apiserver indents this for every client, and ends it without a newline.
             let version = String::from_utf8_lossy(VERSION.trim_ascii_end());
             let version = release.map_or(version.to_string(), |minor| version.replace("36", &minor.to_string()));
             style.typed("application/json", version)

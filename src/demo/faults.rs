@@ -1,4 +1,4 @@
-//! Faults that a test can order. Each takes effect at a point that the test can await, so that no test needs a sleep.
+//! Faults that a test can order. A test can await the point at which each takes effect, so that none needs a sleep.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use super::shared::DemoState;
 pub use super::store::Backup;
 use super::switches::{Act, FaultOrder, OrderedAnswer, RequestKind, Stall};
 
-/// What a test can do to a running upstream. By default to all resources; [`Faults::only`] narrows that.
+/// What a test can do to a running upstream. Faults concern all resources, unless [`Faults::only`] names one.
 #[derive(Clone)]
 pub struct Faults {
     shared: Arc<DemoState>,
@@ -29,7 +29,7 @@ impl Faults {
         Self { shared: self.shared.clone(), kind: Some(known(plural)) }
     }
 
-    /// Closes the listening socket and every connection; new ones are refused. The port stays ours.
+    /// Closes the listening socket and every connection; new ones are refused. No other process can take the port.
     pub async fn down(&self) {
         self.shared.listening.send_replace(false);
         self.until_bound(false).await;
@@ -42,7 +42,7 @@ impl Faults {
         self.until_bound(true).await;
     }
 
-    /// Waits for the accept loop to follow; after `stop` there is none, and nothing to wait for.
+    /// Waits until the accept loop has done what was ordered. After `stop` there is no such loop, and no wait.
     async fn until_bound(&self, wanted: bool) {
         let mut bound = self.shared.bound.subscribe();
         tokio::select! {
@@ -51,7 +51,7 @@ impl Faults {
         }
     }
 
-    /// Resets every TCP connection, without a word.
+    /// Resets every TCP connection without ending its streams first.
     pub fn drop_connections(&self) {
         self.shared.connections.send_modify(|generation| *generation += 1);
     }
@@ -71,7 +71,7 @@ impl Faults {
         self.order(Act::BreakFrame { after_bytes });
     }
 
-    /// Sends the first `after_bytes` bytes of one more frame on every open watch, then ends it as if that were all.
+    /// Sends the first `after_bytes` bytes of one more frame on every open watch, then ends the watch cleanly.
     pub fn tear_frame(&self, after_bytes: usize) {
         self.order(Act::TearFrame { after_bytes });
     }
@@ -97,11 +97,11 @@ impl Faults {
     }
 
     fn order(&self, act: Act) {
-        // No receiver means no open watch, and that the order is already carried out.
+        // Sending fails only if no watch is open, and then there is nothing to do.
         let _ = self.shared.faults.orders.send(FaultOrder { kind: self.kind, act });
     }
 
-    /// Neither reads nor writes any socket from now on. Connections are accepted, and then nothing.
+    /// Stops reading and writing on all sockets. Connections are still accepted, but nothing happens on them.
     pub fn freeze(&self) {
         self.shared.faults.freeze.set(true);
     }
@@ -110,7 +110,7 @@ impl Faults {
         self.shared.faults.freeze.set(false);
     }
 
-    /// Watches send nothing from now on, not even bookmarks or their end. All else goes on, HTTP/2 pings included.
+    /// Stops all output of watches, bookmarks and ends included. All else goes on, HTTP/2 pings included.
     pub fn hush_watches(&self) {
         self.shared.faults.hushed.send_replace(true);
     }
@@ -119,7 +119,7 @@ impl Faults {
         self.shared.faults.hushed.send_replace(false);
     }
 
-    /// Lets every watch that is open send so many events more, and then nothing until [`Faults::resume_watches`].
+    /// Lets every open watch send this many more events, and then nothing until [`Faults::resume_watches`].
     pub fn stall_watches(&self, after_events: usize) {
         self.shared.faults.stall.send_modify(|stall| {
             *stall = Stall { ordered: stall.ordered + 1, after_events: Some(after_events) };
@@ -130,7 +130,7 @@ impl Faults {
         self.shared.faults.stall.send_modify(|stall| stall.after_events = None);
     }
 
-    /// Answers the next `times` requests of a kind with this status instead of the truth.
+    /// Answers the next `times` requests of a kind with this status instead of what they ask for.
     pub fn answer(&self, on: RequestKind, times: usize, code: u16, retry_after: Option<u32>) {
         if times > 0 {
             self.shared.faults.answers.lock().push_back(OrderedAnswer {
@@ -143,18 +143,18 @@ impl Faults {
         }
     }
 
-    /// Ends the next `times` streamed lists of a selection with an old version, as a server that lags behind does.
+    /// Ends the next `times` streamed lists of a selection at `revision`, an old one, as a server that lags does.
     pub fn lag(&self, times: usize, revision: u64) {
         *self.shared.faults.behind.lock() = (times, revision);
     }
 
-    /// What the storage holds now, to be restored later.
+    /// Copies what the storage holds now, to be restored later.
     pub fn backup(&self) -> Backup {
         self.shared.store.backup()
     }
 
-    /// Restores the storage from a backup: objects, history and the count of versions. Open watches are not told; an
-    /// operator stops the apiserver for it, and so should a test.
+    /// Restores the storage from a backup: objects, history and the current revision. Open watches are not told. An
+    /// operator stops the apiserver before a restore, and so should a test.
     pub fn restore(&self, backup: &Backup) {
         self.shared.store.restore(backup);
     }
@@ -164,19 +164,19 @@ impl Faults {
         self.shared.store.compact(revision);
     }
 
-    /// Forgets all history, as a storage does that was compacted. Open watches are not touched.
+    /// Forgets all history, as a storage that was compacted. Open watches are not touched.
     pub fn forget_history(&self) {
         self.shared.store.forget();
     }
 
-    /// Forgets the history that watches start from, as an apiserver that has just started knows none; exact lists still
-    /// find the past in storage. Open watches are not touched.
+    /// Forgets the history that watches start from, as an apiserver does when it restarts. Exact lists still find the
+    /// past in storage. Open watches are not touched.
     pub fn forget_window(&self) {
         self.shared.store.forget_window();
     }
 
-    /// Turns this into a server of release `1.minor`, which writes all objects otherwise: with an annotation `release`.
-    /// Their versions stay, and nobody is told.
+    /// Turns this into a server of release `1.minor`, which writes the same objects in another way: with an annotation
+    /// `release`. Their versions stay the same, and watches are not told.
     pub fn upgrade(&self, minor: u32) {
         self.shared.store.rewrite(|meta| {
             meta.annotations.insert("release".into(), format!("1.{minor}"));
@@ -184,17 +184,19 @@ impl Faults {
         self.say_releases(&[minor]);
     }
 
-    /// Says that it is of these releases, in turn, as servers behind one address do while they are upgraded.
+    /// Answers questions for the version with these releases in turn, as several servers behind one address do while
+    /// they are upgraded.
     pub fn say_releases(&self, minors: &[u32]) {
         *self.shared.faults.releases.lock() = minors.iter().copied().collect();
     }
 
-    /// Lets LISTs wait until [`Faults::release_lists`].
+    /// Lets LISTs wait at a gate until [`Faults::release_lists`].
     pub fn hold_lists(&self) {
         self.shared.faults.lists_held.send_replace(true);
     }
 
-    /// Lets each LIST take until so many writes have happened since its state was taken; of one object none waits.
+    /// Answers each LIST only when this many writes have happened since its state was taken. A LIST with a limit of 1
+    /// does not wait.
     pub fn lists_outlast(&self, writes: u64) {
         self.shared.faults.lists_outlast.store(writes, Ordering::Relaxed);
     }

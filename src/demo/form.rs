@@ -1,10 +1,10 @@
-//! In which form objects are asked for, of a server that writes nothing but JSON.
+//! Decides in which form a client wants objects. This server writes only JSON.
 
 use super::kinds::ServedKind;
 use super::status::DemoStatus;
 use crate::kube::{Choice, Conversion, Offers, negotiate, router_accepts};
 
-/// How the response is to look.
+/// The form of a response: whole objects, a table, or metadata alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Form {
     Plain,
@@ -16,7 +16,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// The form for objects of a kind, or the 406 of whichever layer refuses first.
+    /// Returns the form for objects of a kind, or the 406 of the layer that refuses first.
     pub(crate) fn negotiated(accept: Option<&str>, kind: &ServedKind, watch: bool) -> Result<Self, DemoStatus> {
         let offers = if kind.custom { Offers::CUSTOM } else { Offers::BUILTIN }.in_json();
         let offers = if watch { offers.watching() } else { offers };

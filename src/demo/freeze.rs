@@ -1,4 +1,4 @@
-//! A socket that can be made to stand still: open, but neither read nor written.
+//! A socket that can be frozen: it stays open, but is neither read nor written.
 
 use std::io;
 use std::pin::Pin;
@@ -28,13 +28,13 @@ impl Freeze {
         }
     }
 
-    /// Pending while frozen; whoever asked is woken by the thaw.
+    /// Returns `Pending` while the sockets are frozen, and wakes the task when they are not any more.
     fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         if !self.0.frozen.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
         let mut sleepers = self.0.sleepers.lock();
-        // Checked again under the lock, or a thaw in between would wake everybody but us.
+        // Checked again under the lock: if the freeze has ended in between, nothing would wake this task any more.
         if !self.0.frozen.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
@@ -49,7 +49,7 @@ impl Freeze {
 pub(crate) struct Socket {
     inner: TcpStream,
     freeze: Freeze,
-    /// Set when the connection is to end with a reset rather than with a goodbye.
+    /// Set if the connection must end with a reset (RST) and not with a FIN.
     reset: Arc<AtomicBool>,
 }
 
@@ -62,7 +62,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         if self.reset.load(Ordering::SeqCst) {
-            // Without it the connection ends with a FIN instead: still an end that nobody announced.
+            // If the option cannot be set, the connection ends with a FIN. Its streams still end without notice.
             let _ = self.inner.set_zero_linger();
         }
     }

@@ -1,4 +1,4 @@
-//! One request: what it names, what was ordered for it, and who answers it.
+//! Answers one request: finds out what it names and whether a test ordered an answer, and calls what answers it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +27,11 @@ use super::watch::{Watch, WatchOrigin, WatchPlan};
 use super::write::{self, WriteTarget};
 use crate::kube::{GetOptions, ListOptions, Query, ResourceVersion, WatchStart};
 
+/// Bytes that the body of a request may have.
 const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
-/// No LIST takes longer, however long it was told to.
+/// How long a LIST waits at most for the writes that a test told it to wait for.
 const LIST_MAX: Duration = Duration::from_secs(60);
-/// Unless the request says otherwise, a watch lives between one and two of these.
+/// The shortest life of a watch without a timeout of its own, in seconds. The longest is twice that.
 const WATCH_SECONDS: u64 = 1800;
 
 pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -> DemoReply {
@@ -89,7 +90,7 @@ struct Call {
 }
 
 impl Call {
-    /// Refuses if a test ordered a refusal for such a request.
+    /// Returns the status that a test ordered for such a request, if there is one.
     fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), DemoStatus> {
         match self.shared.faults.answer(on, kind) {
             Some((code, retry_after)) => Err(DemoStatus::ordered(code, retry_after)),
@@ -97,17 +98,18 @@ impl Call {
         }
     }
 
-    /// HEAD reads like GET on custom resources, and is not allowed on built-in ones.
+    /// Refuses HEAD on built-in resources, as the apiserver does. On custom resources it reads like GET.
     fn check_head(&self, kind: &ServedKind) -> Result<(), DemoStatus> {
         if self.method == Method::HEAD && !kind.custom { Err(DemoStatus::method_not_allowed()) } else { Ok(()) }
     }
 
-    /// The first value of a parameter.
+    /// Returns the first value of a parameter, or nothing.
     fn text(&self, name: &str) -> &str {
         self.query.first(name).unwrap_or_default()
     }
 
-    /// What a LIST or WATCH asks for, but for its selectors. The `/watch/` form alone is validated as a list.
+    /// Reads the options of a LIST or WATCH, without its selectors. A watch that only the `/watch/` form of the path
+    /// asks for is validated as a list.
     fn options(&self) -> Result<ListOptions, DemoStatus> {
         let options = ListOptions::decode(&without_selectors(&self.query))?.defaulted();
         options.validate(options.watch)?;
@@ -118,7 +120,7 @@ impl Call {
         IncludeObject::parse(self.text("includeObject")).map_err(DemoStatus::bad_request)
     }
 
-    /// LIST or WATCH. `name` is that of a single-object watch in the deprecated form.
+    /// Answers a LIST or WATCH. `name` is set for a watch of one object in the deprecated form.
     async fn read_collection(
         &self,
         at: usize,
@@ -242,7 +244,7 @@ fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
     })
 }
 
-/// Negative is over before it began; zero is for the server to choose.
+/// Returns how long a watch may last. For zero the server chooses; a watch with a negative timeout ends at once.
 fn watch_timeout(seconds: i64) -> Duration {
     match u64::try_from(seconds) {
         Err(_) => Duration::ZERO,

@@ -1,4 +1,4 @@
-//! JSON with the order of keys kept, and written as Go writes it.
+//! JSON that keeps the order of keys, and is written as Go writes it.
 //!
 //! The apiserver writes built-in kinds in the order of their struct fields, and custom resources with sorted keys.
 //! `serde_json::Value` (without `preserve_order`) can only do the second, hence this small tree.
@@ -41,7 +41,7 @@ impl Json {
         }
     }
 
-    /// The value at a dotted path, as `spec.nodeName`.
+    /// Returns the value at a dotted path, such as `spec.nodeName`.
     pub(crate) fn at(&self, path: &str) -> Option<&Self> {
         path.split('.').try_fold(self, |value, key| value.get(key))
     }
@@ -74,7 +74,7 @@ impl Json {
         }
     }
 
-    /// The text that a field selector compares with: strings as they are, booleans and integers in their JSON form.
+    /// Returns the text that a field selector compares: strings as they are, booleans and integers in their JSON form.
     pub(crate) fn selectable(&self) -> String {
         match self {
             Self::String(text) => text.clone(),
@@ -194,7 +194,7 @@ impl From<serde_json::Value> for Json {
     }
 }
 
-/// A string as Go's `encoding/json` escapes it: HTML characters and the two line separators included.
+/// Writes a string as Go's `encoding/json` does, which also escapes HTML characters and the two line separators.
 pub(crate) fn write_string(text: &str, out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     out.push(b'"');

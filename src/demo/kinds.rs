@@ -1,4 +1,4 @@
-//! The resources that the demo upstream serves, as one table.
+//! The table of the resources that the demo upstream serves.
 
 /// A resource as the server knows it. Everything that differs between resources is here, not in the handlers.
 #[derive(Debug)]
@@ -12,26 +12,26 @@ pub(crate) struct ServedKind {
     pub(crate) short_names: &'static [&'static str],
     pub(crate) categories: &'static [&'static str],
     pub(crate) namespaced: bool,
-    /// Custom resources have sorted keys, keep the type in list items, and negotiate a little differently.
+    /// True for custom resources: their keys are sorted, list items keep their type, and negotiation differs slightly.
     pub(crate) custom: bool,
-    /// False for events: the real server has no watch cache for them, which shows in texts and bookmarks.
+    /// False for events: the real server has no watch cache for them. Some texts and bookmarks show that.
     pub(crate) cached: bool,
     /// True where the server counts changes of the specification in `metadata.generation`.
     pub(crate) generation: bool,
-    /// Top-level members after `metadata`, in the order of the Go struct.
+    /// The top-level members after `metadata`, in the order of the Go struct.
     pub(crate) layout: &'static [&'static str],
     /// The members after `metadata` of a zero object, as a bookmark carries it; empty or starting with a comma.
     pub(crate) zero: &'static str,
     pub(crate) selectable: Selectable,
 }
 
-/// What a field selector of a kind may name.
+/// The fields that a field selector of a kind may name.
 #[derive(Debug)]
 pub(crate) struct Selectable {
     pub(crate) namespace: bool,
-    /// Accepted key, the path that its value is read from, and the value when there is nothing at that path.
+    /// The accepted keys, each with the path that its value is read from, and the value if nothing is at that path.
     pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
-    /// True for kinds with the short text about an unknown key.
+    /// True for kinds that refuse an unknown key with the server's short text.
     pub(crate) short_text: bool,
 }
 
@@ -44,23 +44,23 @@ impl ServedKind {
         format!("{}List", self.name)
     }
 
-    /// `pods`, `deployments.apps`: how messages name the resource.
+    /// Returns the name of the resource in messages: `pods`, `deployments.apps`.
     pub(crate) fn qualified(&self) -> String {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
     }
 }
 
-/// Where a kind is in [`KINDS`]; also the index of its table in the store.
+/// Finds a kind's place in [`KINDS`], which is also the index of its table in the store.
 pub(crate) fn position(group: &str, version: &str, plural: &str) -> Option<usize> {
     KINDS.iter().position(|kind| kind.group == group && kind.version == version && kind.plural == plural)
 }
 
-/// As [`position`], for callers inside the module that know a plural of ours.
+/// Finds a kind by its plural alone, for callers in this module that name one of the table.
 pub(crate) fn by_plural(plural: &str) -> Option<usize> {
     KINDS.iter().position(|kind| kind.plural == plural)
 }
 
-/// As [`by_plural`], for tests that name a resource: a wrong name is a mistake that must not pass unnoticed.
+/// Finds a kind by its plural, for tests. Panics if there is none: a wrong name in a test must not go unnoticed.
 pub(crate) fn known(plural: &str) -> usize {
     by_plural(plural).unwrap_or_else(|| panic!("the demo upstream has no {plural}"))
 }

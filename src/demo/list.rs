@@ -1,4 +1,4 @@
-//! GET and LIST: which revision answers, which page of it, and in which form.
+//! Answers GET and LIST: decides which revision answers, which page of it, and in which form.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use super::store::{ObjectMap, ObjectStore};
 use super::table::{self, IncludeObject};
 use crate::kube::{ContinueAt, ContinueToken, ListOptions, ListPlan, PageStore, ResourceVersion, VersionMatch};
 
-/// A chunk of a list body is at least this long, the last one excepted.
+/// The least length of a chunk of a list's body, except for the last one.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// What a LIST is answered with, before it is written.
+/// A page of a LIST, before it is written.
 #[derive(Debug)]
 pub(crate) struct DemoPage {
     pub(crate) objects: Vec<Arc<StoredObject>>,
@@ -27,7 +27,7 @@ pub(crate) struct DemoPage {
     remaining: Option<usize>,
 }
 
-/// Decides the revision as the LIST matrix says, and cuts the page out of it.
+/// Decides the revision as the apiserver does for these options, and takes the page from it.
 pub(crate) async fn list(
     store: &ObjectStore,
     kind: usize,
@@ -50,7 +50,7 @@ pub(crate) async fn list(
     Ok(page(&objects, revision, "", limit, selector, false))
 }
 
-/// The version that an answer must have at least.
+/// Returns the version that an answer must have at least.
 pub(crate) fn least(version: VersionMatch) -> u64 {
     match version {
         VersionMatch::Unset | VersionMatch::Any => 0,
@@ -58,7 +58,7 @@ pub(crate) fn least(version: VersionMatch) -> u64 {
     }
 }
 
-/// The page that begins at `relative`, which is relative to the collection.
+/// Returns the page that begins at the key `relative`, which is relative to the collection.
 fn continued(
     store: &ObjectStore,
     kind: usize,
@@ -83,7 +83,7 @@ fn continued(
     }
 }
 
-/// `exact`: the list is of a version that was asked for, not of the current one.
+/// Takes a page from the objects. `exact` means that the client asked for this very version.
 fn page(
     objects: &ObjectMap,
     revision: u64,
@@ -111,7 +111,7 @@ fn page(
 }
 
 impl DemoPage {
-    /// The body, made piece by piece while it is being sent.
+    /// Returns the body, made piece by piece while it is sent.
     pub(crate) fn into_chunks(
         self,
         kind: &'static ServedKind,
@@ -136,7 +136,7 @@ impl DemoPage {
         })
     }
 
-    /// What stands before and after the items.
+    /// Returns what stands before and after the items.
     fn frame(&self, kind: &ServedKind, form: Form) -> (Vec<u8>, Vec<u8>) {
         let revision = self.revision;
         let next = self.next.as_deref().unwrap_or_default();
@@ -174,7 +174,7 @@ fn write_item(kind: &ServedKind, object: &StoredObject, form: Form, include: Inc
     }
 }
 
-/// The body of a GET.
+/// Returns the body of a GET.
 pub(crate) fn single(kind: &ServedKind, object: &StoredObject, form: Form, include: IncludeObject) -> Vec<u8> {
     let mut body = match form {
         Form::Plain => object.body.to_vec(),

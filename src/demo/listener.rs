@@ -21,16 +21,19 @@ use super::http::handle;
 use super::shared::DemoState;
 
 const BACKLOG: u32 = 4096;
-/// What the apiserver announces on HTTP/2.
+/// The HTTP/2 window and frame size that the apiserver announces.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 const FRAME_BYTES_MAX: u32 = 256 * 1024;
-/// Streams end by themselves when the upstream stops; a client that does not read is not waited for.
+/// How long a connection may take to close when the upstream stops. Streams end by themselves then; only a client that
+/// does not read takes longer, and it is not waited for.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// What is on its way on a connection in memory.
+/// Bytes that a connection in memory holds in each direction.
 const IN_MEMORY_BYTES: usize = 256 * 1024;
+/// The pause before another attempt to listen on the port again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(2);
 
-/// A port that is ours whether we listen on it or not: a second socket holds it, bound but deaf.
+/// A port that no other process can take, whether we listen on it or not: a second socket is bound to it and never
+/// listens.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) address: SocketAddr,
@@ -55,7 +58,7 @@ fn socket(address: SocketAddr) -> io::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// Is up or down, as a test orders, with nothing to listen on.
+/// Follows a test's orders to be up or down, for an upstream without a port.
 pub(crate) async fn follow_orders(shared: Arc<DemoState>) {
     let mut listening = shared.listening.subscribe();
     loop {
@@ -78,7 +81,7 @@ pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<De
                 _ = listening.wait_for(|wanted| !*wanted) => break,
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => drop(shared.tasks.spawn(serve(stream, shared.clone()))),
-                    // Out of file descriptors, or a client that left: neither is a reason to stop.
+                    // There is no descriptor left, or the client has gone: neither is a reason to stop.
                     Err(error) => tracing::debug!(%error, "accept failed"),
                 },
             }
@@ -92,7 +95,7 @@ pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<De
         listener = loop {
             match port.listen() {
                 Ok(listener) => break listener,
-                // A process that was forked just now still has the old socket, until it executes its program.
+                // A child process that was forked just now has the old socket until it executes its program.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && !shared.stopping.is_cancelled() => {
                     sleep(LISTEN_AGAIN).await;
                 }
@@ -113,7 +116,7 @@ async fn serve(stream: TcpStream, shared: Arc<DemoState>) {
     converse(socket, shared, || reset.store(true, Ordering::SeqCst)).await;
 }
 
-/// A connection that no kernel carries, while the upstream is not down.
+/// Opens a connection within this process, without a socket; `None` while the upstream is down.
 pub(crate) fn connect(shared: &Arc<DemoState>) -> Option<DuplexStream> {
     if !*shared.bound.borrow() {
         return None;
@@ -125,7 +128,7 @@ pub(crate) fn connect(shared: &Arc<DemoState>) -> Option<DuplexStream> {
     Some(near)
 }
 
-/// Serves a connection until it ends, or until all of its generation are to be dropped, which `reset` is told.
+/// Serves a connection until it ends, the upstream stops, or a test drops all connections: then `reset` is called.
 async fn converse<T>(io: T, shared: Arc<DemoState>, reset: impl FnOnce())
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -147,7 +150,7 @@ where
         _ = generation.changed() => reset(),
         () = shared.stopping.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            // Whoever does not take the goodbye is cut off when the future is dropped.
+            // A client that does not close in time is cut off when the future is dropped.
             let _ = timeout(GOODBYE, connection).await;
         }
     }
@@ -165,7 +168,7 @@ fn builder(shared: &DemoState) -> auto::Builder<Tracked> {
     builder
 }
 
-/// Spawns the tasks of HTTP/2 streams where `stop` can wait for them.
+/// An executor for the tasks of HTTP/2 streams that lets `stop` wait for them.
 #[derive(Clone)]
 struct Tracked(TaskTracker);
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::json::{Json, JsonMembers, write_string};
 use super::kinds::ServedKind;
 
-/// `ObjectMeta`, as far as the server itself reads or writes it. The rest is carried along in `others`.
+/// `ObjectMeta`, as far as the server itself reads or writes it. `others` has the remaining members.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Meta {
     pub(crate) name: String,
@@ -21,21 +21,21 @@ pub(crate) struct Meta {
     pub(crate) others: JsonMembers,
 }
 
-/// Immutable, shared by the store, the ring and every open watch.
+/// One revision of an object. It is immutable, and shared by the store, the ring and every open watch.
 #[derive(Debug)]
 pub(crate) struct StoredObject {
     pub(crate) meta: Meta,
-    /// With `kind` and `apiVersion`, without a final newline.
+    /// The JSON of the object with `kind` and `apiVersion`, without a final newline.
     pub(crate) body: Bytes,
     /// Values for field selectors, in the order of `ServedKind::selectable.fields`.
     pub(crate) fields: Vec<String>,
     /// Where the digits of `metadata.resourceVersion` are in `body`.
     rv_at: std::ops::Range<usize>,
-    /// How much of `body` a list item leaves out after its opening brace.
+    /// How many bytes of `body` a list item leaves out after the opening brace: the type of a built-in kind.
     type_len: usize,
 }
 
-/// The order of the Go struct, which built-in kinds are written in.
+/// The order of the Go struct, in which the metadata of built-in kinds are written.
 const STRUCT_ORDER: [&str; 13] = [
     "name",
     "generateName",
@@ -51,7 +51,7 @@ const STRUCT_ORDER: [&str; 13] = [
     "ownerReferences",
     "finalizers",
 ];
-/// The same members sorted, which custom resources are written in.
+/// The same members sorted, as custom resources are written.
 const SORTED_ORDER: [&str; 13] = [
     "annotations",
     "creationTimestamp",
@@ -72,7 +72,7 @@ const OTHERS: [&str; 5] =
     ["generateName", "deletionTimestamp", "deletionGracePeriodSeconds", "ownerReferences", "finalizers"];
 
 impl Meta {
-    /// Reads what clients may set; a resourceVersion that is not a number counts as none.
+    /// Reads the members that clients may set. A resourceVersion that is not a number counts as none.
     pub(crate) fn read(mut fields: JsonMembers) -> Self {
         let mut text = |key: &str| match fields.take(key) {
             Some(Json::String(text)) => text,
@@ -86,12 +86,12 @@ impl Meta {
         Self { name, namespace, uid, rv, generation, created, labels, annotations, others: fields }
     }
 
-    /// The storage key: what lists are ordered by.
+    /// Returns the storage key, by which lists are ordered.
     pub(crate) fn key(&self) -> String {
         if self.namespace.is_empty() { self.name.clone() } else { format!("{}/{}", self.namespace, self.name) }
     }
 
-    /// Writes the metadata object; returns where the digits of the resourceVersion went.
+    /// Writes the metadata; returns where in `out` the digits of the resourceVersion are.
     fn write(&self, sorted: bool, out: &mut Vec<u8>) -> std::ops::Range<usize> {
         let mut rv_at = 0..0;
         let mut opening = b'{';
@@ -151,12 +151,13 @@ impl StoredObject {
         Self { meta, body: body.into(), fields, rv_at, type_len }
     }
 
-    /// The object as an element of `items`: built-in kinds leave their type out there. Two parts of one JSON object.
+    /// Returns the object as an element of `items`, in two parts that follow each other. Built-in kinds leave their
+    /// type out there.
     pub(crate) fn item(&self) -> (&[u8], &[u8]) {
         (&self.body[..1], &self.body[1 + self.type_len..])
     }
 
-    /// The same bytes at another resourceVersion: what a DELETED event carries.
+    /// Returns the same bytes with another resourceVersion, as a DELETED event carries them.
     pub(crate) fn restamped(&self, rv: u64) -> Bytes {
         let mut out = Vec::with_capacity(self.body.len() + 4);
         out.extend_from_slice(&self.body[..self.rv_at.start]);
@@ -165,7 +166,8 @@ impl StoredObject {
         out.into()
     }
 
-    /// `PartialObjectMetadata`, at a resourceVersion of the caller's choice. Struct order, for custom resources too.
+    /// Returns the `PartialObjectMetadata` at this resourceVersion. It has the order of the struct, also for custom
+    /// resources.
     pub(crate) fn partial(&self, rv: u64) -> Vec<u8> {
         let mut out = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#.to_vec();
         Meta { rv, ..self.meta.clone() }.write(false, &mut out);
@@ -173,7 +175,7 @@ impl StoredObject {
         out
     }
 
-    /// Everything but type and metadata, read back from the bytes.
+    /// Returns all members but type and metadata, read back from the bytes.
     pub(crate) fn rest(&self) -> JsonMembers {
         let parsed = Json::parse(&self.body).ok().and_then(Json::into_fields);
         let mut fields = parsed.unwrap_or_default();

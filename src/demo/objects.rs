@@ -1,4 +1,4 @@
-//! The JSON files in `objects/`, which the demo's objects are made from.
+//! The JSON templates in `objects/`, from which the demo's objects are made.
 
 use super::json::Json;
 
@@ -12,7 +12,7 @@ pub(crate) const POD_STATUS: &str = include_str!("objects/pod-status.json");
 pub(crate) const POD_STATUS_PENDING: &str = include_str!("objects/pod-status-pending.json");
 pub(crate) const SERVICE: &str = include_str!("objects/service.json");
 
-/// The template with each `$name` replaced by its value, which is not quoted. Unknown names stay.
+/// Replaces each `$name` in the template by its value, without quoting it. Unknown names stay.
 pub(crate) fn fill(template: &str, values: &[(&str, &str)]) -> Json {
     let mut out = String::with_capacity(template.len() + 256);
     let mut rest = template;
@@ -30,7 +30,7 @@ pub(crate) fn fill(template: &str, values: &[(&str, &str)]) -> Json {
     parse(&out)
 }
 
-/// JSON that this module wrote itself.
+/// Parses JSON that this module wrote itself.
 pub(crate) fn parse(text: &str) -> Json {
     let parsed = Json::parse(text.as_bytes());
     debug_assert!(parsed.is_ok(), "not JSON: {text}");

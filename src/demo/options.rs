@@ -1,4 +1,4 @@
-//! What the `demo` command may be asked for.
+//! The options of the `demo` command, and their bounds.
 
 use std::ops::RangeInclusive;
 
@@ -13,7 +13,7 @@ pub struct Options {
     /// Pod events per second.
     pub rate: u32,
     pub watches: u32,
-    /// `None` runs until it is interrupted.
+    /// How long the demo runs; `None` means until it is interrupted.
     pub seconds: Option<u64>,
 }
 
@@ -24,8 +24,10 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Checks that all options are within their bounds.
+    ///
     /// # Errors
-    /// Everything that is out of bounds, a sentence each.
+    /// A sentence for each option that is out of bounds.
     pub fn check(&self) -> Result<(), Vec<String>> {
         let Self { pods, rate, watches, seconds } = *self;
         let numbers = [

@@ -1,4 +1,4 @@
-//! What the demo's objects look like: pods of about 2.5 KB, and a little of everything else.
+//! Makes the demo's objects: pods of about 2.5 KB, and a few objects of each other resource.
 
 use super::clock;
 use super::json::{Json, JsonMembers};
@@ -13,7 +13,7 @@ pub(crate) const NODES: usize = 10;
 const PHASES: [&str; 4] = ["Pending", "Running", "Succeeded", "Failed"];
 const APPS: [&str; 8] = ["api", "cache", "front", "gateway", "indexer", "ledger", "queue", "worker"];
 
-/// A pod as a test or the churn describes it; everything else about it is made up.
+/// What a test or the churn says about a pod; the rest of it is invented.
 #[derive(Clone, Debug)]
 pub struct Pod {
     pub namespace: String,
@@ -44,7 +44,7 @@ impl Pod {
         self
     }
 
-    /// The node that it is bound to; empty for a pod that is not scheduled yet.
+    /// Sets the node that the pod is bound to; empty for a pod that is not scheduled yet.
     #[must_use]
     pub fn node(mut self, node: &str) -> Self {
         node.clone_into(&mut self.node);
@@ -63,7 +63,7 @@ impl Pod {
         self
     }
 
-    /// Reads back what [`Pod::document`] wrote.
+    /// Reads a pod back from what [`Pod::document`] wrote.
     pub(crate) fn of(object: &StoredObject) -> Self {
         let rest = Json::Object(object.rest());
         let phase = rest.at("status.phase").and_then(Json::as_str).unwrap_or_default();
@@ -83,7 +83,8 @@ impl Pod {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Metadata and the rest, written now. Identity is kept from the object before, if there is one.
+    /// Makes the metadata and the other members, with now as the time of writing. The identity is that of the object
+    /// `before`, if there is one.
     pub(crate) fn document(&self, before: Option<&Meta>) -> (Meta, JsonMembers) {
         let app = self.labels.iter().find(|(key, _)| key == "app").map_or("api", |(_, value)| value.as_str());
         let mut meta = Meta {
@@ -114,7 +115,7 @@ impl Pod {
         format!("10.{}.{}.{}", 64 + n % 64, n / 64 % 256, 1 + n / 16_384 % 254)
     }
 
-    /// Five characters that differ between pods.
+    /// Returns five characters that differ between pods.
     fn suffix(&self) -> String {
         format!("{:05x}", hash(&self.name) % 0xf_ffff)
     }
@@ -160,14 +161,14 @@ fn owner(app: &str) -> Json {
     fill(text, &[("app", app), ("hash", &hash), ("uid", &format!("0b6f1a52-7a43-4c51-9f0e-0000{hash}"))])
 }
 
-/// The `n`-th pod of the population: spread over the namespaces and nodes.
+/// Returns the `n`-th pod of the population. Pods are spread over the namespaces and nodes.
 pub(crate) fn nth(n: usize, nodes: usize) -> Pod {
     let app = APPS[n / NAMESPACES.len() % APPS.len()];
     let name = format!("{app}-{:08x}-{:05x}", hash(app), n);
     Pod::new(NAMESPACES[n % NAMESPACES.len()], &name).label("app", app).node(&format!("node-{}", n % nodes.max(1)))
 }
 
-/// A stable hash that is small enough to print: FNV-1a, folded to 32 bits.
+/// Returns a stable hash that is short when printed: FNV-1a, folded to 32 bits.
 fn hash(text: &str) -> usize {
     let folded = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     usize::try_from(folded).unwrap_or(0)

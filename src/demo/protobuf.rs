@@ -1,5 +1,5 @@
-//! Protobuf, as much of it as `kubectl create` writes: its typed client sends simple objects that way, whatever it
-//! reads back.
+//! Reads as much protobuf as `kubectl create` writes: its typed client sends simple objects in protobuf, also where it
+//! reads JSON.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,9 +9,9 @@ use super::kinds::ServedKind;
 
 const MAGIC: &[u8] = b"k8s\0";
 
-/// The object in a `k8s\0` envelope; `None` for a kind that we do not read, or bytes that are no such envelope.
+/// Reads the object in a `k8s\0` envelope; `None` for a kind that we do not read, or bytes that are no such envelope.
 pub(crate) fn read(kind: &ServedKind, body: &[u8]) -> Option<Json> {
-    // runtime.Unknown: 1 is the type, 2 the message.
+    // The envelope is a runtime.Unknown: its field 1 is the type, field 2 the message.
     let envelope = message(body.strip_prefix(MAGIC)?)?;
     let object = message(find(&envelope, 2)?)?;
     let mut fields = JsonMembers::default();
@@ -47,7 +47,7 @@ fn metadata(object: &[(u64, &[u8])]) -> Option<Json> {
     Some(Json::Object(fields))
 }
 
-/// Sets a member from a map field: repeated messages of a key and a value.
+/// Sets a member from a map field, which is a repeated message of a key and a value.
 fn set_map(
     fields: &mut JsonMembers,
     key: &str,
@@ -76,7 +76,7 @@ fn find<'a>(fields: &[(u64, &'a [u8])], number: u64) -> Option<&'a [u8]> {
     fields.iter().find(|(found, _)| *found == number).map(|(_, bytes)| *bytes)
 }
 
-/// The length-delimited fields of a message; numbers are skipped. `None` if it is not well-formed.
+/// Returns the length-delimited fields of a message and skips numbers; `None` if it is not well-formed.
 fn message(mut bytes: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     let mut fields = vec![];
     while !bytes.is_empty() {

@@ -1,4 +1,4 @@
-//! Responses: the headers that every answer carries, and the ways in which a Status is written.
+//! Makes responses: the headers that every answer carries, and the ways in which a Status is written.
 
 use std::convert::Infallible;
 
@@ -22,7 +22,7 @@ pub(crate) type DemoReply = Response<DemoBody>;
 
 const JSON: &str = "application/json";
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-/// Which flow schema and priority level a request fell into; any UIDs will do.
+/// The headers that name the flow schema and priority level of a request. Their UIDs are invented.
 const PRIORITY: [(HeaderName, HeaderValue); 2] = [
     (
         HeaderName::from_static("x-kubernetes-pf-flowschema-uid"),
@@ -34,7 +34,7 @@ const PRIORITY: [(HeaderName, HeaderValue); 2] = [
     ),
 ];
 
-/// How this request wants its answer written.
+/// How the answer to a request is written.
 #[derive(Clone, Debug)]
 pub(crate) struct Style {
     accept: Option<String>,
@@ -61,7 +61,7 @@ impl Style {
         asks_for(self.accept.as_deref(), kind, group, version)
     }
 
-    /// A compact JSON document that ends in a newline, or its pretty form that does not.
+    /// Answers with a compact JSON document that ends in a newline, or with its indented form that does not.
     pub(crate) fn json(&self, code: StatusCode, body: Vec<u8>) -> DemoReply {
         let body = if self.pretty { json::pretty(&body) } else { body };
         self.reply(code, JSON, full(body))
@@ -69,7 +69,7 @@ impl Style {
 
     pub(crate) fn status(&self, status: &DemoStatus) -> DemoReply {
         let compact = status.to_json();
-        // Errors are not converted: who asked for conversions alone gets them as a person reads them.
+        // Errors are not converted: a client that accepts nothing but conversions gets the indented form.
         let is_taken = negotiate(self.accept.as_deref(), Offers::ERROR.in_json()).media().is_some();
         let body = if self.pretty || !is_taken {
             json::pretty(compact.as_bytes())
@@ -87,7 +87,7 @@ impl Style {
         reply
     }
 
-    /// The answer to what cannot be read: in text, and before the filter that forbids caching.
+    /// Answers a request that cannot be read, in text. The apiserver does so before its filter adds Cache-Control.
     pub(crate) fn unread(&self, error: &RequestInfoError) -> DemoReply {
         let code = match error {
             RequestInfoError::NoResource(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -108,7 +108,7 @@ impl Style {
         self.reply(StatusCode::OK, content_type, full(body))
     }
 
-    /// A JSON body that is made while it is sent. A pretty one has to be whole first.
+    /// Answers with a JSON body that is made while it is sent. To be indented, it is collected first.
     pub(crate) async fn chunks(&self, chunks: impl Stream<Item = Bytes> + Send + 'static) -> DemoReply {
         if self.pretty {
             let whole = chunks.fold(Vec::new(), |mut whole, chunk| async move {
@@ -121,7 +121,7 @@ impl Style {
         self.reply(StatusCode::OK, JSON, StreamBody::new(frames).boxed_unsync())
     }
 
-    /// A watch stream; never pretty.
+    /// Answers with a watch stream, which is never indented.
     pub(crate) fn events(&self, events: impl Stream<Item = Result<Bytes, BrokenWatch>> + Send + 'static) -> DemoReply {
         let frames = events.map(|event| event.map(Frame::data));
         self.reply(StatusCode::OK, JSON, StreamBody::new(frames).boxed_unsync())

@@ -1,4 +1,4 @@
-//! Who holds which token and who may do what, as a test orders it: at first nobody and nothing.
+//! Answers TokenReviews and SubjectAccessReviews as a test orders. At first no token is valid and nobody has a right.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::status::DemoStatus;
 
-/// What the upstream answers to reviews.
+/// The answers of the upstream to reviews.
 #[derive(Debug, Default)]
 pub struct ReviewAnswers {
     rules: Mutex<Rules>,
 }
 
-/// Reviews answered since the start.
+/// How many reviews were asked for since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReviewCounts {
     pub tokens: u64,
@@ -24,7 +24,7 @@ pub struct ReviewCounts {
 #[derive(Debug, Default)]
 struct Rules {
     holders: HashMap<String, String>,
-    /// User and namespace; `*` is every namespace and the whole cluster.
+    /// Pairs of a user and a namespace; `*` stands for every namespace and the whole cluster.
     rights: HashSet<(String, String)>,
     refusal: Option<u16>,
     asked: ReviewCounts,
@@ -33,7 +33,7 @@ struct Rules {
 const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const OURSELVES: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-/// The user that every caller is.
+/// The name of the user that every caller is, who is not authenticated here.
 const ASKER: &str = "demo";
 
 impl ReviewAnswers {
@@ -42,22 +42,22 @@ impl ReviewAnswers {
         self.rules.lock().holders.insert(token.to_owned(), user.to_owned());
     }
 
-    /// The token is nobody's any more.
+    /// Makes the token invalid.
     pub fn take(&self, token: &str) {
         self.rules.lock().holders.remove(token);
     }
 
-    /// The user may do everything in the namespace; everything at all for `*`.
+    /// Allows the user everything in the namespace, or in the whole cluster for `*`.
     pub fn allow(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.insert((user.to_owned(), namespace.to_owned()));
     }
 
-    /// Takes that back.
+    /// Takes back what [`allow`](Self::allow) gave.
     pub fn deny(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.remove(&(user.to_owned(), namespace.to_owned()));
     }
 
-    /// Reviews are answered with this code instead; `None` ends that.
+    /// Answers all reviews with this status code instead; `None` ends that.
     pub fn refuse(&self, code: Option<u16>) {
         self.rules.lock().refusal = code;
     }
@@ -66,7 +66,7 @@ impl ReviewAnswers {
         self.rules.lock().asked
     }
 
-    /// Whether the path is one of a review.
+    /// Whether reviews are posted to this path.
     pub(crate) fn are_at(path: &str) -> bool {
         [TOKENS, OURSELVES, ACCESSES].contains(&path)
     }

@@ -1,4 +1,4 @@
-//! From what a request says to what it names here. `kube` reads it; which of the resources it is about is looked up.
+//! Finds what a request names on this server. `kube` reads the request; the resource is looked up in the table.
 
 use super::kinds::{KINDS, position};
 use crate::kube::{Query, RequestInfo, RequestInfoError, Verb};
@@ -8,10 +8,10 @@ pub(crate) enum DemoRoute {
     Collection {
         kind: usize,
         namespace: String,
-        /// Said by the deprecated `/watch/` form, or by the query.
+        /// Whether the deprecated `/watch/` form or the query asks for a watch.
         watch: bool,
     },
-    /// With the deprecated `/watch/` form, a watch of this one object.
+    /// One object, or a watch of it in the deprecated `/watch/` form.
     Object {
         kind: usize,
         namespace: String,
@@ -20,7 +20,7 @@ pub(crate) enum DemoRoute {
         watch: bool,
     },
     Discovery(Discovery),
-    /// Health, version and what else has a fixed path.
+    /// Health, version and others that have a fixed path.
     Fixed(String),
     /// A path below a group that we serve, but not a resource: 404 with a Status.
     NoResource,
@@ -36,8 +36,8 @@ pub(crate) enum Discovery {
     Version(String, String),
 }
 
-/// The query but for its selectors. The demo reads those itself, for the checker of guarantees judges by them: what
-/// `kube` makes of them must not get in between.
+/// Returns the query without its selectors. The demo reads those itself, because the checker of guarantees judges by
+/// them: an error of `kube` must not hide there.
 pub(crate) fn without_selectors(query: &Query) -> Query {
     let is_selector = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
@@ -47,6 +47,8 @@ pub(crate) fn without_selectors(query: &Query) -> Query {
     Query::parse(&rest.join("&"))
 }
 
+/// Finds what a request names.
+///
 /// # Errors
 /// What the apiserver refuses before it knows what a request is about.
 pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<DemoRoute, RequestInfoError> {
@@ -82,7 +84,8 @@ fn version(group: &str, version: &str) -> DemoRoute {
     }
 }
 
-/// Custom groups are not behind the router of the built-in ones, and answer in text.
+/// Decides the 404 for an unknown resource. Custom groups are served by another router of the apiserver, which answers
+/// in text.
 fn unknown(group: &str) -> DemoRoute {
     if KINDS.iter().any(|kind| kind.group == group && kind.custom) { DemoRoute::NoGroup } else { DemoRoute::NoResource }
 }
@@ -97,7 +100,7 @@ fn resource(info: &RequestInfo) -> DemoRoute {
         return unknown(group);
     };
     let depth = format!("{}/", info.path.trim_end_matches('/')).matches("/namespaces/").count();
-    // A Namespace is read as one in itself, and stands nowhere else.
+    // `kube` reads a Namespace as an object in itself. It has no namespace here, and cannot be below another one.
     let is_namespace = resource == "namespaces" && depth < 2;
     let namespace = if is_namespace { String::new() } else { info.namespace.clone() };
     let namespaced = KINDS[kind].namespaced;
@@ -114,7 +117,8 @@ fn resource(info: &RequestInfo) -> DemoRoute {
     DemoRoute::Object { kind, namespace, name, subresource, watch: info.watch_via_path }
 }
 
-/// Whether nothing follows what was read. The reader looks at no more than a subresource, the apiserver's router does.
+/// Whether the path ends after what was read. `kube` ignores what follows a subresource; the apiserver's router answers
+/// 404.
 fn ends_with(info: &RequestInfo) -> bool {
     let RequestInfo { resource, name, subresource, .. } = info;
     let end = match (name.as_str(), subresource.as_str()) {

@@ -1,4 +1,4 @@
-//! What the store holds before the first request.
+//! Fills the store before the first request.
 
 use super::clock;
 use super::json::Json;
@@ -50,7 +50,7 @@ pub(crate) fn seed(store: &ObjectStore, pods: usize, nodes: usize) {
     }
     for n in 0..pods {
         let pod = nth(n, nodes);
-        // An unconditional decision cannot be refused.
+        // The closure returns no error, so the write cannot fail.
         let _ = store.write(PODS, &pod.key(), |_| {
             let (meta, rest) = pod.document(None);
             Ok(Some(WriteDecision::Put(meta, rest)))
@@ -71,7 +71,7 @@ fn add(store: &ObjectStore, plural: &str, template: &str, values: &[(&str, &str)
     }
 }
 
-/// Creates or replaces an object as it stands, without the checks that a request would meet. Returns the revision.
+/// Creates or replaces an object without the checks that a request would meet. Returns the revision.
 pub(crate) fn put(store: &ObjectStore, kind: usize, document: Json) -> u64 {
     let (mut meta, rest) = split(document);
     let key = meta.key();

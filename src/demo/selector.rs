@@ -1,4 +1,4 @@
-//! What a LIST or WATCH asks for: labels, fields and a namespace, all of which must match.
+//! Selects objects for a LIST or WATCH by labels, fields and a namespace, all of which must match.
 
 mod fields;
 mod labels;
@@ -9,19 +9,19 @@ use super::status::DemoStatus;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ObjectSelector {
-    /// From the path; empty for all namespaces and for cluster-wide resources.
+    /// The namespace of the path; empty for all namespaces and for cluster-wide resources.
     pub(crate) namespace: String,
     labels: Vec<labels::LabelRequirement>,
     fields: Vec<Condition>,
 }
 
-/// One `key=value` or `key!=value`, with the key resolved to where the value is found.
+/// One `key=value` or `key!=value`. `source` says where the value of an object is found.
 #[derive(Clone, Debug)]
 struct Condition {
     source: Source,
     value: String,
     equal: bool,
-    /// The cache finds objects by it instead of scanning.
+    /// Whether the apiserver's cache has an index of this field, so that it does not scan.
     indexed: bool,
 }
 
@@ -54,13 +54,13 @@ impl ObjectSelector {
             })
     }
 
-    /// True when there is more than a namespace: such lists do not tell how many items remain.
+    /// Whether there is a label or field selector. Lists with one do not say how many items remain.
     pub(crate) fn is_selective(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
 
-    /// Whether a list that was cut short might still have to look at the object. A list of one name never does; at an
-    /// exact version the cache's indexes are of no use.
+    /// Whether the apiserver would still look at this object after a page was full, and so give a continue token. A
+    /// list of one name never does. At an exact version, the indexes of its cache are not used.
     pub(crate) fn would_scan(&self, object: &StoredObject, exact: bool) -> bool {
         let namespace = self.fields.iter().find(|c| c.source == Source::Namespace && c.equal);
         let namespace = namespace.map_or(self.namespace.as_str(), |condition| &condition.value);
@@ -74,7 +74,7 @@ impl ObjectSelector {
             && (exact || self.fields.iter().all(found))
     }
 
-    /// The single name that the field selector demands, if it demands one.
+    /// Returns the name that the field selector requires, if it requires one.
     pub(crate) fn name(&self) -> Option<&str> {
         self.fields.iter().find(|c| c.source == Source::Name && c.equal).map(|c| c.value.as_str())
     }

@@ -1,4 +1,4 @@
-//! What all parts of one running upstream share.
+//! The state that all parts of one running upstream share.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct ReceivedRequest {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) bookmark_period: Duration,
-    /// How long a read of a revision that does not exist yet waits for it.
+    /// How long a read waits for a revision that does not exist yet.
     pub(crate) future_wait: Duration,
     pub(crate) streams_max: u32,
     pub(crate) remember_requests: bool,
@@ -43,10 +43,10 @@ pub(crate) struct DemoState {
     pub(crate) counts: Counter,
     pub(crate) tasks: TaskTracker,
     pub(crate) stopping: CancellationToken,
-    /// Whether the accept loop is to listen, and whether it does.
+    /// `listening` says whether the accept loop should listen, `bound` whether it does.
     pub(crate) listening: watch::Sender<bool>,
     pub(crate) bound: watch::Sender<bool>,
-    /// Connections of an older generation than this reset themselves.
+    /// The generation of connections. When it rises, all connections that are open reset themselves.
     pub(crate) connections: watch::Sender<u64>,
     seen: Mutex<VecDeque<ReceivedRequest>>,
 }

@@ -1,4 +1,4 @@
-//! `DemoStatus` bodies in the apiserver's shape: what a refusal looks like on the wire.
+//! Refusals, with the bodies that the apiserver writes for them.
 
 use std::borrow::Cow;
 
@@ -71,7 +71,7 @@ impl DemoStatus {
         Self::new(409, "Conflict", message).about(kind, name)
     }
 
-    /// This one text of the server's goes by the kind, not by the resource.
+    /// Refuses a write whose uid is not the current one. The apiserver's text for it names the kind, not the resource.
     pub(crate) fn precondition(kind: &ServedKind, name: &str, expected: &str, found: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} {name:?}: the UID in the precondition ({expected}) does not match the \
@@ -110,7 +110,7 @@ impl DemoStatus {
         Self::new(410, "Expired", message)
     }
 
-    /// A watch from a revision that the ring no longer reaches back to.
+    /// Refuses a watch from a revision that is older than the ring.
     pub(crate) fn too_old(kind: &ServedKind, wanted: u64, oldest: u64) -> Self {
         if kind.cached {
             Self::expired(format!("too old resource version: {wanted} ({oldest})"))
@@ -133,7 +133,7 @@ impl DemoStatus {
         if by_router { status.details("{}") } else { status }
     }
 
-    /// What a test ordered for the next requests. Retry-After stands in the details as well, as the server has it.
+    /// Makes the status that a test ordered. Retry-After is also in its details, as the apiserver writes it.
     pub(crate) fn ordered(code: u16, retry_after: Option<u32>) -> Self {
         let (reason, message) = match code {
             401 => ("Unauthorized", "Unauthorized"),
@@ -153,7 +153,7 @@ impl DemoStatus {
         }
     }
 
-    /// Compact JSON, without a final newline.
+    /// Returns compact JSON, without a final newline.
     pub(crate) fn to_json(&self) -> String {
         let next = self.next.as_ref().map(|token| format!(r#""continue":{}"#, quoted(token))).unwrap_or_default();
         let mut out = format!(
@@ -170,7 +170,7 @@ impl DemoStatus {
     }
 }
 
-/// What the reading of a request refuses.
+/// Converts the refusals of `kube`, which reads requests.
 impl From<kube::Status> for DemoStatus {
     fn from(refusal: kube::Status) -> Self {
         let code = refusal.http_code();
@@ -181,7 +181,7 @@ impl From<kube::Status> for DemoStatus {
     }
 }
 
-/// The body of a successful DELETE.
+/// Returns the body of a successful DELETE.
 pub(crate) fn deleted(kind: &ServedKind, name: &str, uid: &str) -> String {
     let group = if kind.group.is_empty() { String::new() } else { format!(r#","group":"{}""#, kind.group) };
     let details = format!(r#"{{"name":{}{group},"kind":"{}","uid":"{uid}"}}"#, quoted(name), kind.plural);

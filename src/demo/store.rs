@@ -1,6 +1,7 @@
-//! The revisioned store: current objects per resource, a bounded ring of events, and one counter for everything.
+//! The demo's store: for each resource its current objects and a bounded ring of events, and one revision for all.
 //!
-//! Writers take the lock, apply, and wake the watches afterwards. Watches hold a position in the ring and pull.
+//! Writers apply their change under the lock and wake the watches afterwards. Watches have a position in the ring, and
+//! pull.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -16,13 +17,13 @@ use super::kinds::{KINDS, ServedKind};
 use super::object::{Meta, StoredObject};
 use super::status::DemoStatus;
 
-/// Objects at one revision, in key order.
+/// The objects of a resource at one revision, in the order of their keys.
 pub(crate) type ObjectMap = Arc<[Arc<StoredObject>]>;
 
 #[derive(Debug)]
 pub(crate) struct ObjectStore {
     state: RwLock<State>,
-    /// Per resource: the sequence number that its next event will get.
+    /// The sequence number that the next event of each resource will get.
     changed: Vec<watch::Sender<u64>>,
     revised: watch::Sender<u64>,
     ring_events_max: usize,
@@ -48,11 +49,11 @@ struct Table {
     first: u64,
     /// The oldest revision that a watch or an exact list may start from.
     floor: u64,
-    /// The same for watches alone: what came before is in storage only.
+    /// The oldest revision that a watch may start from, if it is above `floor`: exact lists find older ones in storage.
     window: u64,
 }
 
-/// A change of one object. Both sides are kept: selectors need to know what was left and what was entered.
+/// A change of one object. It has the object before and after: a selector may match only one of the two.
 #[derive(Debug)]
 pub(crate) struct StoreEvent {
     pub(crate) rv: u64,
@@ -76,7 +77,7 @@ pub(crate) enum WriteDecision {
     Remove,
 }
 
-/// The outcome of a write: the object as it is now, or as it was last if it was removed.
+/// The result of a write: the object as it is now, or its last state if it was removed.
 #[derive(Debug)]
 pub(crate) struct WriteResult {
     pub(crate) object: Arc<StoredObject>,
@@ -87,9 +88,9 @@ pub(crate) struct WriteResult {
 #[derive(Debug)]
 pub(crate) struct Pulled {
     pub(crate) events: Vec<Arc<StoreEvent>>,
-    /// Where to pull from the next time.
+    /// The position to pull from next.
     pub(crate) next: u64,
-    /// Everything up to this revision has been pulled, if `events` is empty.
+    /// The revision of the store. If `events` is empty, everything up to it has been pulled.
     pub(crate) revision: u64,
 }
 
@@ -108,17 +109,17 @@ impl ObjectStore {
         self.state.read().revision
     }
 
-    /// Events that the resource has had, those that are forgotten included.
+    /// Returns how many events the resource has had, including those that are no longer in the ring.
     pub(crate) fn events(&self, kind: usize) -> u64 {
         self.state.read().tables[kind].next()
     }
 
-    /// Wakes whenever the resource gets an event.
+    /// Returns a receiver that is woken whenever the resource gets an event.
     pub(crate) fn subscribe(&self, kind: usize) -> watch::Receiver<u64> {
         self.changed[kind].subscribe()
     }
 
-    /// Waits until the store is at least at `rv`; the 504 of the apiserver when that takes too long.
+    /// Waits until the store is at least at `rv`; returns the apiserver's 504 if that takes longer than `patience`.
     pub(crate) async fn reach(&self, rv: u64, patience: Duration) -> Result<(), DemoStatus> {
         let mut revised = self.revised.subscribe();
         let reached = timeout(patience, revised.wait_for(|revision| *revision >= rv)).await.is_ok();
@@ -129,14 +130,14 @@ impl ObjectStore {
         self.state.read().tables[kind].objects.get(key).cloned()
     }
 
-    /// The current objects, the revision they are current at, and the ring position right after them.
+    /// Returns the current objects, the revision that they are current at, and the ring position after it.
     pub(crate) fn now(&self, kind: usize) -> (ObjectMap, u64, u64) {
         let state = self.state.read();
         let table = &state.tables[kind];
         (table.listed(), state.revision, table.next())
     }
 
-    /// The objects as they were at exactly `rv`, by undoing what came later.
+    /// Returns the objects as they were at exactly `rv`. They are found by undoing the later events.
     pub(crate) fn at(&self, kind: usize, rv: u64) -> Result<ObjectMap, DemoStatus> {
         let state = self.state.read();
         let table = &state.tables[kind];
@@ -160,7 +161,7 @@ impl ObjectStore {
         Ok(objects.into_values().collect())
     }
 
-    /// The ring position of the first event after `rv`.
+    /// Returns the ring position of the first event after `rv`.
     pub(crate) fn since(&self, kind: usize, rv: u64) -> Result<u64, DemoStatus> {
         let state = self.state.read();
         let table = &state.tables[kind];
@@ -171,7 +172,7 @@ impl ObjectStore {
         Ok(table.first + table.ring.partition_point(|event| event.rv <= rv) as u64)
     }
 
-    /// Up to `max` events from a ring position on; `None` when the ring has moved past it.
+    /// Returns up to `max` events from a ring position on; `None` if the ring has moved past it.
     pub(crate) fn pull(&self, kind: usize, from: u64, max: usize) -> Option<Pulled> {
         let state = self.state.read();
         let table = &state.tables[kind];
@@ -180,7 +181,7 @@ impl ObjectStore {
         Some(Pulled { next: from + events.len() as u64, events, revision: state.revision })
     }
 
-    /// Reads, decides and applies in one critical section. A decision of `None` leaves everything as it is.
+    /// Reads, decides and applies in one critical section. If `decide` returns `None`, nothing is written.
     pub(crate) fn write<D>(&self, kind: usize, key: &str, decide: D) -> Result<Option<WriteResult>, DemoStatus>
     where
         D: FnOnce(Option<&Arc<StoredObject>>) -> Result<Option<WriteDecision>, DemoStatus>,
@@ -206,7 +207,8 @@ impl ObjectStore {
         Ok(written)
     }
 
-    /// Removes what there is of these at one revision, as a lease that runs out does; returns the revision.
+    /// Removes those of these objects that exist, all at one revision, as etcd does when one of its leases
+    /// expires; returns the revision.
     pub(crate) fn remove_all<'a>(&self, kind: usize, keys: impl IntoIterator<Item = &'a str>) -> u64 {
         let (revision, next) = {
             let mut state = self.state.write();
@@ -242,7 +244,7 @@ impl ObjectStore {
         Backup(self.state.read().clone())
     }
 
-    /// Goes back to what it was. Versions are given out anew from there; open watches are not told.
+    /// Goes back to a backup. Later revisions are given out a second time; open watches are not told.
     pub(crate) fn restore(&self, Backup(state): &Backup) {
         let mut now = self.state.write();
         *now = state.clone();
@@ -252,13 +254,13 @@ impl ObjectStore {
         }
     }
 
-    /// Forgets all history, as an apiserver that has just started behind a storage that knows none either.
+    /// Forgets all history, as an apiserver that has just started on a storage that was compacted.
     pub(crate) fn forget(&self) {
         self.compact(self.revision());
     }
 
-    /// Writes all objects otherwise, at the versions that they have: as a server of another release reads them from
-    /// storage. Nobody is told, and the history stays what it was.
+    /// Changes the bytes of all objects and keeps their versions, as a server of another release writes what it reads
+    /// from storage. There is no event, and the history stays the same.
     pub(crate) fn rewrite(&self, change: impl Fn(&mut Meta)) {
         let mut state = self.state.write();
         for (kind, table) in KINDS.iter().zip(&mut state.tables) {
@@ -271,7 +273,7 @@ impl ObjectStore {
         }
     }
 
-    /// Lets watches start from now on only, as after a restart; exact lists still find the past in storage.
+    /// Lets watches start only from the current revision on, as after a restart; exact lists still find the past.
     pub(crate) fn forget_window(&self) {
         let mut state = self.state.write();
         let revision = state.revision;
@@ -327,13 +329,14 @@ impl StoreEvent {
         Self { rv, previous, current, frames: [const { OnceLock::new() }; 3] }
     }
 
-    /// The whole line of the event in plain JSON, made at most once per type. Empty if the event has no such side.
+    /// Returns the line of the event in plain JSON, made at most once for each type. It is empty if the event has no
+    /// object for this type.
     pub(crate) fn frame(&self, as_type: StoreEventType) -> Bytes {
         let make = || self.body(as_type).map(|body| as_type.frame(&body)).unwrap_or_default();
         self.frames[as_type as usize].get_or_init(make).clone()
     }
 
-    /// The object as the event shows it: a deletion shows what was there before, at the revision of the deletion.
+    /// Returns the object as the event shows it. A deletion shows the last state, at the revision of the deletion.
     fn body(&self, as_type: StoreEventType) -> Option<Bytes> {
         match as_type {
             StoreEventType::Deleted => self.previous.as_ref().map(|object| object.restamped(self.rv)),
@@ -363,7 +366,7 @@ impl StoreEventType {
     }
 }
 
-/// One line of a watch stream.
+/// Writes one line of a watch stream.
 pub(crate) fn frame(wire_type: &str, body: &[u8]) -> Bytes {
     [br#"{"type":""#, wire_type.as_bytes(), br#"","object":"#, body, b"}\n"].concat().into()
 }

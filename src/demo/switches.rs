@@ -1,4 +1,4 @@
-//! What was ordered by a test, and what of it is still to happen.
+//! Holds what a test has ordered and the upstream has not done yet.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,22 +11,22 @@ use super::freeze::Freeze;
 /// Orders that an open watch may fall behind by before it misses one.
 const ORDERS_MAX: usize = 64;
 
-/// Requests that an answer can be ordered for.
+/// Kinds of requests that an answer can be ordered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     Any,
     Get,
     List,
-    /// A LIST with a field selector; `List` is for it as well.
+    /// A LIST with a field selector. An answer that is ordered for `List` also answers it.
     Selection,
     Watch,
     Write,
 }
 
-/// An order for open watches. They carry it out after everything that had happened before was sent.
+/// An order for open watches. A watch carries it out after it has sent all events that came before the order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FaultOrder {
-    /// `None` for watches of any resource.
+    /// The resource whose watches obey; `None` for all.
     pub(crate) kind: Option<usize>,
     pub(crate) act: Act,
 }
@@ -43,15 +43,16 @@ pub(crate) enum Act {
     Reset,
 }
 
-/// Where the watches stop that were open when it was ordered.
+/// An order to stall, for the watches that are open when it is given.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stall {
-    /// Counts the orders.
+    /// How many orders to stall there have been: a watch obeys those that came after it was opened.
     pub(crate) ordered: u64,
+    /// How many events each watch may still send; `None` if the stall is over.
     pub(crate) after_events: Option<usize>,
 }
 
-/// A status instead of the truth, for so many requests.
+/// A status that the next `left` requests of a kind are answered with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OrderedAnswer {
     pub(super) on: RequestKind,
@@ -61,7 +62,7 @@ pub(super) struct OrderedAnswer {
     pub(super) retry_after: Option<u32>,
 }
 
-/// What [`Faults`](super::Faults) sets, and the upstream's parts look at.
+/// The switches that [`Faults`](super::Faults) sets and the parts of the upstream obey.
 #[derive(Debug)]
 pub(crate) struct Switches {
     pub(super) orders: broadcast::Sender<FaultOrder>,
@@ -71,9 +72,9 @@ pub(crate) struct Switches {
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
     pub(super) lists_outlast: AtomicU64,
-    /// How often a streamed list of a selection ends with a version that is not the current one, and which.
+    /// How many more streamed lists of a selection end with an old version, and with which.
     pub(super) behind: Mutex<(usize, u64)>,
-    /// Minors of the releases that servers behind one address say they are of, in turn; empty for the demo's own.
+    /// The minor versions that questions for the version are answered with, in turn; empty for the demo's own.
     pub(super) releases: Mutex<VecDeque<u32>>,
     pub(crate) freeze: Freeze,
 }
@@ -106,7 +107,7 @@ impl Switches {
         self.hushed.subscribe()
     }
 
-    /// The status that was ordered for such a request, if one was.
+    /// Returns the status that was ordered for such a request, if one was, and counts it.
     pub(crate) fn answer(&self, on: RequestKind, kind: Option<usize>) -> Option<(u16, Option<u32>)> {
         let mut answers = self.answers.lock();
         let fits = |answer: &OrderedAnswer| {
@@ -124,7 +125,7 @@ impl Switches {
         Some(found)
     }
 
-    /// The version that a streamed list of a selection ends with, which was made at `revision`.
+    /// Returns the version that a streamed list of a selection ends with, if it was made at `revision`.
     pub(crate) fn told_of(&self, revision: u64) -> u64 {
         let (left, old) = &mut *self.behind.lock();
         if *left == 0 {
@@ -134,7 +135,7 @@ impl Switches {
         *old
     }
 
-    /// The minor that the next question for the version is answered with, if not the demo's own.
+    /// Returns the minor version to answer the next question for the version with, if it is not the demo's own.
     pub(crate) fn next_release(&self) -> Option<u32> {
         let mut releases = self.releases.lock();
         let next = releases.pop_front()?;
@@ -142,12 +143,12 @@ impl Switches {
         Some(next)
     }
 
-    /// How many writes a LIST outlasts.
+    /// Returns how many writes a LIST waits for before it is answered.
     pub(crate) fn writes_outlasted(&self) -> u64 {
         self.lists_outlast.load(Ordering::Relaxed)
     }
 
-    /// Where a LIST waits while the gate is shut. Counted as waiting, also if its client gives up.
+    /// Waits while LISTs are held. A LIST is counted as waiting until it goes on or its client gives up.
     pub(crate) async fn pass_gate(&self) {
         struct Waiting<'a>(&'a watch::Sender<usize>);
         impl Drop for Waiting<'_> {

@@ -1,11 +1,11 @@
-//! `Table`, the form that kubectl prints: the usual pod columns, and name and age for everything else.
+//! Writes Tables, the form that kubectl prints: with the usual columns for pods, and name and age for all else.
 
 use super::clock;
 use super::json::{Json, JsonMembers, write_string};
 use super::kinds::{KINDS, PODS, ServedKind};
 use super::object::StoredObject;
 
-/// What goes beside the cells of a row.
+/// What a row has besides its cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum IncludeObject {
     None,
@@ -28,7 +28,7 @@ impl IncludeObject {
     }
 }
 
-/// Name, type, format and priority; wide columns have a priority above zero.
+/// The name, type, format and priority of a column. Columns of `-o wide` have a priority above zero.
 type Column = (&'static str, &'static str, &'static str, u8);
 
 const POD_COLUMNS: &[Column] = &[
@@ -48,7 +48,7 @@ fn is_pod(kind: &ServedKind) -> bool {
     kind.plural == KINDS[PODS].plural && kind.group.is_empty()
 }
 
-/// `Table` up to the opening bracket of its rows. `metadata` is a whole JSON object.
+/// Writes a `Table` up to the opening bracket of its rows. `metadata` is a whole JSON object.
 pub(crate) fn head(kind: &ServedKind, metadata: &str, with_columns: bool) -> Vec<u8> {
     let columns = if is_pod(kind) { POD_COLUMNS } else { OTHER_COLUMNS };
     let define = |(name, column_type, format, priority): &Column| {
@@ -64,7 +64,7 @@ pub(crate) fn head(kind: &ServedKind, metadata: &str, with_columns: bool) -> Vec
     format!(r#"{{{type_meta},"metadata":{metadata},"columnDefinitions":{columns},"rows":["#).into_bytes()
 }
 
-/// One row, at a resourceVersion of the caller's choice.
+/// Writes one row, at this resourceVersion.
 pub(crate) fn row(kind: &ServedKind, object: &StoredObject, rv: u64, include: IncludeObject) -> Vec<u8> {
     let cells = if is_pod(kind) { pod_cells(object) } else { vec![object.meta.name.clone(), age(object)] };
     let mut out = br#"{"cells":["#.to_vec();
@@ -90,7 +90,7 @@ pub(crate) fn row(kind: &ServedKind, object: &StoredObject, rv: u64, include: In
     out
 }
 
-/// A whole table with one row: the object of a watch event, or of a GET.
+/// Writes a whole table with one row: the object of a watch event, or of a GET.
 pub(crate) fn single(
     kind: &ServedKind,
     object: &StoredObject,
@@ -104,7 +104,7 @@ pub(crate) fn single(
     out
 }
 
-/// The table of a bookmark: the cells of a zero object, and the row's object, which has the revision.
+/// Writes the table of a bookmark. Its row has the cells of a zero object, and an object that has the revision.
 pub(crate) fn bookmark(kind: &ServedKind, zero_object: &str, rv: u64, with_columns: bool) -> Vec<u8> {
     let cells = if is_pod(kind) {
         r#""","0/0","","0","<unknown>","<none>","<none>","<none>","<none>""#
@@ -140,7 +140,8 @@ fn pod_cells(object: &StoredObject) -> Vec<String> {
     ]
 }
 
-/// A container that waits or has ended names the state of its pod; a pod being deleted is Terminating whatever it does.
+/// Returns the text of the STATUS column. A pod that is being deleted is Terminating; otherwise the reason of a
+/// container that waits or has ended comes before the phase.
 fn pod_status(metadata: &JsonMembers, rest: &Json, statuses: &[Json]) -> String {
     let text = |json: &Json, path: &str| json.at(path).and_then(Json::as_str).map(str::to_owned);
     if metadata.get("deletionTimestamp").is_some() {

@@ -1,4 +1,4 @@
-//! The upstream over real sockets, request by request.
+//! Tests the upstream over real sockets, request by request.
 
 mod client;
 mod faults;

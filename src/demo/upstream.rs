@@ -1,4 +1,4 @@
-//! The demo upstream from outside: how it is started, what a test can do to it, and what it can be asked.
+//! The interface of the demo upstream: starts it, changes its objects, and tells what it was asked for.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,7 +20,7 @@ use super::seed;
 use super::shared::{DemoState, ReceivedRequest, Settings};
 use super::store::{ObjectStore, WriteDecision};
 
-/// The history that a resource keeps unless told otherwise: so many seconds of churn, within bounds.
+/// The seconds of churn for which a resource keeps its events, by default; `RING_EVENTS` bounds their number.
 const RING_SECONDS: u32 = 120;
 const RING_EVENTS: std::ops::RangeInclusive<usize> = 10_000..=102_400;
 
@@ -36,7 +36,7 @@ pub struct Upstream {
     settings: Settings,
 }
 
-/// A small apiserver-alike on a loopback port, with no pods and no churn until told otherwise.
+/// Describes a small apiserver-alike on a loopback port, with no pods and no churn unless told otherwise.
 #[must_use]
 pub fn upstream() -> Upstream {
     Upstream {
@@ -56,7 +56,8 @@ pub fn upstream() -> Upstream {
 }
 
 impl Upstream {
-    /// Pods at the start, spread over ten namespaces and all nodes. The churn keeps their number about constant.
+    /// Sets the number of pods at the start, which are spread over ten namespaces and all nodes. The churn keeps it
+    /// roughly constant.
     #[must_use]
     pub fn pods(self, pods: usize) -> Self {
         Self { pods, ..self }
@@ -67,7 +68,7 @@ impl Upstream {
         Self { nodes, ..self }
     }
 
-    /// Pod events per second, from [`RunningUpstream::churning`] on.
+    /// Sets how many pod events there are per second once [`RunningUpstream::churning`] is called.
     #[must_use]
     pub fn rate(self, events_per_second: u32) -> Self {
         Self { rate: events_per_second, ..self }
@@ -79,7 +80,7 @@ impl Upstream {
         Self { seed, ..self }
     }
 
-    /// Events that a resource's history holds before watches from older revisions get 410.
+    /// Sets how many events a resource's history holds. Watches from before it get 410.
     #[must_use]
     pub fn ring_events_max(self, ring_events_max: usize) -> Self {
         Self { ring_events_max: Some(ring_events_max), ..self }
@@ -91,34 +92,34 @@ impl Upstream {
         self
     }
 
-    /// How long a read waits for a revision that does not exist yet before it gets 504.
+    /// Sets how long a read waits for a revision that does not exist yet before it gets 504.
     #[must_use]
     pub fn future_wait(mut self, wait: Duration) -> Self {
         self.settings.future_wait = wait;
         self
     }
 
-    /// Streams that an HTTP/2 client may have open on one connection.
+    /// Sets how many streams an HTTP/2 client may have open on one connection.
     #[must_use]
     pub fn streams_max(mut self, streams_max: u32) -> Self {
         self.settings.streams_max = streams_max;
         self
     }
 
-    /// Whether [`RunningUpstream::requests`] has anything to tell.
+    /// Sets whether requests are remembered for [`RunningUpstream::requests`].
     #[must_use]
     pub fn remember_requests(mut self, remember: bool) -> Self {
         self.settings.remember_requests = remember;
         self
     }
 
-    /// Another address than a free loopback port.
+    /// Sets an address in place of a free loopback port.
     #[must_use]
     pub fn listen(self, address: SocketAddr) -> Self {
         Self { address, ..self }
     }
 
-    /// Starts it, for tests.
+    /// Starts the upstream, for tests.
     ///
     /// # Panics
     /// If the address cannot be bound.
@@ -129,7 +130,7 @@ impl Upstream {
         }
     }
 
-    /// Starts it: when this returns, connections are accepted.
+    /// Starts the upstream. When this returns, connections are accepted.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -143,8 +144,8 @@ impl Upstream {
         Ok(running)
     }
 
-    /// Starts it without a port: only [`RunningUpstream::connector`] leads there. For tests whose clock stands still,
-    /// which a kernel's does not.
+    /// Starts the upstream without a port: only [`RunningUpstream::connector`] leads there. This is for tests that
+    /// pause the clock, which does not stop a kernel's sockets.
     ///
     /// # Panics
     /// If a thread for the seeding cannot be had.
@@ -173,8 +174,7 @@ impl Upstream {
     }
 }
 
-/// An upstream that serves. It stops when it is dropped; [`RunningUpstream::stop`] also waits for the last stream to
-/// end.
+/// A running upstream. It stops when it is dropped; [`RunningUpstream::stop`] also waits for the last stream to end.
 #[derive(Debug)]
 pub struct RunningUpstream {
     address: SocketAddr,
@@ -188,24 +188,24 @@ impl RunningUpstream {
         self.address
     }
 
-    /// `http://127.0.0.1:PORT`, without a slash at the end.
+    /// Returns `http://127.0.0.1:PORT`, without a slash at the end.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Makes connections that never leave the process; none while the upstream is down. A frozen upstream does not
+    /// Makes connections within this process; none while the upstream is down. [`Faults`] that freeze sockets do not
     /// freeze them.
     pub fn connector(&self) -> impl Fn() -> Option<DuplexStream> + Send + Sync + 'static + use<> {
         let shared = self.shared.clone();
         move || connect(&shared)
     }
 
-    /// The newest revision of the whole store.
+    /// Returns the current revision of the whole store.
     pub fn revision(&self) -> u64 {
         self.shared.store.revision()
     }
 
-    /// Events that a resource has had since the start, one for each object that it started with included.
+    /// Returns how many events a resource has had since the start. Each object that it started with counts as one.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake of the caller.
@@ -217,7 +217,7 @@ impl RunningUpstream {
         self.shared.counts.read()
     }
 
-    /// Returns when the counts satisfy `wanted`. For tests, under a timeout of theirs.
+    /// Returns when the counts satisfy `wanted`. It has no timeout: a test sets its own.
     pub async fn until(&self, wanted: impl Fn(&RequestCounts) -> bool) {
         let mut changed = self.shared.counts.subscribe();
         while !wanted(&self.counts()) {
@@ -227,7 +227,7 @@ impl RunningUpstream {
         }
     }
 
-    /// The last few thousand requests, oldest first.
+    /// Returns the last few thousand requests, oldest first.
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.shared.seen()
     }
@@ -236,12 +236,12 @@ impl RunningUpstream {
         Faults::new(self.shared.clone())
     }
 
-    /// Who is known, and what they may.
+    /// Returns the answers to reviews, which a test can set: which tokens are valid, and which users may do what.
     pub fn reviews(&self) -> &ReviewAnswers {
         &self.shared.reviews
     }
 
-    /// Creates a running pod, or writes it anew if there is one of that name. Returns the revision, as all writes here.
+    /// Creates or replaces a running pod. Returns the revision, as all writes here.
     pub fn create_pod(&self, namespace: &str, name: &str) -> u64 {
         self.put_pod(&Pod::new(namespace, name))
     }
@@ -251,7 +251,7 @@ impl RunningUpstream {
         churn::put_pod(&self.shared.store, pod)
     }
 
-    /// Changes the status of a pod: one more restart. Creates it if there is none.
+    /// Changes the status of a pod, by one more restart; creates the pod if there is none.
     pub fn update_pod(&self, namespace: &str, name: &str) -> u64 {
         let new = Pod::new(namespace, name);
         let found = self.shared.store.get(PODS, &new.key());
@@ -260,28 +260,29 @@ impl RunningUpstream {
         self.put_pod(&pod.restarts(restarts))
     }
 
-    /// Returns the current revision if there is no such pod.
+    /// Deletes a pod; returns the current revision if there is no such pod.
     pub fn delete_pod(&self, namespace: &str, name: &str) -> u64 {
         churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
     }
 
-    /// Deletes what there is of these pods of one namespace at one revision, as a lease of etcd's that runs out does.
+    /// Deletes those of these pods of a namespace that exist, all at one revision, as etcd does when one of its leases
+    /// expires.
     pub fn delete_pods_at_once(&self, namespace: &str, names: &[&str]) -> u64 {
         let keys: Vec<_> = names.iter().map(|name| Pod::new(namespace, name).key()).collect();
         self.shared.store.remove_all(PODS, keys.iter().map(String::as_str))
     }
 
-    /// Pod events in the demo's mix, at the [`rate`](Upstream::rate) that was asked for.
+    /// Starts pod events in the demo's mix, at the [`rate`](Upstream::rate) that was set.
     pub fn churning(&self) -> Churning {
         Churning::start(&self.shared, &self.population, self.rate)
     }
 
-    /// `n` pod events in the demo's mix, as fast as they can be made.
+    /// Makes `n` pod events in the demo's mix, as fast as possible.
     pub async fn churn(&self, n: usize) -> u64 {
         churn::churn(&self.shared, &self.population, n).await
     }
 
-    /// Creates or replaces any object as it stands, without the checks that a request would meet.
+    /// Creates or replaces any object, without the checks that a request would meet.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
@@ -299,7 +300,7 @@ impl RunningUpstream {
         written.ok().flatten().map_or_else(|| self.revision(), |written| written.revision)
     }
 
-    /// The object as a GET returns it, without the final newline.
+    /// Returns the object as a GET does, without the final newline.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
@@ -307,7 +308,7 @@ impl RunningUpstream {
         self.shared.store.get(known(plural), &key(namespace, name)).map(|object| object.body.clone())
     }
 
-    /// `namespace/name` (or `name`) and resourceVersion of all objects, in the order of a LIST.
+    /// Returns `namespace/name` (or `name`) and the resourceVersion of all objects, in the order of a LIST.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
@@ -316,7 +317,7 @@ impl RunningUpstream {
         objects.iter().map(|object| (object.meta.key(), object.meta.rv)).collect()
     }
 
-    /// Ends every stream cleanly, closes every connection and waits for all of it.
+    /// Ends every stream cleanly, closes every connection, and waits until that is done.
     pub async fn stop(self) {
         let faults = self.faults();
         faults.thaw();

@@ -1,7 +1,7 @@
-//! The live view: numbers in, a few lines on the terminal out. It does not know where the numbers come from.
+//! The live view: shows the numbers that it is given in a few lines of the terminal.
 //!
 //! On a terminal the lines are redrawn in place; elsewhere each update is one plain line. Both go to stderr, so that
-//! stdout has the closing summary alone.
+//! stdout has only the summary at the end.
 
 mod summary;
 
@@ -13,7 +13,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 pub use summary::Summary;
 use summary::{count, latency, per_second};
 
-/// The state of the demo at one moment. Counters only ever grow; latencies are those since the last update.
+/// The state of the demo at one moment. Counters only grow; latencies are those since the last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LiveFigures {
     pub elapsed: Duration,
@@ -45,7 +45,7 @@ impl LiveFigures {
         }
     }
 
-    /// The whole update in one line, for logs and pipes.
+    /// Writes the whole update in one line, for logs and pipes.
     fn line(&self, rates: Rates) -> String {
         let left = self.remaining.map(|left| format!(" left={}s", left.as_secs())).unwrap_or_default();
         format!(
@@ -64,7 +64,7 @@ impl LiveFigures {
     }
 }
 
-/// Shows snapshots as they come; about one per second reads well.
+/// Shows each update that it is given. About one per second is readable.
 #[derive(Debug)]
 pub struct LiveView {
     last: LiveFigures,
@@ -87,7 +87,7 @@ struct Screen {
 }
 
 impl LiveView {
-    /// A live view if stderr is a terminal, plain lines otherwise.
+    /// Opens a live view if stderr is a terminal; otherwise it writes plain lines.
     pub fn open() -> Self {
         let output = if io::stderr().is_terminal() { Output::Terminal(Box::new(Screen::new())) } else { Output::Lines };
         Self { last: LiveFigures::default(), output }
@@ -122,7 +122,7 @@ impl Screen {
         let all = MultiProgress::new();
         let line = |template: &str, len: Option<u64>| {
             let bar = all.add(ProgressBar::new(len.unwrap_or(1)));
-            // The templates are constants of this file; a wrong one leaves indicatif's default.
+            // The templates are constants of this file. If one is wrong, indicatif's default is shown.
             if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style.progress_chars("█▉ "));
             }

@@ -1,4 +1,4 @@
-//! One WATCH: a position in the ring, pulled whenever the connection can take more.
+//! Serves one WATCH: it has a position in the ring, and pulls from there whenever the connection can take more.
 
 mod frames;
 
@@ -22,15 +22,15 @@ use super::table::IncludeObject;
 
 use frames::seen_as;
 
-/// Events are written together up to about this size.
+/// The size up to which objects are written together when a watch begins with the initial objects.
 const BATCH_BYTES: usize = 64 * 1024;
 const BATCH_EVENTS_MAX: usize = 64;
 /// How long before its deadline a watch gets a last bookmark.
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
-/// Long enough for what was written to leave before the connection breaks.
+/// The pause before a stream is broken, so that what was written is sent first.
 const BEFORE_CUT: Duration = Duration::from_millis(10);
 
-/// What the request asked for, after validation.
+/// A validated request for a watch.
 #[derive(Debug)]
 pub(crate) struct WatchPlan {
     pub(crate) kind: usize,
@@ -44,11 +44,11 @@ pub(crate) struct WatchPlan {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum WatchOrigin {
-    /// All objects first, at a revision of at least `rv`; then a marked bookmark if the client can read one.
+    /// All objects at a revision of at least `rv`, then a bookmark that marks their end if `mark_end` is set.
     Initial { rv: u64, mark_end: bool },
     /// Events after this revision.
     After(u64),
-    /// Whatever happens from now on.
+    /// Events from now on.
     Now,
 }
 
@@ -60,7 +60,7 @@ enum Phase {
         at: usize,
     },
     Live,
-    /// Bytes of a broken frame are out; the break itself follows.
+    /// What comes before the break was sent; the break follows.
     Breaking,
     Over,
 }
@@ -69,16 +69,16 @@ pub(crate) struct Watch {
     plan: WatchPlan,
     shared: Arc<DemoState>,
     phase: Phase,
-    /// Next ring position to pull.
+    /// The ring position to pull from next.
     position: u64,
-    /// Events up to here are not sent, bookmarks up to here are not worth sending.
+    /// The revision that the watch began at. Events and bookmarks up to it are not sent.
     after: u64,
     columns_sent: bool,
     last_frame: Option<Bytes>,
     stall: watch::Receiver<Stall>,
-    /// Orders to stall that were heard of, and what may be sent by the last of them.
+    /// The last order to stall that this watch knows, and how many events it may still send by it.
     stalled: Stall,
-    /// Made just when the watch was told to be silent; the first thing to say afterwards.
+    /// Bytes that were made when the watch was told to be silent. They are sent first when it may send again.
     kept_back: Option<Bytes>,
     deadline: Instant,
     next_bookmark: Instant,
@@ -88,7 +88,7 @@ pub(crate) struct Watch {
     _open: OpenWatch,
 }
 
-/// Why a stream broke off without its end. The HTTP layer turns it into a reset.
+/// The error of a stream that a test breaks. The HTTP layer turns it into a reset.
 #[derive(Debug)]
 pub(crate) struct BrokenWatch;
 
@@ -124,7 +124,7 @@ impl Watch {
         }
     }
 
-    /// The next bytes to send; `None` ends the stream cleanly.
+    /// Returns the next bytes to send; `None` ends the stream cleanly.
     pub(crate) async fn next(&mut self) -> Option<Result<Bytes, BrokenWatch>> {
         loop {
             if *self.hushed.borrow_and_update() {
@@ -173,7 +173,8 @@ impl Watch {
                     return Some(self.fail(&status));
                 }
                 let (objects, revision, next) = store.now(kind);
-                // Who asks for what cannot exist asks for the version alone.
+                // Only a list of a selection may end with an old version: the proxy asks for a selection that matches
+                // nothing where it wants only the version.
                 let selective = self.plan.selector.is_selective();
                 let told = if selective { self.shared.faults.told_of(revision) } else { revision };
                 (self.position, self.after) = (next, told);
@@ -195,7 +196,7 @@ impl Watch {
         Some(Bytes::new())
     }
 
-    /// A refusal after the headers are out is an event, and the last one.
+    /// Writes a refusal as an ERROR event, which is the last one: the response has already begun.
     fn fail(&mut self, status: &DemoStatus) -> Bytes {
         self.phase = Phase::Over;
         frame("ERROR", status.to_json().as_bytes())
@@ -223,7 +224,7 @@ impl Watch {
         self.end_if_unencodable(out.freeze())
     }
 
-    /// Events that have happened; empty if none did, `None` if the ring has moved past us.
+    /// Returns the lines of events that have happened; empty if there are none, `None` if the ring has moved past them.
     fn pull(&mut self) -> Option<Bytes> {
         loop {
             let max = self.may_send();
@@ -251,7 +252,7 @@ impl Watch {
         }
     }
 
-    /// How many events may be sent now.
+    /// Returns how many events may be sent now.
     fn may_send(&mut self) -> usize {
         let stall = *self.stall.borrow_and_update();
         if stall.ordered > self.stalled.ordered {
@@ -263,7 +264,8 @@ impl Watch {
         self.stalled.after_events.unwrap_or(BATCH_EVENTS_MAX).min(BATCH_EVENTS_MAX)
     }
 
-    /// `PartialObjectMetadataList` cannot be an event: the server ends such a watch at the first one.
+    /// Ends a watch that asks for `PartialObjectMetadataList` at its first event, as the apiserver does: an event
+    /// cannot have that form.
     fn end_if_unencodable(&mut self, chunk: Bytes) -> Bytes {
         if self.plan.form == (Form::Partial { list: true }) && !chunk.is_empty() {
             self.phase = Phase::Over;
@@ -272,7 +274,7 @@ impl Watch {
         chunk
     }
 
-    /// Everything is sent: waits for the next event, bookmark, order or end.
+    /// Waits for the next event, bookmark, order or end, when everything was sent.
     async fn idle(&mut self) -> Option<Bytes> {
         let stopping = self.shared.stopping.clone();
         tokio::select! {
@@ -291,7 +293,7 @@ impl Watch {
         }
     }
 
-    /// A bookmark for everything that was sent; empty when that says nothing new, or events came in between.
+    /// Returns a bookmark for everything that was sent; empty if it says nothing new, or events must be sent first.
     fn bookmark(&mut self) -> Bytes {
         match self.shared.store.pull(self.plan.kind, self.position, 1) {
             _ if self.stalled.after_events == Some(0) => Bytes::new(),
@@ -332,7 +334,7 @@ impl Watch {
     }
 }
 
-/// One per period, and one shortly before the deadline.
+/// Returns when the next bookmark is due: there is one each period, and one shortly before the deadline.
 fn next_bookmark(now: Instant, deadline: Instant, period: Duration) -> Instant {
     let periodic = now + period;
     match deadline.checked_sub(LAST_BOOKMARK) {

@@ -1,4 +1,4 @@
-//! POST, PUT, PATCH and DELETE: what a client sent becomes a change of the store, or a refusal.
+//! Answers POST, PUT, PATCH and DELETE: makes a change of the store, or a refusal, of what a client sent.
 
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ fn parse(body: &[u8]) -> Result<Json, DemoStatus> {
     }
 }
 
-/// Delete options are optional, and what cannot be read of them counts as absent.
+/// Reads delete options. A body that is absent or cannot be read counts as no options.
 fn parse_options(body: &[u8]) -> Json {
     Json::parse(body).unwrap_or_default()
 }
@@ -201,7 +201,7 @@ impl Writer<'_> {
         if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") }
     }
 
-    /// A resourceVersion or uid in the request must be the current one.
+    /// Refuses a request whose resourceVersion or uid is not the current one.
     fn check(&self, current: &StoredObject, wanted: &Meta) -> Result<(), DemoStatus> {
         if wanted.rv != 0 && wanted.rv != current.meta.rv {
             return Err(DemoStatus::conflict(self.kind, &self.target.name));
@@ -212,7 +212,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Stores what `decide` makes of the current object, completed as the server does. No change, no new revision.
+    /// Stores what `decide` makes of the current object, completed as the server does. If that changes nothing, there
+    /// is no new revision.
     fn commit<D>(&self, key: &str, decide: D) -> Result<WriteOutcome, DemoStatus>
     where
         D: FnOnce(Option<&Arc<StoredObject>>) -> Result<(Meta, JsonMembers), DemoStatus>,
@@ -238,7 +239,8 @@ impl Writer<'_> {
         Ok(WriteOutcome::Object { object, created })
     }
 
-    /// What the server sets whatever the client says: identity, generation, and the side that the request is not about.
+    /// Sets what a client cannot: identity, generation, and whichever of specification and status the request is not
+    /// about.
     fn complete(
         &self,
         current: Option<&Arc<StoredObject>>,
@@ -280,7 +282,7 @@ fn first_status(kind: &ServedKind) -> Json {
     Json::parse(text.as_bytes()).unwrap_or_default()
 }
 
-/// Metadata, and everything else but the type.
+/// Splits a document into its metadata and its other members, without the type.
 pub(crate) fn split(document: Json) -> (Meta, JsonMembers) {
     let mut fields = document.into_fields().unwrap_or_default();
     let metadata = fields.take("metadata").and_then(Json::into_fields).unwrap_or_default();

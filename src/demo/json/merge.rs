@@ -1,17 +1,18 @@
-//! Patches: RFC 7386 merge patch, and as much of the strategic merge patch as kubectl needs.
+//! Applies patches: RFC 7386 merge patch, and as much of the strategic merge patch as kubectl needs.
 
 use super::{Json, JsonMembers};
 
 /// Fields by which the strategic merge patch matches the elements of a list, in the order in which they are tried.
 const MERGE_KEYS: [&str; 4] = ["name", "type", "containerPort", "mountPath"];
 
-/// RFC 7386.
+/// Applies a merge patch (RFC 7386).
 pub(crate) fn merge_patch(target: &mut Json, patch: Json) {
     merge(target, patch, false);
 }
 
-/// RFC 7386, except that lists of objects with a common key are merged element by element and that the directives of
-/// the strategic merge patch (`$patch`, `$setElementOrder/…`, `$retainKeys`) are obeyed or dropped, never stored.
+/// Applies a strategic merge patch. It is merged like RFC 7386, except that lists of objects with a common key are
+/// merged element by element, and that directives (`$patch`, `$setElementOrder/…`, `$retainKeys`) are obeyed or
+/// dropped, never stored.
 pub(crate) fn strategic_patch(target: &mut Json, patch: Json) {
     merge(target, patch, true);
 }

@@ -1,6 +1,6 @@
-//! Two-space indentation, as Go's `json.Indent` does it.
+//! Indents JSON by two spaces, as Go's `json.Indent` does.
 
-/// Indents valid compact JSON. No newline at the end.
+/// Indents valid compact JSON, without a newline at the end.
 pub(crate) fn pretty(compact: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(compact.len() * 2);
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);

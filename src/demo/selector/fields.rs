@@ -1,6 +1,6 @@
-//! The field selector grammar: terms split on commas, each cut at its first operator.
+//! The grammar of field selectors: terms are separated by commas, and each is split at its first operator.
 
-/// Key, value, and whether they must be equal (or must not).
+/// A key, a value, and whether they must be equal or must differ.
 pub(super) type FieldCondition = (String, String, bool);
 
 pub(super) fn parse(text: &str) -> Result<Vec<FieldCondition>, String> {
@@ -9,7 +9,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<FieldCondition>, String> {
     terms.into_iter().filter(|term| !term.is_empty()).map(parse_term).collect()
 }
 
-/// Splits on commas that no backslash protects.
+/// Splits at commas that no backslash escapes.
 fn split(text: &str) -> Vec<&str> {
     let (mut terms, mut start, mut escaped) = (vec![], 0, false);
     for (at, c) in text.char_indices() {

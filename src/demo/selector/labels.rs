@@ -1,4 +1,4 @@
-//! The label selector grammar.
+//! The grammar of label selectors.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<LabelRequirement>, String> {
     Ok(requirements)
 }
 
-/// Words, and operators as far as they reach; the empty token is the end.
+/// Splits the text into words and operators, each as long as possible. An empty token marks the end.
 fn tokens(text: &str) -> Vec<&str> {
     let special = |c: char| "=!(),><".contains(c);
     let blank = |c: char| " \t\r\n".contains(c);
@@ -137,7 +137,7 @@ impl<'a> Parser<'a> {
         Ok(key.to_owned())
     }
 
-    /// A value may be empty: then what follows it is the end or a comma.
+    /// Reads a value. It may be empty: then the end or a comma follows.
     fn value(&mut self) -> Result<String, String> {
         match self.peek() {
             "" | "," => Ok(String::new()),

@@ -1,4 +1,4 @@
-//! A client that shows what is on the wire.
+//! A test client that shows what is on the wire.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tokio::time::timeout;
 
 use super::super::RunningUpstream;
 
-/// Nothing here takes that long unless it is broken.
+/// How long a test waits for anything. Nothing takes that long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One connection per request, so that faults hit one request at a time.
+/// A client that opens a connection for each request, so that a fault meets one request at a time.
 pub(super) struct Client {
     authority: String,
     http2: bool,
@@ -40,7 +40,7 @@ pub(super) struct Lines {
 #[derive(Debug, PartialEq)]
 pub(super) enum End {
     Clean,
-    /// What was left of a frame, if anything was.
+    /// The stream broke off, after these bytes of a frame.
     Broken(Bytes),
 }
 
@@ -82,7 +82,7 @@ impl Client {
         timeout(PATIENCE, sent).await.unwrap()
     }
 
-    /// `None` if there was no answer at all.
+    /// Sends a request; `None` if there is no answer at all.
     pub(super) async fn try_call(&self, method: Method, path: &str, media: &str, body: &str) -> Option<Answer> {
         let response = self.send(method, path, media, body).await?;
         let (head, body) = response.into_parts();
@@ -122,7 +122,7 @@ impl Answer {
 }
 
 impl Lines {
-    /// The next frame, or the end of the stream.
+    /// Returns the next frame, or the end of the stream.
     pub(super) async fn try_next(&mut self) -> Result<Bytes, End> {
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer) {
@@ -145,7 +145,7 @@ impl Lines {
         self.try_next().await.unwrap_err()
     }
 
-    /// The next event in a form that reads well: `ADDED pod-a @7`.
+    /// Returns the next event in a short form: `ADDED pod-a @7`.
     pub(super) async fn event(&mut self) -> String {
         let event = self.next().await;
         let metadata = &event["object"]["metadata"];

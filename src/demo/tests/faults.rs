@@ -1,4 +1,4 @@
-//! Every fault does what it says, on both protocols, and the upstream recovers.
+//! Tests that each fault does what it says, on both protocols, and that the upstream recovers.
 
 use http::Method;
 
@@ -6,7 +6,7 @@ use super::super::{Faults, RequestKind, RunningUpstream, upstream};
 use super::client::End;
 use super::{Client, Lines};
 
-/// What a test orders, and the end that its watches come to.
+/// A fault that a test orders, and how its watches must end.
 type Case = (fn(&Faults), End);
 
 async fn watching(up: &RunningUpstream) -> [Lines; 2] {

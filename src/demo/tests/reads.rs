@@ -1,4 +1,4 @@
-//! GET, LIST, discovery and negotiation.
+//! Tests of GET, LIST, discovery and negotiation.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! WATCH: where it starts, what it shows, and how it ends.
+//! Tests of WATCH: where it starts, what it shows, and how it ends.
 
 use std::time::Duration;
 

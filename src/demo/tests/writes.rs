@@ -1,4 +1,4 @@
-//! POST, PUT, PATCH and DELETE.
+//! Tests of POST, PUT, PATCH and DELETE.
 
 use http::Method;
 use serde_json::{Value, json};

@@ -1,9 +1,9 @@
-//! The closing words: what one upstream watch became.
+//! The summary at the end of the demo: how many watches were served from one upstream watch, and how well.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The demo as a whole.
+/// The figures of the whole demo.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     pub elapsed: Duration,
@@ -16,12 +16,12 @@ pub struct Summary {
     pub downstream_watches: u64,
     /// Events that arrived at clients.
     pub deliveries: u64,
-    /// Events that a client lacked at the end, of each that it was to have; `None` if not every client was there from
-    /// the first change on.
+    /// Events that clients should have received and had not at the end; `None` if not every client was there from the
+    /// first change on.
     pub missed: Option<u64>,
-    /// Events that a client had more than once.
+    /// Events that a client received more than once.
     pub repeated: u64,
-    /// Watches that had to begin anew, and are not among those that missed something.
+    /// Watches that had to begin anew. What they missed meanwhile is not in `missed`.
     pub relisted: u64,
     pub errors: u64,
     pub first_error: Option<String>,
@@ -30,12 +30,12 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// How many watches the upstream was spared for each that it served.
+    /// Returns how many client watches there were for each upstream watch.
     fn saving(&self) -> u64 {
         self.downstream_watches / self.upstream_watches.max(1)
     }
 
-    /// What was not delivered as it should have been; that nothing was missed or repeated is said too.
+    /// Writes how many deliveries failed. Missed and repeated events are written even if there were none.
     fn faults(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let repeated = count(self.repeated);
         match self.missed {
@@ -93,7 +93,7 @@ fn plurals(n: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(n), if n == 1 { one } else { many })
 }
 
-/// `1 234 567`: thousands apart, by a space that does not break.
+/// Writes a number with a no-break space between thousands: `1 234 567`.
 pub(super) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() * 2);
@@ -106,7 +106,7 @@ pub(super) fn count(n: u64) -> String {
     out
 }
 
-/// Two or three digits that matter, in the unit that fits.
+/// Writes a duration with two or three significant digits, in the unit that fits.
 pub(super) fn latency(duration: Duration) -> String {
     let microseconds = duration.as_secs_f64() * 1e6;
     match microseconds {
@@ -117,7 +117,7 @@ pub(super) fn latency(duration: Duration) -> String {
     }
 }
 
-/// Zero over no time is no rate.
+/// Returns a rate per second, or zero if no time has passed.
 pub(super) fn per_second(n: u64, seconds: f64) -> f64 {
     // Precision is lost only beyond 2^53 events.
     let n = n as f64;
