@@ -1,4 +1,5 @@
-//! Answers TokenReviews and SubjectAccessReviews as a test orders. At first no token is valid and nobody has a right.
+//! Answers `TokenReviews` and `SubjectAccessReviews` as a test orders. At first no token is valid and nobody has a
+//! right.
 
 use std::collections::{HashMap, HashSet};
 
