@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::listener::{ChangeListener, News};
 use self::schedule::{ChangesHeard, Schedule, SettlingLooks};
 use super::rights::Rights;
-use crate::base::{Backoff, NotReady, Tasks};
+use crate::base::{Backoff, NotReady, Tasks, until};
 use crate::serve::feed_spec;
-use crate::upstream::DeclaringResource;
+use crate::upstream::{DeclaringResource, Documents};
 use crate::wire::JsonLayout;
 
 /// Keeps the catalog in step with upstream, and the feeds in step with the catalog.
@@ -31,6 +31,9 @@ pub(super) struct DiscoveryLoop {
     pub(super) again: Duration,
 }
 
+/// The time from a change until it is acted on: changes come in groups, and upstream itself serves a definition only a
+/// moment after it was written.
+const SOON: Duration = Duration::from_millis(100);
 /// Messages of listeners that may wait to be read.
 const NEWS_MAX: usize = 16;
 /// How long the start waits for the feeds that tell of changes.
@@ -59,7 +62,7 @@ impl DiscoveryLoop {
         let mut heard = Heard::default();
         // A timeout is no error: without listeners, upstream is asked periodically.
         let _ = timeout(LISTENING_MAX, async {
-            while [heard.definitions, heard.services].contains(&None) {
+            while !heard.is_from_all() {
                 heard.note(news.recv().await);
             }
         })
@@ -156,10 +159,7 @@ impl DiscoveryLoop {
 
 /// The last news of each listener.
 #[derive(Debug, Default)]
-struct Heard {
-    definitions: Option<News>,
-    services: Option<News>,
-}
+struct Heard(Documents<Option<News>>);
 
 /// What must be done about a listener's message.
 #[derive(Debug, PartialEq, Eq)]
@@ -173,10 +173,7 @@ enum Next {
 impl Heard {
     fn note(&mut self, told: Option<(DeclaringResource, News)>) -> Option<Next> {
         let (from, news) = told?;
-        let last = match from {
-            DeclaringResource::Definitions => &mut self.definitions,
-            DeclaringResource::Services => &mut self.services,
-        };
+        let last = self.0.of_mut(from);
         match news {
             News::Changed => Some(Next::Look),
             News::Unread => Some(Next::Ask),
@@ -187,14 +184,13 @@ impl Heard {
         }
     }
 
-    fn is_all(&self) -> bool {
-        [self.definitions, self.services].iter().all(|news| *news == Some(News::Listening))
+    /// Every listener has reported.
+    fn is_from_all(&self) -> bool {
+        DeclaringResource::ALL.iter().all(|from| self.0.of(*from).is_some())
     }
-}
 
-async fn until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
-        None => std::future::pending().await,
+    /// Every listener hears of every change.
+    fn is_all(&self) -> bool {
+        DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(News::Listening))
     }
 }

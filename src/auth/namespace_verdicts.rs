@@ -7,13 +7,14 @@ use futures_util::stream::FuturesUnordered;
 use imbl::OrdMap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::access_reviewer::AccessPurpose;
 use super::agenda::Agenda;
 use super::authenticator::Authenticator;
 use super::namespace_quota::NamespaceShare;
 use super::{AffectedScope, NotGranted};
+use crate::base::until;
 use crate::kube::{Access, User};
 
 /// The verdicts on a collection's namespaces: which of them somebody may read, as far as that was found out.
@@ -366,14 +367,6 @@ impl NamespaceVerdicts {
 fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
     let since = Instant::now();
     namespaces.iter().map(|namespace| (namespace.clone(), since)).collect()
-}
-
-/// Completes at `due`; never, if there is no such time.
-async fn until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
-        None => std::future::pending().await,
-    }
 }
 
 fn is_known(verdicts: &VerdictMap, namespace: &str) -> bool {

@@ -91,6 +91,8 @@ async fn run_all(
     failed.map_or(Ok(outcomes), Err)
 }
 
+/// Makes one run, and lets it clean up behind itself when it is ended early.
+///
 /// # Errors
 /// If nothing could be measured.
 async fn measured(session: &Session<'_>) -> Result<RunOutcome, BenchError> {

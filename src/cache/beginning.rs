@@ -1,11 +1,12 @@
 //! Where a feed's history begins, and what of earlier events leads there.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::lane::LaneRead;
+use super::lane::{Lane, LaneRead};
 use super::shared::Shared;
 use super::{CacheReader, Change, Event, Misfit, Prehistory, RingRoom, Snapshot, Unexplained};
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
@@ -48,24 +49,20 @@ impl CacheReader {
 
     /// The changes of objects of which nobody knows what they were before, oldest first.
     pub fn unexplained(&self) -> Vec<Unexplained> {
-        let (all, mut next, end) = {
+        let (all, seqs) = {
             let timeline = self.shared.timeline.read();
-            (timeline.ring.lanes.all.clone(), timeline.ring.first_seq(), timeline.ring.seq_after(timeline.base))
+            let seqs = timeline.ring.first_seq()..timeline.ring.seq_after(timeline.base);
+            (timeline.ring.lanes.all.clone(), seqs)
         };
-        let (mut found, mut events) = (Vec::new(), Vec::new());
-        while next < end {
-            events.clear();
-            let LaneRead::Events { .. } = all.read(next, AT_A_TIME, (usize::MAX, None), &mut events) else { break };
-            let Some(last) = events.last() else { break };
-            next = last.seq + 1;
-            found.extend(events.drain(..).filter_map(Unexplained::of));
-        }
+        let mut found = Vec::new();
+        // Those that have left the ring meanwhile need no explanation any more.
+        let _ = read_all(&all, seqs, |event| found.extend(Unexplained::of(event.clone())));
         found
     }
 
     /// The beginning of the feed's history; `None` if nothing can be put in front of it.
     pub fn beginning(&self) -> Option<Beginning> {
-        let (mut beginning, all, mut next, end, base) = {
+        let (mut beginning, all, seqs, base) = {
             let timeline = self.shared.timeline.read();
             if !timeline.may_begin_earlier() {
                 return None;
@@ -80,23 +77,27 @@ impl CacheReader {
                 changed: HashMap::new(),
                 shared: self.shared.clone(),
             };
-            (beginning, timeline.ring.lanes.all.clone(), first, end, timeline.base)
+            (beginning, timeline.ring.lanes.all.clone(), first..end, timeline.base)
         };
-        let mut events = Vec::new();
-        while next < end {
-            events.clear();
-            let LaneRead::Events { .. } = all.read(next, AT_A_TIME, (usize::MAX, None), &mut events) else {
-                // The oldest have left the ring meanwhile, or the feed is over.
-                return None;
-            };
-            for event in events.iter().filter(|event| event.seq < end) {
-                beginning.since = beginning.since.min(event.at);
-                beginning.changed.entry(event.object.key.clone()).or_insert_with(|| Then::before(event, base));
-            }
-            next = events.last()?.seq + 1;
-        }
+        read_all(&all, seqs, |event| {
+            beginning.since = beginning.since.min(event.at);
+            beginning.changed.entry(event.object.key.clone()).or_insert_with(|| Then::before(event, base));
+        })?;
         Some(beginning)
     }
+}
+
+/// Reads the events of these numbers, some at a time, so that the writer need not wait. `None` if the oldest have left
+/// the ring meanwhile, or the feed is over.
+fn read_all(lane: &Lane, seqs: Range<u64>, mut each: impl FnMut(&Arc<Event>)) -> Option<()> {
+    let (mut next, mut events) = (seqs.start, Vec::new());
+    while next < seqs.end {
+        events.clear();
+        let LaneRead::Events { .. } = lane.read(next, AT_A_TIME, (usize::MAX, None), &mut events) else { return None };
+        events.iter().filter(|event| event.seq < seqs.end).for_each(&mut each);
+        next = events.last()?.seq + 1;
+    }
+    Some(())
 }
 
 impl Beginning {

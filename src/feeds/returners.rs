@@ -22,8 +22,8 @@ pub struct Returners {
     ledger: Mutex<Ledger>,
     /// Somebody has come.
     came: Notify,
-    /// Counts answers, those apart that turned away everybody who was there.
-    answers: watch::Sender<Answers>,
+    /// Tells of each answer. Its number is that of questions which upstream did not answer.
+    failures: watch::Sender<u64>,
 }
 
 /// A question for earlier history.
@@ -89,12 +89,6 @@ struct Memory {
     rests_until: Option<Instant>,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Answers {
-    all: u64,
-    failures: u64,
-}
-
 /// Somebody who waits, until dropped.
 struct Waiting<'a> {
     returners: &'a Returners,
@@ -127,14 +121,14 @@ impl Returners {
     /// ever: the caller has a deadline.
     pub async fn wait(&self, from: ResourceVersion, view: &View, reader: &CacheReader) {
         let who = Returner { from, inquires: !view.goes_by_key() };
-        let mut answers = self.answers.subscribe();
-        let failures = answers.borrow_and_update().failures;
+        let mut failures = self.failures.subscribe();
+        let before = *failures.borrow_and_update();
         let Some(_waiting) = self.enter(who) else { return };
         loop {
             let may_come = !reader.reaches(from, view) && reader.may_begin_earlier();
-            let is_told = answers.borrow_and_update().failures > failures
+            let is_told = *failures.borrow_and_update() > before
                 || self.ledger.lock().memory.prospect(who, Instant::now()) == Prospect::TurnedAway;
-            if !may_come || is_told || answers.changed().await.is_err() {
+            if !may_come || is_told || failures.changed().await.is_err() {
                 return;
             }
         }
@@ -167,10 +161,7 @@ impl Returners {
     /// Notes an answer, and tells those who wait.
     pub fn answered(&self, answer: LookedBack) {
         self.ledger.lock().memory.note(answer, Instant::now());
-        self.answers.send_modify(|answers| {
-            answers.all += 1;
-            answers.failures += u64::from(answer == LookedBack::Failed);
-        });
+        self.failures.send_modify(|failures| *failures += u64::from(answer == LookedBack::Failed));
     }
 }
 

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::auth::GrantStatus;
-use crate::base::{Cut, DrainWatch};
+use crate::base::{Cut, DrainWatch, until};
 use crate::cache::PinTerms;
 
 /// How much time is given to clients that do not read.
@@ -118,7 +118,7 @@ impl Overdue {
         loop {
             let first = self.0.looks.lock().first_key_value().map(|((at, _), _)| *at);
             tokio::select! {
-                () = due(first) => self.look(Instant::now()),
+                () = until(first) => self.look(Instant::now()),
                 () = self.0.earlier.notified() => {}
             }
         }
@@ -143,13 +143,6 @@ impl Overdue {
         if is_first {
             self.0.earlier.notify_one();
         }
-    }
-}
-
-async fn due(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }
 

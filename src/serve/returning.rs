@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep;
 
 use super::metrics;
 use super::route::WatchRead;
@@ -46,7 +46,7 @@ impl Sources {
             () = feed.returners.wait(from, view, &feed.reader) => {}
             () = feed.reader.over() => {}
             () = drain.started() => {}
-            () = sleep_until(Instant::now() + held_for(timeout_seconds)) => {}
+            () = sleep(held_for(timeout_seconds)) => {}
         }
     }
 }
@@ -67,6 +67,8 @@ fn held_for(timeout_seconds: Option<i64>) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
     use crate::base::DrainTrigger;
     use crate::cache::{CacheConfig, CacheWriter, FeedEnd, FeedState, Snapshot};

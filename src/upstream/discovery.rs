@@ -211,14 +211,14 @@ impl Catalog {
             DeclaringResource::Definitions => state.known.customs = Some(customs),
             DeclaringResource::Services => state.known.remote = Some(remote),
         }
-        *from.of(&mut state.known.told) = true;
-        from.of(&mut self.shared.refused.lock()).answered();
+        *state.known.told.of_mut(from) = true;
+        self.shared.refused.lock().of_mut(from).answered();
         state.settle()
     }
 
     /// Nothing is heard of it any more: what is known stays, and upstream is asked again.
     pub fn lose(&self, from: DeclaringResource) {
-        *from.of(&mut self.shared.state.write().known.told) = false;
+        *self.shared.state.write().known.told.of_mut(from) = false;
     }
 
     /// Asks for what no feed of ours tells.
@@ -279,17 +279,17 @@ impl Catalog {
     async fn optional<T: serde::de::DeserializeOwned>(&self, from: DeclaringResource) -> Result<Option<T>, Error> {
         let Shared { insistence, refused, .. } = &*self.shared;
         // What could be read the last time is asked for whatever it was refused since.
-        let is_known = *from.of(&mut self.reads());
-        if !is_known && from.of(&mut refused.lock()).stands(Instant::now(), *insistence) {
+        let is_known = *self.reads().of(from);
+        if !is_known && refused.lock().of(from).stands(Instant::now(), *insistence) {
             return Ok(None);
         }
-        match self.client.fetch(from.path(), JSON).await {
+        match self.client.fetch(&from.gvr().path(), JSON).await {
             Ok((_, body)) => {
-                from.of(&mut refused.lock()).answered();
+                refused.lock().of_mut(from).answered();
                 Ok(read(&body))
             }
             Err(error) if error.code() == Some(403) => {
-                from.of(&mut refused.lock()).refused(Instant::now(), *insistence);
+                refused.lock().of_mut(from).refused(Instant::now(), *insistence);
                 Ok(None)
             }
             Err(error) if error.code() == Some(404) => Ok(None),
@@ -308,12 +308,18 @@ impl State {
     }
 }
 
-impl DeclaringResource {
-    /// Its own of two.
-    fn of<T>(self, documents: &mut Documents<T>) -> &mut T {
-        match self {
-            Self::Definitions => &mut documents.definitions,
-            Self::Services => &mut documents.services,
+impl<T> Documents<T> {
+    pub fn of(&self, which: DeclaringResource) -> &T {
+        match which {
+            DeclaringResource::Definitions => &self.definitions,
+            DeclaringResource::Services => &self.services,
+        }
+    }
+
+    pub fn of_mut(&mut self, which: DeclaringResource) -> &mut T {
+        match which {
+            DeclaringResource::Definitions => &mut self.definitions,
+            DeclaringResource::Services => &mut self.services,
         }
     }
 }

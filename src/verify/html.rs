@@ -1,10 +1,11 @@
 use std::fmt::Write as _;
 
-/// Writing to a String does not fail.
+/// Appends text to a page. Writing to a String does not fail.
 pub(super) fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }
 
+/// The text with the characters that mean something in HTML spelled out.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

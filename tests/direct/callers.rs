@@ -243,7 +243,7 @@ async fn t13_upstream_is_asked_little() {
     assert_eq!(cost, refused[0], "{refused:?}");
     // Ten at once, and then one a second. Whoever is known has come from the same address, and asked one of the ten.
     let may = 9..=10 + began.elapsed().as_secs() + 1;
-    assert!(may.contains(&cost) && refused[1] > 0, "{cost} questions, {may:?} may be; {refused:?}");
+    assert!(may.contains(&cost) && cost < 60 && refused[1] > 100, "{cost} questions, {may:?} may be; {refused:?}");
     assert!(ada.get(PODS).await.is_cached(), "who is known is not touched");
 }
 

@@ -19,28 +19,6 @@ fn module(file: &File) -> Option<String> {
     Some(file.name.strip_prefix("src/")?.strip_suffix(".rs")?.to_owned())
 }
 
-/// The first words behind `path::` or `path::{…}` at `at`, each with the place where it stands.
-fn first_words(source: &Source, at: usize) -> Vec<usize> {
-    let word = |at: &usize| source.tokens.get(*at).is_some_and(|token| token.kind == Kind::Word);
-    if !source.reads(at, &["{"]) {
-        return Some(at).filter(word).into_iter().collect();
-    }
-    let (mut depth, mut found) = (0_usize, Vec::new());
-    for next in at..source.tokens.len() {
-        match source.tokens[next].text.as_str() {
-            "{" => depth += 1,
-            "}" => depth -= 1,
-            _ => {}
-        }
-        match depth {
-            0 => break,
-            1 if is(&source.tokens[next], "{") || is(&source.tokens[next], ",") => found.push(next + 1),
-            _ => {}
-        }
-    }
-    found.into_iter().filter(word).collect()
-}
-
 /// What each face hands on: `pub use lane::{Lane, Step as LaneStep};`.
 fn faces(sources: &BTreeMap<String, Source>) -> Faces {
     let mut found = Faces::new();
@@ -75,7 +53,7 @@ fn imports(module: &str, source: &Source, sources: &BTreeMap<String, Source>, fa
         while source.reads(next, &["super", ":", ":"]) {
             (base, next) = (parent(&base), next + 3);
         }
-        for mut word in first_words(source, next) {
+        for mut word in source.imported(next) {
             let mut path = base.clone();
             // As far as the words name files.
             while let Some(token) = tokens.get(word).filter(|token| token.kind == Kind::Word) {

@@ -86,7 +86,7 @@ fn imports(source: &Source, depth: usize) -> Vec<Import> {
         match token.text.as_str() {
             "{" if token.kind == Kind::Mark => open.push(at >= 2 && is(&tokens[at - 2], "mod")),
             "}" if token.kind == Kind::Mark => drop(open.pop()),
-            "crate" | "kube_fanout" if source.reads(at + 1, &[":", ":"]) => names(source, at + 3, &mut found),
+            "crate" | "kube_fanout" if source.reads(at + 1, &[":", ":"]) => found.extend(names(source, at + 3)),
             "super" if !(at >= 2 && source.reads(at - 2, &[":", ":"])) => {
                 let mut next = at;
                 let mut climbed = 0;
@@ -96,7 +96,7 @@ fn imports(source: &Source, depth: usize) -> Vec<Import> {
                 }
                 let inline = open.iter().filter(|module| **module).count();
                 if climbed > 0 && climbed >= depth + inline {
-                    names(source, next, &mut found);
+                    found.extend(names(source, next));
                 }
             }
             _ => {}
@@ -106,32 +106,9 @@ fn imports(source: &Source, depth: usize) -> Vec<Import> {
 }
 
 /// The first words of the path, or of each path of the group, at `at`.
-fn names(source: &Source, at: usize, found: &mut Vec<Import>) {
-    let Some(first) = source.tokens.get(at) else { return };
-    let mut add = |token: &crate::source::Token| {
-        found.push(Import { line: token.line, module: token.text.clone(), test: token.test });
-    };
-    if first.kind == Kind::Word {
-        return add(first);
-    }
-    let mut depth = 0_usize;
-    let mut expected = false;
-    for token in &source.tokens[at..] {
-        match token.text.as_str() {
-            "{" => {
-                depth += 1;
-                expected = depth == 1;
-            }
-            "}" if depth <= 1 => return,
-            "}" => depth -= 1,
-            "," => expected = depth == 1,
-            _ if expected && token.kind == Kind::Word => {
-                expected = false;
-                add(token);
-            }
-            _ => {}
-        }
-    }
+fn names(source: &Source, at: usize) -> impl Iterator<Item = Import> {
+    let words = source.imported(at).into_iter().map(|at| &source.tokens[at]);
+    words.map(|token| Import { line: token.line, module: token.text.clone(), test: token.test })
 }
 
 #[test]

@@ -52,6 +52,28 @@ impl Source {
         reads(&self.tokens, at, expected)
     }
 
+    /// Where the first words of `path::word` or `path::{word, word::{…}}` are, if what is behind `path::` is at `at`.
+    pub(crate) fn imported(&self, at: usize) -> Vec<usize> {
+        let is_word = |at: &usize| self.tokens.get(*at).is_some_and(|token| token.kind == Kind::Word);
+        if !self.reads(at, &["{"]) {
+            return Some(at).filter(is_word).into_iter().collect();
+        }
+        let (mut depth, mut found) = (0_usize, Vec::new());
+        for (next, token) in self.tokens.iter().enumerate().skip(at) {
+            match token.text.as_str() {
+                "{" => depth += 1,
+                "}" => depth -= 1,
+                _ => {}
+            }
+            match depth {
+                0 => break,
+                1 if matches!(token.text.as_str(), "{" | ",") => found.push(next + 1),
+                _ => {}
+            }
+        }
+        found.into_iter().filter(is_word).collect()
+    }
+
     /// The items that `#[cfg(target_os = "linux")]` is put before.
     pub(crate) fn on_linux(&self) -> Vec<std::ops::Range<usize>> {
         let is_linux = |token: &Token| token.kind == Kind::Text && token.text == "linux";

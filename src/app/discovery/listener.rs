@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use super::SOON;
 use crate::app::rights::Rights;
 use crate::cache::{CacheReader, Cursor, FeedState, Pull, View};
 use crate::feeds::{FeedHandle, Scope};
@@ -43,9 +44,6 @@ struct Declarations {
     known: HashMap<ObjectKey, (ResourceVersion, Declaration)>,
 }
 
-/// The time from a change until the objects are read again: changes come in groups, and upstream itself serves a
-/// definition only a moment after it was written.
-const SOON: Duration = Duration::from_millis(100);
 /// Bytes pulled at a time. The frames are dropped: they only show that something has changed.
 const ROOM: usize = 1 << 20;
 

@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::SOON;
+
 /// Decides when to ask upstream next what it serves.
 ///
 /// After a change it asks soon, and twice more: what upstream answers lags a moment behind its own definitions, and
@@ -34,8 +36,6 @@ pub(super) enum ChangesHeard {
     },
 }
 
-/// The time from the first change to the question about it: changes come in groups.
-const SOON: Duration = Duration::from_millis(100);
 /// The times from the last change to the two further questions, which find what upstream learns late.
 const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// The least time from an answer to the next question, however many changes there are. It is also at least

@@ -1,7 +1,7 @@
 //! What single definitions and APIServices say, for whoever follows them by a watch.
 
-use super::definitions::{self, CustomResourceDefinition, Definition};
-use super::documents::{self, ApiService, ServedApi};
+use super::definitions::{CustomResourceDefinition, Definition};
+use super::documents::{ApiService, ServedApi};
 use crate::kube::Gvr;
 
 /// The resources whose objects say what upstream serves besides its own.
@@ -32,14 +32,6 @@ impl DeclaringResource {
         match self {
             Self::Definitions => Gvr::new("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
             Self::Services => Gvr::new("apiregistration.k8s.io", "v1", "apiservices"),
-        }
-    }
-
-    /// The path of all of them.
-    pub(super) fn path(self) -> &'static str {
-        match self {
-            Self::Definitions => definitions::PATH,
-            Self::Services => documents::API_SERVICE_PATH,
         }
     }
 

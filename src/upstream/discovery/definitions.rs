@@ -7,8 +7,6 @@ use serde::Deserialize;
 
 use crate::kube::Gvr;
 
-pub(super) const PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-
 /// What upstream serves under one version of a custom resource.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Definition {

@@ -2,8 +2,6 @@
 
 use serde::Deserialize;
 
-pub(super) const API_SERVICE_PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
-
 /// The group and the version of an API.
 pub(super) type ServedApi = (String, String);
 
