@@ -1,4 +1,4 @@
-//! What is answered here is recorded as the apiserver would have recorded it.
+//! The proxy's audit records of the requests that it answers itself are those that the apiserver would have written.
 
 use std::fs;
 use std::path::{Path, PathBuf};

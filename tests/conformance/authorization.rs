@@ -1,8 +1,8 @@
-//! Who gets what: callers of every kind, under rules drawn with a seed, ask the proxy and the apiserver with the same
-//! credential and are told the same, be it yes or no.
+//! Authorization: callers of every kind ask the proxy and the apiserver with the same credential, under rules that are
+//! drawn with a seed. Both must give the same answer, whether they allow the request or refuse it.
 //!
-//! The rules stay as they are while questions are asked, and the callers of each round are new, so that nothing that
-//! either side remembers is out of date. Each question is asked once (`differential/verdict.rs`).
+//! The rules do not change while questions are asked, and the callers of each round are new, so that no decision that
+//! either side has cached is out of date. Each question is asked once (`differential/verdict.rs`).
 //! `make authorization TRIPLES=20000` asks more than `make test`.
 
 mod cast;

@@ -1,7 +1,7 @@
-//! The harness: control planes, proxies in front of them, and clients of both.
+//! The harness starts control planes, proxies in front of them, and clients of both.
 //!
-//! Everything waits on something that can be observed, and nothing waits longer than [`PATIENCE`]. What is promised
-//! within a time is waited for that time and [`ALLOWANCE`].
+//! Every wait is for something that can be observed, and none is longer than [`PATIENCE`] unless its test says so. What
+//! is promised within a time is waited for that time and [`ALLOWANCE`].
 
 pub mod ages;
 mod certificate;
@@ -45,19 +45,20 @@ pub use raw::read_until_quiet;
 pub use seed::Seed;
 pub use watch::{Ended, Event, Watch, outline};
 
-/// Nothing takes that long unless it is broken, on a machine that has other things to do too.
+/// The longest wait, unless a test states another. Nothing takes that long unless it is broken, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-/// What two cores that do other things as well may add to the time in which something is promised.
+/// How much later than promised something may be, because the two cores of a test machine do other things as well.
 pub const ALLOWANCE: Duration = Duration::from_secs(5);
-/// Between two looks at something that tells nobody when it changes.
+/// The time between two looks at something that does not signal its changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The control plane that most tests share.
 static SHARED: OnceCell<Plane> = OnceCell::const_new();
-/// Tests that count what reaches the apiserver, or that need it quiet, run alone; the others side by side.
+/// Tests that count what reaches the apiserver, or that need it quiet, take this to write and run alone. The others
+/// take it to read and run side by side.
 static TURN: RwLock<()> = RwLock::const_new(());
 
-/// A control plane, for the length of a test.
+/// A control plane that a test may use as long as it holds this.
 pub struct Bed<P: std::ops::Deref<Target = Plane> = &'static Plane> {
     plane: P,
     _turn: Box<dyn Any + Send>,
@@ -71,31 +72,32 @@ impl<P: std::ops::Deref<Target = Plane>> std::ops::Deref for Bed<P> {
     }
 }
 
-/// The shared control plane, beside other tests; `None` without a test bed.
+/// The shared control plane, while other tests use it too. `None` without a test bed.
 pub async fn beside_others() -> Option<Bed> {
     let binary = binary()?;
     let turn = Box::new(TURN.read().await);
     Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
 }
 
-/// The shared control plane, with no other test running.
+/// The shared control plane, while no other test uses it. `None` without a test bed.
 pub async fn alone() -> Option<Bed> {
     let binary = binary()?;
     let turn = Box::new(TURN.write().await);
     Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
 }
 
-/// A control plane of its own, for tests that break or wait for something; others run meanwhile.
+/// A new control plane for one test that breaks something or waits long. Other tests run meanwhile.
 pub async fn own(name: &str) -> Option<Bed<Box<Plane>>> {
     own_with(name, &[]).await
 }
 
-/// The same, with flags for its apiserver.
+/// A new control plane with these flags for its apiserver.
 pub async fn own_with(name: &str, flags: &[&str]) -> Option<Bed<Box<Plane>>> {
     Some(Bed { plane: Box::new(Plane::start(binary()?, name, flags).await), _turn: Box::new(()) })
 }
 
-/// One of the Kubernetes minor before, and the binary of the present one; `None` unless `make upgrade` has built it.
+/// A new control plane of the previous Kubernetes minor, and the binary of the present one. `None` unless `make
+/// upgrade` has built the previous one.
 pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
     let Some(previous) = std::env::var_os("KUBE_TESTBED_PREVIOUS").map(PathBuf::from) else {
         say("only with the control plane of the previous minor (run `make upgrade`)");
@@ -106,15 +108,15 @@ pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
     Some((Bed { plane: Box::new(plane), _turn: Box::new(()) }, present))
 }
 
-/// One that writes nothing by itself once it is up: no lease is renewed, nothing is compacted, no event goes. Its
-/// version moves when somebody writes, and only then.
+/// A new control plane that writes nothing by itself once it is up: it renews no lease, compacts nothing and removes no
+/// event. Its version moves only when a client writes.
 pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {
     let gates = "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false";
     let flags = [gates, "--etcd-compaction-interval=0", "--event-ttl=10h"];
     Some(Bed { plane: Box::new(Plane::start(binary()?, name, &flags).await), _turn: Box::new(()) })
 }
 
-/// One that writes down every request that reaches it, once it is answered: [`Plane::audit`].
+/// A new control plane with an audit log of every request that reaches it ([`Plane::audit`]).
 pub async fn audited(name: &str) -> Option<Bed<Box<Plane>>> {
     let binary = binary()?;
     let policy = scratch().join(format!("{name}.policy"));
@@ -128,7 +130,7 @@ pub async fn audited(name: &str) -> Option<Bed<Box<Plane>>> {
     Some(Bed { plane: Box::new(plane), _turn: Box::new(()) })
 }
 
-/// The test bed's binary. Going without is loud, and an error where it must not happen.
+/// The test bed's binary. If there is none, this says that the test is skipped, and fails it in CI.
 fn binary() -> Option<PathBuf> {
     let named = std::env::var_os("KUBE_TESTBED").map(PathBuf::from);
     let path = named.unwrap_or_else(|| repository().join("target/testbed/kube-testbed"));
@@ -139,13 +141,13 @@ fn binary() -> Option<PathBuf> {
     None
 }
 
-/// Says that the test does nothing; fails it where that must not happen.
+/// Says on stderr that the test is skipped. In CI, fails it.
 pub fn skip(why: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}");
     say(&format!("SKIPPED: {why}"));
 }
 
-/// A line on stderr, also from tests that pass.
+/// Writes a line to stderr, which is seen also if the test passes.
 pub fn say(line: &str) {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     let _ = writeln!(std::io::stderr().lock(), "{test}: {line}");
@@ -155,7 +157,7 @@ pub fn repository() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A directory for this run's files. What earlier runs left is removed.
+/// The directory for this run's files. Directories of earlier runs are removed.
 fn scratch() -> PathBuf {
     let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     for entry in std::fs::read_dir(&base).into_iter().flatten().flatten() {
@@ -170,12 +172,12 @@ fn scratch() -> PathBuf {
     own
 }
 
-/// The value, unless it takes longer than anything may.
+/// Waits for the value, and fails if it takes longer than [`PATIENCE`].
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// Looks until there is something to see.
+/// Looks again and again until `look` returns something.
 pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
     eventually_within(PATIENCE, what, look).await
 }
@@ -191,14 +193,14 @@ async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl Asy
     }
 }
 
-/// An address that nobody listens on, below the ports that systems give to outgoing connections: it can be taken again
-/// after its listener was killed.
+/// An address that is free to listen on. Its port is below those that systems give to outgoing connections, so that a
+/// listener that was killed can be started on it again.
 pub fn free_address() -> String {
     let mut addresses = std::iter::repeat_with(|| format!("127.0.0.1:{}", fastrand::u16(10_000..20_000)));
     addresses.find(|address| std::net::TcpListener::bind(address).is_ok()).expect("some port is free")
 }
 
-/// A number from the environment, for runs that are longer than usual.
+/// A number from the environment, for runs that are longer than usual; `default` if it is not set.
 pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
 }

@@ -1,8 +1,8 @@
-//! What clients get that take gzip: no more bytes than from the apiserver, and no later (R-GZIP-1).
+//! Clients that accept gzip get no more bytes than from the apiserver, and get them no later (R-GZIP-1).
 //!
-//! `make informers` is the long form of the second test, which has the shape of Kubernetes' own load test (perf-tests,
-//! `util-images/watch-list`): informers on one connection, which begin with Secrets of 200 KB. It is for a release
-//! build, and judges how long they take; the short form judges what they have.
+//! `make informers` is the long form of the second test, which follows Kubernetes' own load test (perf-tests,
+//! `util-images/watch-list`): informers on one connection, which begin with Secrets of 200 KB. The long form needs a
+//! release build and also checks how long they take. The short form only checks which objects they have.
 
 use std::io::Read;
 

@@ -1,4 +1,4 @@
-//! Custom resources over their life: defined, changed, deleted, defined again; and what is served by somebody else.
+//! Custom resources that are defined, changed, deleted and defined again; and resources of an aggregated apiserver.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! A central proxy with the rights of deploy/rbac.yaml and no others.
+//! A central proxy that has the rights of deploy/rbac.yaml and no others.
 
 use std::collections::BTreeMap;
 use std::fs;

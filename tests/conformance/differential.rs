@@ -1,10 +1,11 @@
-//! The same requests to both servers: drawn from a grammar with a seed, over a world that nobody changes, answered
-//! alike to the byte.
+//! The same requests are sent to both servers, and answered with the same bytes. The requests are drawn from a grammar
+//! with a seed, and nothing writes while they are asked.
 //!
-//! Compared are status, headers and body, and streams event for event; what need not be alike is listed in
-//! `differential/compare.rs` (headers) and `bed/normal.rs` (versions, bookmarks in between). A difference is made
-//! smaller, and printed as something to type. Each is asked once; `differential/verdict.rs` says what is no difference,
-//! and how often that may be. `make differential SEEDS=5 REQUESTS=20000` runs more than `make test`.
+//! Status, headers and body are compared, and streams event by event. What may differ is listed in
+//! `differential/compare.rs` (headers) and `bed/normal.rs` (versions, bookmarks that only report progress). A request
+//! whose answers differ is made smaller, and printed as a command. Each request is asked once;
+//! `differential/verdict.rs` says which differences do not count, and how often they may occur.
+//! `make differential SEEDS=5 REQUESTS=20000` runs more than `make test`.
 
 pub mod compare;
 pub mod grammar;

@@ -1,4 +1,4 @@
-//! Leaders of client-go, with the timings that Kubernetes' components have, while their proxy is stopped and started.
+//! Leader election of client-go, with the timings of Kubernetes' components, while the proxy is stopped and started.
 
 use std::sync::{Arc, Mutex};
 

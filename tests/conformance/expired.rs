@@ -1,4 +1,5 @@
-//! What is too old: R-ROW-1, R-ROW-2 and R-ROW-13, at an apiserver that has forgotten, over etcd compacted.
+//! Requests for versions that are too old (R-ROW-1, R-ROW-2 and R-ROW-13), where the apiserver's history begins later
+//! and etcd has been compacted.
 
 use serde_json::{Value, json};
 

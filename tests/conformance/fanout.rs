@@ -1,4 +1,4 @@
-//! One stream upstream, many watches downstream, all of them equal.
+//! Many watches downstream are served from one stream upstream, and all get the same events.
 
 use std::collections::BTreeSet;
 use std::path::Path;

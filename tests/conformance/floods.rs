@@ -1,5 +1,6 @@
-//! HTTP/2 as an attack: more frames than anybody needs, or fewer (R-DOWNSTREAM-2 to R-DOWNSTREAM-5, R-THREAT-10,
-//! R-THREAT-11). Who sends them is cut off or held back, and costs little; everybody else goes on.
+//! Attacks by HTTP/2: far more frames than a client needs, or too few to finish anything (R-DOWNSTREAM-2 to
+//! R-DOWNSTREAM-5, R-THREAT-10, R-THREAT-11). The sender is cut off or held back and costs little, and other clients
+//! are not disturbed.
 
 use std::time::{Duration, Instant};
 

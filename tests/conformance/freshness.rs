@@ -1,4 +1,4 @@
-//! A read without a resourceVersion sees every write that was complete before it, whoever made it and on any path.
+//! A read without a resourceVersion sees every write that was complete before it, by any client and by any path.
 //!
 //! `FRESHNESS_TRIALS=10000 cargo test --test conformance freshness` runs more; on a large collection that is idle while
 //! the cluster is not, a trial takes about a second.

@@ -1,4 +1,5 @@
-//! Changes that only an apiserver told which is dead now, while the proxy could not listen: they are read back.
+//! The proxy reads back changes that happened while it could not listen, and that only an apiserver has sent which is
+//! dead now.
 
 use serde_json::{Value, json};
 

@@ -1,9 +1,9 @@
-//! Requests that no honest client sends, drawn with a seed: nobody becomes somebody else by them, nothing is smuggled
-//! past the proxy, and it lives (R-IDENTITY-1, R-THREAT-1 to R-THREAT-4, R-THREAT-10, R-THREAT-12).
+//! Requests that no honest client sends, drawn with a seed. No sender gets another identity by them, no request is
+//! smuggled past the proxy, and the proxy survives (R-IDENTITY-1, R-THREAT-1 to R-THREAT-4, R-THREAT-10, R-THREAT-12).
 //!
-//! The judge is the apiserver's own audit log. Every request carries a mark in its query, and what is hidden inside of
-//! it another one; the log says which of them arrived, and as whose. `make hostile REQUESTS=10000` sends more than
-//! `make test`.
+//! The apiserver's own audit log decides. Every request carries a mark in its query, and a request that is hidden
+//! inside of it carries another one. The log shows which of them arrived, and as which user. `make hostile
+//! REQUESTS=10000` sends more than `make test`.
 
 mod cases;
 mod framing;

@@ -1,6 +1,6 @@
-//! Who may be taken for whom: holders of certificates ask the proxy and the apiserver to be somebody else, under rights
-//! with constraints and without, and are told the same, be it who they are then or why not. The apiserver's own review
-//! of whoever asks is the judge.
+//! Impersonation: callers with certificates ask the proxy and the apiserver to act as other users, under rights with
+//! and without constraints. Both must give the same answer, whether it is the new identity or the reason for a refusal.
+//! The identity is read from the apiserver's own SelfSubjectReview.
 
 use std::collections::BTreeSet;
 

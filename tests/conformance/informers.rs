@@ -1,4 +1,4 @@
-//! client-go informers through the proxy see what they see without it, however they begin and whatever they speak.
+//! client-go informers see the same through the proxy as without it, however they begin and in any encoding.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! A kubelet beside its node's proxy: its requests, its certificate, the Node authorizer before both. The proxy has the
-//! same identity and no other, and is asked by others too.
+//! A kubelet and the proxy on its node. Both have the identity of the node and are subject to the Node authorizer. The
+//! test sends the requests of a kubelet with its certificate, and requests of other callers too.
 
 use http::Method;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What can be observed of lists and gets: rows of docs/rules/observed.md.
+//! Observable behaviour of lists and gets: rows of docs/rules/observed.md.
 
 use serde_json::{Value, json};
 

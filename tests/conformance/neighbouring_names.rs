@@ -1,9 +1,9 @@
 //! A right to one name or to one namespace is no right to its neighbours: the counterpart of etcd's
-//! GHSA-xg4h-6gfc-h4m8, where whoever might read one key could watch every key behind it.
+//! GHSA-xg4h-6gfc-h4m8, where a user with the right to read one key could watch every key behind it.
 //!
 //! Callers with rights to one name, to one namespace and to one name in one namespace ask for objects whose names and
-//! namespaces are prefixes, successors and look-alikes of each other. Every byte that they get is searched for marks of
-//! what they may not see, and every answer is compared with the apiserver's to the same caller. Each question is asked
+//! namespaces are prefixes, successors and look-alikes of each other. Every answer is searched for the marks of objects
+//! that the caller may not see, and is compared with the apiserver's answer to the same caller. Each question is asked
 //! once (`differential/verdict.rs`). `make neighbouring QUESTIONS=20000` asks more than `make test`.
 
 mod drawn;

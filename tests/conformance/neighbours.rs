@@ -1,6 +1,5 @@
-//! What some do to the proxy is nobody else's business (P4, R-THREAT-11, R-THREAT-13, R-THREAT-14): with whatever
-//! requests are refused, however many streams nobody reads, and whatever tokens are guessed, the watches of others go
-//! on.
+//! Clients do not disturb each other (P4, R-THREAT-11, R-THREAT-13, R-THREAT-14). The watches of some go on while
+//! others send requests that are refused, leave streams unread or guess tokens.
 //!
 //! `make neighbours SECONDS=60` goes on for longer, with more of each.
 

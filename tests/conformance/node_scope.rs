@@ -1,5 +1,5 @@
-//! A proxy on a node, with that node's own credentials and the Node authorizer before it: what belongs to the node is
-//! held, by one watch with its selector; everything else is for the apiserver to answer, and to refuse.
+//! A proxy on a node, with the node's own credentials and subject to the Node authorizer. It holds what belongs to the
+//! node, by one watch with the node's selector. The apiserver answers or refuses everything else.
 
 use futures_util::future::join;
 use http::HeaderName;

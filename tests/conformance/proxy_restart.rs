@@ -1,4 +1,5 @@
-//! kill -9 of the proxy: clients come back to it, at once or half a minute later, and go on where they were (F9).
+//! The proxy is killed with SIGKILL. Clients come back to the next one, at once or half a minute later, and go on where
+//! they were (F9).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

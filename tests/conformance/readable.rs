@@ -1,5 +1,6 @@
-//! What a caller may read of a collection across namespaces, where the apiserver would refuse all of it: lists and
-//! watches hold what the caller's own lists of the single namespaces hold, as rights come and go.
+//! Collections across namespaces for callers who may read only some of the namespaces. The apiserver would refuse such
+//! a request. The proxy's lists and watches hold what the caller's own lists of the single namespaces hold, also while
+//! rights are given and taken away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

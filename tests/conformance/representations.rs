@@ -1,4 +1,5 @@
-//! One stream per built-in resource, whatever its clients ask for; and what happens when that cannot be.
+//! The proxy needs one stream per built-in resource, whichever representations its clients ask for; and what happens
+//! where one stream is not enough.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};

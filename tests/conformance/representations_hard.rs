@@ -1,4 +1,5 @@
-//! Derived representations when upstream, its clients or its history do not make it easy.
+//! Derived representations in hard cases, such as a field that the proxy does not know, a server that does not say its
+//! release, and a resource that is quiet for longer than upstream keeps its history.
 
 use std::collections::BTreeMap;
 

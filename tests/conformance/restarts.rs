@@ -1,4 +1,5 @@
-//! kill -9 of the apiserver: no watch ends, nothing acknowledged is lost or told twice, and upstream is asked little.
+//! The apiserver is killed with SIGKILL and started again. No watch ends, no acknowledged write is lost or told twice,
+//! and the proxy asks upstream little.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! A right that is taken away takes the open watch with it, in bounded time, and says why (R-LEASE-1).
+//! When a right is taken away, the watches that needed it end in bounded time, with the reason (R-LEASE-1).
 //!
-//! A watch is shown to be live, the right goes, and objects that it would match are written until it ends.
-//! `make revocation TRIALS=500` measures what `make test` only samples.
+//! The test shows that a watch is live, takes the right away, and writes matching objects until the watch ends.
+//! `make revocation TRIALS=500` measures the time in many trials, `make test` in a few.
 
 mod right;
 

@@ -1,5 +1,5 @@
-//! etcd is restored from a backup while clients watch through the proxy: their watches end with 410, nothing of what
-//! was lost is served from then on, and they come to the restored state (F3, L6).
+//! etcd is restored from a backup while clients watch through the proxy. Their watches end with 410, no lost write is
+//! served from then on, and the clients come to the restored state (F3, L6).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

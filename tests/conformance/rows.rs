@@ -1,4 +1,4 @@
-//! What can be observed of headers, methods and representations: rows of docs/rules/observed.md.
+//! Observable behaviour of headers, methods and representations: rows of docs/rules/observed.md.
 
 use http::Method;
 use http::header::USER_AGENT;

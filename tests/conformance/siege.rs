@@ -1,12 +1,12 @@
-//! What attackers cost everybody else: the same cached GET, asked again and again by somebody healthy, alone and while
-//! others attack (R-THREAT-10, R-THREAT-11, R-THREAT-13). Each attack says what it was answered with, so that none of
-//! them passes because it did nothing.
+//! The cost of attacks for other clients: one healthy client asks for the same cached object again and again, alone and
+//! while others attack (R-THREAT-10, R-THREAT-11, R-THREAT-13). Each attack counts the answers that it got, so that
+//! none passes because it did nothing.
 //!
-//! The short form, which is part of every test run, asserts what was answered and that the proxy lives. `make siege` is
-//! the long one: 10,000 objects, more time, a release build, and it fails when the healthy one's p99 under attack is
-//! more than `SIEGE_RATIO` times its p99 alone. Attackers, apiserver and proxy share one machine here, so some of what
-//! an attack costs is not the proxy's to save: an attack may have a *floor*, which is what others pay for the same
-//! bytes without what is dear in it. A p99 near that of its floor is no fault.
+//! The short form is part of every test run. It checks the answers and that the proxy survives. `make siege` is the
+//! long form, with 10,000 objects, more time and a release build. It fails when the healthy client's p99 under attack
+//! is more than `SIEGE_RATIO` times its p99 alone. Attackers, apiserver and proxy share one machine here, so that the
+//! proxy cannot avoid all of the cost. An attack may therefore have a *floor*: the cost of the same bytes without the
+//! expensive part of the attack. A p99 near that of the floor is no fault.
 
 mod chains;
 mod handshakes;

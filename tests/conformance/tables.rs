@@ -1,4 +1,4 @@
-//! Table watches: rows as the apiserver prints them, from one stream whoever watches.
+//! Watches of Tables: their rows are as the apiserver prints them, and all watches share one stream.
 
 use futures_util::future::{join_all, try_join_all};
 use serde_json::{Value, json};

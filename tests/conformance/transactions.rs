@@ -1,4 +1,4 @@
-//! Objects that change in one transaction of the storage: upstream tells of them one by one, at one version (W17).
+//! Objects that change in one transaction of etcd. Upstream sends an event for each, all with one version (W17).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

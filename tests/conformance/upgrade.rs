@@ -1,7 +1,7 @@
-//! The apiserver comes back as another release, behind feeds that outlive it (F10).
+//! The apiserver is replaced by another release while the proxy's feeds go on (F10).
 //!
-//! `make upgrade` builds the Kubernetes minor before; without it the present one comes back emulating that, which is
-//! another release as well, though it writes the same.
+//! `make upgrade` builds the previous Kubernetes minor. Without it the present one is started again and emulates the
+//! previous one: that counts as another release too, although it writes the same bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

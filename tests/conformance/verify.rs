@@ -1,5 +1,5 @@
-//! `kube-fanout verify` on a real control plane: the apiserver keeps its promises, judged by its own etcd, and so does
-//! the proxy in front of it, also while the apiserver is killed (`make verify` for long).
+//! `kube-fanout verify` on a real control plane. By what etcd holds, the apiserver keeps its promises, and so does the
+//! proxy in front of it, also while the apiserver is killed. `make verify` runs it for longer.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,4 @@
-//! What can be observed of watches: rows of docs/rules/observed.md, each as the apiserver does it and as the proxy
-//! does.
+//! Observable behaviour of watches: rows of docs/rules/observed.md, each on the apiserver and on the proxy.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The admin pages: what an operator sees (O3).
+//! The admin pages show an operator the state of the proxy (O3).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The audit log of a running process, and what else leaves it.
+//! The audit log of a running process, and the core files that it must not leave.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! The bench against the demo upstream, which has no protobuf, and the proxy: what it counts is what happened.
+//! The bench counts what really happened. It runs against the demo upstream, which has no protobuf, and the proxy.
 
 use kube_fanout::bench::{self, BenchOrder, ProgressLine, Results, RunOutcome, Scenario, Side, TargetCredentials};
 use kube_fanout::demo;

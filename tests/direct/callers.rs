@@ -1,4 +1,5 @@
-//! Who gets what with `auth: delegated`, and for how long. The upstream knows whom the test names, and no others.
+//! What callers may read with `auth: delegated`, and for how long. The upstream knows only the callers that a test
+//! names.
 
 use std::time::{Duration, Instant, SystemTime};
 

@@ -1,4 +1,4 @@
-//! What must be seen nowhere: credentials and contents, in any log, at any level (R-SECRET-1, R-THREAT-15).
+//! Credentials and the contents of objects appear in no log, at any level (R-SECRET-1, R-THREAT-15).
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Chains of client certificates: how long they are good for, and by whose word (R-AUTHN-1).
+//! Chains of client certificates: which authorities they are trusted by, and how long they are valid (R-AUTHN-1).
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};

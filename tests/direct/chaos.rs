@@ -1,5 +1,5 @@
-//! Informers behind the proxy while upstream misbehaves in every way it can, in an order that a seed decides: each
-//! stream keeps its promises by itself, and in the end all have what upstream has (W1–W3, W5, F1, F6).
+//! Informers behind the proxy while upstream has all kinds of faults, in an order that a seed decides. Each stream
+//! keeps its promises by itself, and in the end every informer has the objects that upstream has (W1–W3, W5, F1, F6).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A thousand clients that arrive together must not become a thousand questions (F4).
+//! Hundreds of clients that arrive together at a new proxy cost upstream only a few questions (F4).
 
 use futures_util::future::join_all;
 use kube_fanout::demo;

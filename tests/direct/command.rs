@@ -1,4 +1,4 @@
-//! The binary: what it says, how it fails, and how it stops (docs/CONFIG.md).
+//! The binary: its output, its errors, and how it stops (docs/CONFIG.md).
 
 use std::net::TcpListener;
 

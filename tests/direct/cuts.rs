@@ -1,5 +1,5 @@
-//! Upstream's stream is cut anywhere inside of a frame, with a reset and with a clean end: nothing is lost, doubled or
-//! torn downstream (R-UPSTREAM-1, W13).
+//! Upstream's stream is cut anywhere inside of a frame, with a reset or with a clean end. Downstream no event is lost,
+//! sent twice or cut (R-UPSTREAM-1, W13).
 
 use kube_fanout::demo::{self, Faults, RunningUpstream};
 

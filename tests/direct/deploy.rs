@@ -1,4 +1,4 @@
-//! What deploy/ gives to whom, by its text.
+//! The manifests in deploy/: the rights and the memory that they give, read from their text.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
-//! The harness: boots the whole application in front of a demo upstream and looks at it as clients do.
+//! The harness boots the whole application in front of a demo upstream and looks at it as clients do.
 //!
-//! Tests read as prose; what is noise lives here. Everything waits on something that can be observed, and nothing waits
-//! longer than [`PATIENCE`]. What is promised within a time is waited for that time and [`ALLOWANCE`].
+//! It keeps setup and waiting out of the tests. Every wait is for something that can be observed, and none is longer
+//! than [`PATIENCE`]. What is promised within a time is waited for that time and [`ALLOWANCE`].
 
 mod app;
 mod client;
@@ -27,12 +27,13 @@ pub use listening::Listening;
 pub use stub::{Reply, Stub, stub};
 pub use watch::{Watch, WatchPlan};
 
-/// Nothing here takes that long unless it is broken.
+/// The longest wait of any test. Nothing here takes that long unless it is broken.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// What two cores that do other things as well may add to the time in which something is promised.
+/// How much later than promised something may be, because the two cores of a test machine do other things as well.
 pub const ALLOWANCE: Duration = Duration::from_secs(5);
-/// Between two looks at something that tells nobody when it changes.
+/// The time between two looks at something that does not signal its changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// How often [`amid_churn`] changes pods at most: what changes has to be compared too, and slow machines would drown.
 const CHURNS_MAX: usize = 400;
 
 pub const PODS: &str = "/api/v1/pods";
@@ -40,28 +41,28 @@ pub const NODES: &str = "/api/v1/nodes";
 pub const CONFIGMAPS: &str = "/api/v1/configmaps";
 pub const WIDGETS: &str = "/apis/demo.kube-fanout.io/v1/widgets";
 
-/// The upstream itself, asked without the proxy.
+/// A client of the upstream itself, without the proxy in between.
 pub fn straight(up: &RunningUpstream) -> Client {
     Client::to(Place::Tcp(up.address()))
 }
 
-/// The value, unless it takes longer than anything may.
+/// Waits for the value, and fails if it takes longer than [`PATIENCE`].
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// The value, unless it takes longer than is promised.
+/// Waits for the value, and fails if it takes longer than is promised, with [`ALLOWANCE`].
 pub async fn in_time<T>(promised: Duration, what: &str, future: impl Future<Output = T>) -> T {
     let late = |_| panic!("not within {promised:?} and {ALLOWANCE:?}: {what}");
     timeout(promised + ALLOWANCE, future).await.unwrap_or_else(late)
 }
 
-/// Looks until it is so, for things that tell nobody when they change.
+/// Looks again and again until `look` returns true, for things that do not signal their changes.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) {
     within(what, Box::pin(until(look))).await;
 }
 
-/// The same, unless it takes longer than is promised.
+/// Does the same as [`eventually`], and fails if it takes longer than is promised.
 pub async fn eventually_in_time<F: Future<Output = bool>>(promised: Duration, what: &str, look: impl Fn() -> F) {
     in_time(promised, what, Box::pin(until(look))).await;
 }
@@ -72,19 +73,19 @@ async fn until<F: Future<Output = bool>>(look: impl Fn() -> F) {
     }
 }
 
-/// Returns when the proxy's watch of a resource is open upstream: what is ordered for open watches is heard by it.
+/// Returns when the proxy's watch of a resource is open upstream. A fault that is ordered for open watches then
+/// reaches it.
 pub async fn followed(up: &RunningUpstream, plural: &str) {
     within("a watch upstream", up.until(|counts| counts.watches_open.of(plural) > 0)).await;
 }
 
-/// Queries of the requests for a path that came from a proxy, not from a test.
+/// The queries of those requests for a path that came from a proxy, not from a test.
 pub fn asked_by_proxies(up: &RunningUpstream, path: &str) -> Vec<String> {
     let ours = |seen: &ReceivedRequest| seen.headers.contains_key("kube-fanout-hops") && seen.uri.path() == path;
     up.requests().iter().filter(|seen| ours(seen)).map(|seen| seen.uri.query().unwrap_or_default().to_owned()).collect()
 }
 
-/// Does something while pods change, two every few milliseconds. Not for ever, or a slow machine would drown in what it
-/// has to compare.
+/// Does `work` while pods change, two every few milliseconds, until [`CHURNS_MAX`] is reached.
 pub async fn amid_churn<T>(up: &RunningUpstream, work: impl Future<Output = T>) -> T {
     let churn = async {
         for _ in 0..CHURNS_MAX {

@@ -1,4 +1,4 @@
-//! Who is let in, by which door, and what a request may not do there (R-DOWNSTREAM-16, R-THREAT-17).
+//! Listeners, the hosts that requests may name on them, and chains and loops of proxies (R-DOWNSTREAM-16, R-THREAT-17).
 
 use http::Method;
 use kube_fanout::app::StartError;

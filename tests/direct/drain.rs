@@ -1,4 +1,4 @@
-//! What clients of a proxy that goes away see of it, while nobody else is there and when a successor is (O1).
+//! What clients see of a proxy that drains, without a successor and with one (O1).
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! One upstream watch, many clients, and each of them is told everything in order (W1–W5, W14, W15).
+//! Many clients are served from one watch upstream, and each gets every event in order (W1–W5, W14, W15).
 
 use futures_util::future::join_all;
 use kube_fanout::demo;

@@ -1,4 +1,4 @@
-//! The bench's watches against the demo upstream, faults included: what they count is what happened.
+//! The bench's watches count what really happened. They run against the demo upstream, with and without its faults.
 
 use kube_fanout::bench::{Fleet, Plan, TargetCredentials, WatchProtocol};
 use kube_fanout::demo::{self, RunningUpstream};

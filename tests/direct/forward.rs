@@ -1,4 +1,4 @@
-//! What the cache does not answer goes upstream and comes back as it was (P1, P2, R-THREAT-2).
+//! Requests that the cache does not answer go upstream, and the answers come back unchanged (P1, P2, R-THREAT-2).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! A proxy in front of ours says who its callers are; nobody else is believed.
+//! Only a trusted front proxy may say who its callers are (`X-Remote-*`).
 
 use http::Method;
 use kube_fanout::demo;

@@ -1,5 +1,5 @@
-//! Upstream answers 410: one list, the gap is mended if it can be proven, and not made up if it cannot (F4, F6,
-//! R-UPSTREAM-3).
+//! Upstream answers 410. The proxy lists once and mends the gap if it can prove what happened; otherwise it ends the
+//! watches instead of inventing events (F4, F6, R-UPSTREAM-3).
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};

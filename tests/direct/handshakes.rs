@@ -1,5 +1,5 @@
-//! Connections and TLS handshakes without end: they hold up nobody who comes from elsewhere, and whoever comes is let
-//! in (R-THREAT-10).
+//! A flood of connections or TLS handshakes from one address does not hold up clients from other addresses, and new
+//! connections wait instead of being refused (R-THREAT-10).
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream as StdTcpStream};

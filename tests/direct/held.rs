@@ -1,4 +1,5 @@
-//! A watch-list whose proof is late is held, not sent away to come back for a newer state (L5, W11; kubernetes#139766).
+//! A watch-list whose proof is late is held until the proof comes. If it were refused, the client would come back and
+//! need the proof of a newer state (L5, W11; kubernetes#139766).
 
 use std::time::Duration;
 

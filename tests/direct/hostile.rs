@@ -1,4 +1,4 @@
-//! Upstream says what it should not: nothing of it is passed on (R-UPSTREAM-6, R-UPSTREAM-8, R-UPSTREAM-10, W1, W2).
+//! Upstream sends what it must not, and nothing of it is passed on (R-UPSTREAM-6, R-UPSTREAM-8, R-UPSTREAM-10, W1, W2).
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, RunningUpstream};

@@ -1,4 +1,4 @@
-//! A feed that nobody reads stops, and starts again for the next who comes (ARCHITECTURE.md, "A feed's life").
+//! A feed without readers stops, and starts again for the next reader (ARCHITECTURE.md, "A feed's life").
 
 use std::time::Duration;
 

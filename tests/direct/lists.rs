@@ -1,4 +1,4 @@
-//! LIST and GET: which state answers, and in which pages (L1, L3, L4, L6; R-LIST-1).
+//! LIST and GET: the state that they are answered with, and the pages (L1, L3, L4, L6; R-LIST-1).
 
 use std::time::Duration;
 

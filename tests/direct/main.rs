@@ -1,4 +1,5 @@
-//! The whole application, from outside: real sockets, the demo upstream behind it, clients in front of it.
+//! Tests of the whole application from outside: it listens on real sockets, with clients in front of it and the demo
+//! upstream behind it.
 
 mod direct;
 

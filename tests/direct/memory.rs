@@ -1,4 +1,5 @@
-//! A memory that is too small for a collection that grows (I2): in a process of its own, whose memory can be looked at.
+//! A collection grows until the proxy's memory is too small for it (I2). The proxy runs in a process of its own, whose
+//! memory can be measured.
 
 use kube_fanout::demo::{self, RunningUpstream};
 

@@ -1,4 +1,5 @@
-//! Every documented metric, and something that moves it (docs/METRICS.md). In a process of its own: metrics are global.
+//! Every documented metric is moved by something (docs/METRICS.md). The proxy runs in a process of its own, because
+//! metrics are global.
 
 use std::collections::BTreeSet;
 

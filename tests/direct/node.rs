@@ -1,4 +1,4 @@
-//! A proxy on a node: what it holds, what it asks upstream for it, and what it leaves to upstream.
+//! A proxy on a node: what it holds, what it asks upstream for that, and what it passes through.
 
 use std::future::IntoFuture;
 

@@ -1,4 +1,4 @@
-//! Upstream goes away and comes back: nobody downstream is told, and nothing is lost (F1, F2, F4, R-UPSTREAM-4).
+//! Upstream goes away and comes back. Clients do not notice, and lose nothing (F1, F2, F4, R-UPSTREAM-4).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Web pages, which make browsers send requests for them (R-THREAT-17).
+//! Requests that web pages make browsers send (R-THREAT-17).
 
 use http::Method;
 use kube_fanout::demo;

@@ -1,5 +1,5 @@
-//! An exec plugin gives our own credential. What it prints may be one, and is seen by nobody: no caller, no page, no
-//! log.
+//! An exec plugin provides the proxy's own credential. Everything that it prints may be a credential, and therefore
+//! appears in no answer, no page and no log.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,4 +1,4 @@
-//! The binary as a process: started, asked, signalled, waited for.
+//! Runs the binary as a process, for tests that start it, ask it, send it signals and wait for its end.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};

@@ -1,5 +1,5 @@
-//! What a caller may read of a collection across namespaces, over real connections. The upstream knows whom the test
-//! names.
+//! Collections across namespaces for callers who may read only some of the namespaces, over real connections. The
+//! upstream knows only the callers that a test names.
 
 use std::time::Duration;
 

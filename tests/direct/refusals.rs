@@ -1,4 +1,4 @@
-//! Requests that are wrong are told so in upstream's words (R-QUERY-2, R-OPTIONS-1, R-STATUS-1; R-DOWNSTREAM-8).
+//! Wrong requests are refused in upstream's words (R-QUERY-2, R-OPTIONS-1, R-STATUS-1; R-DOWNSTREAM-8).
 
 use futures_util::future::join_all;
 use kube_fanout::demo;

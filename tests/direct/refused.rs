@@ -1,4 +1,5 @@
-//! What our own identity is refused is not asked again soon, and on a node not at all: there is one proxy for each.
+//! What upstream refuses to the proxy's own identity is asked again ever more rarely. On a node it is not asked for at
+//! all, because there are as many proxies as nodes.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Watches go on where another one stopped, or are told that they cannot (W2, W6–W8, F5, L2).
+//! A watch goes on where another one stopped, or is told that it cannot (W2, W6–W8, F5, L2).
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, RunningUpstream};

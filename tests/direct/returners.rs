@@ -1,5 +1,5 @@
-//! Clients come back late, from versions before the first list of a proxy that has begun anew: they go on where they
-//! were as long as upstream remembers, and each change is told once and in order (W3, W5–W7, F9).
+//! Clients come back to a proxy that has started again, with versions that are older than its first list. They go on
+//! where they were as long as upstream has the history, and get each change once and in order (W3, W5–W7, F9).
 
 use futures_util::future::join_all;
 use kube_fanout::demo::{self, Pod, RequestKind, RunningUpstream};

@@ -1,4 +1,4 @@
-//! Upstream's storage is restored from a backup: watches end with 410, and nothing of what was lost is served (F3, L6).
+//! Upstream's storage is restored from a backup. Watches end with 410, and no lost write is served (F3, L6).
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Upstream's window is shorter than a list takes: the state is listed a few times, and then it goes on (F4, F6).
+//! Upstream's window of events is shorter than a list takes. The proxy lists a few times, and then its watch goes on
+//! (F4, F6).
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! A selector's edges: what enters is ADDED, what leaves is DELETED with what it was (W4, W5).
+//! Watches with selectors: an object that enters the selection is ADDED, and one that leaves it is DELETED with its
+//! content from before (W4, W5).
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! Limits go by user: many tokens of one account, and many spellings of one token, have one share of everything.
+//! Limits count by user: many tokens of one account, and many spellings of one token, have one share together.
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;

@@ -1,4 +1,5 @@
-//! Four ways to stop: idle, with live watches, with somebody who does not let go, to start again (O1).
+//! Four kinds of shutdown: without clients, with live watches, with a client that does not let go, and for a restart
+//! (O1).
 
 use std::time::Duration;
 

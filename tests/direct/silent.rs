@@ -1,4 +1,4 @@
-//! Connections on which nothing happens: they keep nobody out, and end (R-DOWNSTREAM-5, R-LIMIT-1).
+//! Connections on which nothing happens do not keep other clients out, and end (R-DOWNSTREAM-5, R-LIMIT-1).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

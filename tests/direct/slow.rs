@@ -1,4 +1,4 @@
-//! A client that does not read costs itself, and nobody else (I1, W7; R-DOWNSTREAM-1, R-DOWNSTREAM-2).
+//! A client that does not read harms only itself (I1, W7; R-DOWNSTREAM-1, R-DOWNSTREAM-2).
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What one reader takes for a body and another one for a request is nobody's request (R-DOWNSTREAM-6, R-THREAT-3,
-//! R-THREAT-4).
+//! Bytes that one reader takes for a body and another one for a request are never handled as a request (R-DOWNSTREAM-6,
+//! R-THREAT-3, R-THREAT-4).
 
 use http::Request;
 use http_body_util::BodyExt as _;

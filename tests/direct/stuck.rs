@@ -1,4 +1,5 @@
-//! Clients that stop reading while they are told a state give it back in time (R-THREAT-11; W16, O1, I1).
+//! Clients that stop reading in the middle of a state are cut off in time, so that its memory is released (R-THREAT-11;
+//! W16, O1, I1).
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! While a feed is being filled its requests wait, then pass through under a cap, then are turned away.
+//! While a feed is being filled, its requests wait. Those that have waited long enough pass through, up to a cap, and
+//! further ones are refused.
 
 use std::time::Duration;
 

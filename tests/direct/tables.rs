@@ -1,4 +1,5 @@
-//! Tables: lists are upstream's, alike ones asked together; watches share one stream.
+//! Tables: upstream answers their lists, and equal lists that are asked for together share an answer. Their watches
+//! share one stream.
 
 use futures_util::future::join_all;
 use http::Method;

@@ -1,4 +1,5 @@
-//! What a listener knows of its clients, and how it lets go of them: `net` alone, behind a function that remembers.
+//! What a listener knows of its clients, and how it ends their connections. Only `net` is tested, with a handler that
+//! remembers who came.
 
 use std::time::Duration;
 

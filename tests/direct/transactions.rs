@@ -1,7 +1,7 @@
-//! Several events of one version: nobody is given that version before all of them have come (W3, L1, L2).
+//! Several events have one version: no client is given that version before all of them have come (W3, L1, L2).
 //!
-//! A lease of etcd's that runs out deletes what hangs on it at one revision. Here upstream's stream stalls between two
-//! of those deletions, which is where every version that the proxy announces would be a lie.
+//! When a lease of etcd expires, all its keys are deleted at one revision. Here upstream's stream stalls between two of
+//! these deletions. If the proxy announced their version then, a client that resumed from it would miss the second one.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What is not a stream has an end, whether or not anybody reads or writes it: its place is given back, and what was
-//! cut never looks whole. What is not read holds no more memory than is counted.
+//! Requests and answers that are no streams end in time, even if a client does not read or write them. Their places are
+//! given back, and an answer that was cut never looks complete. Unread answers hold no more memory than is counted.
 
 use std::time::Duration;
 

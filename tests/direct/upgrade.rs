@@ -1,5 +1,5 @@
-//! Upstream comes back as another release, which writes the same objects otherwise: what is of the present is as the
-//! new one writes it, what has happened is as it was told, and no watch ends (F10).
+//! Upstream comes back as another release, which writes the same objects with other bytes. The present state is served
+//! as the new release writes it, past events stay as they were sent, and no watch ends (F10).
 
 use std::io::Read;
 use std::time::Duration;

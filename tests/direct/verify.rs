@@ -1,4 +1,5 @@
-//! `verify`, from outside: what keeps its promises is found to, what lies is caught, and what says nothing is void.
+//! The command `verify`, from outside: it passes a server that keeps its promises, fails one that breaks them, and
+//! calls a run void that shows nothing.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Files of one module import each other in one direction: whoever reads a file has read what it stands on.
+//! Files of one module import each other in one direction, so that they can be read in an order.
 //!
-//! A file and the files of its folder belong together and are not looked at: the one is the others' face.
+//! Imports between a file and the files of its folder are not checked, because the file is the folder's interface.
 
 use std::collections::{BTreeMap, BTreeSet};
 

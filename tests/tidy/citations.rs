@@ -1,5 +1,5 @@
-//! What comments and documents cite can be found: rules of docs/rules by their ids, promises of docs/GUARANTEES.md by
-//! theirs, documents by their names and headings.
+//! Everything that comments and documents cite exists: rules of docs/rules and promises of docs/GUARANTEES.md by their
+//! ids, documents by their names and headings.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! What the documents must say, by what the code has: metrics, configuration keys, flags, reasons, links, tests.
+//! The documents describe what the code has: metrics, configuration keys, flags and reasons. Their links, and the tests
+//! that they name, exist.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The files of the repository, as a checkout has them.
+//! The files of the repository, as a checkout contains them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

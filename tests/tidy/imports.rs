@@ -1,4 +1,4 @@
-//! Who may import whom: the layers of ARCHITECTURE.md.
+//! Modules import only those that the layers of ARCHITECTURE.md allow.
 
 use crate::source::{Kind, Source, is};
 

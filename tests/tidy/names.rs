@@ -1,4 +1,4 @@
-//! One public name, one thing: whoever reads a type's name knows which it is without looking at the imports.
+//! A public name stands for one thing, so that a reader knows a type by its name without looking at the imports.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Doc comments begin with what the thing is or does. Some beginnings leave the reader to guess what they belong to.
+//! Doc comments begin with what the thing is or does. Beginnings that leave the reader to guess are found here.
 
 use crate::assert_none;
 use crate::files::{self, File};

@@ -1,4 +1,4 @@
-//! Rust source as tokens: enough to see imports, functions and literals without being fooled by comments and strings.
+//! Reads Rust source as tokens, so that imports, functions and literals are not confused with comments and strings.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -1,5 +1,5 @@
-//! What a client is told is decided where clients are answered: `serve` and `admin` make Statuses and status codes,
-//! with the words that `kube` has for them. Below, what went wrong is a value.
+//! Only `serve` and `admin`, which answer clients, make Statuses and status codes, with the words from `kube`. The
+//! layers below return errors as values.
 
 use crate::assert_none;
 use crate::files;

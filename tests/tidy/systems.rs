@@ -1,6 +1,5 @@
-//! What only Linux has stands where only Linux sees it: in a file `linux.rs`, or in an item behind
-//! `#[cfg(target_os = "linux")]`. So the demo, the bench and the client commands build on macOS too. `make macos` lets
-//! the compiler say so.
+//! Code that needs Linux is in a file `linux.rs`, or in an item behind `#[cfg(target_os = "linux")]`. So the demo, the
+//! bench and the client commands build on macOS too, which `make macos` checks with the compiler.
 
 use crate::source::{Kind, Source, is};
 

@@ -1,4 +1,4 @@
-//! The callers of one round: nobody has seen them before, so nothing is remembered of them.
+//! The callers of one round. They are new, so that neither server has cached anything about them.
 
 use std::time::{Duration, SystemTime};
 

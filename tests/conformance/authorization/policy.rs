@@ -1,4 +1,4 @@
-//! Who may do what, drawn: roles of every shape, and bindings to the callers of one round.
+//! Rights, drawn with a seed: roles of every shape, and bindings to the callers of one round.
 
 use fastrand::Rng;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What the callers ask: near to what they may, and anything at all.
+//! The questions of the callers. Some are close to what the callers may do, others are drawn from everything.
 
 use fastrand::Rng;
 use serde_json::json;

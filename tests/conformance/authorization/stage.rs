@@ -1,4 +1,4 @@
-//! What a round needs to be there, and the wait until both servers have it.
+//! The objects that a round needs, and the wait until both servers have them.
 
 use std::ops::Deref;
 

@@ -1,5 +1,5 @@
-//! Certificates of any caller: of many groups and of odd names, which is more than libraries that make certificates
-//! care for. A dozen kinds of DER are all it takes.
+//! Client certificates for any caller, also with many groups and odd names, which libraries that make certificates do
+//! not support. They are written here in DER, of which they need few types.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,15 @@ use super::identity::Identity;
 use super::plane::Plane;
 use super::unique;
 
-/// Who signs certificates.
+/// A certificate authority.
 pub struct Authority {
     name: String,
     key: KeyPair,
-    /// Where it puts them.
+    /// The directory for the certificates that it signs.
     dir: PathBuf,
 }
 
+// DER tags.
 const INTEGER: u8 = 0x02;
 const BITS: u8 = 0x03;
 const OCTETS: u8 = 0x04;
@@ -29,7 +30,7 @@ const TIME: u8 = 0x18;
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 
-// Object identifiers, whole.
+// DER values with their tags and lengths: object identifiers, and a boolean.
 const COMMON_NAME: [u8; 5] = [0x06, 3, 0x55, 4, 3];
 const ORGANIZATION: [u8; 5] = [0x06, 3, 0x55, 4, 10];
 const BASIC_CONSTRAINTS: [u8; 5] = [0x06, 3, 0x55, 29, 19];
@@ -41,37 +42,37 @@ const TRUE: [u8; 3] = [0x01, 1, 0xff];
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Authority {
-    /// The control plane's own.
+    /// The control plane's own authority.
     pub fn of(plane: &Plane) -> Self {
         let key = fs::read_to_string(plane.dir.join("ca.key")).expect("the test bed keeps it");
         let key = KeyPair::from_pem(&key).expect("a key");
         Self { name: "kube-testbed".to_owned(), key, dir: plane.dir.clone() }
     }
 
-    /// Another one, which the control plane does not know.
+    /// A new authority, which the control plane does not know.
     pub fn foreign(plane: &Plane) -> Self {
         let key = KeyPair::generate().expect("ring has randomness");
         Self { name: unique("foreign-ca"), key, dir: plane.dir.clone() }
     }
 
-    /// Another one of the same name: who looks for the issuer of a certificate finds both.
+    /// A new authority of the same name. A verifier that looks for an issuer by its name finds both.
     pub fn namesake(&self) -> Self {
         let key = KeyPair::generate().expect("ring has randomness");
         Self { name: self.name.clone(), key, dir: self.dir.clone() }
     }
 
-    /// Its own certificate.
+    /// The authority's own certificate.
     pub fn pem(&self) -> String {
         let (name, constraints) = (self.subject(), extension(&BASIC_CONSTRAINTS, &der(SEQUENCE, &[&TRUE])));
         pem("CERTIFICATE", &self.sign(&name, &self.key, SystemTime::now() + HOUR, &constraints))
     }
 
-    /// A caller of that name and those groups.
+    /// A caller with a certificate for this user and these groups.
     pub fn issue(&self, user: &str, groups: &[&str]) -> Identity {
         self.issue_until(user, groups, SystemTime::now() + HOUR)
     }
 
-    /// The same, valid until then, which may be over.
+    /// Does the same as [`Self::issue`], with a certificate that is valid until `until`, which may be in the past.
     pub fn issue_until(&self, user: &str, groups: &[&str], until: SystemTime) -> Identity {
         let key = KeyPair::generate().expect("ring has randomness");
         let named = |of: &[u8], text: &str| der(SET, &[&der(SEQUENCE, &[of, &der(UTF8, &[text.as_bytes()])])]);
@@ -84,7 +85,7 @@ impl Authority {
         Identity::certificate(&format!("{user:?} of {groups:?} by {}", self.name), path)
     }
 
-    /// As the one that made the control plane's writes its name.
+    /// The authority's name in DER, with the same string type as in the control plane's own certificate.
     fn subject(&self) -> Vec<u8> {
         let part = der(SEQUENCE, &[&COMMON_NAME, &der(PRINTABLE, &[self.name.as_bytes()])]);
         der(SEQUENCE, &[&der(SET, &[&part])])
@@ -109,7 +110,7 @@ impl Authority {
     }
 }
 
-/// A bundle of certificates as a file, replaced in one step.
+/// Writes a bundle of certificates to a file, which is replaced in one step.
 pub fn write_bundle(path: &Path, certificates: &[String]) {
     let temporary = path.with_extension("new");
     fs::write(&temporary, certificates.concat()).expect("a file");

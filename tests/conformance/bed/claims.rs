@@ -1,5 +1,5 @@
-//! What answers say of versions, which is not compared because servers may say it of different moments: it can be wrong
-//! all the same.
+//! The versions that answers state. They are not compared, because two servers may answer with different moments; but
+//! a version that is impossible in itself is found here.
 
 use serde_json::Value;
 
@@ -7,8 +7,8 @@ use super::frames::{Frame, Unframed};
 use super::http::Answer;
 use super::{normal, protobuf};
 
-/// What an answer says of a version that cannot be, in a world that has come to `settled`: that a list, or what a
-/// bookmark ends, is older than an object in it, or later than anything that has happened.
+/// The first impossible version in an answer, described, where the last change of the world was at `settled`. A list,
+/// or the events before a bookmark, cannot be older than an object among them, nor newer than the last change.
 pub fn impossible(answer: &Answer, settled: u64) -> Option<String> {
     let mut newest = 0;
     let claims = if normal::is_watch(answer) { of_watch(answer) } else { of_list(answer) };
@@ -24,20 +24,20 @@ pub fn impossible(answer: &Answer, settled: u64) -> Option<String> {
     })
 }
 
-/// The version that something says it is of.
+/// A version that an answer states, of an object or of a whole state.
 #[derive(Debug, PartialEq, Eq)]
 enum Claim {
     Object(u64),
     State(u64),
 }
 
-/// Objects first, and then the list that they are in.
+/// The versions in a list: those of its objects first, then its own.
 fn of_list(answer: &Answer) -> Vec<Claim> {
     if !answer.status.is_success() {
         return Vec::new();
     }
     if let Some((kind, message)) = protobuf::document(&answer.body) {
-        // meta.k8s.io/v1beta1 has its items first, and what it lists is compared as JSON.
+        // In meta.k8s.io/v1beta1 the items are field 1. The versions of such lists are checked in their JSON form only.
         let fields = protobuf::fields(message).filter(|_| kind.ends_with("List")).unwrap_or_default();
         let items = fields.into_iter().filter(|(number, _)| *number == 2);
         let items = items.filter_map(|(_, item)| match item {
@@ -56,7 +56,7 @@ fn of_list(answer: &Answer) -> Vec<Claim> {
     items.chain(version(&document).filter(|_| is_list).map(Claim::State)).collect()
 }
 
-/// In the order of the events.
+/// The versions in a watch, in the order of its events.
 fn of_watch(answer: &Answer) -> Vec<Claim> {
     let mut frames = Unframed::new(answer.content_type());
     frames.push(&answer.body);

@@ -11,7 +11,7 @@ use super::plane::Plane;
 use super::process::Process;
 use super::{PATIENCE, eventually};
 
-/// A command of the test bed's driver: client-go, as a process.
+/// A command of the test bed's driver, which is client-go in a process of its own.
 pub struct Drive {
     command: Command,
     what: String,
@@ -19,7 +19,7 @@ pub struct Drive {
     errors: PathBuf,
 }
 
-/// One that runs.
+/// A driver that runs.
 pub struct Driving {
     process: Process,
     what: String,
@@ -27,7 +27,7 @@ pub struct Driving {
     errors: PathBuf,
 }
 
-/// What it came to.
+/// The output and the exit status of a driver that has ended.
 #[derive(Debug)]
 pub struct Outcome {
     pub status: ExitStatus,
@@ -49,13 +49,13 @@ impl Drive {
         self
     }
 
-    /// An argument that names a file.
+    /// Adds a flag with a path.
     pub fn file(mut self, flag: &str, path: &Path) -> Self {
         self.command.arg(flag).arg(path);
         self
     }
 
-    /// Talks to this server in place of the kubeconfig's.
+    /// Makes it talk to this server instead of the kubeconfig's.
     pub fn at(mut self, target: &Target) -> Self {
         self.command.args(["--server", &target.url]);
         if let Some(ca) = &target.ca {
@@ -64,7 +64,7 @@ impl Drive {
         self
     }
 
-    /// Ends once it has seen the version that is written into `path` later.
+    /// Makes it end once it has seen the version that the test will write into `path`.
     pub fn until(self, path: &Path) -> Self {
         let until = format!("@{}", path.display());
         self.args(["--until-rv", &until])
@@ -85,12 +85,12 @@ impl Driving {
         Outcome { status, out: read(&self.out), errors: read(&self.errors), what: self.what }
     }
 
-    /// Waits for its end, which must be a success.
+    /// Waits for its end, and fails unless it has succeeded.
     pub async fn finish(self) -> Outcome {
         self.finish_within(PATIENCE).await
     }
 
-    /// The same of something that may take long.
+    /// Does the same with another patience, for a command that may take long.
     pub async fn finish_within(self, patience: Duration) -> Outcome {
         let outcome = self.outcome(patience).await;
         let Outcome { status, errors, what, .. } = &outcome;
@@ -98,7 +98,7 @@ impl Driving {
         outcome
     }
 
-    /// Waits until a file of it is there; fails if it ends before that.
+    /// Waits until it has written this file. Fails if it ends before that.
     pub async fn awaits(&mut self, path: &Path) {
         let what = format!("{} is ready", self.what);
         eventually(&what, async || {
@@ -111,7 +111,7 @@ impl Driving {
         .await;
     }
 
-    /// Waits until it has written so many lines.
+    /// Waits until it has written at least `lines` lines.
     pub async fn wrote(&self, lines: usize) {
         let what = format!("{} writes {lines} lines", self.what);
         eventually(&what, async || {
@@ -132,7 +132,7 @@ impl Outcome {
         self.lines().next_back().unwrap_or_else(|| panic!("{}: no output", self.what))
     }
 
-    /// Every version of a churn that was acknowledged, in order.
+    /// The versions of all writes of a churn that were acknowledged, in order.
     pub fn versions(&self) -> Vec<u64> {
         let of = |line: Value| [line["marked_rv"].as_u64(), line["rv"].as_u64()];
         let mut versions: Vec<u64> = self.lines().flat_map(of).flatten().collect();
@@ -141,7 +141,7 @@ impl Outcome {
     }
 }
 
-/// What kubectl says, its standard output and error together with whether it succeeded.
+/// A kubectl command for this server, with the administrator's kubeconfig and a cache directory in the test bed.
 pub fn kubectl(plane: &Plane, target: &Target, args: &[&str]) -> Command {
     let mut command = Command::new(&plane.binary);
     command.arg("kubectl").arg("--kubeconfig").arg(plane.kubeconfig());

@@ -3,16 +3,16 @@ use std::process::{Command, Stdio};
 
 use bytes::{Bytes, BytesMut};
 
-/// One event of a watch, as it came.
+/// One event of a watch, in the bytes that came.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// A line of JSON, with its end.
+    /// A line of JSON, with its newline.
     Json(Bytes),
-    /// A `WatchEvent` in protobuf, with its length in front.
+    /// A `WatchEvent` in protobuf, with the four bytes of its length in front.
     Protobuf(Bytes),
 }
 
-/// Takes a watch apart. Written for these tests: what they judge must not be judged by its own code.
+/// Splits the bytes of a watch into frames. The product has code for this, which tests must not use to judge it.
 pub struct Unframed {
     protobuf: bool,
     buffer: BytesMut,
@@ -38,13 +38,14 @@ impl Unframed {
         }
     }
 
-    /// Nothing is left over: the stream ended between two events.
+    /// Whether nothing is left over. Then the stream ended between two events.
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 }
 
-/// What is inside of a compressed body, members one after the other; by the program that everybody has.
+/// The content of a compressed body, members one after the other, as the program `gzip` reads it. If that fails, a mark
+/// that says so is appended.
 pub fn gunzip(body: &Bytes) -> Bytes {
     // The answer to a HEAD has the header and no body.
     if body.is_empty() {

@@ -21,7 +21,7 @@ use super::identity::Identity;
 use super::watch::Watch;
 use super::within;
 
-/// A server, and how to be let in.
+/// A server, the CA to trust for it, and the caller's credentials.
 #[derive(Debug, Clone)]
 pub struct Target {
     pub url: String,
@@ -35,7 +35,7 @@ pub enum Protocol {
     H2,
 }
 
-/// A client that sends what it is told and shows what came.
+/// A client of one server. It sends a request as it is given, with the caller's token, and returns what came.
 #[derive(Clone)]
 pub struct Http {
     target: Target,
@@ -51,7 +51,7 @@ pub struct Ask {
     pub body: Bytes,
 }
 
-/// A response, read whole.
+/// A response that has been read to its end.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: StatusCode,
@@ -63,12 +63,12 @@ pub struct Answer {
 #[derive(Debug)]
 pub struct NoAnswer {
     pub why: String,
-    /// The server closed the connection, and says that it has not looked at the question.
+    /// The server closed the connection, and said that it had not processed the request.
     pub unheard: bool,
 }
 
 impl Target {
-    /// TLS as it trusts this server.
+    /// A TLS configuration that trusts this server and shows the caller's certificate, if there is one.
     pub fn tls(&self) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         for certificate in self.ca.iter().flat_map(|path| CertificateDer::pem_file_iter(path).expect("a PEM file")) {
@@ -85,12 +85,12 @@ impl Target {
         tls.with_client_auth_cert(chain.collect(), key).expect("they belong together")
     }
 
-    /// The same server, asked by somebody.
+    /// The same server with the credentials of another caller.
     pub fn by(&self, identity: &Identity) -> Self {
         Self { identity: identity.clone(), ..self.clone() }
     }
 
-    /// Where a page would come from that this server had sent.
+    /// The origin that a web page from this server would have.
     pub fn origin(&self) -> &str {
         &self.url
     }
@@ -100,10 +100,11 @@ impl Target {
     }
 }
 
-/// Whether a connection was closed in peace, or a question refused unheard behind that (RFC 9113 §8.7). hyper 1.12
-/// looks at a connection again right behind the request that it has sent on it (`proto/h2/client.rs`, the second
-/// `poll_ready`), and fails the request where the GOAWAY that follows a 401 came between. That the server loses none
-/// then is shown on bare frames: `floods::every_question_around_a_goodbye_is_answered_or_refused`.
+/// Whether the request failed because the connection was closed gracefully (GOAWAY with NO_ERROR), or because the
+/// server refused it unprocessed after that (RFC 9113 §8.7). After sending a request, hyper 1.12 looks at the
+/// connection once more (`proto/h2/client.rs`, the second `poll_ready`), and fails the request if the GOAWAY that
+/// follows a 401 came in between. That the server itself loses no request then is tested with bare frames:
+/// `floods::every_question_around_a_goodbye_is_answered_or_refused`.
 fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -130,7 +131,8 @@ impl Http {
         Self { target, client }
     }
 
-    /// Sends, and returns as soon as there is a head. A read that meets a goodbye is sent again, as every client does.
+    /// Sends a request, and returns as soon as the head of the response is there. A GET that fails because the
+    /// connection was closed gracefully is sent once more, as every client does.
     pub async fn send(&self, ask: Ask) -> Response<Incoming> {
         let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
         let again = (ask.method == Method::GET).then(|| ask.clone());
@@ -154,13 +156,13 @@ impl Http {
         self.ask(Ask::get(path)).await
     }
 
-    /// A GET of a server that may not be there.
+    /// Sends a GET to a server that may not be there.
     pub async fn try_get(&self, path: &str) -> Option<Answer> {
         let (head, body) = self.try_send(Ask::get(path)).await?.into_parts();
         Some(Answer { status: head.status, headers: head.headers, body: body.collect().await.ok()?.to_bytes() })
     }
 
-    /// Asks a server that may break off; why there is no answer.
+    /// Asks a server that may break off. The error says why there is no answer.
     pub async fn try_ask(&self, ask: Ask) -> Result<Answer, NoAnswer> {
         let sent = self.client.request(self.request(ask)).await;
         let unheard = sent.as_ref().is_err_and(is_goodbye);
@@ -188,13 +190,13 @@ impl Http {
         request
     }
 
-    /// A GET that must succeed, as JSON.
+    /// Sends a GET, which must succeed, and returns the JSON.
     pub async fn json(&self, path: &str) -> Value {
         self.get(path).await.ok(path)
     }
 
-    /// A watch that has been answered with 200. Where a feed is still being filled it is asked for again, as every
-    /// client does: on a busy machine that may take longer than a watch is held for it.
+    /// Opens a watch. While the answer is 429 with `Retry-After` it asks again, as every client does: on a busy
+    /// machine, filling a feed may take longer than a watch is held for it.
     pub async fn watch(&self, ask: Ask) -> Watch {
         let path = ask.path.clone();
         let let_in = async {
@@ -221,13 +223,13 @@ impl Http {
         self.ask(Ask::get(path).with(Method::PATCH, kind, patch.to_string())).await.ok(path)
     }
 
-    /// Deletes at once: there is no kubelet to end a grace period.
+    /// Deletes an object without a grace period, because there is no kubelet to end one.
     pub async fn delete(&self, path: &str) -> Value {
         let options = r#"{"gracePeriodSeconds":0,"propagationPolicy":"Background"}"#;
         self.ask(Ask::get(path).with(Method::DELETE, "application/json", options.to_owned())).await.ok(path)
     }
 
-    /// The version of a list now.
+    /// The present version of a list.
     pub async fn version(&self, path: &str) -> u64 {
         version_of(&self.json(&format!("{path}?limit=1")).await)
     }
@@ -240,7 +242,7 @@ pub fn version_of(object: &Value) -> u64 {
 }
 
 impl Ask {
-    /// A GET as a client-go program sends it: JSON, and a user agent that no server prettifies for.
+    /// A GET for JSON as a client-go program sends it, with a user agent for which no server indents JSON.
     pub fn get(path: &str) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));

@@ -1,4 +1,4 @@
-//! Callers, by what they show.
+//! Callers and the credentials that they show.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ use super::plane::Plane;
 /// A caller. It may show a certificate, a token, both or nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Identity {
-    /// As reports call it.
+    /// The caller's name in reports and failures.
     pub name: String,
-    /// A file with a certificate and its key.
+    /// A file with the certificate that it shows, and the key.
     pub certificate: Option<PathBuf>,
-    /// Empty: none is shown.
+    /// The bearer token that it shows; none if empty.
     pub token: String,
 }
 
@@ -46,20 +46,21 @@ impl Identity {
         Self { name: name.to_owned(), token: token.to_owned(), ..Self::default() }
     }
 
-    /// Shows a token besides.
+    /// The same caller with a token besides.
     pub fn and_token(self, token: &str) -> Self {
         Self { name: format!("{} with a token", self.name), token: token.to_owned(), ..self }
     }
 }
 
 impl Plane {
-    /// A user of the test bed that is known by a token: `alice`.
+    /// A user of the test bed who shows a token, for example `alice`.
     pub fn user(&self, name: &str) -> Identity {
         let token = fs::read_to_string(self.dir.join(format!("{name}.token"))).expect("the test bed writes it");
         Identity::token(name, token.trim())
     }
 
-    /// The claims of a token as the apiserver makes it, good for so many seconds from now; none at all, if negative.
+    /// The claims of a token as the apiserver makes it, valid for `seconds` from now. With a negative number it has
+    /// expired.
     pub fn claims(account: &Account, seconds: i64) -> Value {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
         let now = i64::try_from(now).expect("a year that we live to see");
@@ -102,7 +103,7 @@ impl Account {
         format!("system:serviceaccount:{}:{}", self.namespace, self.name)
     }
 
-    /// A token that the apiserver makes for it.
+    /// The account with a token that the apiserver has made.
     pub async fn token(&self, http: &Http) -> Identity {
         let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
         let made = http.create(&format!("{}/token", self.path()), request).await;

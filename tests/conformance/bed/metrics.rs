@@ -1,6 +1,6 @@
 use super::{Plane, eventually};
 
-/// A scrape in Prometheus text.
+/// One scrape, in the text format of Prometheus.
 pub struct Metrics {
     text: String,
 }
@@ -10,12 +10,12 @@ impl Metrics {
         Self { text }
     }
 
-    /// The sum over all series of `name` that have these labels. What is counted here are whole things.
+    /// The sum over all series of `name` that have these labels. It is an integer, because tests only read counts.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> i64 {
         self.series(name, labels).map(|(_, value)| value).sum()
     }
 
-    /// Every series of `name` with these labels: its labels as written, and its value.
+    /// Every series of `name` that has these labels, with all its labels as they are written and its value.
     pub fn series<'a>(&'a self, name: &'a str, labels: &'a [(&str, &str)]) -> impl Iterator<Item = (&'a str, i64)> {
         self.text.lines().filter_map(move |line| {
             let rest = line.strip_prefix(name)?;
@@ -34,13 +34,14 @@ impl Metrics {
 }
 
 impl Plane {
-    /// Watches that the apiserver itself counts as open.
+    /// How many watches of a resource are open by the apiserver's own count.
     pub async fn open_watches(&self, resource: &str) -> i64 {
         let labels = [("resource", resource), ("verb", "WATCH")];
         self.metrics().await.sum("apiserver_longrunning_requests", &labels)
     }
 
-    /// The same, once it no longer changes: earlier tests' watches are gone, and its own are there.
+    /// The same number once it no longer changes: then the watches of earlier tests are gone and the apiserver's own
+    /// are open.
     pub async fn settled_watches(&self, resource: &str) -> i64 {
         let mut seen = (-1, 0);
         eventually("the apiserver's watches have settled", async || {

@@ -1,12 +1,12 @@
-//! What may differ between two answers to one request at two moments, taken out:
+//! Removes from an answer what may differ between two answers to one request at two moments:
 //!
-//! - the version of a list that was not asked for at an exact one: the cluster's version moves on with every lease that
+//! - the version of a list, unless the request named an exact one: the cluster's version moves on with every lease that
 //!   the apiserver renews, and the two answers are made at different moments;
-//! - the same version inside of its continue token, and in the bookmark that ends initial events;
-//! - the slash that a continue token of a cache begins with and one of etcd does not (R-CONTINUE-3);
-//! - bookmarks in between: when they come is up to the server;
+//! - the same version in the list's continue token, and in the bookmark that ends initial events;
+//! - the slash at the beginning of a continue token, which a cache writes and etcd does not (R-CONTINUE-3);
+//! - bookmarks that only report progress: the server decides when they come;
 //! - ages in the rows of a Table that is watched: they are of the moment when a row was printed (docs/DIFFERENCES.md);
-//!   those of one that is not are apart from the rest of it, and compared by [`ages::all_agree`];
+//!   those of a Table that is listed are kept apart from its text, and compared by [`ages::all_agree`];
 //! - the version that a server says it has, in `Too large resource version` and `too old resource version`.
 
 use serde_json::Value;
@@ -16,18 +16,18 @@ use super::frames::{Frame, Unframed};
 use super::http::Answer;
 use super::protobuf;
 
-/// What of an answer is to be compared with another one.
+/// The part of an answer that is compared with another one.
 #[derive(Debug)]
 pub struct Body {
     pub text: String,
-    /// The ages in it, if it is a Table, which are not in its text.
+    /// The ages in a Table, which are left out of `text`; none for anything else.
     pub ages: Vec<String>,
 }
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// The body of an answer that is no watch, as something to compare. With `exact`, only what servers say of themselves
-/// is taken out.
+/// The body of an answer that is no watch, to be compared. With `exact`, the list's version is kept, also in its
+/// continue token.
 pub fn body(answer: &Answer, exact: bool) -> Body {
     let plain = |text| Body { text, ages: Vec::new() };
     if answer.content_type().starts_with(PROTOBUF) {
@@ -59,7 +59,7 @@ fn json_body(text: String, kind: &str, metadata: &Value, exact: bool) -> String 
         text = text.replacen(token, &continue_token(token, exact), 1);
     }
     let Some(version) = metadata["resourceVersion"].as_str().filter(|_| !exact) else { return text };
-    // Built-in lists begin with their metadata, those of custom resources end with it.
+    // Lists of built-in resources begin with their metadata, lists of custom resources end with it.
     let begins = text.trim_start_matches(['{', '\n', ' ']).starts_with("\"kind\"");
     let found = [":", ": "].into_iter().find_map(|colon| {
         let written = format!("\"resourceVersion\"{colon}\"{version}\"");
@@ -72,7 +72,7 @@ fn json_body(text: String, kind: &str, metadata: &Value, exact: bool) -> String 
     text
 }
 
-/// A list in YAML ends with its metadata.
+/// A document in YAML, to be compared. A list ends with its metadata there.
 fn yaml_body(text: String, exact: bool) -> String {
     let Some((head, metadata)) = text.rsplit_once("\nmetadata:\n") else { return text };
     if !head.contains("List\n") && !head.contains("kind: Table\n") {
@@ -86,10 +86,11 @@ fn yaml_body(text: String, exact: bool) -> String {
     format!("{head}\nmetadata:\n{}", lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// The body of an answer to a write, without what every new object gets of its own: its id and the time.
+/// The body of an answer to a write, without what is different for each new object: ids and times.
 pub fn written(answer: &Answer) -> Body {
     if answer.content_type().starts_with(PROTOBUF) {
-        // Ids and times of today are all of one length.
+        // Ids and times are not found in protobuf. They have the same length in both answers, so that lengths are
+        // compared.
         return Body { text: format!("{} bytes of protobuf", answer.body.len()), ages: Vec::new() };
     }
     let is_hex = |byte: &u8| byte.is_ascii_hexdigit();
@@ -123,7 +124,7 @@ pub fn is_watch(answer: &Answer) -> bool {
     answer.content_type() == "application/json" && lines.all(is_event)
 }
 
-/// Where a token goes on, and with `exact` in which version.
+/// The place at which a continue token goes on, and with `exact` also the version.
 fn continue_token(token: &str, exact: bool) -> String {
     use base64::Engine;
     let decoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
@@ -141,7 +142,7 @@ fn protobuf_body(document: &[u8], exact: bool) -> String {
         return format!("{kind} {message:?}");
     }
     let Some(fields) = protobuf::fields(message) else { return format!("{kind} {message:?}") };
-    // meta.k8s.io/v1beta1 has its items first.
+    // In meta.k8s.io/v1beta1 the items are field 1 and the list's metadata field 2.
     let own = if protobuf::version(document) == "meta.k8s.io/v1beta1" { 2 } else { 1 };
     let parts = fields.into_iter().map(|(number, field)| match field {
         protobuf::Field::Bytes(metadata) if number == own => {
@@ -157,7 +158,7 @@ fn protobuf_body(document: &[u8], exact: bool) -> String {
     std::iter::once(kind).chain(parts).collect::<Vec<_>>().join("\n")
 }
 
-/// A Status in protobuf.
+/// A Status in protobuf, to be compared.
 fn status(message: &[u8]) -> String {
     let said = protobuf::text(message, 3);
     let rest = protobuf::fields(message).unwrap_or_default().into_iter().filter(|(number, _)| *number != 3);
@@ -180,7 +181,7 @@ fn without_versions(text: &str) -> String {
     text.replacen(&format!("{before}{digits}"), instead, 1)
 }
 
-/// The events of a watch that has ended, as something to compare.
+/// The events of a watch that has ended, to be compared.
 pub fn events(answer: &Answer) -> Vec<String> {
     let mut frames = Unframed::new(answer.content_type());
     frames.push(&answer.body);
@@ -194,7 +195,7 @@ pub fn events(answer: &Answer) -> Vec<String> {
     events
 }
 
-/// One event; none for a bookmark that only reports progress.
+/// One event, to be compared; `None` for a bookmark that only reports progress.
 pub fn event(frame: &Frame) -> Option<String> {
     match frame {
         Frame::Json(line) => {

@@ -9,21 +9,21 @@ use super::plane::Plane;
 use super::proxy::{Plan, Proxy};
 use super::{Bed, ages, beside_others, normal};
 
-/// A control plane and a proxy in front of it, asked the same.
+/// A control plane and a proxy in front of it, which are asked the same questions.
 pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
     pub bed: Bed<P>,
     pub proxy: Proxy,
-    /// The apiserver.
+    /// A client of the apiserver.
     pub direct: Http,
-    /// The proxy.
+    /// A client of the proxy.
     pub through: Http,
-    /// Two namespaces, of which the second's name begins with the first's.
+    /// One of two namespaces. The name of the other, `next`, begins with its name.
     pub namespace: String,
     pub next: String,
 }
 
-/// Waits for two answers to one question, asked at once, and insists on the same status, Content-Type, `Retry-After`
-/// and body, but for ages in Tables, which may differ by the time that this took; the proxy's answer.
+/// Asks both at once, and fails unless status, Content-Type, `Retry-After` and body are the same. Ages in Tables may
+/// differ by the time that the answers took. Returns the proxy's answer.
 pub async fn assert_same(
     what: &str,
     direct: impl Future<Output = Answer>,
@@ -42,7 +42,7 @@ pub async fn assert_same(
 }
 
 impl Pair {
-    /// Beside other tests; `None` without a test bed.
+    /// A pair on the shared control plane, while other tests use it too. `None` without a test bed.
     pub async fn new() -> Option<Self> {
         Some(Self::on(beside_others().await?).await)
     }
@@ -62,7 +62,7 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         Self { bed, proxy, direct, through, namespace, next }
     }
 
-    /// Configmaps `cm-a` and `cm-b` in both namespaces, labelled `app=x`; the version after the last.
+    /// Creates configmaps `cm-a` and `cm-b` in both namespaces, labelled `app=x`. Returns the version of the last one.
     pub async fn maps(&self) -> u64 {
         let mut version = 0;
         for namespace in [&self.namespace, &self.next] {
@@ -81,7 +81,7 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         version
     }
 
-    /// Waits until the caches of both, in both forms, have reached a version.
+    /// Waits until the caches of both servers, for JSON and for protobuf, have reached a version.
     pub async fn settle(&self, version: u64) {
         let path = self.path(&format!("?labelSelector=none&resourceVersion={version}"));
         for http in [&self.direct, &self.through] {
@@ -91,18 +91,19 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         }
     }
 
-    /// `/api/v1/namespaces/NAMESPACE/configmaps` and what follows.
+    /// The path `/api/v1/namespaces/NAMESPACE/configmaps`, with `rest` behind it.
     pub fn path(&self, rest: &str) -> String {
         format!("/api/v1/namespaces/{}/configmaps{rest}", self.namespace)
     }
 
-    /// Asks both, and insists on the same answer; the proxy's.
+    /// Asks both, and fails unless the answers are the same. Returns the proxy's.
     pub async fn same(&self, ask: Ask) -> Answer {
         let what = format!("{} {} {:?}", ask.method, ask.path, ask.headers);
         assert_same(&what, self.direct.ask(ask.clone()), self.through.ask(ask)).await
     }
 
-    /// The same of a watch that ends by itself; and that it takes about as long.
+    /// Opens a watch that ends by itself on both, and fails unless the events are the same and both take about as long.
+    /// Returns the proxy's answer and its seconds.
     pub async fn same_watch(&self, ask: Ask) -> (Answer, f64) {
         let timed = async |http: &Http| {
             let started = Instant::now();

@@ -17,25 +17,26 @@ pub struct Plane {
     pub dir: PathBuf,
     url: String,
     loaded: OnceCell<()>,
-    /// An apiserver that was started again.
+    /// The apiserver, if it was started again.
     again: Mutex<Option<Process>>,
-    /// The same of etcd.
+    /// The process of etcd, if it was started again.
     etcd: Mutex<Option<Process>>,
+    /// The process that started all servers.
     up: Mutex<Process>,
 }
 
-/// Events go soon enough for a test to see it.
+/// Events expire so soon that a test can see it.
 const EVENT_TTL: &str = "--event-ttl=20s";
 
-/// The log of a control plane that keeps one.
+/// The file name of the audit log, if the control plane writes one.
 pub(super) const AUDIT: &str = "audit.log";
 
-/// Where [`Plane::load`] puts its pods.
+/// The namespace in which [`Plane::load`] creates its pods.
 pub const BULK: &str = "bulk";
 pub const BULK_PODS: usize = 3000;
 
 impl Plane {
-    /// `flags` are the apiserver's, and win over its usual ones.
+    /// Starts a control plane and waits until it is ready. `flags` are for the apiserver, and override its usual ones.
     pub(super) async fn start(binary: PathBuf, name: &str, flags: &[&str]) -> Self {
         let dir = scratch().join(name);
         fs::create_dir_all(&dir).expect("a directory");
@@ -71,19 +72,20 @@ impl Plane {
         self.dir.join("admin.kubeconfig")
     }
 
-    /// The certificate of its CA.
+    /// The file with the certificate of its CA.
     pub fn ca(&self) -> PathBuf {
         self.dir.join("ca.crt")
     }
 
-    /// Where etcd answers, without TLS.
+    /// The URL of etcd, which is without TLS.
     pub fn etcd_url(&self) -> String {
         let settings = fs::read_to_string(self.dir.join("settings.json")).expect("the test bed writes it");
         let settings: serde_json::Value = serde_json::from_str(&settings).expect("JSON");
         format!("http://127.0.0.1:{}", settings["etcdPort"])
     }
 
-    /// What [`audited`](super::audited) has written down so far, by stages.
+    /// The entries of the audit log so far, one per stage of a request. Only [`audited`](super::audited) planes have
+    /// one.
     pub fn audit(&self) -> Vec<serde_json::Value> {
         let log = fs::read_to_string(self.dir.join(AUDIT)).expect("an audit log");
         let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -94,7 +96,7 @@ impl Plane {
         &self.url
     }
 
-    /// The apiserver itself, as an administrator.
+    /// The apiserver itself, with the credentials of an administrator.
     pub fn target(&self) -> Target {
         Target { url: self.url.clone(), ca: Some(self.ca()), identity: self.user("admin") }
     }
@@ -112,19 +114,19 @@ impl Plane {
         Drive::new(self, command)
     }
 
-    /// A new file's name.
+    /// A path in the test bed's directory that no other test uses.
     pub fn file(&self, what: &str) -> PathBuf {
         self.dir.join(unique(what))
     }
 
-    /// A new namespace.
+    /// Creates a namespace and returns its name.
     pub async fn namespace(&self, what: &str) -> String {
         let name = unique(what);
         self.direct().create("/api/v1/namespaces", serde_json::json!({"metadata": {"name": name}})).await;
         name
     }
 
-    /// Three thousand pods, once.
+    /// Creates [`BULK_PODS`] pods, at the first call only.
     pub async fn load(&self) {
         let load = async || {
             let pods = BULK_PODS.to_string();
@@ -149,7 +151,7 @@ impl Plane {
         cpu_seconds_of(self.apiserver_pid())
     }
 
-    /// kill -9. Nothing restarts it.
+    /// Ends the apiserver with SIGKILL. Nothing restarts it by itself.
     pub async fn kill_apiserver(&self) {
         self.end("apiserver", "-KILL", &self.again).await;
     }
@@ -163,14 +165,14 @@ impl Plane {
         *again.lock().expect("not poisoned") = None;
     }
 
-    /// A copy of what etcd holds. The control plane is stopped for it, and started again.
+    /// Copies etcd's data, and returns the path of the copy. The control plane is stopped for this, and started again.
     pub async fn backup(&self) -> PathBuf {
         let copy = self.file("backup");
         self.without_servers(|data| copy_directory(data, &copy)).await;
         copy
     }
 
-    /// The control plane is stopped, its storage replaced by a copy of before, and started again.
+    /// Stops the control plane, replaces etcd's data by an earlier copy, and starts it again.
     pub async fn restore(&self, backup: &Path) {
         let restore = |data: &Path| {
             fs::remove_dir_all(data).expect("it is there");
@@ -190,12 +192,12 @@ impl Plane {
         self.start_apiserver().await;
     }
 
-    /// Starts it again, and waits until it is ready.
+    /// Starts the apiserver again, and waits until it is ready.
     pub async fn start_apiserver(&self) {
         self.start_apiserver_as(&self.binary, &[]).await;
     }
 
-    /// The same with another binary, or with flags that win over those it had.
+    /// Does the same with another binary, or with flags that override those it had.
     pub async fn start_apiserver_as(&self, binary: &Path, flags: &[&str]) {
         let log = || File::create(self.dir.join("apiserver-again.log")).expect("a log");
         let mut command = Command::new(binary);
@@ -216,12 +218,12 @@ impl Plane {
 
 impl Drop for Plane {
     fn drop(&mut self) {
-        // The rest goes with it; and an apiserver of ours with its own drop.
+        // The servers that it started end with it. Those that were started again end when their `Process` is dropped.
         self.up.lock().expect("not poisoned").kill();
     }
 }
 
-/// A process that is there and not a zombie.
+/// Whether a process exists and is no zombie, by its file `/proc/PID/stat`.
 fn is_running(stat: &Path) -> bool {
     let stat = fs::read_to_string(stat).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))

@@ -1,4 +1,5 @@
-//! An apiserver whose configmaps carry a field that no table knows: the real one, with the field put in on the way.
+//! A server between the apiserver and the proxy, which adds a field to configmaps that no field table knows. So the
+//! proxy meets an apiserver that is newer than its tables.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -32,19 +33,19 @@ pub struct Planter {
 struct Way {
     upstream: Http,
     plants: Arc<AtomicU32>,
-    /// The release that it says it is; 0 for the truth.
+    /// The minor of the release that `/version` reports: 0 is the apiserver's own, [`Planter::UNKNOWN`] is none.
     minor: Arc<AtomicU32>,
 }
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
-/// Where the field is planted.
+// Values of `plants`: in which encodings the field is added.
 const NOTHING: u32 = 0;
 const JSON: u32 = 1;
 const EVERYTHING: u32 = 2;
 
 impl Planter {
-    /// Number 5000, `"yes"`.
+    /// The field in protobuf: number 5000, with the text `yes`.
     pub const FIELD: &[u8] = b"\xc2\xb8\x02\x03yes";
 
     pub async fn start(plane: &Plane) -> Self {
@@ -83,20 +84,20 @@ impl Planter {
         self.kubeconfig.clone()
     }
 
-    /// Starts to plant.
+    /// Starts to add the field, in JSON and in protobuf.
     pub fn plant(&self) {
         self.plants.store(EVERYTHING, Ordering::SeqCst);
     }
 
-    /// In JSON alone: protobuf does not show that there is something.
+    /// Starts to add the field in JSON alone, so that protobuf does not show that it exists.
     pub fn plant_json(&self) {
         self.plants.store(JSON, Ordering::SeqCst);
     }
 
-    /// No release at all.
+    /// The minor for [`Self::say_release`] with which no release is reported.
     pub const UNKNOWN: u32 = u32::MAX;
 
-    /// Says from now on that it is of release `1.minor`; the truth, if that is 0.
+    /// Reports release `1.minor` from now on, or the apiserver's own release if `minor` is 0.
     pub fn say_release(&self, minor: u32) {
         self.minor.store(minor, Ordering::SeqCst);
     }
@@ -143,7 +144,7 @@ impl Way {
     }
 }
 
-/// Where the field goes.
+/// Adds the field to the objects of one response.
 struct Soil {
     encoding: Encoding,
     plants: Arc<AtomicU32>,

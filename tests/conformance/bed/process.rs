@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::eventually_within;
 
-/// A child process. It is ended by its own id, when this is dropped or when the test process ends, in whatever way.
+/// A child process. It is killed by its id when this is dropped, and also when the test process ends in any other way.
 pub struct Process {
     name: String,
     child: Child,
@@ -13,7 +13,8 @@ pub struct Process {
 impl Process {
     pub fn start(name: &str, command: &mut Command) -> Self {
         let child = command.stdin(Stdio::null()).spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
-        // The shell's input ends when this process does; only this process holds the other end of it.
+        // Only this process holds the other end of the shell's input, which therefore ends when this process does. Then
+        // the shell kills the child.
         let leash = Command::new("sh")
             .args(["-c", "cat >/dev/null; kill -KILL \"$0\"", &child.id().to_string()])
             .stdin(Stdio::piped())
@@ -28,7 +29,7 @@ impl Process {
         self.child.try_wait().expect("it is our child")
     }
 
-    /// Bytes of memory that it takes now.
+    /// The process's resident memory in bytes.
     pub fn resident_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
@@ -47,13 +48,13 @@ impl Process {
         eventually_within(patience, &what, async || self.ended()).await
     }
 
-    /// Sends it a signal, by name.
+    /// Sends the process a signal, which is given by its name without `SIG`.
     pub fn signal(&self, name: &str) {
         let told = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
         assert!(told.expect("there is kill").success(), "{} runs", self.name);
     }
 
-    /// SIGKILL, and gone when this returns.
+    /// Sends SIGKILL, and waits until the process is gone.
     pub fn kill(&mut self) {
         let _ = self.leash.kill();
         let _ = self.leash.wait();
@@ -64,6 +65,7 @@ impl Process {
 
 /// Seconds of a processor that a process has taken so far.
 pub fn cpu_seconds_of(pid: u32) -> f64 {
+    // The unit of /proc/PID/stat, `sysconf(_SC_CLK_TCK)`, which is 100 on Linux.
     const TICKS_PER_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");

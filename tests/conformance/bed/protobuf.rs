@@ -1,4 +1,5 @@
-//! Protobuf, as much of it as it takes to compare: fields by number. Written for these tests, see [`super::frames`].
+//! A reader of protobuf that knows fields by their numbers, which is enough to compare. The product has its own, which
+//! tests must not use to judge it.
 
 /// A field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,14 +53,14 @@ pub fn text(message: &[u8], number: u64) -> String {
     String::from_utf8_lossy(bytes(message, number).unwrap_or_default()).into_owned()
 }
 
-/// Kind and message of a document with its envelope (R-PROTO-1).
+/// The kind and the message of a document with an envelope (R-PROTO-1).
 pub fn document(document: &[u8]) -> Option<(String, &[u8])> {
     let unknown = document.strip_prefix(b"k8s\0")?;
     let kind = text(bytes(unknown, 1)?, 2);
     Some((kind, bytes(unknown, 2).unwrap_or_default()))
 }
 
-/// The apiVersion of a document with its envelope.
+/// The apiVersion of a document with an envelope.
 pub fn version(document: &[u8]) -> String {
     let unknown = document.strip_prefix(b"k8s\0").unwrap_or_default();
     bytes(unknown, 1).map_or_else(String::new, |meta| text(meta, 1))

@@ -11,24 +11,24 @@ use super::plane::Plane;
 use super::process::Process;
 use super::{ALLOWANCE, eventually, unique};
 
-/// No configuration here has a longer drain than this, the default.
+/// The longest drain of a configuration in these tests, which is the default.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
 
-/// How a proxy is to be run.
+/// The configuration of a proxy that is not running yet.
 #[derive(Debug, Clone)]
 pub struct Plan {
     tls: bool,
     listen: String,
     config: Option<String>,
-    /// Instead of the control plane's own.
+    /// The kubeconfig for upstream, if it is not the control plane's own.
     kubeconfig: Option<PathBuf>,
-    /// Callers are whom certificates by these and tokens say.
+    /// A bundle of CAs. With it `auth` is `delegated`, and callers show certificates from these CAs, or tokens.
     client_ca: Option<PathBuf>,
-    /// Whether it has an admin address.
+    /// Whether the proxy has an admin address.
     admin: bool,
 }
 
-/// The proxy under test, as a process.
+/// The proxy under test, in a process of its own.
 pub struct Proxy {
     target: Target,
     admin: Target,
@@ -37,7 +37,7 @@ pub struct Proxy {
 }
 
 impl Plan {
-    /// HTTP/2 and HTTP/1.1 over TLS.
+    /// Serves HTTP/2 and HTTP/1.1 over TLS.
     pub fn tls() -> Self {
         Self {
             tls: true,
@@ -49,7 +49,7 @@ impl Plan {
         }
     }
 
-    /// The same without TLS.
+    /// Serves without TLS.
     pub fn plain() -> Self {
         Self { tls: false, ..Self::tls() }
     }
@@ -58,28 +58,28 @@ impl Plan {
         Self { listen: address.to_owned(), ..self }
     }
 
-    /// With a configuration file.
+    /// Runs with this configuration file.
     pub fn config(self, yaml: &str) -> Self {
         Self { config: Some(yaml.to_owned()), ..self }
     }
 
-    /// Without metrics and health: ready is whoever answers.
+    /// Runs without metrics and health. Such a proxy counts as ready when it answers `/version`.
     pub fn without_admin(self) -> Self {
         Self { admin: false, ..self }
     }
 
-    /// In front of another server.
+    /// Runs in front of the server of this kubeconfig.
     pub fn upstream(self, kubeconfig: &Path) -> Self {
         Self { kubeconfig: Some(kubeconfig.to_owned()), ..self }
     }
 
-    /// Callers show who they are, and get what the apiserver says that they may have. Certificates are of the control
-    /// plane's CA.
+    /// Runs with `auth: delegated`: callers show credentials, and the apiserver decides what they may read. Client
+    /// certificates come from the control plane's CA.
     pub fn delegated(plane: &Plane) -> Self {
         Self { client_ca: Some(plane.ca()), ..Self::tls().upstream(&plane.dir.join("proxy.kubeconfig")) }
     }
 
-    /// Certificates are of these CAs.
+    /// Accepts client certificates from the CAs in this bundle.
     pub fn client_ca(self, bundle: &Path) -> Self {
         Self { client_ca: Some(bundle.to_owned()), ..self }
     }
@@ -88,7 +88,7 @@ impl Plan {
         let name = unique("proxy");
         let file = |end: &str| plane.dir.join(format!("{name}.{end}"));
         let (ca, out, log) = (file("pem"), file("out"), file("log"));
-        // Another build of it, such as a release, can be put to these tests as well.
+        // These tests can also run another build of the proxy, such as a release.
         let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
         let mut command = Command::new(built);
         command.arg("serve").arg("--kubeconfig").arg(self.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig()));
@@ -140,12 +140,12 @@ impl Proxy {
         Http::new(self.target(), if self.target.ca.is_some() { Protocol::H2 } else { Protocol::H1 })
     }
 
-    /// A client that is somebody else than an administrator.
+    /// A client with the credentials of this caller instead of the administrator's.
     pub fn client_of(&self, identity: &Identity) -> Http {
         Http::new(self.target().by(identity), Protocol::H2)
     }
 
-    /// Somebody who asks how it is.
+    /// A client of the proxy's admin address.
     pub fn admin(&self) -> Http {
         Http::new(self.admin.clone(), Protocol::H1)
     }
@@ -154,7 +154,7 @@ impl Proxy {
         Metrics::new(self.admin().get("/metrics").await.text())
     }
 
-    /// What it has logged so far.
+    /// The proxy's log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).expect("a log")
     }
@@ -167,7 +167,7 @@ impl Proxy {
         self.process.lock().expect("not poisoned").cpu_seconds()
     }
 
-    /// That it runs, and that nothing in it has panicked.
+    /// Fails unless the proxy runs and nothing in it has panicked.
     pub fn assert_sound(&self) {
         assert!(self.process.lock().expect("not poisoned").ended().is_none(), "the proxy has ended: {}", self.log());
         let log = self.log();
@@ -175,24 +175,24 @@ impl Proxy {
         assert!(panicked.is_empty(), "{panicked:?}");
     }
 
-    /// Streams upstream for one resource: `pods.v1`.
+    /// How many watches of one resource, for example `pods.v1`, the proxy has open upstream.
     pub async fn streams(&self, resource: &str) -> i64 {
         self.metrics().await.sum("kube_fanout_upstream_watches", &[("resource", resource)])
     }
 
-    /// Questions upstream for one purpose, over all feeds.
+    /// How many questions of one kind the proxy has asked upstream, over all feeds.
     pub async fn asked(&self, question: &str) -> i64 {
         self.metrics().await.sum("kube_fanout_upstream_questions_total", &[("question", question)])
     }
 
-    /// Requests passed through, by reason, but for what concerns no cache.
+    /// How many requests were passed through, by labels. Requests that no cache could answer are left out.
     pub async fn forwarded(&self) -> Vec<(String, i64)> {
         let metrics = self.metrics().await;
         let all = metrics.series("kube_fanout_forwarded_total", &[]).map(|(labels, count)| (labels.to_owned(), count));
         all.filter(|(labels, _)| !labels.contains("non_resource") && !labels.contains("verb")).collect()
     }
 
-    /// SIGSTOP: it neither hears nor says anything until it may go on.
+    /// Sends SIGSTOP: the process does nothing until [`Self::go_on`].
     pub fn stop(&self) {
         self.process.lock().expect("not poisoned").signal("STOP");
     }
@@ -201,12 +201,12 @@ impl Proxy {
         self.process.lock().expect("not poisoned").signal("CONT");
     }
 
-    /// kill -9.
+    /// Ends the process with SIGKILL.
     pub fn kill(&self) {
         self.process.lock().expect("not poisoned").kill();
     }
 
-    /// SIGTERM, at once; then how it ends, which is in time (O1).
+    /// Sends SIGTERM at once. The future waits for the end, which must come in time (O1), and returns the exit status.
     pub fn terminate(self) -> impl Future<Output = ExitStatus> {
         let process = self.process.into_inner().expect("not poisoned");
         process.signal("TERM");

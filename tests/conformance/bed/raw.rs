@@ -11,12 +11,12 @@ use tokio_rustls::client::TlsStream;
 use super::http::Target;
 
 impl Target {
-    /// A connection for that protocol, and nothing on it yet.
+    /// Opens a TLS connection for this ALPN protocol, and sends nothing on it.
     pub async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
         self.try_connect(protocol).await.unwrap_or_else(|error| panic!("{}: {error}", self.url))
     }
 
-    /// The same with a server that may turn us away.
+    /// Does the same with a server that may refuse the connection.
     pub async fn try_connect(&self, protocol: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let mut tls = self.tls();
         tls.alpn_protocols = vec![protocol.as_bytes().to_vec()];
@@ -26,7 +26,8 @@ impl Target {
     }
 }
 
-/// What comes until the end, or until nothing has come for so long: there is no telling that a server is done.
+/// Reads until the end, until nothing has come for `quiet`, or until `bytes_max` bytes have come. The bytes do not show
+/// when a server has finished.
 pub async fn read_until_quiet(mut io: impl AsyncRead + Unpin, quiet: Duration, bytes_max: usize) -> Vec<u8> {
     let (mut heard, mut part) = (Vec::new(), vec![0; 16 << 10]);
     while heard.len() < bytes_max {

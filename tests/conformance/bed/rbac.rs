@@ -1,4 +1,4 @@
-//! Rights: how they are written, and the wait until they count.
+//! Rights: the objects that grant them, and the wait until the apiserver knows of them.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::plane::Plane;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// Where `roles` and `rolebindings` are: in a namespace, or everywhere.
+/// The path of `roles` or `rolebindings` in a namespace; without one, of `clusterroles` or `clusterrolebindings`.
 pub fn collection(namespace: Option<&str>, kind: &str) -> String {
     let root = format!("/apis/{GROUP}/v1");
     namespace.map_or_else(|| format!("{root}/cluster{kind}"), |within| format!("{root}/namespaces/{within}/{kind}"))
@@ -22,12 +22,12 @@ pub fn binding(name: &str, kind: &str, role: &str, subject: &Value) -> Value {
     json!({"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
 }
 
-/// A `User` or `Group`, service accounts by their full name among them.
+/// A subject of kind `User` or `Group`. A service account is a `User` with its full name.
 pub fn subject(kind: &str, name: &str) -> Value {
     json!({"apiGroup": GROUP, "kind": kind, "name": name})
 }
 
-/// Waits until the apiserver allows it. Its authorizer learns of rules from watches, like anybody.
+/// Waits until the apiserver allows what `spec` asks. Its authorizer learns of new rules from watches, with a delay.
 pub async fn may(direct: &Http, spec: Value) {
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
@@ -39,7 +39,7 @@ pub async fn may(direct: &Http, spec: Value) {
 }
 
 impl Plane {
-    /// Waits until the apiserver knows who that is.
+    /// Waits until the apiserver authenticates this caller.
     pub async fn knows(&self, identity: &Identity) {
         let http = Http::new(self.target().by(identity), Protocol::H1);
         eventually(&format!("{} is known", identity.name), async || {

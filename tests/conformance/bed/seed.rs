@@ -1,7 +1,8 @@
 use super::{number, say};
 
-/// What a test draws with: another one each run, so that every run asks something new, unless the environment says
-/// which. It is said when the test begins, and again when it fails, with the command that draws the same.
+/// The seed of a test that draws. It is different in each run, so that every run asks something new, unless the
+/// environment sets it. It is written to stderr when the test begins, and again when it fails, with the command that
+/// draws the same.
 #[derive(Debug)]
 pub struct Seed {
     first: u64,
@@ -9,7 +10,7 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// From the variable of that name, or a fresh one. `again` is the command for a seed.
+    /// Takes the seed from this environment variable, or makes a new one. `again` returns the command for a seed.
     pub fn new(variable: &str, again: impl FnOnce(u64) -> String) -> Self {
         let first = number(variable, fastrand::u32(..).into());
         let again = again(first);
@@ -17,7 +18,7 @@ impl Seed {
         Self { first, again }
     }
 
-    /// The seeds of one round after the other.
+    /// One seed for each round, without an end.
     pub fn rounds(&self) -> impl Iterator<Item = u64> {
         (0..).map(|round| self.first.wrapping_add(round))
     }

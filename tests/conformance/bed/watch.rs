@@ -18,21 +18,21 @@ pub struct Watch {
     ended: Option<Ended>,
 }
 
-/// How a watch came to its end.
+/// How a watch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// The response is complete.
+    /// The response ended completely.
     Clean,
     /// The connection or the stream broke.
     Broken,
 }
 
-/// An event in JSON, understood.
+/// An event in JSON that has been parsed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     pub kind: String,
     pub object: Value,
-    /// As it came.
+    /// The line that came.
     pub line: String,
 }
 
@@ -44,12 +44,12 @@ impl Watch {
         Self { body, frames, ended: None }
     }
 
-    /// The next frame; `None` at the end.
+    /// The next frame, or `None` at the end.
     pub async fn frame(&mut self) -> Option<Frame> {
         within("a frame of a watch", self.next_frame()).await
     }
 
-    /// Reads what has come, until nothing does for a while; how many frames, or `None` if it has ended.
+    /// Reads until nothing has come for `wait`. Returns how many frames it has read, or `None` if the watch has ended.
     pub async fn catch_up(&mut self, wait: Duration) -> Option<usize> {
         let mut frames = 0;
         while let Ok(frame) = timeout(wait, self.next_frame()).await {
@@ -78,13 +78,13 @@ impl Watch {
         }
     }
 
-    /// The next event; `None` at the end.
+    /// The next event, or `None` at the end.
     pub async fn event(&mut self) -> Option<Event> {
         Some(Event::parse(&self.frame().await?))
     }
 
-    /// The next event without what depends on when it came. Bookmarks that only report progress are passed over: they
-    /// come when their time has come, and that is not the same on two sides.
+    /// The next event, to be compared, without what depends on the moment when it came. Bookmarks that only report
+    /// progress are skipped, because two servers send them at different moments.
     pub async fn telling(&mut self) -> String {
         loop {
             let frame = self.frame().await.expect("the watch goes on");
@@ -104,7 +104,7 @@ impl Watch {
         }
     }
 
-    /// The initial events, up to the bookmark that ends them, which is the last one here.
+    /// The initial events, up to and with the bookmark that ends them.
     pub async fn initial(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         loop {
@@ -117,7 +117,7 @@ impl Watch {
         }
     }
 
-    /// Everything until the end.
+    /// All events until the end, and how the watch ended.
     pub async fn rest(&mut self) -> (Vec<Event>, Ended) {
         let mut events = Vec::new();
         while let Some(event) = self.event().await {
@@ -126,7 +126,7 @@ impl Watch {
         (events, self.ended.expect("it ended"))
     }
 
-    /// Whether nothing at all comes for so long. Only for what must not come: there is nothing to wait for.
+    /// Whether nothing comes within `wait`. It is only for what must not come, where there is nothing else to wait for.
     pub async fn is_quiet(&mut self, wait: Duration) -> bool {
         timeout(wait, self.next_frame()).await.is_err()
     }
@@ -154,7 +154,7 @@ impl Event {
     }
 }
 
-/// Types and names, to be compared with what is expected.
+/// The types and names of events, to be compared with what is expected.
 pub fn outline(events: &[Event]) -> VecDeque<String> {
     events.iter().map(|event| format!("{} {}", event.kind, event.name()).trim_end().to_owned()).collect()
 }

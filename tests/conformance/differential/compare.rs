@@ -1,4 +1,4 @@
-//! One request, both servers, and what their answers have to have in common.
+//! Sends one request to both servers, and compares what must be the same in their answers.
 
 use std::fmt::Write as _;
 use std::ops::Deref;

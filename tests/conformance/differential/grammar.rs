@@ -1,4 +1,4 @@
-//! Requests, as they are and as they should not be: every draw is one, and the same seed draws the same ones.
+//! A grammar of requests, valid and invalid. Every draw is one request, and the same seed draws the same requests.
 
 mod headers;
 mod parameters;

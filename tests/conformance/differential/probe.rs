@@ -1,4 +1,4 @@
-//! A request as data: it is drawn, sent to both servers, made smaller while they differ, and printed.
+//! A request as data. It is drawn, sent to both servers, made smaller as long as their answers differ, and printed.
 
 use http::header::{ACCEPT, AUTHORIZATION};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};

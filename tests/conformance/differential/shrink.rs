@@ -1,4 +1,4 @@
-//! The smallest request that still tells two servers apart.
+//! Finds the smallest request to which two servers still give different answers.
 
 use super::compare::{Compared, Servers};
 use super::probe::{Over, Parameter, Probe};

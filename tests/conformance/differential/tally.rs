@@ -1,4 +1,4 @@
-//! What a run came to.
+//! The counts of a run, and the differences that it has found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};

@@ -1,7 +1,7 @@
-//! How two answers to one question compare, and how often which outcome may be.
+//! The outcomes of comparing two answers to one question, and how often each may occur.
 //!
-//! Nothing is asked a second time because it was answered otherwise: a difference is a difference, unless it is one of
-//! those that this file can tell from a wrong answer by looking at it.
+//! No question is asked a second time because its answers differ. A difference is an error, unless the answers
+//! themselves show that it is one of the permitted kinds that are described here.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};

@@ -1,5 +1,6 @@
-//! What there is to ask for: at least one object of everything that an apiserver without controllers takes, made one
-//! after the other in front of feeds that saw them come, and then left alone.
+//! The objects to ask for: at least one of every resource that an apiserver without controllers accepts. They are
+//! created one after the other while the proxy's feeds run, so that the feeds see them come, and are not changed
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Where a request ends, which sender and reader may see differently: R-THREAT-3, R-THREAT-4.
+//! Requests whose end two readers may see at different places (R-THREAT-3, R-THREAT-4).
 
 use fastrand::Rng;
 

@@ -1,4 +1,4 @@
-//! Headers that say who somebody is.
+//! Requests with headers that claim an identity.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -1,4 +1,4 @@
-//! HTTP/2, frame by frame: what a library would not let anybody send.
+//! HTTP/2 requests that are written frame by frame, because no library would send them.
 
 use fastrand::Rng;
 

@@ -1,4 +1,4 @@
-//! What a request asks for, and what hardly is a request.
+//! Requests with odd targets, and bytes that are hardly a request.
 
 use fastrand::Rng;
 

@@ -1,4 +1,4 @@
-//! Questions, drawn from a grammar of all that names a part of a collection.
+//! Questions that are drawn from a grammar of all ways to name a part of a collection.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

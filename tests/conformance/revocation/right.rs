@@ -1,4 +1,4 @@
-//! Rights to watch the configmaps of a namespace, and the ways to lose them.
+//! Rights to watch the configmaps of a namespace, and the ways in which they are taken away.
 
 use std::path::PathBuf;
 use std::sync::Mutex;

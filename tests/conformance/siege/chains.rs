@@ -1,4 +1,4 @@
-//! Chains of certificates that lead nowhere, by many ways.
+//! Chains of certificates that end at no known authority, although there are very many paths through them.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! TLS handshakes of one address without end, and newcomers from another.
+//! Endless TLS handshakes from one address, and new clients from another.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

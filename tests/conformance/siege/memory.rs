@@ -1,4 +1,4 @@
-//! Memory that others make the proxy take.
+//! Memory that attackers make the proxy use.
 
 use std::path::Path;
 use std::process::Command;

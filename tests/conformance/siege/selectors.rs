@@ -1,4 +1,4 @@
-//! Selectors that cost much and find nothing.
+//! Selectors that are expensive and match nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

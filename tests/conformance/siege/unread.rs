@@ -1,4 +1,4 @@
-//! Answers that nobody reads.
+//! Answers that attackers ask for and do not read.
 
 use std::time::Duration;
 

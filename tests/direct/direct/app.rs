@@ -1,4 +1,4 @@
-//! The application under test: the real one, on a thread and a runtime of its own, and always shut down.
+//! The application under test is the real one. It runs on a thread and a runtime of its own, and is always shut down.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -21,15 +21,15 @@ use super::client::{Answer, Client};
 use super::eventually;
 use super::io::{Dir, Place, Trust, pair};
 
-/// An application that is not running yet.
+/// The configuration of an application that is not running yet.
 pub struct Plan {
     config: Serve,
     dir: Arc<Dir>,
-    /// What clients trust, where there is TLS.
+    /// The file with the certificate that clients trust, if there is TLS.
     trusted: PathBuf,
 }
 
-/// A running application. Asked as its first listener's client: `app.get(..)`, `app.watch(..)`.
+/// A running application. It is also a client of its first listener: `app.get(..)`, `app.watch(..)`.
 pub struct App {
     client: Client,
     clients: Vec<Client>,
@@ -39,18 +39,18 @@ pub struct App {
     _dir: Arc<Dir>,
 }
 
-/// What [`App::stop`] saw.
+/// What [`App::stop`] measured.
 pub struct Stopped {
     pub took: Duration,
 }
 
-/// In front of a demo upstream.
+/// Plans an application in front of a demo upstream.
 pub fn app(up: &RunningUpstream) -> Plan {
     in_front_of(&up.url())
 }
 
-/// In front of anything. Impatient where the real one is patient, so that tests are fast: failed attempts are repeated
-/// within milliseconds, and shutdown does not wait.
+/// Plans an application in front of any URL. So that tests are fast, it repeats failed attempts within milliseconds,
+/// and its shutdown hardly waits.
 pub fn in_front_of(url: &str) -> Plan {
     let mut config = Serve::in_front_of(CredentialSource::Anonymous(url.parse().expect("a URL")));
     config.drain = Duration::from_millis(50);
@@ -66,17 +66,17 @@ impl Plan {
         self
     }
 
-    /// Events that the ring holds.
+    /// Sets how many events the ring holds.
     pub fn window_events(self, events: usize) -> Self {
         self.with(|config| config.cache.window_events_max = events)
     }
 
-    /// How long requests wait for a feed that is being filled.
+    /// Sets how long requests wait for a feed that is being filled.
     pub fn sync_wait(self, wait: Duration) -> Self {
         self.with(|config| config.serve.sync_wait_max = wait)
     }
 
-    /// How many requests for feeds that are not ready may be passed through at a time.
+    /// Sets how many requests for feeds that are not ready may be passed through at a time.
     pub fn unready_forwards(self, forwards: usize) -> Self {
         self.with(|config| config.serve.limits.unready_forwards_max = forwards)
     }
@@ -102,14 +102,14 @@ impl Plan {
         self.with(|config| config.tls = Some(TlsSource::SelfSigned { out }))
     }
 
-    /// With a certificate that signs itself, and its key.
+    /// Serves with this self-signed certificate and its key, which clients then trust.
     pub fn tls_from(self, certificate: PathBuf, key: PathBuf) -> Self {
         let plan = Self { trusted: certificate.clone(), ..self };
         plan.with(|config| config.tls = Some(TlsSource::Files { certificate, key }))
     }
 
-    /// The same with a certificate of its own, `own.pem` in `dir`, for callers who have one of these authorities'
-    /// (`clients.pem`).
+    /// Serves with a new certificate, `own.pem` in `dir`, and with `auth: delegated`. Callers may show certificates
+    /// from these authorities, whose bundle is written to `clients.pem`.
     pub fn for_certificates_of(self, clients: &str, dir: &Dir) -> Self {
         let own = pair();
         let certificate = dir.file("own.pem", &own.cert.pem());
@@ -121,7 +121,7 @@ impl Plan {
         })
     }
 
-    /// On a unix socket besides.
+    /// Listens on a unix socket besides.
     pub fn unix(self) -> Self {
         let path = self.dir.join("api.sock");
         self.with(|config| config.listen.push(Address::Unix(path)))
@@ -169,7 +169,7 @@ fn serve(config: Serve, started: oneshot::Sender<Result<Started, StartError>>, s
 }
 
 impl App {
-    /// A client of the listener with this number, in the order they were asked for.
+    /// A client of the listener with this number. Listeners are counted from 0, in the order of the configuration.
     pub fn listener(&self, number: usize) -> Client {
         self.clients[number].clone()
     }
@@ -182,7 +182,7 @@ impl App {
         self.admin.as_ref().expect("an admin listener")
     }
 
-    /// Returns when discovery is over: from then on the proxy asks upstream nothing by itself.
+    /// Returns when discovery is over. From then on the proxy asks upstream nothing by itself.
     pub async fn discovered(&self) {
         let is_over = || async { !self.admin("/readyz").await.text().contains("[-]discovery") };
         eventually("discovery is over", is_over).await;
@@ -195,15 +195,16 @@ impl App {
         feeds.into_iter().find(|feed| feed["resource"].as_str().is_some_and(|name| name.starts_with(resource)))
     }
 
-    /// Returns when the feed of a resource looks like that.
+    /// Returns when `wanted` is true of the feed of a resource.
     pub async fn until_feed(&self, resource: &str, what: &str, wanted: impl Fn(&Value) -> bool) {
         let wanted = &wanted;
         let look = || async move { self.feed(resource).await.is_some_and(|feed| wanted(&feed)) };
         eventually(&format!("{resource}: {what}"), look).await;
     }
 
-    /// Returns when a gap in the history of pods has been closed, one way or another, and they are live: between the
-    /// new stream and the 410 that it begins with they were live as well.
+    /// Returns when a gap in the history of pods has been closed, in whatever way, and their feed is live. The feed's
+    /// state alone would not show it: it is also live between the opening of the new stream and the 410 that this
+    /// begins with.
     pub async fn until_pods_are_listed_again(&self) {
         let of_pods =
             |line: &&str| line.starts_with("kube_fanout_history_gaps_total{") && line.contains("resource=\"pods.v1\"");
@@ -218,14 +219,14 @@ impl App {
         self.until_feed(resource, &format!("at {rv}"), |feed| at(feed) >= Some(rv)).await;
     }
 
-    /// Begins the shutdown, and does not wait for it.
+    /// Begins the shutdown and does not wait for its end.
     pub fn begin_stop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
     }
 
-    /// Shuts down and waits for the end.
+    /// Shuts down, and waits for the end.
     pub async fn stop(mut self) -> Stopped {
         let began = Instant::now();
         self.begin_stop();

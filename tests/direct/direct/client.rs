@@ -1,4 +1,4 @@
-//! A client that shows what is on the wire: one connection per request unless it is told to share one.
+//! A client that shows what is on the wire. It opens a connection per request, unless it is told to share one.
 
 use std::convert::Infallible;
 
@@ -19,12 +19,12 @@ use super::within;
 
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// How a client speaks.
+/// The protocol that a client speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http1,
     Http2,
-    /// Watches are upgraded; everything else is HTTP/1.1.
+    /// Watches are upgraded to WebSocket; everything else is HTTP/1.1.
     WebSocket,
 }
 
@@ -32,13 +32,13 @@ impl Protocol {
     pub const ALL: [Self; 3] = [Self::Http1, Self::Http2, Self::WebSocket];
 }
 
-/// Somebody who can reach one listener.
+/// A client of one listener.
 #[derive(Clone)]
 pub struct Client {
     place: Place,
     trust: Option<Trust>,
     pub(super) protocol: Protocol,
-    /// Takes little at a time, so that a client that stops reading is noticed soon.
+    /// Receive windows are small, so that the server soon notices when this client stops reading.
     narrow: bool,
     pub(super) token: Option<String>,
     shared: Option<http2::SendRequest<Body>>,
@@ -54,7 +54,7 @@ pub struct Call {
     body: Body,
 }
 
-/// An answer, read whole.
+/// An answer that has been read to its end.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -63,6 +63,7 @@ pub struct Answer {
     pub trailers: Option<HeaderMap>,
 }
 
+/// The HTTP/2 windows of a narrow client in bytes, the protocol's initial value: hyper's own are larger.
 const NARROW_WINDOW: u32 = 65_535;
 
 impl Client {
@@ -78,7 +79,7 @@ impl Client {
         Self { protocol, shared: None, ..self.clone() }
     }
 
-    /// With a bearer token in every request.
+    /// A client that sends this bearer token in every request.
     pub fn bearing(&self, token: &str) -> Self {
         Self { token: Some(token.to_owned()), ..self.clone() }
     }
@@ -87,7 +88,7 @@ impl Client {
         Self { narrow: true, ..self }
     }
 
-    /// The same over HTTP/2, all requests on one connection.
+    /// A client that sends all its requests on one connection, over HTTP/2.
     pub async fn multiplexed(&self) -> Self {
         let client = self.over(Protocol::Http2);
         let shared = client.http2().await.expect("a connection");
@@ -111,18 +112,18 @@ impl Client {
         WatchPlan::new(self.clone(), path)
     }
 
-    /// A connection, and nothing on it yet.
+    /// Opens a connection and sends nothing on it.
     pub async fn connect(&self) -> Result<Box<dyn Io>, String> {
         let protocol: &[u8] = if self.protocol == Protocol::Http2 { b"h2" } else { b"http/1.1" };
         self.place.connect(self.trust.as_ref(), protocol, self.narrow).await.map_err(|error| error.to_string())
     }
 
-    /// What a proxy in front of this listener would be given.
+    /// The upstream URL for a proxy that is put in front of this listener.
     pub fn url(&self) -> String {
         format!("http://{}", self.host())
     }
 
-    /// Where a page would come from that this listener had sent.
+    /// The origin that a web page from this listener would have.
     pub fn origin(&self) -> String {
         format!("{}://{}", if self.trust.is_some() { "https" } else { "http" }, self.host())
     }
@@ -167,7 +168,7 @@ impl Call {
         self
     }
 
-    /// Another Host than the one that is connected to.
+    /// Names another Host than the one that is connected to.
     pub fn host(self, host: &str) -> Self {
         Self { host: Some(host.to_owned()), ..self }
     }
@@ -176,12 +177,12 @@ impl Call {
         Self { body: body(text), ..self }
     }
 
-    /// A body that is made while it is sent.
+    /// Sends a body that is made while it is sent.
     pub fn streaming(self, body: Body) -> Self {
         Self { body, ..self }
     }
 
-    /// The answer, whole.
+    /// Sends the request and reads the answer to its end.
     pub async fn send(self) -> Answer {
         let what = format!("{} {}", self.method, self.path);
         self.try_send().await.unwrap_or_else(|error| panic!("no answer to {what}: {error}"))
@@ -198,7 +199,7 @@ impl Call {
         within(&what, answer).await
     }
 
-    /// The head of the answer, and a body to be read.
+    /// Sends the request, and returns the head of the answer with a body that is still to be read.
     pub async fn open(self) -> Result<Response<Incoming>, String> {
         let Self { client, method, path, host, headers, body } = self;
         let host = host.unwrap_or_else(|| client.host());
@@ -227,12 +228,12 @@ impl Answer {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// Whether the cache gave it.
+    /// Whether the answer came from the cache.
     pub fn is_cached(&self) -> bool {
         self.header("kube-fanout-served") == Some("cache")
     }
 
-    /// The list's or the object's version.
+    /// The version of the list or of the object.
     pub fn rv(&self) -> u64 {
         self.json()["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).expect("a version")
     }
@@ -241,7 +242,7 @@ impl Answer {
         self.json()["metadata"]["continue"].as_str().filter(|token| !token.is_empty()).map(str::to_owned)
     }
 
-    /// The text, with the token for the next page spelled out: two spellings of one place are the same.
+    /// The text with its continue token decoded, so that two spellings of one place are equal.
     pub fn readable(&self) -> String {
         let text = self.text();
         let Some(token) = self.body.starts_with(b"{").then(|| self.continue_token()).flatten() else { return text };
@@ -249,7 +250,7 @@ impl Answer {
         text.replacen(&token, &place.replace(r#""start":"/"#, r#""start":""#), 1)
     }
 
-    /// `namespace/name` and version of a list's items, in their order.
+    /// The keys (`namespace/name`) and versions of a list's items, in their order.
     pub fn items(&self) -> Vec<(String, u64)> {
         let list = self.json();
         let item = |item: &Value| {
@@ -261,7 +262,7 @@ impl Answer {
         list["items"].as_array().expect("a list").iter().map(item).collect()
     }
 
-    /// Code and reason of a Status, which must agree with the response's own.
+    /// The code and reason of a Status. Its code must be the response's own.
     pub fn refusal(&self) -> (u16, String) {
         let status = self.json();
         assert_eq!((status["kind"].as_str(), status["code"].as_u64()), (Some("Status"), Some(self.status.into())));
@@ -269,7 +270,8 @@ impl Answer {
     }
 }
 
-/// The same status and the same bytes, but for the spelling of a token. Says where they part.
+/// Fails unless both answers have the same status and the same bytes, apart from the spelling of a continue token. The
+/// message shows where they first differ.
 pub fn assert_alike(what: &str, ours: &Answer, theirs: &Answer) {
     let (a, b) = (ours.readable(), theirs.readable());
     let at = a.bytes().zip(b.bytes()).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));

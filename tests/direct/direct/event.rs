@@ -1,4 +1,4 @@
-//! One event of a watch, as it was on the wire.
+//! Events of a watch as they were on the wire.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Event {
     pub kind: String,
-    /// `namespace/name`, or `name`.
+    /// The object's `namespace/name`, or `name` if it has no namespace.
     pub key: String,
     pub rv: u64,
     pub body: Bytes,
@@ -19,13 +19,13 @@ pub struct Event {
 /// How a watch ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// On a frame boundary, without a word.
+    /// It ended between two frames, without an ERROR.
     Clean,
-    /// One ERROR 410 `Expired`, then the end.
+    /// One ERROR 410 `Expired` came, then the end.
     Expired,
-    /// One ERROR with another code, then the end.
+    /// One ERROR with another code came, then the end.
     Refused(u64),
-    /// A reset, half a frame, or anything else that a client would complain about.
+    /// There was a reset, half a frame, or anything else that a client would complain about.
     Broken(String),
 }
 
@@ -44,7 +44,7 @@ struct Metadata {
 }
 
 impl Event {
-    /// Reads a frame, and insists on its exact spelling.
+    /// Reads a frame. Any other spelling than the apiserver's is an error.
     pub fn parse(frame: &Bytes) -> Result<Self, String> {
         let wrong = || format!("not a frame: {}", String::from_utf8_lossy(&frame[..frame.len().min(300)]));
         let rest = frame.strip_prefix(b"{\"type\":\"").ok_or_else(wrong)?;
@@ -78,7 +78,7 @@ impl Event {
         serde_json::from_slice(&self.body).expect("an object")
     }
 
-    /// What the ERROR of this event says of the end of its watch.
+    /// The end of the watch that this ERROR announces.
     pub fn as_end(&self) -> Ended {
         let status = self.object();
         match (status["code"].as_u64(), status["reason"].as_str()) {
@@ -88,7 +88,7 @@ impl Event {
     }
 }
 
-/// `ADDED ns/name @7`.
+/// An event in a failure message, for example `ADDED ns/name @7`.
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind.as_str() {

@@ -1,7 +1,7 @@
-//! What really happened: upstream's own history, and what a watch must make of it.
+//! Upstream's own history of a resource, and the events that a watch must make of it.
 //!
-//! Read from upstream without the proxy, with a watch that sees everything. What a selector makes of it is worked out
-//! here from states before and after (R-EVENT-3), not asked of anybody.
+//! The history is read from upstream without the proxy, with a watch that sees everything. The events of a watch with a
+//! selector are not asked for: they are worked out here, from the objects before and after each change (R-EVENT-3).
 
 use std::collections::BTreeMap;
 
@@ -19,19 +19,19 @@ use super::straight;
 pub struct History {
     client: Client,
     path: String,
-    /// Version of the state that it starts with.
+    /// The version of the state that the history starts with.
     pub from: u64,
     start: BTreeMap<String, Event>,
     changes: Vec<Event>,
 }
 
 impl History {
-    /// Begins with the state of now.
+    /// Begins a history with the present state.
     pub async fn begin(up: &RunningUpstream, path: &str) -> Self {
         let client = straight(up);
         let watch = client.watch(path).initial_events().await;
         watch.listed().await;
-        // Once: changes may follow the initial events at any moment.
+        // The events are read once, because changes may follow the initial events at any moment.
         let told = watch.events();
         let from = told.last().expect("a bookmark").rv;
         let mut start = BTreeMap::new();
@@ -39,7 +39,7 @@ impl History {
         Self { client, path: path.to_owned(), from, start, changes: Vec::new() }
     }
 
-    /// Reads on, up to a version that is known to belong to this resource.
+    /// Reads on, up to a version that must belong to this resource, because the watch waits for it.
     pub async fn upto(&mut self, rv: u64) -> &mut Self {
         let known = self.changes.last().map_or(self.from, |event| event.rv);
         if known < rv {
@@ -50,7 +50,7 @@ impl History {
         self
     }
 
-    /// Reads on by exact lists, one per version: for when no watch may start where this history ends.
+    /// Reads on by exact lists, one per version, where upstream allows no watch from the end of this history.
     pub async fn dig_upto(&mut self, rv: u64) -> &mut Self {
         let mut known = self.changes.last().map_or(self.from, |event| event.rv);
         while known < rv {
@@ -81,7 +81,7 @@ impl History {
         self.changes.iter().filter(|event| event.rv > rv).cloned().collect()
     }
 
-    /// The objects at a version as initial events, in key order.
+    /// The objects at a version, as initial events in the order of their keys.
     pub fn state_at(&self, rv: u64) -> Vec<Event> {
         self.map_at(rv).into_values().collect()
     }
@@ -92,7 +92,7 @@ impl History {
         state
     }
 
-    /// What a watch from the beginning that sees only what `matches` lets through is told.
+    /// The events of a watch from the beginning of this history whose selector is `matches`.
     pub fn seen_by(&self, matches: impl Fn(&Value) -> bool) -> Vec<Event> {
         let mut state = self.start.clone();
         let mut seen = Vec::new();
@@ -121,7 +121,7 @@ fn apply(state: &mut BTreeMap<String, Event>, event: &Event) {
     }
 }
 
-/// The items of a list of pods, spelled as a watch shows them.
+/// The items of a list of pods as a watch writes them, by key.
 fn listed(list: &Answer) -> BTreeMap<String, Event> {
     #[derive(Deserialize)]
     struct List<'a> {
@@ -138,14 +138,14 @@ fn listed(list: &Answer) -> BTreeMap<String, Event> {
     items.into_iter().map(event).map(|event| (event.key.clone(), event)).collect()
 }
 
-/// The last content, at the version of its end.
+/// The last content of an object with the version of its deletion, as a DELETED event has it.
 fn restamped(event: &Event, rv: u64) -> Bytes {
     let text = std::str::from_utf8(&event.body).expect("JSON is text");
     let old = format!(r#""resourceVersion":"{}""#, event.rv);
     Bytes::from(text.replacen(&old, &format!(r#""resourceVersion":"{rv}""#), 1))
 }
 
-/// The same events, byte for byte and in order. Says where they part.
+/// Fails unless the events are the same, byte for byte and in order. The message shows where they first differ.
 pub fn assert_same(who: &str, got: &[Event], expected: &[Event]) {
     let parted = got.iter().zip(expected).position(|(got, expected)| got != expected);
     let at = parted.unwrap_or(got.len().min(expected.len()));

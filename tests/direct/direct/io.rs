@@ -1,4 +1,4 @@
-//! Where something listens, how to get there, and directories that go away.
+//! Addresses of listeners, connections to them, and temporary directories.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,15 +24,15 @@ pub enum Place {
     Unix(PathBuf),
 }
 
-/// What a TLS client trusts.
+/// What a TLS client trusts, and the certificate that it shows, if it has one.
 #[derive(Clone)]
 pub struct Trust(Arc<ClientConfig>);
 
-/// What a client that is meant to stall lets the kernel take on its behalf.
+/// The kernel's receive buffer in bytes for a client that is meant to stall.
 const NARROW_BYTES: u32 = 4096;
 
 impl Place {
-    /// From what the application says it serves on: `http://IP:PORT`, `https://IP:PORT` or `unix:PATH`.
+    /// Reads an address as the application reports it: `http://IP:PORT`, `https://IP:PORT` or `unix:PATH`.
     pub fn parse(url: &str) -> Self {
         match url.strip_prefix("unix:") {
             Some(path) => Self::Unix(path.into()),
@@ -85,14 +85,14 @@ impl Trust {
         Self::showing_chain(path, shown, &[])
     }
 
-    /// The same with the certificates above it.
+    /// Does the same, and shows the certificates above that one too.
     pub fn showing_chain(path: &Path, shown: &Pair, above: &[CertificateDer<'static>]) -> Self {
         let key = PrivatePkcs8KeyDer::from(shown.signing_key.serialize_der());
         let chain: Vec<_> = std::iter::once(shown.cert.der()).chain(above).cloned().collect();
         Self::of(path, |builder| builder.with_client_auth_cert(chain, key.into()).expect("a certificate and its key"))
     }
 
-    /// For a handshake that is made by hand.
+    /// The configuration of rustls, for a test that makes the handshake itself.
     pub fn config(&self) -> Arc<ClientConfig> {
         self.0.clone()
     }
@@ -108,12 +108,12 @@ impl Trust {
 /// A certificate that signs itself, and its key.
 pub type Pair = rcgen::CertifiedKey<rcgen::KeyPair>;
 
-/// A new one for the loopback address.
+/// Makes a new self-signed certificate for the loopback address.
 pub fn pair() -> Pair {
     rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate")
 }
 
-/// A directory of its own, gone with this value.
+/// A new directory, which is removed when this value is dropped.
 pub struct Dir(PathBuf);
 
 impl Dir {
@@ -129,7 +129,7 @@ impl Dir {
         self.0.join(name)
     }
 
-    /// Writes a file and says where.
+    /// Writes a file and returns its path.
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.join(name);
         std::fs::write(&path, text).expect("a file can be written");

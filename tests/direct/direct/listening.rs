@@ -1,4 +1,4 @@
-//! The `net` layer alone: a listener behind a function that remembers who came.
+//! The `net` layer alone: a listener whose handler remembers who came.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use super::{Client, Place};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Answers everything. `/leave` ends its connection, `/stream` is told what to say by [`say`](Self::say).
+/// A listener that answers every request. `/leave` closes its connection; the answer to `/stream` stays open and
+/// carries what [`say`](Self::say) sends.
 pub struct Listening {
     address: Address,
     seen: Arc<Seen>,
@@ -74,18 +75,18 @@ impl Listening {
         self.seen.peers.lock().len()
     }
 
-    /// Who asked last for a path.
+    /// The peer that asked last for a path.
     pub fn last_peer(&self, path: &str) -> Peer {
         let peers = self.seen.peers.lock();
         peers.iter().rev().find(|(asked, _)| asked == path).map(|(_, peer)| peer.clone()).expect("somebody came")
     }
 
-    /// The certificate of whoever asked last for a path.
+    /// The certificate of the peer that asked last for a path.
     pub fn shown_at(&self, path: &str) -> Option<Vec<u8>> {
         self.last_peer(path).certificates.map(|chain| chain[0].to_vec())
     }
 
-    /// Says something on every open stream.
+    /// Sends a text on every open stream.
     pub fn say(&self, text: &'static str) {
         self.seen.streams.lock().iter().for_each(|stream| drop(stream.send(Bytes::from(text))));
     }

@@ -1,4 +1,4 @@
-//! An upstream that is only a function: for what passes through, where the answer is the test's.
+//! An upstream that is only a function, for tests of what passes through that decide about the answer themselves.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use tokio::task::JoinHandle;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A body of the stub; an error in it breaks the connection.
+/// A response of the stub. An error in its body breaks the connection.
 pub type Reply = Response<UnsyncBoxBody<Bytes, Failure>>;
 
-/// A running stub; stops when dropped.
+/// A running stub, which stops when dropped.
 pub struct Stub {
     address: SocketAddr,
     heads: Arc<Mutex<Vec<http::request::Parts>>>,
     task: JoinHandle<()>,
 }
 
-/// Answers every request with `answer`; `Err` closes the connection without a word.
+/// Starts a stub that answers every request with `answer`. An `Err` closes the connection without a response.
 pub async fn stub<F, A>(answer: F) -> Stub
 where
     F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
@@ -59,12 +59,12 @@ impl Stub {
         format!("http://{}", self.address)
     }
 
-    /// Heads of the requests for a path, in the order they came.
+    /// The heads of the requests for a path, in the order in which they came.
     pub fn seen(&self, path: &str) -> Vec<http::request::Parts> {
         self.heads.lock().iter().filter(|head| head.uri.path() == path).cloned().collect()
     }
 
-    /// A response with a text.
+    /// Makes a response with a text as its body.
     pub fn reply(status: u16, text: impl Into<Bytes>) -> Reply {
         let body = Full::new(text.into()).map_err(|never| match never {}).boxed_unsync();
         Response::builder().status(status).body(body).expect("a response")

@@ -1,4 +1,4 @@
-//! One watch of a client: reads in the background, remembers everything, and can be made to stop reading.
+//! One watch of a client. It reads in the background, remembers every event, and can be made to stop reading.
 
 use std::future::IntoFuture;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ pub struct Watch {
     pub headers: HeaderMap,
     pub opened: Instant,
     log: Arc<Log>,
-    /// Events that may be read before it stalls.
+    /// How many events are read before it stalls.
     limit: watch::Sender<usize>,
     task: JoinHandle<()>,
 }
@@ -72,7 +72,7 @@ impl WatchPlan {
         self.query("allowWatchBookmarks", "true")
     }
 
-    /// The objects first, then a bookmark that says that they were all.
+    /// Asks for the objects first, and then for a bookmark that ends them.
     pub fn initial_events(self) -> Self {
         self.query("sendInitialEvents", "true").query("resourceVersionMatch", "NotOlderThan").bookmarks()
     }
@@ -89,12 +89,12 @@ impl WatchPlan {
         Self { accept, ..self }
     }
 
-    /// Reads so many events and then no more, until [`Watch::resume`].
+    /// Stops reading after `events` events, until [`Watch::resume`].
     pub fn stall_after(self, events: usize) -> Self {
         Self { limit: events, client: self.client.narrow(), ..self }
     }
 
-    /// Opens it, or tells how it was refused.
+    /// Opens the watch, or returns the answer that refused it.
     pub async fn open(self) -> Result<Watch, Answer> {
         let query: Vec<_> = self.query.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
         let joint = if self.path.contains('?') { '&' } else { '?' };
@@ -175,12 +175,12 @@ async fn read(mut frames: Frames, log: Arc<Log>, mut limit: watch::Receiver<usiz
 }
 
 impl Watch {
-    /// Everything so far.
+    /// All events so far, bookmarks and an ERROR included.
     pub fn events(&self) -> Vec<Event> {
         self.log.events.lock().iter().map(|(event, _)| event.clone()).collect()
     }
 
-    /// The changes so far: neither bookmarks nor an ERROR.
+    /// The changes so far, without bookmarks and without an ERROR.
     pub fn changes(&self) -> Vec<Event> {
         self.events().into_iter().filter(|event| !event.is_bookmark() && !event.is_error()).collect()
     }
@@ -194,17 +194,17 @@ impl Watch {
         self.log.events.lock().last().and_then(|(_, at)| *at)
     }
 
-    /// How it ended, if it did.
+    /// How the watch ended, if it has.
     pub fn end(&self) -> Option<Ended> {
         self.log.ended.lock().as_ref().map(|(ended, _)| ended.clone())
     }
 
-    /// How long it lived, if it is over.
+    /// How long the watch lived, if it has ended.
     pub fn lived(&self) -> Option<Duration> {
         self.log.ended.lock().as_ref().map(|(_, at)| at.duration_since(self.opened))
     }
 
-    /// Returns when it looks like that; a watch that ends before is a failure.
+    /// Returns when `wanted` is true of the events so far. If the watch ends before, the test fails.
     pub async fn until(&self, what: &str, wanted: impl Fn(&[Event]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         let mut changed = self.log.changed.subscribe();
@@ -223,7 +223,7 @@ impl Watch {
         }
     }
 
-    /// Returns when more than so many events have come, or it has ended; however long that takes.
+    /// Returns when more than `events` events have come or the watch has ended, however long that takes.
     pub async fn more_than(&self, events: usize) {
         let mut changed = self.log.changed.subscribe();
         while self.is_open() && self.log.events.lock().len() <= events {
@@ -231,13 +231,13 @@ impl Watch {
         }
     }
 
-    /// Returns when everything up to this version has come: an event or a bookmark that is not older.
+    /// Returns when everything up to this version has come: the last event or bookmark is not older.
     pub async fn reached(&self, rv: u64) {
         let late = |events: &[Event]| events.last().is_some_and(|event| event.rv >= rv);
         self.until(&format!("version {rv}"), late).await;
     }
 
-    /// Returns when so many changes have come.
+    /// Returns when at least `changes` changes have come.
     pub async fn received(&self, changes: usize) {
         let enough = |events: &[Event]| {
             events.iter().filter(|event| !event.is_bookmark() && !event.is_error()).count() >= changes
@@ -250,12 +250,12 @@ impl Watch {
         self.until("the initial events", |events| events.iter().any(Event::ends_initial_events)).await;
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the watch.
     pub async fn ended(&self) -> Ended {
         within("the end of a watch", self.until_ended()).await
     }
 
-    /// Waits for its end, which is promised within a time.
+    /// Waits for the end of the watch, which is promised within a time.
     pub async fn ended_in_time(&self, promised: Duration) -> Ended {
         in_time(promised, "the end of a watch", self.until_ended()).await
     }
@@ -270,7 +270,7 @@ impl Watch {
         }
     }
 
-    /// Reads on.
+    /// Reads on without a limit.
     pub fn resume(&self) {
         self.limit.send_replace(usize::MAX);
     }

@@ -1,4 +1,4 @@
-//! Headers: representations above all.
+//! Draws headers, mostly those that choose a representation.
 
 use super::Grammar;
 

@@ -1,4 +1,4 @@
-//! Parameters but for selectors.
+//! Draws query parameters, except for selectors.
 
 use base64::Engine;
 use serde_json::json;

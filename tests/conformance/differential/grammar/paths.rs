@@ -1,4 +1,4 @@
-//! Paths: of collections, of objects, deprecated, and misspelled.
+//! Draws paths of collections and objects, deprecated ones and misspelled ones.
 
 use super::super::probe::path_segment;
 use super::super::world::{NAMESPACES, Served};

@@ -1,4 +1,4 @@
-//! Selectors: of labels by their grammar, of fields by what each resource has.
+//! Draws selectors: of labels by their grammar, of fields by what each resource supports.
 
 use super::super::probe::Parameter;
 use super::super::world::Served;

@@ -1,4 +1,4 @@
-//! Requests that would write, if they were not dry runs or bound to fail.
+//! Draws writes that change nothing, because they are dry runs or must fail.
 
 use serde_json::{Value, json};
 
