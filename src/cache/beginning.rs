@@ -1,4 +1,4 @@
-//! Where a feed's history begins, and what of earlier events leads there.
+//! A feed's history begins at its first list. Earlier events can be put in front of it if they lead to that list.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,33 +12,33 @@ use super::{CacheReader, Change, Event, Misfit, Prehistory, RingRoom, Snapshot, 
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
-/// The beginning of a feed's history, which earlier events have to join.
+/// The beginning of a feed's history, which earlier events have to lead to.
 #[derive(Debug)]
 pub struct Beginning {
-    /// The version that the history begins behind.
+    /// The version that the first event follows.
     pub at: ResourceVersion,
     pub room: RingRoom,
     /// The `seq` of the first event.
     first: u64,
     /// When the first event came.
     since: Instant,
-    /// The state of now.
+    /// The current state.
     state: Snapshot,
-    /// What the objects were at the beginning that have changed since.
+    /// The objects that have changed since, as they were at the beginning.
     changed: HashMap<ObjectKey, Then>,
     shared: Arc<Shared>,
 }
 
-/// What an object was where a history begins.
+/// What an object was at the beginning of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Absent,
     At(ResourceVersion),
-    /// It was there, and nobody knows its version.
+    /// It existed, in an unknown version.
     Present,
 }
 
-/// Events that are looked at in one go.
+/// The number of events that are read under one lock.
 const AT_A_TIME: usize = 1_024;
 
 impl CacheReader {
@@ -47,7 +47,7 @@ impl CacheReader {
         self.shared.timeline.read().may_begin_earlier()
     }
 
-    /// The changes of objects of which nobody knows what they were before, oldest first.
+    /// Returns the events, oldest first, of which it is unknown what their objects were before.
     pub fn unexplained(&self) -> Vec<Unexplained> {
         let (all, seqs) = {
             let timeline = self.shared.timeline.read();
@@ -60,7 +60,7 @@ impl CacheReader {
         found
     }
 
-    /// The beginning of the feed's history; `None` if nothing can be put in front of it.
+    /// Returns the beginning of the feed's history; `None` if nothing can be put in front of it.
     pub fn beginning(&self) -> Option<Beginning> {
         let (mut beginning, all, seqs, base) = {
             let timeline = self.shared.timeline.read();
@@ -101,10 +101,10 @@ fn read_all(lane: &Lane, seqs: Range<u64>, mut each: impl FnMut(&Arc<Event>)) ->
 }
 
 impl Beginning {
-    /// The changes behind `from` as a prehistory, if they lead to this beginning and have come in order.
+    /// Makes a prehistory of the changes after `from`.
     ///
     /// # Errors
-    /// They do not, or something is left out.
+    /// The changes are out of order, do not lead to this beginning, or something between them is missing.
     pub fn joined_by(&self, from: ResourceVersion, changes: Vec<Change>) -> Result<Prehistory, Misfit> {
         let first = self.first - changes.len() as u64;
         let mut last = HashMap::<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>::new();
@@ -118,7 +118,7 @@ impl Beginning {
                 (Some((then, _)), _) if *then >= rv => return Err(Misfit { key, rv }),
                 (Some((_, Some(before))), EventType::Modified | EventType::Deleted) => Some(before.clone()),
                 (Some((_, None)) | None, EventType::Added) => None,
-                // Its last content is what was there before.
+                // A DELETED event carries what the object was before.
                 (None, EventType::Deleted) => Some(object.clone()),
                 (None, EventType::Modified) => {
                     known = rv;
@@ -138,7 +138,7 @@ impl Beginning {
         Ok(Prehistory { from, until: self.at, known, events })
     }
 
-    /// Whether these are the last changes behind `from` of the objects that were there, or were not.
+    /// Checks that each object was left as it is at the beginning, and that none is missing that changed after `from`.
     fn agrees_with(
         &self,
         from: ResourceVersion,
@@ -174,11 +174,11 @@ impl Beginning {
 }
 
 impl Then {
-    /// What the object of an event was before it, in a history that was listed at `base`.
+    /// Returns what the object of an event was before it, in a history that was listed at `base`.
     fn before(event: &Event, base: ResourceVersion) -> Self {
         match (&event.previous, event.event_type) {
             (_, EventType::Added) => Self::Absent,
-            // What an earlier prehistory tells first.
+            // The event is of an earlier prehistory, which may not know.
             _ if event.rv <= base => Self::Present,
             (Some(previous), _) => Self::At(previous.rv),
             (None, _) => Self::Absent,

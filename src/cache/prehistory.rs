@@ -1,5 +1,5 @@
-//! Events from before a feed's first list, read later for clients that come back from there: what they have to join,
-//! and the proof that they do.
+//! Events from before a feed's first list are read later, for clients that resume from there. They are used only if it
+//! is proven that they lead to the list.
 //!
 //! A list tells the state at its version and nothing of how it came about. What led there can be read of upstream's own
 //! history as long as upstream has it. It is put in front of the ring if it joins what is held without a gap and
@@ -19,26 +19,26 @@ use super::Event;
 use crate::kube::{EventType, ObjectKey, ResourceVersion};
 use crate::wire::Object;
 
-/// How much more a ring can take.
+/// The room that is left in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingRoom {
     pub events: usize,
     pub bytes: usize,
 }
 
-/// Events that join the beginning of a history.
+/// Events that lead to the beginning of a history.
 #[derive(Debug)]
 pub struct Prehistory {
-    /// The version that they begin behind.
+    /// The version that the first of them follows.
     pub(super) from: ResourceVersion,
-    /// The version that the history began behind which they join.
+    /// The version that the history has begun at so far.
     pub(super) until: ResourceVersion,
-    /// The version behind which it is known of every event what was there before.
+    /// The version from which on it is known of every event what its object was before.
     pub(super) known: ResourceVersion,
     pub(super) events: Vec<Arc<Event>>,
 }
 
-/// An object about which earlier events and the history do not agree: they are not of one history.
+/// Earlier events and the history disagree about this object, so they are not of one history.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("what was read of {key} at {rv} does not lead to what is held")]
 pub struct Misfit {
@@ -46,14 +46,14 @@ pub struct Misfit {
     pub rv: ResourceVersion,
 }
 
-/// A change of an object of which nobody knows what it was before.
+/// An event of which it is unknown what its object was before.
 #[derive(Debug, Clone)]
 pub struct Unexplained {
     event: Arc<Event>,
 }
 
 impl Unexplained {
-    /// The event as what it is about, if nobody knows what was there before.
+    /// Wraps the event if it is unknown what its object was before.
     pub(super) fn of(event: Arc<Event>) -> Option<Self> {
         (event.event_type == EventType::Modified && event.previous.is_none()).then_some(Self { event })
     }

@@ -1,9 +1,9 @@
-//! Watches from before the history that a feed holds: who waits until it begins earlier, and what upstream has said to
-//! that.
+//! Clients may resume from a version that is older than the history of a feed. They wait here while upstream is asked
+//! for the events before it, and its answers are remembered.
 //!
-//! However many there are and wherever they come from, upstream is asked for the oldest of them, one at a time, and so
-//! many times at most. Clients that come back one by one in any order bring a new oldest version some nine times in
-//! five thousand. A refusal is remembered: what upstream has forgotten it does not remember later.
+//! Upstream is asked for the oldest version that somebody waits for, one question at a time, and at most
+//! `QUESTIONS_MAX` times. When five thousand clients come back one by one in random order, about nine of them are older
+//! than all before them. A refusal is kept for good: upstream does not remember later what it has forgotten.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,46 +16,47 @@ use tokio::time::Instant;
 use crate::cache::{CacheReader, View};
 use crate::kube::ResourceVersion;
 
-/// Those who come from before a feed's history. Only its first history can begin earlier, so nothing here is reset.
+/// The clients that come from before a feed's history. Only the first history of a feed can be made to begin earlier, so
+/// nothing here is reset.
 #[derive(Debug, Default)]
 pub struct Returners {
     ledger: Mutex<Ledger>,
-    /// Somebody has come.
+    /// Notified when a client begins to wait.
     came: Notify,
-    /// Tells of each answer. Its number is that of questions which upstream did not answer.
+    /// The number of questions that upstream did not answer. It is sent after every answer, changed or not.
     failures: watch::Sender<u64>,
 }
 
-/// A question for earlier history.
+/// A question to upstream about earlier history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retrospect {
-    /// What happened behind this version?
+    /// Which events followed this version?
     Events(ResourceVersion),
-    /// What were the objects before, whose changes behind this version are known?
+    /// The events after this version are known. What were their objects before the first of them?
     Before(ResourceVersion),
 }
 
-/// What came of a question for earlier history.
+/// The outcome of a [`Retrospect`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookedBack {
-    /// The history begins there now.
+    /// The events were put in front of the history.
     Joined,
-    /// Upstream has no history behind versions before this one.
+    /// Upstream has forgotten what followed versions below `before`.
     Gone { before: ResourceVersion },
-    /// What follows `from` cannot be had, and nobody knows what can: it is too much, or upstream does not say where its
-    /// history begins.
+    /// The events after `from` cannot be had, because they are too many or because upstream has forgotten them. It is
+    /// unknown from which version on they could.
     TooEarly { from: ResourceVersion },
-    /// It does not lead to what is held, so it never will.
+    /// The events do not lead to the state that was listed, so no earlier ones will either.
     OtherHistory,
-    /// It is known of all that was asked about what was there before.
+    /// What the objects were before is known now.
     Explained,
-    /// It cannot be known of changes up to this version.
+    /// What objects were before their events up to `upto` cannot be found out.
     Inexplicable { upto: ResourceVersion },
     /// Upstream did not answer, or not in time.
     Failed,
 }
 
-/// What becomes of somebody who comes from before the history.
+/// Whether a client that comes from before the history has something to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prospect {
     Waits,
@@ -65,49 +66,50 @@ enum Prospect {
 #[derive(Debug, Default)]
 struct Ledger {
     waiting: Crowd,
-    /// Those of them that need to know what was there before each change.
+    /// The waiting clients whose view also needs what each object was before a change.
     inquiring: Crowd,
     memory: Memory,
 }
 
-/// How many there are, by the version that they come from.
+/// The number of clients by the version that they come from.
 type Crowd = BTreeMap<ResourceVersion, usize>;
 
-/// What is remembered of upstream's answers.
+/// What upstream's answers so far have taught.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Memory {
-    /// What follows versions below this one cannot be had.
+    /// Events that followed versions below this one cannot be had.
     gone_before: ResourceVersion,
-    /// What was there before changes up to this version cannot be known.
+    /// What objects were before events up to this version cannot be found out.
     inexplicable_upto: ResourceVersion,
     questions: u32,
-    /// The version that is being asked for.
+    /// The question that upstream has not answered yet.
     under_way: Option<Retrospect>,
-    /// Nobody knows where upstream's history begins: the oldest is no better a guess than any other.
+    /// Upstream has refused without saying where its history begins, so the oldest version is as likely to be refused
+    /// as any other.
     is_blind: bool,
     is_over: bool,
     rests_until: Option<Instant>,
 }
 
-/// Somebody who waits, until dropped.
+/// A client that waits; dropping it takes it off the ledger.
 struct Waiting<'a> {
     returners: &'a Returners,
     who: Returner,
 }
 
-/// Where somebody comes from, and whether they need to know what was there before each change.
+/// The version that a client comes from, and whether its view also needs what each object was before a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Returner {
     from: ResourceVersion,
     inquires: bool,
 }
 
-/// What a feed holds.
+/// The history that a feed holds.
 #[derive(Debug, Clone, Copy)]
 struct Held {
-    /// Its history begins behind this version.
+    /// The version that its first event follows.
     floor: ResourceVersion,
-    /// It is known of every change behind this version what was there before.
+    /// The version from which on it is known of every event what its object was before.
     known: ResourceVersion,
 }
 
@@ -117,8 +119,8 @@ const QUESTIONS_MAX: u32 = 16;
 const REST: Duration = Duration::from_secs(5);
 
 impl Returners {
-    /// Waits until a watch with this view may start behind `from`, or it is known that it never may. It may take for
-    /// ever: the caller has a deadline.
+    /// Waits until a watch with this view can start after `from`, or it is known that it cannot. This may never complete,
+    /// so callers set a deadline.
     pub async fn wait(&self, from: ResourceVersion, view: &View, reader: &CacheReader) {
         let who = Returner { from, inquires: !view.goes_by_key() };
         let mut failures = self.failures.subscribe();
@@ -144,12 +146,13 @@ impl Returners {
         Some(Waiting { returners: self, who })
     }
 
-    /// Completes when somebody has come since the last time.
+    /// Completes when a client has begun to wait since the last call.
     pub async fn came(&self) {
         self.came.notified().await;
     }
 
-    /// What to ask upstream, if somebody waits for it who comes from before what `reader` has. It counts as asked.
+    /// Returns the next question for upstream, if a waiting client comes from before what `reader` has. The question is
+    /// counted as asked.
     pub fn next(&self, reader: &CacheReader) -> Option<Retrospect> {
         let held = Held { floor: reader.floor(), known: reader.known() };
         let mut ledger = self.ledger.lock();
@@ -158,7 +161,7 @@ impl Returners {
         Some(next)
     }
 
-    /// Notes an answer, and tells those who wait.
+    /// Remembers an answer and wakes the clients that wait.
     pub fn answered(&self, answer: LookedBack) {
         self.ledger.lock().memory.note(answer, Instant::now());
         self.failures.send_modify(|failures| *failures += u64::from(answer == LookedBack::Failed));
@@ -170,11 +173,12 @@ impl Ledger {
         std::iter::once(&mut self.waiting).chain(Some(&mut self.inquiring).filter(|_| who.inquires))
     }
 
-    /// The oldest of those that may be read, for the others are served with it. Without an idea of how far upstream's
-    /// history reaches, it is the one in the middle, so that each refusal halves what is left.
+    /// Chooses the oldest version that upstream may still have, because its events serve all later versions too. If it
+    /// is unknown how far upstream's history reaches, it chooses the one in the middle, so that each refusal halves the
+    /// rest.
     fn next(&self, held: Held, now: Instant) -> Option<Retrospect> {
         let memory = &self.memory;
-        // Whoever was turned away may not have left yet.
+        // Clients that were turned away may still be counted here.
         if memory.is_over || memory.rests(now) || memory.questions >= QUESTIONS_MAX {
             return None;
         }
@@ -228,7 +232,7 @@ impl Memory {
 }
 
 impl Retrospect {
-    /// Whether the answer may be all that somebody waits for.
+    /// Whether the answer can be all that this client waits for.
     fn serves(self, who: Returner) -> bool {
         match self {
             Self::Events(from) => from <= who.from,

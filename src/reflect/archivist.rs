@@ -17,34 +17,34 @@ use crate::kube::ResourceVersion;
 use crate::upstream::Error;
 use crate::wire::WatchItem;
 
-/// Reads what happened before a feed's first list, for clients that come back from there: after a restart of the proxy,
-/// or from elsewhere.
+/// Reads events from before a feed's first list, for clients that resume from there: after a restart of the proxy, or
+/// when they come from another server.
 ///
-/// One watch from the oldest of their versions yields it, as long as upstream remembers. It is read until an event or a
-/// bookmark shows that nothing is missing before the list, and is used only if it leads to exactly what was listed
-/// ([`Beginning::joined_by`]).
+/// One upstream watch from the oldest of their versions yields these events, as long as upstream remembers them. It is
+/// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they lead
+/// to exactly what was listed ([`Beginning::joined_by`]).
 pub(super) struct Archivist {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<SideFinding>,
 }
 
-/// How long those who come at once are gathered before the oldest one decides.
+/// The time from the first client to the question, so that clients which come together share one.
 const GATHER: Duration = Duration::from_millis(200);
-/// How long upstream's watch lasts. It sends a bookmark two seconds before the end.
+/// The duration of upstream's watch. It sends a bookmark two seconds before the end.
 const WATCH_SECONDS: u64 = 3;
 /// A question that takes longer has failed.
 const LOOK_MAX: Duration = Duration::from_secs(5);
-/// How much is read at most, whatever room there is.
+/// The most bytes that are read, whatever room the ring has.
 const BYTES_MAX: usize = 64 << 20;
 
-/// The number of objects of which it is asked at most what they were before.
+/// The most objects that upstream is asked for in an earlier version.
 const BEFORE_MAX: usize = 64;
 
-/// Why there are no earlier events.
+/// The reason why there are no earlier events.
 enum Untold {
-    /// Upstream does not know them any more.
+    /// Upstream has forgotten them.
     Gone(String),
-    /// They are more than there is room for.
+    /// The ring has no room for so many.
     TooMany,
     Failed(Ended),
 }
@@ -65,14 +65,14 @@ impl From<Error> for Untold {
 }
 
 impl Archivist {
-    /// Reads for as long as anybody comes back.
+    /// Answers the questions of returning clients, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         let feed = &self.upstream.feed;
         let mut state = feed.reader.watch_state();
         loop {
             feed.returners.came().await;
             sleep(GATHER).await;
-            // Without a stream upstream cannot be reached, and nobody could take the events in.
+            // Without a stream upstream cannot be reached, and the reflector would not take the events.
             if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -111,14 +111,14 @@ impl Archivist {
             Err(misfit) => {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::warn!(%feed, %misfit, "upstream tells another history before the list");
-                // If one waits to be heard already, that will do.
+                // One message in the channel is enough.
                 let _ = self.words.try_send(SideFinding::Doubt { history });
                 LookedBack::OtherHistory
             }
         }
     }
 
-    /// The changes behind `from`, up to where the history begins.
+    /// Reads the changes after `from`, up to the beginning of the history.
     async fn read(&self, from: ResourceVersion, beginning: &Beginning) -> Result<Vec<Change>, Untold> {
         self.upstream.metrics.asked(SideRequest::Prehistory);
         let spec = &self.upstream.feed.spec;
@@ -178,7 +178,7 @@ impl Archivist {
         if known > from { LookedBack::Inexplicable { upto: known } } else { LookedBack::Explained }
     }
 
-    /// Has the reflector put the events in front of the history.
+    /// Hands the events to the reflector, which puts them in front of the history.
     async fn hand_over(&self, from: ResourceVersion, past: Prehistory) -> LookedBack {
         let (done, is_done) = oneshot::channel();
         if self.words.send(SideFinding::Prehistory(Found { past, done })).await.is_err() {
