@@ -25,6 +25,8 @@ pub struct Body {
 }
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+/// The annotation of the bookmark that ends initial events (KEP-3157).
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// The body of an answer that is no watch, to be compared. With `exact`, the list's version is kept, also in its
 /// continue token.
@@ -204,8 +206,8 @@ pub fn event(frame: &Frame) -> Option<String> {
             let object = &event["object"];
             match event["type"].as_str() {
                 Some("BOOKMARK") => {
-                    let last = !object["metadata"]["annotations"].is_null() || !object["rows"].is_null();
-                    last.then(|| without_version(&text, object))
+                    // Some kinds have annotations of their own, which conversions put there.
+                    text.contains(INITIAL_EVENTS_END).then(|| without_version(&text, object))
                 }
                 Some("ERROR") => Some(without_versions(&text)),
                 _ if object["kind"] == "Table" => Some(ages::taken_out(&text, object).0),
@@ -220,7 +222,11 @@ pub fn event(frame: &Frame) -> Option<String> {
             match kind.as_str() {
                 "BOOKMARK" => {
                     let metadata = protobuf::bytes(message, 1).unwrap_or_default();
-                    let annotations = protobuf::bytes(metadata, 12)?;
+                    let all = protobuf::fields(metadata).unwrap_or_default().into_iter();
+                    let annotations: Vec<_> = all.filter(|(at, _)| *at == 12).map(|(_, field)| field).collect();
+                    if !String::from_utf8_lossy(metadata).contains(INITIAL_EVENTS_END) {
+                        return None;
+                    }
                     let rest = protobuf::fields(message).unwrap_or_default().into_iter().filter(|(at, _)| *at != 1);
                     Some(format!("BOOKMARK {of} {annotations:?} {:?}", rest.collect::<Vec<_>>()))
                 }

@@ -24,7 +24,7 @@ fn maze(field: &Field) -> Identity {
     Identity::certificate("a maze", path)
 }
 
-/// 1.3: what a chain costs is bounded before anybody is known, and is not paid again with every request.
+/// What a chain costs is bounded before anybody is known, and is not paid again with every request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn chains_that_lead_nowhere_cost_others_little() {
     let Some(field) = Field::lay("").await else { return };

@@ -1,6 +1,6 @@
 //! Memory that attackers make the proxy use.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::bed::{self, Ask, BULK_PODS, PATIENCE, Plan, Process, Proxy, eventually, number, say, unique};
+use crate::bed::{self, Ask, BULK_PODS, PATIENCE, Plan, Plane, Process, Proxy, eventually, number, say, unique};
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
@@ -80,7 +80,7 @@ fn budget(mib: u64) -> String {
     format!("feeds: {{memoryMebibytes: {mib}}}")
 }
 
-/// 3.1: a collection that outgrows the budget while it is watched.
+/// A collection that outgrows the budget while it is watched.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collection_that_grows_to_five_budgets_stays_within_one() {
     let Some(bed) = bed::own("growth").await else { return };
@@ -137,7 +137,7 @@ fn question(path: &str, token: &str) -> Fields {
     fields
 }
 
-/// 3.1, 3.3: watch-lists that nobody reads, while what they begin with is replaced again and again.
+/// Watch-lists that nobody reads, while what they begin with is replaced again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
     const STREAMS: u32 = 100;
@@ -174,28 +174,49 @@ async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
     drop(held);
 }
 
-/// 2.6: deliveries, with nobody who looks at metrics.
+/// A thousand watches of a bench, fifty writes a second for each of them.
+struct Deliveries {
+    bench: Process,
+    figures: PathBuf,
+    patience: Duration,
+}
+
+impl Deliveries {
+    /// Starts the watches, and returns when they are open and measured.
+    async fn start(bed: &Plane, proxy: &Proxy, seconds: u64) -> Self {
+        let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
+        let mut command = Command::new(built);
+        let (figures, target) = (bed.file("steady.json"), proxy.target());
+        command.args(["bench", "--target", &target.url, "--ca"]).arg(target.ca.as_ref().expect("it speaks TLS"));
+        command.arg("--kubeconfig").arg(bed.kubeconfig()).args(["--write", bed.url()]);
+        command.args(["--watches", "1000", "--connections", "10", "--rate", "50"]);
+        command.args(["--seconds", &seconds.to_string(), "--json"]).arg(&figures);
+        let (said, create) = (bed.file("steady.err"), |path: &Path| std::fs::File::create(path).expect("a file"));
+        command.stdout(create(&bed.file("steady.out"))).stderr(create(&said));
+        let bench = Process::start("kube-fanout bench", &mut command);
+        eventually("its watches are open, and it measures", async || {
+            std::fs::read_to_string(&said).expect("a file").contains("measuring").then_some(())
+        })
+        .await;
+        Self { bench, figures, patience: PATIENCE + Duration::from_secs(seconds) }
+    }
+
+    /// Waits until all is delivered, and returns what was measured.
+    async fn finish(self) -> serde_json::Value {
+        assert!(self.bench.wait(self.patience).await.success(), "the bench missed nothing");
+        serde_json::from_slice(&std::fs::read(&self.figures).expect("figures")).expect("JSON")
+    }
+}
+
+/// Deliveries, with nobody who looks at metrics.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deliveries_leave_nothing_behind() {
     let Some(bed) = bed::own("steady").await else { return };
     let proxy = Arc::new(Plan::tls().without_admin().start(&bed).await);
-    let seconds = number("SIEGE_STEADY", 8).to_string();
-    let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
-    let mut command = Command::new(built);
-    let (out, target) = (bed.file("steady.json"), proxy.target());
-    command.args(["bench", "--target", &target.url, "--ca"]).arg(target.ca.as_ref().expect("it speaks TLS"));
-    command.arg("--kubeconfig").arg(bed.kubeconfig()).args(["--write", bed.url()]);
-    command.args(["--watches", "1000", "--connections", "10", "--rate", "50", "--seconds", &seconds]).arg("--json");
-    let (said, create) = (bed.file("steady.err"), |path: &Path| std::fs::File::create(path).expect("a file"));
-    command.arg(&out).stdout(create(&bed.file("steady.out"))).stderr(create(&said));
-    let bench = Process::start("kube-fanout bench", &mut command);
-    eventually("its watches are open, and it measures", async || {
-        std::fs::read_to_string(&said).expect("a file").contains("measuring").then_some(())
-    })
-    .await;
+    let seconds = number("SIEGE_STEADY", 8);
+    let deliveries = Deliveries::start(&bed, &proxy, seconds).await;
     let watcher = Watcher::of(&proxy);
-    let patience = PATIENCE + Duration::from_secs(number("SIEGE_STEADY", 8));
-    assert!(bench.wait(patience).await.success(), "the bench missed nothing");
+    let figures = deliveries.finish().await;
     let seen = watcher.seen().await;
     let quarter = seen.looks.len() / 4;
     let median = |looks: &[u64]| {
@@ -204,11 +225,30 @@ async fn deliveries_leave_nothing_behind() {
         looks[looks.len() / 2] as f64 / f64::from(1 << 20)
     };
     let (early, late) = (median(&seen.looks[quarter..2 * quarter]), median(&seen.looks[3 * quarter..]));
-    let figures: serde_json::Value = serde_json::from_slice(&std::fs::read(&out).expect("figures")).expect("JSON");
     say(&format!(
         "{seconds} s of deliveries: {early:.1} MiB in the second quarter, {late:.1} in the last; {}",
         figures["results"]
     ));
     assert!(late < early * 1.1 + 8.0, "from {early:.1} to {late:.1} MiB");
+    proxy.assert_sound();
+}
+
+/// After a stall every watch catches up at once, with a buffer of its own. What that took is given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stall_leaves_nothing_behind() {
+    const STALL: Duration = Duration::from_secs(4);
+    let Some(bed) = bed::own("stall").await else { return };
+    let proxy = Arc::new(Plan::tls().without_admin().start(&bed).await);
+    let watcher = Watcher::of(&proxy);
+    let deliveries = Deliveries::start(&bed, &proxy, 30).await;
+    proxy.stop();
+    sleep(STALL).await;
+    proxy.go_on();
+    deliveries.finish().await;
+    let Seen { before, max, last, .. } = watcher.seen().await;
+    let [before, max, last] = [before, max, last].map(|bytes| bytes as f64 / f64::from(1 << 20));
+    say(&format!("a stall of {STALL:?}: {before:.1} MiB before, {max:.1} at most, {last:.1} at last"));
+    assert!(max > before + 40.0, "the watches had something to catch up with");
+    assert!(last < before + (max - before) * 0.4, "{last:.1} MiB stay");
     proxy.assert_sound();
 }

@@ -56,7 +56,7 @@ fn escaped(text: &str) -> String {
     text.bytes().map(escaped).collect()
 }
 
-/// 2.1: `!aa,!aa,…` over a large collection, and its relatives.
+/// A selector of `!aa,!aa,…` over a large collection, and others that cost as much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn dear_selectors_cost_others_little() {
     let Some(field) = Field::lay("").await else { return };

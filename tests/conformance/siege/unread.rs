@@ -38,7 +38,7 @@ async fn stuck(field: &Field, who: &Identity, path: &str) -> TlsStream<TcpStream
     io
 }
 
-/// 2.3: answers that nobody reads take nobody's time, and their places come back.
+/// Answers that nobody reads take nobody's time, and their places come back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn answers_that_nobody_reads_cost_others_little() {
     let Some(field) = Field::lay("").await else { return };
