@@ -21,8 +21,8 @@ use crate::wire::WatchItem;
 /// when they come from another server.
 ///
 /// One upstream watch from the oldest of their versions yields these events, as long as upstream remembers them. It is
-/// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they lead
-/// to exactly what was listed ([`Beginning::joined_by`]).
+/// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they
+/// lead to exactly what was listed ([`Beginning::joined_by`]).
 pub(super) struct Archivist {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<SideFinding>,

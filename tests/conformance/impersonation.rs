@@ -1,6 +1,6 @@
 //! Impersonation: callers with certificates ask the proxy and the apiserver to act as other users, under rights with
 //! and without constraints. Both must give the same answer, whether it is the new identity or the reason for a refusal.
-//! The identity is read from the apiserver's own SelfSubjectReview.
+//! The identity is read from the apiserver's own `SelfSubjectReview`.
 
 use std::collections::BTreeSet;
 

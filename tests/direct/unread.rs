@@ -1,7 +1,8 @@
 //! Requests and answers that are no streams end in time, even if a client does not read or write them. Their places are
 //! given back, and an answer that was cut never looks complete. Unread answers hold no more memory than is counted.
 
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -10,7 +11,8 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use kube_fanout::auth::AuthMode;
 use kube_fanout::demo::{self, RunningUpstream};
-use tokio::net::TcpStream;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
 
 use crate::direct::{
@@ -92,6 +94,41 @@ async fn is_let_in(client: &Client) -> bool {
 async fn is_cut(answer: Response<Incoming>) {
     let read = within("the end of what was cut", answer.into_body().collect()).await;
     assert!(read.is_err(), "a truncated body looks whole");
+}
+
+/// The bytes that the kernel holds for a client of this server, sent or not.
+fn queued_bytes(server: SocketAddr, client: SocketAddr) -> usize {
+    let sockets = std::fs::read_to_string("/proc/net/tcp").expect("it tells of sockets");
+    let (local, remote) = (format!(":{:04X}", server.port()), format!(":{:04X}", client.port()));
+    let queue = sockets.lines().find_map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        [_, from, to, _, queues, ..] if from.ends_with(&local) && to.ends_with(&remote) => queues.split(':').next(),
+        _ => None,
+    });
+    usize::from_str_radix(queue.expect("it is connected"), 16).expect("a number")
+}
+
+/// A client that does not read takes little of the memory that the machine has for all connections (R-THREAT-11).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_holds_little_for_a_client_that_does_not_read() {
+    const HELD_MAX: usize = 256 << 10;
+    let upstream = endless(watch::Sender::new(0)).await;
+    let app = direct::in_front_of(&upstream.url()).run().await;
+    let server = app.listener(0).url().trim_start_matches("http://").parse().expect("an address");
+    let socket = TcpSocket::new_v4().expect("a socket");
+    // So its own kernel takes little, and the rest is ours to hold.
+    socket.set_recv_buffer_size(16 << 10).expect("a small buffer");
+    let mut client = socket.connect(server).await.expect("it connects");
+    let question = format!("GET {LOG}?follow=true HTTP/1.1\r\nhost: {server}\r\n\r\n");
+    client.write_all(question.as_bytes()).await.expect("it is sent");
+    let me = client.local_addr().expect("an address");
+    eventually("there is more than it takes", || async { queued_bytes(server, me) > HELD_MAX / 4 }).await;
+    let (began, mut held) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(1) {
+        held = held.max(queued_bytes(server, me));
+        tokio::task::yield_now().await;
+    }
+    assert!(held <= HELD_MAX, "{held} bytes are held");
+    drop(client);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -100,7 +100,7 @@ impl Target {
     }
 }
 
-/// Whether the request failed because the connection was closed gracefully (GOAWAY with NO_ERROR), or because the
+/// Whether the request failed because the connection was closed gracefully (GOAWAY with `NO_ERROR`), or because the
 /// server refused it unprocessed after that (RFC 9113 §8.7). After sending a request, hyper 1.12 looks at the
 /// connection once more (`proto/h2/client.rs`, the second `poll_ready`), and fails the request if the GOAWAY that
 /// follows a 401 came in between. That the server itself loses no request then is tested with bare frames:
