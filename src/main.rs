@@ -17,8 +17,8 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// After a stall a thousand watches that catch up hold 150 MB for some seconds. This allocator returns the memory to the
-/// system then; glibc's keeps it, between long-lived events.
+/// After a stall a thousand watches that catch up hold 150 MB for some seconds. This allocator returns the memory to
+/// the system then; glibc's keeps it, between long-lived events.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use crate::cache::{CacheReader, View};
 use crate::kube::ResourceVersion;
 
-/// The clients that come from before a feed's history. Only the first history of a feed can be made to begin earlier, so
-/// nothing here is reset.
+/// The clients that come from before a feed's history. Only the first history of a feed can be made to begin earlier,
+/// so nothing here is reset.
 #[derive(Debug, Default)]
 pub struct Returners {
     ledger: Mutex<Ledger>,
@@ -119,8 +119,8 @@ const QUESTIONS_MAX: u32 = 16;
 const REST: Duration = Duration::from_secs(5);
 
 impl Returners {
-    /// Waits until a watch with this view can start after `from`, or it is known that it cannot. This may never complete,
-    /// so callers set a deadline.
+    /// Waits until a watch with this view can start after `from`, or it is known that it cannot. This may never
+    /// complete, so callers set a deadline.
     pub async fn wait(&self, from: ResourceVersion, view: &View, reader: &CacheReader) {
         let who = Returner { from, inquires: !view.goes_by_key() };
         let mut failures = self.failures.subscribe();

@@ -54,9 +54,9 @@ pub(super) enum Stream {
 
 /// The time between two probes of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// The bytes that the kernel takes from us for a client before they can be sent. By itself it takes some 600 KiB for one
-/// that does not read, and a thousand of those exhaust the memory that a machine has for TCP: then all its connections
-/// stall. What is sent and not yet acknowledged does not count, so that distant clients are not slower.
+/// The bytes that the kernel takes from us for a client before they can be sent. By itself it takes some 600 KiB for
+/// one that does not read, and a thousand of those exhaust the memory that a machine has for TCP: then all its
+/// connections stall. What is sent and not yet acknowledged does not count, so that distant clients are not slower.
 #[cfg(target_os = "linux")]
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
 /// Connections that wait to be accepted, as in Go's servers: who comes when there are more is heard of a second later,
