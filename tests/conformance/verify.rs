@@ -2,7 +2,6 @@
 //! proxy in front of it, also while the apiserver is killed. `make verify` runs it for longer.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::bed::{self, Plan, Plane, Target, say};
 
@@ -17,9 +16,8 @@ struct Verified {
 
 /// Runs it against a server, with the truth from etcd, and bytes from the apiserver.
 async fn verify(plane: &Plane, target: &Target, more: &[&str]) -> Verified {
-    let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
-    let mut command = Command::new(built);
-    command.args(["verify", &target.url, "--kubeconfig"]).arg(plane.kubeconfig());
+    let mut command = bed::kube_fanout("verify");
+    command.args([&target.url, "--kubeconfig"]).arg(plane.kubeconfig());
     command.arg("--truth").arg(format!("etcd={}", plane.etcd_url())).arg("--out").arg(plane.file("verify"));
     if let Some(ca) = &target.ca {
         command.arg("--ca").arg(ca);

@@ -10,6 +10,14 @@ pub struct Process {
     leash: Child,
 }
 
+/// The proxy's binary with this subcommand. These tests can also run another build of it, such as a release.
+pub fn kube_fanout(subcommand: &str) -> Command {
+    let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
+    let mut command = Command::new(built);
+    command.arg(subcommand);
+    command
+}
+
 impl Process {
     pub fn start(name: &str, command: &mut Command) -> Self {
         let child = command.stdin(Stdio::null()).spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));

@@ -1,6 +1,6 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::http::{Http, Protocol, Target};
 use super::identity::Identity;
 use super::metrics::Metrics;
 use super::plane::Plane;
-use super::process::Process;
+use super::process::{Process, kube_fanout};
 use super::{ALLOWANCE, eventually, unique};
 
 /// The longest drain of a configuration in these tests, which is the default.
@@ -88,10 +88,8 @@ impl Plan {
         let name = unique("proxy");
         let file = |end: &str| plane.dir.join(format!("{name}.{end}"));
         let (ca, out, log) = (file("pem"), file("out"), file("log"));
-        // These tests can also run another build of the proxy, such as a release.
-        let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
-        let mut command = Command::new(built);
-        command.arg("serve").arg("--kubeconfig").arg(self.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig()));
+        let mut command = kube_fanout("serve");
+        command.arg("--kubeconfig").arg(self.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig()));
         let admin = if self.admin { "127.0.0.1:0" } else { "off" };
         command.args(["--admin", admin, "--listen", &self.listen]);
         if self.tls {

@@ -1,7 +1,6 @@
 //! Memory that attackers make the proxy use.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -174,7 +173,7 @@ async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
     drop(held);
 }
 
-/// A thousand watches of a bench, fifty writes a second for each of them.
+/// A bench with a thousand watches, each of which gets fifty events a second.
 struct Deliveries {
     bench: Process,
     figures: PathBuf,
@@ -184,10 +183,9 @@ struct Deliveries {
 impl Deliveries {
     /// Starts the watches, and returns when they are open and measured.
     async fn start(bed: &Plane, proxy: &Proxy, seconds: u64) -> Self {
-        let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
-        let mut command = Command::new(built);
+        let mut command = bed::kube_fanout("bench");
         let (figures, target) = (bed.file("steady.json"), proxy.target());
-        command.args(["bench", "--target", &target.url, "--ca"]).arg(target.ca.as_ref().expect("it speaks TLS"));
+        command.args(["--target", &target.url, "--ca"]).arg(target.ca.as_ref().expect("it speaks TLS"));
         command.arg("--kubeconfig").arg(bed.kubeconfig()).args(["--write", bed.url()]);
         command.args(["--watches", "1000", "--connections", "10", "--rate", "50"]);
         command.args(["--seconds", &seconds.to_string(), "--json"]).arg(&figures);
