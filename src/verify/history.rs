@@ -48,6 +48,8 @@ pub struct History {
     pub(super) asked: Vec<AtLine<AskedRecord>>,
     /// Which version of each truth somebody had seen by when.
     pub(super) witnessed: Vec<Witnessed>,
+    /// Whether the judged server says which of its answers are from its memory.
+    pub(super) tells_memory: bool,
     /// The last moment of the run.
     pub(super) end_ns: u64,
 }
@@ -77,6 +79,11 @@ impl History {
         waivers.any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
     }
 
+    /// Whether an answer may be of the judged server's own memory.
+    pub(super) fn may_be_from_memory(&self, op: &Operation) -> bool {
+        !self.tells_memory || op.answer.as_ref().is_some_and(|answer| answer.from_memory)
+    }
+
     /// Whether something was broken at some time between two moments.
     pub(super) fn is_disturbed(&self, from_ns: u64, to_ns: u64) -> bool {
         self.faults.iter().any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
@@ -99,6 +106,12 @@ impl History {
     /// The newest version of an operation's resource that somebody had seen before a moment.
     pub(super) fn witnessed(&self, op: &Operation, before_ns: u64) -> u64 {
         op.truth.map_or(0, |at| self.witnessed[at].before(before_ns))
+    }
+
+    /// The newest version that the store had compacted by a moment; 0 if none.
+    pub(super) fn compacted_by(&self, at_ns: u64) -> u64 {
+        let records = self.compacted.iter().map(|line| &line.record);
+        records.filter(|compacted| compacted.at_ns <= at_ns).map(|compacted| compacted.version).max().unwrap_or(0)
     }
 
     pub(super) fn key(&self, key: KeyNumber) -> &str {

@@ -54,6 +54,8 @@ pub(super) struct Answer {
     pub(super) code: u16,
     pub(super) version: Option<u64>,
     pub(super) encoding: Option<RecordedEncoding>,
+    /// Whether the server says that it is from its memory.
+    pub(super) from_memory: bool,
     pub(super) items: Vec<Told>,
     pub(super) more: bool,
     pub(super) remaining: Option<u64>,

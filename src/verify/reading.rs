@@ -143,6 +143,7 @@ impl HistoryReader {
             told
         };
         let items = answer.items.into_iter().map(item).collect();
+        self.history.tells_memory |= answer.from_memory;
         let op = self.operation(answer.op)?;
         if op.answer.is_some() {
             return Err(format!("a second answer to operation {}", answer.op));
@@ -153,6 +154,7 @@ impl HistoryReader {
             code: answer.code,
             version: answer.version,
             encoding: answer.encoding,
+            from_memory: answer.from_memory,
             items,
             more: answer.more,
             remaining: answer.remaining,

@@ -163,6 +163,9 @@ pub struct ReturnRecord {
     /// What the answer's `Content-Type` says, where it is not what was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<RecordedEncoding>,
+    /// Whether the server says that the answer is from its memory, as kube-fanout does by `Kube-Fanout-Served: cache`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub from_memory: bool,
     /// In the order of the answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub items: Vec<RecordedItem>,

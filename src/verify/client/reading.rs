@@ -49,6 +49,14 @@ pub(super) enum Answered<T> {
     Broken,
 }
 
+/// An answer that was read whole, and what its headers say.
+struct WholeAnswer {
+    code: StatusCode,
+    encoding: Option<RecordedEncoding>,
+    from_memory: bool,
+    body: Vec<u8>,
+}
+
 /// Where a watch is to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchFrom {
@@ -107,18 +115,15 @@ impl<'a> ClientReads<'a> {
     }
 
     /// An answer that is read whole.
-    async fn whole(
-        &mut self,
-        path: &str,
-        is_list: bool,
-    ) -> Result<(StatusCode, Option<RecordedEncoding>, Vec<u8>), LinkError> {
+    async fn whole(&mut self, path: &str, is_list: bool) -> Result<WholeAnswer, LinkError> {
         let encoding = self.behaviour.encoding;
         let mut answer = self.connection.get(path, decode::accept(encoding, is_list, false)).await?;
         let (body, bytes) = answer.body.read(BODY_BYTES_MAX).await.inspect_err(|_| self.connection.give_up())?;
         if bytes > BODY_BYTES_MAX as u64 {
             self.scene.notes.add(format!("answers of more than {} MiB were not read", BODY_BYTES_MAX >> 20));
         }
-        Ok((answer.status, encoding_in(&answer, encoding), body))
+        let (encoding, from_memory) = (encoding_in(&answer, encoding), is_from_memory(&answer));
+        Ok(WholeAnswer { code: answer.status, encoding, from_memory, body })
     }
 
     /// One list, or one page of one.
@@ -147,16 +152,16 @@ impl<'a> ClientReads<'a> {
     fn read<T>(
         &self,
         op: Op,
-        answer: Result<(StatusCode, Option<RecordedEncoding>, Vec<u8>), LinkError>,
+        answer: Result<WholeAnswer, LinkError>,
         decode: impl FnOnce(RecordedEncoding, &[u8]) -> Option<T>,
         fill: impl FnOnce(&T, &mut ReturnRecord),
     ) -> Answered<T> {
-        let (code, encoding, body) = match answer {
+        let WholeAnswer { code, encoding, from_memory, body } = match answer {
             Ok(answer) => answer,
             Err(error) => return self.broke(op, &error),
         };
         let asked = self.behaviour.encoding;
-        let mut told = ReturnRecord { op, code: code.as_u16(), ..ReturnRecord::default() };
+        let mut told = ReturnRecord { op, code: code.as_u16(), from_memory, ..ReturnRecord::default() };
         if !code.is_success() {
             let (status, retry_after) = decode::status(&body);
             told.status = status;
@@ -205,12 +210,12 @@ impl<'a> ClientReads<'a> {
                 return Answered::Broken;
             }
         };
-        let mut told = ReturnRecord { op, code: answer.status.as_u16(), ..ReturnRecord::default() };
+        let (code, from_memory) = (answer.status.as_u16(), is_from_memory(&answer));
+        let mut told = ReturnRecord { op, code, from_memory, ..ReturnRecord::default() };
         if !answer.status.is_success() {
             let (body, _) = answer.body.read(REFUSAL_BYTES_MAX).await.unwrap_or_default();
             let (status, retry_after) = decode::status(&body);
             told.status = status;
-            let code = told.code;
             self.returned(told);
             return Answered::Refused { code, retry_after };
         }
@@ -246,6 +251,10 @@ impl<'a> ClientReads<'a> {
 fn encoding_in(answer: &PendingAnswer, asked: RecordedEncoding) -> Option<RecordedEncoding> {
     let content_type = answer.headers.get(CONTENT_TYPE)?.to_str().ok()?;
     decode::encoding_of(content_type, asked)
+}
+
+fn is_from_memory(answer: &PendingAnswer) -> bool {
+    answer.headers.get("kube-fanout-served").is_some_and(|served| served == "cache")
 }
 
 fn said(error: &LinkError) -> RecordedStatus {

@@ -62,12 +62,13 @@ fn next(history: &History, op: &Operation, known: u64, judged: &mut Judged) {
     }
 }
 
-/// An answer from memory is not older than an earlier one.
+/// An answer from memory is not older than an earlier one. A server that says which answers are from its memory passes
+/// the others on, to whoever knows better than it does.
 pub(super) fn monotone(history: &History) -> Judged {
     let mut judged = Judged::new(Promise::Monotone);
     let waived = waived(history);
     let seen = seen(history, &waived);
-    for op in history.judged(Promise::Monotone) {
+    for op in history.judged(Promise::Monotone).filter(|op| history.may_be_from_memory(op)) {
         let Some(ask) = &op.ask else { continue };
         let (ReadPlan::Read(Fresh::Any) | ReadPlan::State(Fresh::Any)) = ask.plan else { continue };
         let Some(shown) = shown(history, op) else { continue };
@@ -84,7 +85,8 @@ pub(super) fn monotone(history: &History) -> Judged {
 /// which it was allowed to go back.
 fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<(&'a str, RecordedEncoding, usize), Witnessed> {
     let mut points: HashMap<_, Vec<_>> = HashMap::new();
-    for op in history.operations.iter().filter(|op| op.server == AskedServer::Subject) {
+    let shows_memory = |op: &&Operation| op.server == AskedServer::Subject && history.may_be_from_memory(op);
+    for op in history.operations.iter().filter(shows_memory) {
         let Some(ask) = &op.ask else { continue };
         let mut add = |at_ns, version| {
             let key = (ask.collection.as_str(), op.encoding, period(waived, at_ns));

@@ -67,15 +67,13 @@ fn position(history: &History, op: &Operation, told: &[Told]) -> u64 {
 
 /// Whether the state at a version may be gone from the store.
 fn is_gone(history: &History, op: &Operation, version: u64, at_ns: u64) -> bool {
-    op.verb == ReadVerb::List
-        && history.compacted.iter().any(|line| line.record.at_ns <= at_ns && version < line.record.version)
+    op.verb == ReadVerb::List && version < history.compacted_by(at_ns)
 }
 
 /// Whether changes behind a version may be gone: from the store, or from what the server says that it holds.
 fn is_forgotten(history: &History, op: &Operation, version: u64, at_ns: u64) -> bool {
     // What comes behind a version begins with the next one, and a compaction keeps its own.
-    let compacted =
-        history.compacted.iter().any(|line| line.record.at_ns <= at_ns && version + 1 < line.record.version);
+    let compacted = version + 1 < history.compacted_by(at_ns);
     let resource = op.ask.as_ref().map_or("", |ask| &ask.resource);
     let begun = history.windows.iter().map(|line| &line.record).any(|window| {
         (window.resource.is_empty() || window.resource == resource) && window.at_ns <= at_ns && version < window.version
@@ -108,7 +106,9 @@ pub(super) fn future(history: &History) -> Judged {
 }
 
 fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) {
-    if op.answered(200).is_none() || version <= history.witnessed(op, op.at_ns) {
+    // What the store has compacted was there, whether or not anybody had seen it.
+    let past = history.witnessed(op, op.at_ns).max(history.compacted_by(op.at_ns));
+    if op.answered(200).is_none() || version <= past {
         return;
     }
     judged.instances += 1;

@@ -121,6 +121,18 @@ fn answers_from_memory_do_not_go_back() {
 }
 
 #[test]
+fn what_a_server_passes_on_is_not_of_its_memory() {
+    let passed = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
+    let cached =
+        |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &format!(r#"{},"from_memory":true"#, of(version)));
+    kept(Monotone, 1, &[&passed(100, 1, 12), &cached(300, 2, 11)]);
+    kept(Monotone, 1, &[&cached(100, 1, 12), &passed(300, 2, 11)]);
+    let words = ["an answer of 12 or later, as an earlier one was", "one of 11"];
+    let between = passed(200, 2, 10);
+    broken(Monotone, words[0], words[1], &[&cached(100, 1, 12), &between, &cached(300, 3, 11)]);
+}
+
+#[test]
 fn a_fault_may_waive_a_promise_in_its_time_and_across_it() {
     let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
     let fault = |from: u64, to: u64| {

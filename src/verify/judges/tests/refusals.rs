@@ -71,7 +71,11 @@ fn who_watches_from_the_future_waits() {
     kept(Future, 1, &[&open, &events("ADDED a/s 16, ADDED a/t 16, BOOKMARK - 16")]);
     // At 160 version 15 is of the past.
     kept(Future, 0, &[&watch_at(160, 1, "/api/v1/pods", "resourceVersion=15"), &events("ADDED a/s 16")]);
+    // What was compacted was there, though nobody had seen it; what is compacted later was not there yet.
+    let compacted = |at_ns: u64| line("compacted", &format!(r#""version":16,"at_ns":{at_ns}"#));
+    kept(Future, 0, &[&compacted(1), &open, &error(410, 300)]);
     let words = "what comes behind 15, which is to come";
+    broken(Future, words, "410 m", &[&open, &compacted(299), &error(410, 300)]);
     broken(Future, words, "MODIFIED a/x at 15", &[&open, &events("MODIFIED a/x 15")]);
     broken(Future, words, "BOOKMARK at 14", &[&open, &events("BOOKMARK - 14")]);
     broken(Future, words, "410 m", &[&open, &error(410, 300)]);
